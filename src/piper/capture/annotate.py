@@ -1,0 +1,80 @@
+"""`annotate`: which part of a model's forward pass belongs to which region."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+from torch.fx import traceback
+
+from piper.errors import CaptureError, Problem
+
+KEY = "piper"  # where tags are in a node's `meta["custom"]`
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One `with annotate(...)` as it was entered; numbers are given when the graph is known."""
+
+    name: str
+    index: int | None  # what the user wrote
+    entry: int  # which entry of a block this was: tells two with-blocks of one name apart
+
+    @property
+    def identity(self) -> tuple[str, int | None, int]:
+        """Equal for marks that are one region: same explicit index, or the same entry."""
+        return (self.name, self.index, self.entry if self.index is None else -1)
+
+
+Path = tuple[Mark, ...]
+
+
+@dataclass
+class Recording:
+    """The marks that are open while a model is being traced, and how many there were."""
+
+    entries: int = 0
+    open: list[Mark] = field(default_factory=list)
+
+
+_recording: Recording | None = None
+
+
+def annotate(name: str, index: int | None = None) -> AbstractContextManager[None]:
+    """Make what runs inside one region: `with annotate("PP"): ...`.
+
+    Every block gets the next number of its name, in the order of the captured graph. Blocks with
+    the same explicit `index` are one region. Blocks nest. Does nothing outside `capture`.
+    """
+    if _recording is None:
+        return nullcontext()
+    return _marked(_recording, name, index)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """While this is open, `annotate` leaves its marks on the graph's nodes."""
+    global _recording
+    previous, _recording = _recording, Recording()
+    try:
+        yield
+    finally:
+        _recording = previous
+
+
+@contextmanager
+def _marked(state: Recording, name: str, index: int | None) -> Iterator[None]:
+    if any(mark.name == name for mark in state.open):
+        raise CaptureError(
+            f'annotate("{name}")',
+            Problem(
+                f"a {name} region is inside another {name} region",
+                "use another name for the inner one, or end the outer one first",
+            ),
+        )
+    state.open.append(Mark(name, index, state.entries))
+    state.entries += 1
+    try:
+        with traceback.annotate({KEY: tuple(state.open)}):
+            yield
+    finally:
+        state.open.pop()

@@ -1,0 +1,147 @@
+"""From a model to regions with explicit graphs: the whole of capture, step by step."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from piper.capture import flops
+from piper.capture.buckets import Bucketed, make_buckets
+from piper.capture.clean import clean
+from piper.capture.cut import Chunk, cut
+from piper.capture.inputs import Inputs, spec_of
+from piper.capture.kernels import Kernel, Kernels, numbered
+from piper.capture.lower import Lowered, lower
+from piper.capture.nodes import value
+from piper.capture.phases import phase_graphs
+from piper.capture.randomness import make_reproducible
+from piper.capture.regions import describe, number_tags, region_ids
+from piper.capture.trace import Loss, Traced, trace
+from piper.ir.model import Model, Region
+from piper.ir.values import Origin, TensorSpec, Value
+from piper.names import BW, F, Phase, RegionId, ValueId
+
+RANDOM = ValueId("random")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as data, and the functions that compute its regions."""
+
+    model: Model
+    inputs: Inputs
+    aliases: dict[str, str]  # other names of tied parameters and buffers -> the name in buckets
+    unused: tuple[str, ...]  # parameters and buffers that the loss does not depend on
+    device: str
+    kernels: Kernels
+    dropouts: dict[RegionId, int]  # number of each region's first dropout
+
+    def kernel(self, region: RegionId, phase: Phase, compiled: bool = False) -> Kernel:
+        """What computes this phase of the region; made on first use, shared by equal regions."""
+        found = self.model.by_id[region]
+        kernel = self.kernels.get(found.code, phase, compiled)
+        position = _random_position(found, phase)
+        return kernel if position is None else numbered(kernel, position, self.dropouts[region])
+
+
+def capture(
+    model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], device: str = "cpu"
+) -> Captured:
+    """Trace the model on one microbatch, cut it into regions, and differentiate each.
+
+    The loss is `loss_fn(model(*example[:-1]), example[-1])`, or `model(*example)` without
+    loss_fn. Only shapes and types of the example matter, and of the weights, which may be on
+    meta. Python numbers in the example become constants.
+    """
+    traced = trace(model, loss_fn, example, device)
+    clean(traced)
+    make_reproducible(traced)
+    chunks = cut(traced)
+    lowered = lower(traced, chunks)
+    tags = number_tags([chunk.path for chunk in chunks])
+    ids = region_ids(tags)
+    bucketed = make_buckets(traced, lowered, ids)
+    names, values = _values(traced, chunks, ids)
+    codes, graphs = _codes(lowered, bucketed)
+    counted = {
+        code: {phase: flops.count(graph) for phase, graph in phases.items()}
+        for code, phases in graphs.items()
+    }
+    regions = [
+        describe(
+            region,
+            id=ids[number],
+            tags=tags[number],
+            code=codes[number],
+            values=names,
+            buckets=bucketed.used[number],
+            layout=bucketed.layouts[number],
+            flops=counted[codes[number]],
+        )
+        for number, region in enumerate(lowered)
+    ]
+    found = Model(
+        regions=tuple(regions), values=values, buckets=bucketed.buckets, loss=ValueId("loss")
+    )
+    return Captured(
+        model=found,
+        inputs=traced.inputs,
+        aliases=traced.aliases,
+        unused=bucketed.unused,
+        device=device,
+        kernels=Kernels(graphs),
+        dropouts={id: chunk.first_dropout for id, chunk in zip(ids, chunks, strict=True)},
+    )
+
+
+def _random_position(region: Region, phase: Phase) -> int | None:
+    """Which read of the kernel is the one that random numbers start from."""
+    if RANDOM not in region.inputs:
+        return None
+    index = region.inputs.index(RANDOM)
+    if phase is F:
+        return len(region.buckets) + index
+    weight = phase is BW
+    inputs = region.weight_inputs if weight else region.backward_inputs
+    buckets = region.weight_buckets if weight else region.backward_buckets
+    return len(buckets) + inputs.index(index) if index in inputs else None
+
+
+def _values(
+    traced: Traced, chunks: Sequence[Chunk], ids: Sequence[RegionId]
+) -> tuple[dict[fx.Node, ValueId], dict[ValueId, Value]]:
+    """Names and descriptions of what flows between regions."""
+    names: dict[fx.Node, ValueId] = {}
+    values: dict[ValueId, Value] = {}
+
+    def add(node: fx.Node, name: str, origin: Origin = Origin.FLOW, index: int = 0) -> None:
+        names[node] = ValueId(name)
+        values[names[node]] = Value((spec_of(value(node)),), origin, index)
+
+    used = {node for chunk in chunks for node in chunk.inputs}
+    for index, node in enumerate(traced.batch):
+        if node in used:
+            add(node, f"batch:{index}", Origin.BATCH, index)
+    if traced.random is not None:
+        names[traced.random] = RANDOM
+        values[RANDOM] = Value((TensorSpec((2,), "int64"),), Origin.RANDOM)
+    for chunk, region in zip(chunks, ids, strict=True):
+        for index, node in enumerate(chunk.outputs):
+            add(node, "loss" if node is traced.results[0] else f"{region}/{index}")
+    return names, values
+
+
+def _codes(
+    lowered: Sequence[Lowered], bucketed: Bucketed
+) -> tuple[list[str], dict[str, dict[Phase, fx.GraphModule]]]:
+    """A name for the code of each region, and the graphs behind each name."""
+    codes, graphs = [], {}
+    for region, layout in zip(lowered, bucketed.layouts, strict=True):
+        text = repr((region.key, layout))
+        code = hashlib.sha256(text.encode()).hexdigest()[:12]
+        if code not in graphs:
+            graphs[code] = phase_graphs(region.joint, region.cut, layout, region.updates)
+        codes.append(code)
+    return codes, graphs

@@ -1,0 +1,99 @@
+"""Graph clean-ups after tracing: what has no derivative, no effect or no meaning goes."""
+
+import torch
+from torch import Tensor, fx
+
+from piper.capture import messages
+from piper.capture.nodes import insert, same_layout, storages, value
+from piper.capture.torch_private import MODE_SWITCHES, constant_of
+from piper.capture.trace import Traced
+
+aten = torch.ops.aten
+
+_CONVERSIONS = frozenset({
+    aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default,
+    aten.contiguous.default, aten._to_copy.default,
+})  # fmt: skip
+_ASSERTIONS = frozenset({
+    aten._assert_scalar.default, aten._assert_async.msg, aten._assert_async.default,
+    aten._assert_tensor_metadata.default,
+})  # fmt: skip
+
+
+def clean(traced: Traced) -> None:
+    """Change the graph in place; what it computes stays the same."""
+    graph = traced.root.graph
+    with traced.mode:
+        _restore_constants(traced.root)
+        for node in list(graph.nodes):
+            if node.target is aten.copy.default:
+                _replace_copy(node)
+            elif node.target in _CONVERSIONS:
+                _drop_if_nothing_changes(node)
+            elif node.target in _ASSERTIONS:
+                graph.erase_node(node)
+        _own_results(traced)
+    graph.eliminate_dead_code(is_impure_node=_must_stay)
+    graph.lint()
+
+
+def _must_stay(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or node.target in MODE_SWITCHES
+
+
+def _restore_constants(root: fx.GraphModule) -> None:
+    """Tensors made from Python numbers were traced as fakes: keep their numbers."""
+    for node in root.graph.find_nodes(op="get_attr"):
+        tensor = getattr(root, node.target)
+        if not isinstance(tensor, Tensor):
+            continue
+        constant = constant_of(tensor)
+        if constant is None or constant.is_meta or constant.requires_grad:
+            raise messages.foreign_tensor(node)
+        setattr(root, node.target, constant)
+
+
+def _replace_copy(node: fx.Node) -> None:
+    """`x[...] = y` is traced as `copy(x, y)`, which has no derivative: it is y, shaped as x."""
+    old, result = node.args[:2]
+    assert isinstance(old, fx.Node) and isinstance(result, fx.Node)
+    to, given = value(old), value(result)
+    graph = node.graph
+    with graph.inserting_before(node):
+        if to.dtype != given.dtype or to.device != given.device:
+            result = insert(graph, node, aten.to.device, result, to.device, to.dtype)
+        if str(to.shape) != str(given.shape):
+            sizes = insert_sizes(node, old)
+            result = insert(graph, node, aten.expand.default, result, sizes)
+        result = insert(graph, node, aten.clone.default, result)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def insert_sizes(before: fx.Node, tensor: fx.Node) -> list[int | fx.Node]:
+    """The shape of a tensor as arguments of a node; sizes not known yet become nodes."""
+    return [
+        size
+        if isinstance(size, int)
+        else insert(before.graph, before, aten.sym_size.int, tensor, dim)
+        for dim, size in enumerate(value(tensor).shape)
+    ]
+
+
+def _drop_if_nothing_changes(node: fx.Node) -> None:
+    given = node.args[0]
+    if isinstance(given, fx.Node) and same_layout(value(given), value(node)):
+        node.replace_all_uses_with(given)
+        node.graph.erase_node(node)
+
+
+def _own_results(traced: Traced) -> None:
+    """A result that is an argument, or a view of one, becomes a tensor of its own."""
+    output = traced.root.graph.output_node()
+    arguments = {storage for node in traced.placeholders for storage in storages(node)}
+    results = traced.results
+    for position, node in enumerate(results):
+        if storages(node) & arguments:
+            with traced.root.graph.inserting_before(output):
+                results[position] = insert(traced.root.graph, node, aten.clone.default, node)
+    output.args = (tuple(results),)

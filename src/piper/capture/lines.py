@@ -1,0 +1,44 @@
+"""Which line of the user's model a node or an error comes from."""
+
+import os
+import sys
+import sysconfig
+import traceback
+from types import FrameType, TracebackType
+
+import torch
+
+_LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__)))
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_GENERATED = ("<eval_with_key", "<frozen", "<string>", "<fx")
+
+UNKNOWN = "model"
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is neither torch's, Python's, generated, nor Piper's capture."""
+    if filename.startswith(_GENERATED) or filename.startswith(_LIBRARIES):
+        return False
+    return "site-packages" in filename or not filename.startswith(_STDLIB)
+
+
+def current_line() -> str:
+    """The innermost line of the user's that is running now; empty when there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else _short(frame.f_code.co_filename, frame.f_lineno)
+
+
+def line_of(trace: TracebackType | None) -> str:
+    """The innermost line of the user's in an error's traceback."""
+    lines = [
+        _short(frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(trace)
+        if is_users(frame.f_code.co_filename)
+    ]
+    return lines[-1] if lines else UNKNOWN
+
+
+def _short(filename: str, number: int) -> str:
+    return f"{os.path.basename(filename)}:{number}"

@@ -1,0 +1,89 @@
+"""Every region's joint graph and its partition. Equal regions are lowered once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from piper.capture import messages
+from piper.capture.cut import Chunk
+from piper.capture.joint import Joint, differentiable, differentiate
+from piper.capture.nodes import line
+from piper.capture.partition import Partition, partition
+from piper.capture.structure import fingerprint
+from piper.capture.trace import Traced
+
+Flags = tuple[bool, ...]
+
+
+@dataclass
+class Lowered:
+    """A region with its derivative. `key` is equal where the joint graphs are the same."""
+
+    chunk: Chunk
+    key: tuple
+    joint: Joint
+    cut: Partition
+    updates: dict[int, int]  # argument that is a buffer -> result that is its new value
+    given: Flags  # of each output: is there a gradient for it
+
+
+def lower(traced: Traced, chunks: Sequence[Chunk]) -> list[Lowered]:
+    """First which activations depend on parameters, in program order; then, against it, which
+    gradients there are: an output that nobody needs a gradient of is treated as detached."""
+    lowering = _Lowering(traced)
+    wants = [lowering.forward(chunk) for chunk in chunks]
+    if not lowering.wanted.get(traced.results[0]):
+        raise messages.loss_without_parameters(line(traced.results[0]))
+    lowered = [
+        lowering.backward(chunk, flags)
+        for chunk, flags in zip(reversed(chunks), reversed(wants), strict=True)
+    ]
+    return lowered[::-1]
+
+
+@dataclass
+class _Lowering:
+    traced: Traced
+    wanted: dict[fx.Node, bool] = field(init=False)  # does this value want a gradient
+    given: set[fx.Node] = field(init=False)  # values that get one
+    names: dict[int, str] = field(default_factory=dict)
+    known_flags: dict[tuple, Flags] = field(default_factory=dict)
+    known_graphs: dict[tuple, tuple[Joint, Partition]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        weights = self.traced.weights
+        self.wanted = {weights[name]: want for name, want in self.traced.parameters.items()}
+        self.given = {self.traced.results[0]}
+
+    def forward(self, chunk: Chunk) -> Flags:
+        wants = tuple(self.wanted.get(node, False) for node in chunk.arguments)
+        name = self.names[id(chunk)] = fingerprint(chunk.graph)
+        if (name, wants) not in self.known_flags:
+            flags = differentiable(chunk, self.traced.mode, wants)
+            self.known_flags[name, wants] = flags
+        self.wanted.update(zip(chunk.results, self.known_flags[name, wants], strict=True))
+        return wants
+
+    def backward(self, chunk: Chunk, wants: Flags) -> Lowered:
+        given = tuple(node in self.given for node in chunk.outputs)
+        if not any(given):
+            wants = (False,) * len(wants)
+        updates = {
+            chunk.arguments.index(buffer): chunk.results.index(new)
+            for buffer, new in chunk.updates.items()
+        }
+        weights = len(chunk.weights)
+        key = (self.names[id(chunk)], wants, given, weights, tuple(updates.items()))
+        if key not in self.known_graphs:
+            flags = (*given, *(False for _ in updates))
+            joint = differentiate(chunk, self.traced.mode, wants, flags)
+            volatile = [joint.arguments[position] for position in updates]
+            self.known_graphs[key] = joint, partition(joint, weights, volatile)
+        joint, cut = self.known_graphs[key]
+        self.given.update(
+            node
+            for node, gradient in zip(chunk.arguments, joint.gradients, strict=True)
+            if gradient is not None
+        )
+        return Lowered(chunk, key, joint, cut, updates, given)

@@ -1,0 +1,103 @@
+"""What capture refuses, and what to write instead."""
+
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from piper.capture.lines import UNKNOWN, current_line, line_of
+from piper.capture.nodes import line
+from piper.errors import CaptureError, Problem
+
+
+def value_wanted(error: BaseException) -> CaptureError:
+    return CaptureError(
+        line_of(error.__traceback__),
+        Problem(
+            "Python code needs the value of a tensor, which differs from batch to batch",
+            "keep the decision in tensors (torch.where, masking, indexing), or pass the value "
+            "as a Python number in `example`, where it becomes a constant",
+        ),
+    )
+
+
+def custom_function(name: str) -> CaptureError:
+    return CaptureError(
+        current_line() or UNKNOWN,
+        Problem(
+            f"{name} is an autograd.Function, whose backward a trace cannot see",
+            "make it an operator with torch.library.custom_op and register_autograd",
+        ),
+    )
+
+
+def not_a_loss(result: Any, given: bool) -> CaptureError:
+    found = (
+        f"a tensor {list(result.shape)} of {str(result.dtype).removeprefix('torch.')}"
+        if isinstance(result, Tensor)
+        else f"a {type(result).__name__}"
+    )
+    return CaptureError(
+        "loss_fn" if given else "model",
+        Problem(
+            f"it returns {found}, not a scalar loss",
+            "return one floating-point number, such as a mean over the microbatch"
+            if given
+            else "return the loss from the model, or pass loss_fn(output, target) -> loss",
+        ),
+    )
+
+
+def loss_without_parameters(where: str) -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            "the loss depends on no parameter that wants a gradient",
+            "check for detach(), no_grad() and requires_grad_(False) on the way to the loss",
+        ),
+    )
+
+
+def cannot_copy(model: nn.Module, error: Exception) -> CaptureError:
+    return CaptureError(
+        type(model).__name__,
+        Problem(
+            f"the model cannot be copied: {error}",
+            "keep locks, streams, files and process groups out of the attributes of modules",
+        ),
+    )
+
+
+def updated_parameters(names: list[str]) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"the forward pass changes the parameters {', '.join(names)}",
+            "make them buffers, or change them outside of the forward pass",
+        ),
+    )
+
+
+def foreign_tensor(node: fx.Node) -> CaptureError:
+    return CaptureError(
+        line(node) or UNKNOWN,
+        Problem(
+            "a tensor is used that is neither an argument nor a parameter or buffer of the model",
+            "register it with register_buffer or as a parameter, or pass it as an argument",
+        ),
+    )
+
+
+def random_operation(node: fx.Node) -> CaptureError:
+    name = str(node.target).removeprefix("aten.").split(".")[0]
+    attention = "dropout_p" in str(getattr(node.target, "_schema", ""))
+    return CaptureError(
+        line(node) or UNKNOWN,
+        Problem(
+            "attention with dropout draws random numbers that depend on the strategy"
+            if attention
+            else f"{name} draws random numbers, which would depend on the strategy",
+            "set the attention's dropout to 0, or apply torch.nn.functional.dropout to its output"
+            if attention
+            else "draw them outside of the model and pass them as an argument, or use dropout",
+        ),
+    )

@@ -1,0 +1,65 @@
+"""Small questions about the nodes of a traced graph, and how to add one."""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from piper.capture.torch_private import LINE
+
+MODE = "piper_mode"
+
+
+def value(node: fx.Node) -> Any:
+    """What the node computes, as fake tensors and symbolic numbers."""
+    return node.meta.get("val")
+
+
+def line(node: fx.Node) -> str:
+    return node.meta.get(LINE, "")
+
+
+def is_symbolic(node: fx.Node) -> bool:
+    """Whether the node is a number that is only known when the graph runs."""
+    return isinstance(value(node), torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def storages(node: fx.Node) -> set[int]:
+    """Identities of the memory behind a node's tensors: views share them."""
+    return {
+        leaf.untyped_storage()._cdata
+        for leaf in pytree.tree_leaves(value(node))
+        if isinstance(leaf, Tensor)
+    }
+
+
+def same_layout(a: Tensor, b: Tensor) -> bool:
+    """Compares sizes as text: asking whether two unknown sizes are equal is an error."""
+    return (a.dtype, a.device, str(tuple(a.shape)), str(a.stride())) == (
+        b.dtype,
+        b.device,
+        str(tuple(b.shape)),
+        str(b.stride()),
+    )
+
+
+def insert(graph: fx.Graph, like: fx.Node, target: Callable, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new node at the insertion point, with the marks and line of `like` and its own value."""
+    node = graph.call_function(target, args, kwargs)
+    node.meta = dict(like.meta)
+    known_args, known_kwargs = fx.map_arg((args, kwargs), value)
+    node.meta["val"] = target(*known_args, **known_kwargs)
+    return node
+
+
+def picks(node: fx.Node) -> list[fx.Node]:
+    """The results of an operation with several, each as its own node."""
+    return [user for user in node.users if user.target is operator.getitem]
+
+
+def in_order(graph: fx.Graph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    wanted = set(nodes)
+    return [node for node in graph.nodes if node in wanted]

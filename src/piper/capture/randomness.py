@@ -1,0 +1,61 @@
+"""Random operations of a model: dropouts become reproducible, the others are refused."""
+
+import torch
+from torch import fx
+
+from piper.capture import messages
+from piper.capture.dropout import DROPOUT
+from piper.capture.trace import Traced
+
+aten = torch.ops.aten
+
+_DROPOUTS = {aten.dropout.default: False, aten.feature_dropout.default: True}
+
+
+def make_reproducible(traced: Traced) -> None:
+    """Number the dropouts of the model and let each read `traced.random`."""
+    numbered = 0
+    for node in list(traced.root.graph.nodes):
+        if node.target in _DROPOUTS:
+            numbered += _replace(traced, node, numbered)
+        elif _is_random(node):
+            raise messages.random_operation(node)
+
+
+def _replace(traced: Traced, node: fx.Node, number: int) -> bool:
+    """Returns whether the dropout has an effect, and so takes a number."""
+    x, p, training = node.args
+    active = bool(training) and p > 0
+    if active:
+        with traced.root.graph.inserting_before(node):
+            arguments = (x, _random(traced), number, p, _DROPOUTS[node.target])
+            result = traced.root.graph.call_function(DROPOUT, arguments)
+        result.meta = node.meta
+    else:
+        result = x
+    node.replace_all_uses_with(result)
+    traced.root.graph.erase_node(node)
+    return active
+
+
+def _random(traced: Traced) -> fx.Node:
+    """The argument that random numbers start from, added to the graph when first needed."""
+    if traced.random is None:
+        last = traced.placeholders[-1]
+        with traced.root.graph.inserting_after(last), traced.mode:
+            traced.random = traced.root.graph.placeholder("random")
+            # One more than the value that is passed: kernels add the number of their first one.
+            traced.random.meta["val"] = torch.empty(3, dtype=torch.int64, device=traced.device)
+    return traced.random
+
+
+def _is_random(node: fx.Node) -> bool:
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    # Attention is tagged because of its dropout: without one it is not random.
+    names = [argument.name for argument in node.target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    given = node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0)
+    return given != 0.0

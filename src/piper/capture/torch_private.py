@@ -1,0 +1,170 @@
+"""Every private API of PyTorch that capture leans on. The same in 2.11 and 2.13."""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.amp import autocast_mode
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils import checkpoint
+
+from piper.capture.lines import current_line
+
+LINE = "piper_line"  # where the user's line is in a node's meta
+
+ENTER_AUTOCAST = autocast_mode._enter_autocast
+EXIT_AUTOCAST = autocast_mode._exit_autocast
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+MODE_SWITCHES = frozenset({ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_ENABLED})
+
+# What torch raises when Python code asks for the value of a tensor that has none.
+VALUE_WANTED = (
+    GuardOnDataDependentSymNode,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+
+# Have a fused kernel, but would be taken apart while tracing: slower, and other roundings.
+_KEPT_WHOLE = (
+    torch.ops.aten.silu_backward.default,
+    torch.ops.aten._fused_rms_norm.default,
+)
+
+
+def new_fake_mode() -> FakeTensorMode:
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
+    """The functional graph of `function`: in-place operations gone, marks and lines on its nodes.
+
+    Traced above autograd, so that each region can be differentiated by itself later on.
+    """
+    functional = dispatch_functionalize(
+        function, FunctionalTensorMode(pre_dispatch=True, export=True)
+    )
+    with traceback.preserve_node_meta(), _as_if_exporting(), _lines_recorded(), torch.enable_grad():
+        return make_fx(
+            functional, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
+        )(*args)
+
+
+def was_updated(tensor: Tensor) -> bool:
+    """Whether an argument of a function under `trace_forward` was written to."""
+    return bool(torch._functionalize_has_data_mutation(tensor.elem))
+
+
+def trace_joint(function: Callable, args: Sequence[Any], backward: bool) -> fx.GraphModule:
+    """(args, gradients of differentiable outputs) -> (outputs, gradients of args) as one graph."""
+    with traceback.preserve_node_meta(), _kept_whole(), torch.enable_grad():
+        return aot_export_joint_simple(function, tuple(args), trace_joint=backward)
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether autograd made this node of a joint graph."""
+    return node.meta.get("partitioner_tag") == "is_backward" or bool(
+        node.meta.get("autograd_backward")
+    )
+
+
+def constant_of(tensor: Tensor) -> Tensor | None:
+    """The real tensor behind one made from Python numbers during tracing, if there is one."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.constant
+    return tensor
+
+
+@contextmanager
+def fresh_symbols_ignored(mode: FakeTensorMode) -> Iterator[None]:
+    """Sizes that depend on data may be made here and forgotten."""
+    with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
+        yield
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node of a traced graph is a view of its argument: costs nothing, owns nothing."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and is_view(node.args[0])
+    if node.target is torch.ops.aten._unsafe_view.default:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in schema.returns
+    )
+
+
+def is_mutable(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+@contextmanager
+def checkpoints_as(mark: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """While this is open, what runs inside torch.utils.checkpoint runs inside a `mark()`."""
+    original = checkpoint._checkpoint_without_reentrant_generator
+
+    def marked(*_: Any, **__: Any) -> Iterator[None]:
+        with mark():
+            yield
+
+    checkpoint._checkpoint_without_reentrant_generator = marked
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = original
+
+
+@contextmanager
+def _as_if_exporting() -> Iterator[None]:
+    """Tell the model that it is being exported: libraries then avoid looking at values."""
+    flags = torch.compiler
+    before = flags._is_compiling_flag, flags._is_exporting_flag
+    flags._is_compiling_flag = flags._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        flags._is_compiling_flag, flags._is_exporting_flag = before
+
+
+@contextmanager
+def _lines_recorded() -> Iterator[None]:
+    """torch can record stacks too, but as text, slowly, and of functions named forward only."""
+    original = PythonKeyTracer.create_node
+
+    def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> fx.Node:
+        node = original(self, *args, **kwargs)
+        node.meta[LINE] = current_line()
+        return node
+
+    PythonKeyTracer.create_node = create_node
+    try:
+        yield
+    finally:
+        PythonKeyTracer.create_node = original
+
+
+@contextmanager
+def _kept_whole() -> Iterator[None]:
+    for op in _KEPT_WHOLE:
+        op.decompose = lambda *args, **kwargs: NotImplemented
+    try:
+        yield
+    finally:
+        for op in _KEPT_WHOLE:
+            del op.decompose

@@ -1,0 +1,161 @@
+"""One graph of the whole forward pass, up to the loss, without memory for weights."""
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from piper.capture import functions, messages, torch_private
+from piper.capture.annotate import recording
+from piper.capture.inputs import Inputs, inputs_of
+from piper.capture.tags import tagging
+from piper.errors import CaptureError
+from piper.ir.values import TensorSpec
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass
+class Traced:
+    """The graph; its placeholders are parameters, buffers and batch tensors, in this order.
+
+    Its outputs are the loss and the new values of `updated` buffers.
+    """
+
+    root: fx.GraphModule
+    mode: Any  # the fake mode all of its values belong to
+    parameters: dict[str, bool]  # name -> does it want a gradient
+    buffers: tuple[str, ...]
+    updated: tuple[str, ...]
+    aliases: dict[str, str]  # other names of tied parameters and buffers -> first name
+    inputs: Inputs
+    device: str
+    random: fx.Node | None = None  # the placeholder that random numbers start from; the last one
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return self.root.graph.find_nodes(op="placeholder")
+
+    @property
+    def weights(self) -> dict[str, fx.Node]:
+        """Placeholders of parameters and buffers, by name."""
+        return dict(zip([*self.parameters, *self.buffers], self.placeholders, strict=False))
+
+    @property
+    def batch(self) -> list[fx.Node]:
+        start = len(self.parameters) + len(self.buffers)
+        return self.placeholders[start : start + len(self.inputs.tensors)]
+
+    @property
+    def results(self) -> list[fx.Node]:
+        return list(self.root.graph.output_node().args[0])
+
+
+def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], device: str) -> Traced:
+    inputs = inputs_of(example)
+    mode = torch_private.new_fake_mode()
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    view = _throw_away(model)
+    updated: list[str] = []
+
+    def forward(weights: list[Tensor], states: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+        before = dict(zip([*parameters, *buffers], [*weights, *states], strict=True))
+        loss = _loss(view, before, loss_fn, inputs.join(batch))
+        written = [name for name, tensor in before.items() if torch_private.was_updated(tensor)]
+        _refuse_updated_parameters([name for name in written if name in parameters])
+        updated[:] = written
+        return [loss, *(before[name] for name in written)]
+
+    with ExitStack() as stack:
+        stack.enter_context(functions.intercepted())
+        stack.enter_context(recording())
+        stack.enter_context(tagging(view))
+        stack.enter_context(mode)
+        root = _trace(
+            forward,
+            [_fake(tensor, device) for tensor in parameters.values()],
+            [_fake(tensor, device) for tensor in buffers.values()],
+            [_fake_input(spec, device) for spec in inputs.tensors],
+        )
+    return Traced(
+        root=root,
+        mode=mode,
+        parameters={name: tensor.requires_grad for name, tensor in parameters.items()},
+        buffers=tuple(buffers),
+        updated=tuple(updated),
+        aliases=_aliases(model, {**parameters, **buffers}),
+        inputs=inputs,
+        device=device,
+    )
+
+
+def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
+    try:
+        return torch_private.trace_forward(forward, *args)
+    except CaptureError:
+        raise
+    except torch_private.VALUE_WANTED as error:
+        raise messages.value_wanted(error) from error
+    except Exception as error:
+        error.add_note("Piper met this while tracing the model on tensors without values")
+        raise
+
+
+def _loss(
+    view: nn.Module, state: dict[str, Tensor], loss_fn: Loss | None, arguments: tuple[Any, ...]
+) -> Tensor:
+    """A float32 scalar, whatever the model computes in: its gradient is the seed."""
+    if loss_fn is None:
+        loss = torch.func.functional_call(view, state, arguments)
+    else:
+        output = torch.func.functional_call(view, state, arguments[:-1])
+        loss = loss_fn(output, arguments[-1])
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise messages.not_a_loss(loss, given=loss_fn is not None)
+    return loss.reshape(()).float()
+
+
+def _throw_away(model: nn.Module) -> nn.Module:
+    """A copy of all modules that shares all tensors, so that what a trace caches dies with it."""
+    shared = {
+        id(value): value
+        for module in model.modules()
+        for value in (
+            *module._parameters.values(),
+            *module._buffers.values(),
+            *vars(module).values(),
+        )
+        if isinstance(value, Tensor)
+    }
+    try:
+        return copy.deepcopy(model, shared)
+    except Exception as error:
+        raise messages.cannot_copy(model, error) from error
+
+
+def _fake(tensor: Tensor, device: str) -> Tensor:
+    """Contiguous whatever the original: that is how kernels get their parameters."""
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def _fake_input(spec: TensorSpec, device: str) -> Tensor:
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+
+
+def _aliases(model: nn.Module, first: dict[str, Tensor]) -> dict[str, str]:
+    names = {id(tensor): name for name, tensor in first.items()}
+    every = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    return {name: names[id(tensor)] for name, tensor in every if name not in first}
+
+
+def _refuse_updated_parameters(names: list[str]) -> None:
+    if names:
+        raise messages.updated_parameters(names)

@@ -1,0 +1,5 @@
+"""python -m piper.cli"""
+
+from piper.cli import main
+
+main()

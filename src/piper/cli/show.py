@@ -1,0 +1,52 @@
+"""piper show: a strategy's schedule, DAG or plans as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from piper.cli.target import inspect, strategy_of
+from piper.directives import apply
+from piper.ir.text import text
+from piper.ir.training import training_dag
+from piper.strategies import draw, to_table
+from piper.view.grid import grid, summary
+
+Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("show", context_settings={"allow_extra_args": True})(show)
+
+
+def show(
+    context: typer.Context,
+    target: Target,
+    dag: Annotated[bool, typer.Option("--dag", help="print the final training DAG")] = False,
+    plan: Annotated[int | None, typer.Option(help="print the plan of this device")] = None,
+    after: Annotated[int | None, typer.Option(help="print the DAG after so many directives")] = None,
+) -> None:
+    """Show TARGET: a training script (.py), a strategy (.json) or a schedule (.csv)."""
+    if target.suffix in (".json", ".csv"):
+        show_strategy(target)
+        return
+    found = inspect(target, context.args)
+    if after is not None:
+        print(text(apply(found.strategy.directives[:after], training_dag(found.captured.model))))
+    elif plan is not None:
+        print(found.compiled.plan(plan))
+    elif dag:
+        print(text(found.compiled.dag))
+    else:
+        console = Console(soft_wrap=True)
+        console.print(grid(found.compiled.dag, colour=console.is_terminal), highlight=False)
+        print(summary(found.compiled.dag))
+
+
+def show_strategy(target: Path) -> None:
+    """The order as a picture where it is a pipeline, the directives otherwise."""
+    strategy = strategy_of(target)
+    print(draw(to_table(strategy)) if target.suffix == ".csv" else strategy)

@@ -1,0 +1,37 @@
+"""What show and check look at: a training script, a strategy in JSON, or a schedule in CSV."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from piper.directives import Strategy
+from piper.errors import Problem, StrategyError
+from piper.strategies import from_csv
+
+if TYPE_CHECKING:
+    from piper.trainer import Inspected
+
+WAYS = "give a .py script that makes a Trainer, a strategy .json, or a schedule .csv"
+
+
+def strategy_of(path: Path) -> Strategy:
+    """The strategy in a JSON or CSV file."""
+    text = path.read_text()
+    return from_csv(text) if path.suffix == ".csv" else Strategy.from_json(text)
+
+
+def inspect(script: Path, arguments: list[str]) -> Inspected:
+    """Run a script up to its Trainer, compile everything, start nothing."""
+    from piper.trainer import Inspected, inspecting
+
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    with inspecting():
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except Inspected as found:
+            return found
+    raise StrategyError(str(script), Problem("the script made no Trainer", WAYS))

@@ -1,0 +1,52 @@
+"""The whole pipeline in one short function: regions, directives, passes, plans, check."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from piper.directives import Directive, apply
+from piper.ir.dag import Dag
+from piper.ir.model import Model
+from piper.ir.training import training_dag
+from piper.passes.pipeline import run_passes
+from piper.plan.check import check
+from piper.plan.instructions import Plan
+from piper.plan.lower import lower
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The final DAG and the plans of all devices, checked together."""
+
+    dag: Dag
+    plans: tuple[Plan, ...]
+
+    def plan(self, device: int) -> Plan:
+        return next(plan for plan in self.plans if plan.device == device)
+
+
+def compile_strategy(
+    model: Model, strategy: Sequence[Directive], *, clip: bool = False
+) -> Compiled:
+    """What every device does in a step of this model under this strategy."""
+    with collector_off():
+        dag = apply(tuple(strategy), training_dag(model))
+        dag = run_passes(dag, clip=clip)
+        plans = lower(dag)
+        check(dag, plans)
+    return Compiled(dag, plans)
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Compiling makes very many objects and no cycles: the collector would only search in vain."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

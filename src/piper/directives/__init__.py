@@ -1,0 +1,10 @@
+"""What users write: directives, one file each, and the strategy that lists them."""
+
+from piper.directives.base import Directive
+from piper.directives.order import Order
+from piper.directives.place import Place
+from piper.directives.program import apply
+from piper.directives.split import Split
+from piper.directives.strategy import Strategy
+
+__all__ = ["Directive", "Order", "Place", "Split", "Strategy", "apply"]

@@ -1,0 +1,112 @@
+"""Directives as JSON, in the form of the published system; unknown words are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from piper.directives.base import Directive
+from piper.directives.order import Order
+from piper.directives.place import Place
+from piper.directives.split import Split
+from piper.errors import Problem, Refused, StrategyError
+from piper.ir.filters import Filter, Wanted, where
+
+ABSENT = "-"  # JSON for: not inside such a region
+Row = Mapping[str, Any]
+
+
+def encode(directive: Directive) -> dict[str, Any]:
+    """
+    >>> encode(Place(where(PP=0, EP=None), devices=[0]))
+    {'op': 'place', 'filter': {'PP': 0, 'EP': '-'}, 'devices': [0], 'stream': 'pp'}
+    """
+    match directive:
+        case Place():
+            return {
+                "op": "place", "filter": encode_filter(directive.filter),
+                "devices": list(directive.devices), "stream": directive.stream,
+            }  # fmt: skip
+        case Split():
+            return {
+                "op": "split", "filter": {},
+                "dim_name": directive.name, "num_microbatches": directive.n,
+            }  # fmt: skip
+        case Order():
+            slots = [[encode_filter(wanted) for wanted in slot] for slot in directive.slots]
+            return {"op": "order", "filters": slots}
+        case _:
+            raise TypeError(f"{type(directive).__name__} has no JSON form")
+
+
+def encode_filter(wanted: Filter) -> dict[str, int | str]:
+    return {key: ABSENT if value is None else value for key, value in wanted.items}
+
+
+def decode(row: object, place: str) -> Directive:
+    """One directive; `place` says where it stands, for the error."""
+    if not isinstance(row, dict) or "op" not in row:
+        raise StrategyError(place, Problem("it has no op", f'write {{"op": one of {known()}}}'))
+    if row["op"] not in READERS:
+        raise StrategyError(place, Problem(f"unknown op {row['op']!r}", f"write one of {known()}"))
+    reader, required, optional = READERS[row["op"]]
+    try:
+        check_keys(row, required, optional)
+        return reader(row)
+    except Refused as refused:
+        raise StrategyError(f"{row['op']} ({place})", *refused.problems) from None
+
+
+def known() -> str:
+    return ", ".join(READERS)
+
+
+def check_keys(row: Row, required: tuple[str, ...], optional: tuple[str, ...]) -> None:
+    allowed = (*required, *optional)
+    for key in row:
+        if key != "op" and key not in allowed:
+            near = get_close_matches(key, allowed, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise Refused(Problem(f"unknown key {key!r}", f"use {', '.join(allowed)}{hint}"))
+    for key in required:
+        if key not in row:
+            raise Refused(Problem(f"the key {key!r} is missing", f'add "{key}": ...'))
+
+
+def decode_filter(tags: object) -> Filter:
+    if not isinstance(tags, dict):
+        raise Refused(Problem(f"the filter {tags!r} is no object", 'write {"PP": 0}'))
+    return where(**{key: decode_tag(value) for key, value in tags.items()})
+
+
+def decode_tag(value: Any) -> Wanted:
+    return None if value == ABSENT else value
+
+
+def read_place(row: Row) -> Place:
+    devices = row["devices"]
+    if not isinstance(devices, list) or not all(type(device) is int for device in devices):
+        raise Refused(Problem(f"devices {devices!r} is no list of numbers", "write [0] or [0, 2]"))
+    return Place(decode_filter(row["filter"]), tuple(devices), row.get("stream", "pp"))
+
+
+def read_split(row: Row) -> Split:
+    if row.get("filter"):
+        raise Refused(Problem("split takes the whole batch", 'leave "filter" empty'))
+    return Split(row["dim_name"], row["num_microbatches"])
+
+
+def read_order(row: Row) -> Order:
+    slots = row["filters"]
+    if not isinstance(slots, list) or not all(isinstance(slot, list) for slot in slots):
+        raise Refused(Problem("filters is no list of slots", 'write [[{"PP": 0}], [{"PP": 1}]]'))
+    return Order(tuple(tuple(map(decode_filter, slot)) for slot in slots))
+
+
+Reader = Callable[[Row], Directive]
+READERS: dict[str, tuple[Reader, tuple[str, ...], tuple[str, ...]]] = {
+    "place": (read_place, ("filter", "devices"), ("stream",)),
+    "split": (read_split, ("dim_name", "num_microbatches"), ("filter",)),
+    "order": (read_order, ("filters",), ()),
+}

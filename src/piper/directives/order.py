@@ -1,0 +1,117 @@
+"""Order: when regions run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from piper.directives.base import chosen
+from piper.errors import Problem, Refused
+from piper.ir.dag import Dag
+from piper.ir.filters import Filter
+from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.cycles import lanes
+from piper.ir.training import split_backward
+from piper.names import BI, BW, PASS, B, NodeId
+
+Slot = tuple[Filter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Run each slot before the next, on its devices. What shares a slot may overlap.
+
+    `PASS="BI"` and `PASS="BW"` split that backward in its two halves.
+
+    rewrite:
+        a    b                  Order([[a], [b]]), with no path between them
+        -->
+        a -> b                  on each device, all of a slot before any of the next
+    """
+
+    slots: tuple[Slot, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slots", tuple(as_slot(slot) for slot in self.slots))
+
+    def rewrite(self, dag: Dag) -> Dag:
+        return apply_orders([("order", self)], dag)
+
+
+def as_slot(slot: Filter | Iterable[Filter]) -> Slot:
+    return (slot,) if isinstance(slot, Filter) else tuple(slot)
+
+
+def apply_orders(orders: Sequence[tuple[str, Order]], dag: Dag) -> Dag:
+    """Many orders as one rewrite: 10,000 slots rebuild nothing 10,000 times."""
+    dag = with_split_backwards(dag, (order for _, order in orders))
+    lane_of = lanes(dag)
+    new: list[Precedence] = []
+    for name, order in orders:
+        new += precedences(name, [slot_nodes(dag, slot) for slot in order.slots], lane_of)
+    return dag.with_precedences(new)
+
+
+def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
+    """Every backward that an order names by its halves becomes two nodes."""
+    wanted = dict.fromkeys(
+        replace_pass(f) for order in orders for slot in order.slots for f in slot if halves(f)
+    )
+    cut = {node.id: split_backward(dag, node) for f in wanted for node in dag.select(f)}
+    if not cut:
+        return dag
+    nodes: dict[NodeId, Node] = {}
+    for node in dag.nodes.values():
+        nodes.update((part.id, part) for part in cut.get(node.id, (node,)))
+    return replace(dag, nodes=nodes)
+
+
+def halves(wanted: Filter) -> bool:
+    return any(key == PASS and value in (BI, BW) for key, value in wanted.items)
+
+
+def replace_pass(wanted: Filter) -> Filter:
+    return Filter(tuple((k, str(B) if k == PASS else value) for k, value in wanted.items))
+
+
+def slot_nodes(dag: Dag, slot: Slot) -> list[Compute]:
+    nodes = [node for wanted in slot for node in chosen(dag, wanted)]
+    homeless = [node for node in nodes if node.devices is None]
+    if homeless:
+        raise Refused(
+            Problem(f"{homeless[0].id} has no device yet", "put its `Place` before this `Order`")
+        )
+    return nodes
+
+
+def precedences(
+    name: str, slots: Sequence[Sequence[Compute]], lane_of: dict[tuple[int, ...], int]
+) -> Iterator[Precedence]:
+    """Consecutive slots of each device, as edges between groups."""
+    rows: dict[int, list[tuple[NodeId, ...]]] = {}
+    for slot in slots:
+        mine: dict[int, list[NodeId]] = {}
+        for node in slot:
+            assert node.devices is not None
+            mine.setdefault(lane_of[node.devices], []).append(node.id)
+        for lane, ids in mine.items():
+            rows.setdefault(lane, []).append(tuple(dict.fromkeys(ids)))
+    for row in rows.values():
+        refuse_doubles(row)
+        for before, after in pairwise(row):
+            yield Precedence(before, after, name)
+
+
+def refuse_doubles(row: Sequence[tuple[NodeId, ...]]) -> None:
+    seen: dict[NodeId, int] = {}
+    for number, slot in enumerate(row):
+        for node in slot:
+            if node in seen:
+                raise Refused(
+                    Problem(
+                        f"{node} is in slots {seen[node]} and {number} of its device",
+                        "name each pass of each microbatch in one slot only",
+                    )
+                )
+            seen[node] = number

@@ -1,0 +1,68 @@
+"""Apply a list of directives, check the DAG after each step, and sign the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from piper.directives.base import Directive
+from piper.directives.order import Order, apply_orders
+from piper.errors import DirectiveError, Refused
+from piper.ir.dag import Dag
+from piper.ir.spec import CAPTURED, require
+
+Named = tuple[str, Directive]
+
+
+def apply(program: Sequence[Directive], dag: Dag) -> Dag:
+    """Each directive rewrites the DAG of the moment.
+
+    Directives of one kind in a row are applied as a batch and checked once; only if that fails are
+    they checked one by one, to name the one at fault.
+    """
+    require(dag, CAPTURED)
+    for batch in batches(program):
+        try:
+            after = rewrite(batch, dag)
+            require(after, CAPTURED)
+        except Refused as refused:
+            blame(batch, dag)
+            raise DirectiveError(batch[-1][0], *refused.problems) from None
+        dag = stamped(after, dag, batch[0][0])
+    return dag
+
+
+def batches(program: Sequence[Directive]) -> Iterator[list[Named]]:
+    total = len(program)
+    named = [
+        (f"{type(directive).__name__.lower()} (directive {step} of {total})", directive)
+        for step, directive in enumerate(program, start=1)
+    ]
+    for _, group in groupby(named, key=lambda pair: type(pair[1])):
+        yield list(group)
+
+
+def rewrite(batch: Sequence[Named], dag: Dag) -> Dag:
+    orders = [(name, directive) for name, directive in batch if isinstance(directive, Order)]
+    if orders:
+        return apply_orders(orders, dag)
+    for _, directive in batch:
+        dag = directive.rewrite(dag)
+    return dag
+
+
+def blame(batch: Sequence[Named], dag: Dag) -> None:
+    """Replay a failed batch step by step, so that the error names the right directive."""
+    for name, directive in batch:
+        try:
+            dag = rewrite([(name, directive)], dag)
+            require(dag, CAPTURED)
+        except Refused as refused:
+            raise DirectiveError(name, *refused.problems) from None
+
+
+def stamped(dag: Dag, before: Dag, name: str) -> Dag:
+    """Every node that was not there before carries the name of its maker."""
+    makers = {node: before.makers.get(node, name) for node in dag.nodes}
+    return replace(dag, makers=makers)

@@ -1,0 +1,81 @@
+"""A strategy: a list of directives that prints, compares, and saves to and loads from JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from piper.directives.base import Directive
+from piper.directives.json import decode, encode
+from piper.directives.split import Split
+from piper.errors import Problem, StrategyError
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Directives, applied in the order given.
+
+    >>> from piper.directives import Place, Split
+    >>> from piper.ir.filters import where
+    >>> print(Strategy([Place(where(PP=0), devices=[0]), Split("MB", 2)]))
+    Place(filter=where(PP=0), devices=(0,), stream='pp')
+    Split(name='MB', n=2)
+    """
+
+    directives: tuple[Directive, ...]
+
+    def __init__(self, directives: Iterable[Directive]) -> None:
+        object.__setattr__(self, "directives", tuple(flat(directives)))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.directives))
+
+    def __add__(self, other: Strategy | Iterable[Directive]) -> Strategy:
+        return Strategy((*self.directives, *flat(other)))
+
+    def __iter__(self) -> Iterator[Directive]:
+        return iter(self.directives)
+
+    def __len__(self) -> int:
+        return len(self.directives)
+
+    @property
+    def microbatches(self) -> int:
+        """In how many parts the batch is split."""
+        return next((d.n for d in self.directives if isinstance(d, Split)), 1)
+
+    def to_json(self) -> str:
+        """One directive per line, in the form of the published system.
+
+        >>> Strategy.from_json(Strategy([Split("MB", 2)]).to_json()) == Strategy([Split("MB", 2)])
+        True
+        """
+        rows = ",\n  ".join(json.dumps(encode(directive)) for directive in self.directives)
+        return f"[\n  {rows}\n]\n" if rows else "[]\n"
+
+    @staticmethod
+    def from_json(text: str) -> Strategy:
+        try:
+            rows = json.loads(text)
+        except json.JSONDecodeError as error:
+            where = f"strategy, line {error.lineno}, column {error.colno}"
+            raise StrategyError(
+                where, Problem(f"this is no JSON: {error.msg}", "write a list of directives")
+            ) from None
+        if isinstance(rows, dict) and set(rows) == {"directives"}:
+            rows = rows["directives"]
+        if not isinstance(rows, list):
+            raise StrategyError(
+                "strategy", Problem("the JSON is no list", 'write [{"op": "place", ...}, ...]')
+            )
+        return Strategy(decode(row, f"directive {k}") for k, row in enumerate(rows, start=1))
+
+
+def flat(directives: Iterable[Directive] | Strategy) -> Iterator[Directive]:
+    """Directives and lists of directives, as builders return them, in one row."""
+    for item in directives:
+        if isinstance(item, Strategy | list | tuple):
+            yield from flat(item)
+        else:
+            yield item

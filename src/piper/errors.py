@@ -1,0 +1,82 @@
+"""Every error a user can see: where, what, and what to write instead."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and the way out. Without a fix it cannot be built."""
+
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  fix: {self.fix}"
+
+
+class PiperError(Exception):
+    """Base of every error Piper raises on purpose."""
+
+
+class Refused(PiperError):
+    """What was asked for cannot be done right. The runner that catches it adds where."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+
+class Located(Refused):
+    """A refusal that knows which step made it; subclasses say what kind of step."""
+
+    def __init__(self, where: str, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.where = where
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.where, *self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{self.where}: {problem}" for problem in self.problems)
+
+
+class DirectiveError(Located):
+    """A directive that cannot be applied to the DAG of the moment."""
+
+
+class StrategyError(Located):
+    """A strategy, schedule or JSON file that cannot be read or makes no sense by itself."""
+
+
+class PassError(Located):
+    """A compiler pass that cannot go on: the strategy as a whole leaves something open."""
+
+
+class PlanError(Located):
+    """Plans that, run together, would deadlock or compute something else."""
+
+
+class CaptureError(Located):
+    """A model that cannot be captured; `where` is the line of the user's model."""
+
+
+class InputError(Located):
+    """A batch that does not fit what was compiled."""
+
+
+class RunError(PiperError):
+    """A step that failed on some device; names the device, the instruction and the region."""
+
+    def __init__(self, device: int, instruction: str, reason: str) -> None:
+        super().__init__(device, instruction, reason)
+        self.device, self.instruction, self.reason = device, instruction, reason
+
+    def __str__(self) -> str:
+        return f"device {self.device} stopped at {self.instruction}\n  {self.reason}"
+
+
+class PeerLost(RunError):
+    """A device that could not go on because another one is gone: a symptom, not the cause."""

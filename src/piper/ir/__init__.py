@@ -1,0 +1,1 @@
+"""The training DAG: one graph of all computation and communication of a step."""

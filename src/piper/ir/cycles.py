@@ -1,0 +1,53 @@
+"""Cycles, drawn; and lanes: the devices that run one common list of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from piper.ir.dag import Dag
+from piper.ir.nodes import Totals
+from piper.ir.topology import Topology, stuck
+from piper.names import Device, NodeId
+
+
+def cycle(dag: Dag) -> list[tuple[NodeId, str]]:
+    """One cycle, as nodes with the reason why the next one waits; empty if there is none."""
+    graph = dag.topology
+    left = stuck(graph)
+    if not left:
+        return []
+    before = {k: j for j in left for k in graph.successors[j] if k in left}
+    seen: dict[int, int] = {}
+    walk: list[int] = []
+    at = min(left)
+    while at not in seen:
+        seen[at] = len(walk)
+        walk.append(at)
+        at = before[at]
+    return list(reasons(dag, graph, walk[seen[at] :][::-1]))
+
+
+def reasons(dag: Dag, graph: Topology, loop: list[int]) -> Iterator[tuple[NodeId, str]]:
+    count = len(graph.ids)
+    for here, following in zip(loop, [*loop[1:], loop[0]], strict=True):
+        if here < count:
+            maker = dag.precedences[following - count].maker if following >= count else "data flow"
+            yield graph.ids[here], maker
+
+
+def lanes(dag: Dag) -> dict[tuple[Device, ...], int]:
+    """Which device lists run one common list of nodes: those that share a device."""
+    root: dict[Device, Device] = {}
+
+    def find(device: Device) -> Device:
+        while root.setdefault(device, device) != device:
+            device = root[device]
+        return device
+
+    nodes = (node for node in dag.nodes.values() if not isinstance(node, Totals))
+    lists = [devices for devices in dict.fromkeys(node.devices for node in nodes) if devices]
+    for devices in lists:
+        for device in devices[1:]:
+            root[find(device)] = find(devices[0])
+    number: dict[Device, int] = {}
+    return {devices: number.setdefault(find(devices[0]), len(number)) for devices in lists}

@@ -1,0 +1,130 @@
+"""The training DAG as a value: queries, and functions that return a new DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+
+from piper.ir.filters import ANY, Filter, accepts
+from piper.ir.model import Model
+from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.topology import Topology, topology
+from piper.ir.values import Origin, Value
+from piper.names import PASS, Device, NodeId, ValueId
+
+Key = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Dag:
+    """Nodes in a fixed order, the values they exchange, and what must precede what.
+
+    `makers` says which directive or pass made a node; `dimensions` what was split into how many.
+    """
+
+    model: Model
+    nodes: Mapping[NodeId, Node]
+    values: Mapping[ValueId, Value]
+    precedences: tuple[Precedence, ...] = ()
+    dimensions: tuple[tuple[str, int], ...] = ()
+    makers: Mapping[NodeId, str] = field(default_factory=dict)
+    sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
+
+    @cached_property
+    def producers(self) -> dict[ValueId, NodeId]:
+        return {value: node.id for node in self.nodes.values() for value in node.writes}
+
+    @cached_property
+    def consumers(self) -> dict[ValueId, list[NodeId]]:
+        """Who reads a value; a node that reads it twice is listed twice."""
+        found: dict[ValueId, list[NodeId]] = {}
+        for node in self.nodes.values():
+            for total in node.reads:
+                for value in total:
+                    if value in found:
+                        found[value].append(node.id)
+                    else:
+                        found[value] = [node.id]
+        return found
+
+    @cached_property
+    def computes(self) -> tuple[Compute, ...]:
+        return tuple(node for node in self.nodes.values() if isinstance(node, Compute))
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Who waits for whom, as integers."""
+        return topology(self.nodes, self.precedences)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Every device that some node is on, in rising order."""
+        lists = dict.fromkeys(node.devices for node in self.nodes.values() if node.devices)
+        return tuple(sorted(set(chain.from_iterable(lists))))
+
+    @cached_property
+    def tag_names(self) -> tuple[str, ...]:
+        """Every key a filter may use now."""
+        keys = chain.from_iterable((key for key, _ in node.tags) for node in self.computes)
+        return (*dict.fromkeys(keys), PASS)
+
+    @cached_property
+    def _indices(self) -> dict[tuple[str, ...], dict[Key, list[Compute]]]:
+        return {}
+
+    def index(self, keys: tuple[str, ...]) -> dict[Key, list[Compute]]:
+        """Compute nodes by their values of these keys; built once per set of keys."""
+        if keys not in self._indices:
+            groups: dict[Key, list[Compute]] = {}
+            for node in self.computes:
+                groups.setdefault(tag_values(node, keys), []).append(node)
+            self._indices[keys] = groups
+        return self._indices[keys]
+
+    def select(self, wanted: Filter) -> list[Compute]:
+        """The compute nodes a filter means, in the DAG's order."""
+        groups = self.index(wanted.keys)
+        exact = tuple(value for _, value in wanted.items)
+        if ANY not in exact:
+            return groups.get(exact, [])
+        found = [
+            groups[key] for key in groups if all(accepts(w, f) for w, f in zip(exact, key, strict=True))
+        ]
+        return list(chain.from_iterable(found))
+
+    def predecessors(self, node: Node) -> Iterator[NodeId]:
+        """Nodes that write what this one reads (data edges only)."""
+        for value in chain.from_iterable(node.reads):
+            if value in self.producers:
+                yield self.producers[value]
+
+    def origin(self, value: ValueId) -> Origin:
+        return self.values[value].origin
+
+    def with_nodes(self, changed: Iterable[Node], maker: str = "") -> Dag:
+        """These nodes replace those of the same id, or are added at the end."""
+        nodes, makers = dict(self.nodes), dict(self.makers)
+        for node in changed:
+            if maker and node.id not in nodes:
+                makers[node.id] = maker
+            nodes[node.id] = node
+        return replace(self, nodes=nodes, makers=makers)
+
+    def with_values(self, new: Mapping[ValueId, Value]) -> Dag:
+        return replace(self, values={**self.values, **new})
+
+    def with_precedences(self, new: Iterable[Precedence]) -> Dag:
+        """What is known about the nodes stays known: only the order has changed."""
+        after = replace(self, precedences=tuple(dict.fromkeys((*self.precedences, *new))))
+        for known in ("producers", "consumers", "computes", "devices", "tag_names", "_indices"):
+            if known in self.__dict__:
+                after.__dict__[known] = self.__dict__[known]
+        return after
+
+
+def tag_values(node: Compute, keys: tuple[str, ...]) -> Key:
+    """The node's values of these keys, PASS among them; None where it has no such tag."""
+    tags = dict(node.tags)
+    return tuple(str(node.phase) if key == PASS else tags.get(key) for key in keys)

@@ -1,0 +1,81 @@
+"""What capture found in a model: its regions, the values between them, its parameters.
+
+Pure data: tests and benchmarks build models of any size without torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from piper.ir.values import TensorSpec, Value
+from piper.names import BucketId, Phase, RegionId, ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter or buffer of the model, by its (first) name in the module."""
+
+    name: str
+    spec: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters that are used by the same regions, so that they are kept and moved together."""
+
+    id: BucketId
+    parameters: tuple[Parameter, ...]
+    trainable: bool = True
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(parameter.spec for parameter in self.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A maximal run of equal tags, and what its graphs read and write.
+
+    Indices point into `inputs`, `outputs` and `buckets`. What BW reads beyond these is in the
+    carry, written by BI.
+    """
+
+    id: RegionId
+    tags: tuple[tuple[str, int], ...]
+    code: str  # regions with equal code share one compiled graph
+    source: str = ""  # the line of the user's model where it begins
+    inputs: tuple[ValueId, ...]
+    outputs: tuple[ValueId, ...]
+    buckets: tuple[BucketId, ...] = ()
+    input_grads: tuple[int, ...] = ()  # inputs that get a gradient
+    output_grads: tuple[int, ...] = ()  # outputs whose gradient the backward reads
+    backward_inputs: tuple[int, ...] = ()  # inputs the backward reads again
+    backward_buckets: tuple[int, ...] = ()
+    saved: tuple[TensorSpec, ...] = ()  # kept from F to B
+    weight_inputs: tuple[int, ...] = ()  # of backward_inputs, those BW reads
+    weight_output_grads: tuple[int, ...] = ()  # of output_grads, those BW reads
+    weight_buckets: tuple[int, ...] = ()  # of backward_buckets, those BW reads
+    carry: tuple[TensorSpec, ...] = ()  # kept from BI to BW
+    stateful: bool = False  # F updates buffers: its microbatches keep their order
+    has_backward: bool = True
+    flops: Mapping[Phase, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """All regions in program order, the values between them, and all parameters."""
+
+    regions: tuple[Region, ...]
+    values: Mapping[ValueId, Value]
+    buckets: Mapping[BucketId, Bucket]
+    loss: ValueId
+
+    @cached_property
+    def by_id(self) -> dict[RegionId, Region]:
+        return {region.id: region for region in self.regions}
+
+    def trained(self, region: Region) -> tuple[BucketId, ...]:
+        """The buckets that the region's backward gives gradients for."""
+        if not region.has_backward:
+            return ()
+        return tuple(bucket for bucket in region.buckets if self.buckets[bucket].trainable)

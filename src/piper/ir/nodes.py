@@ -1,0 +1,78 @@
+"""The nodes of the training DAG: frozen values in a closed union.
+
+A node stands for all its replicas: `devices=(0, 2)` is one node on two devices. Data edges are the
+values that nodes read and write; each read is a sum, because a gradient adds up what every use of a
+value contributes.
+"""
+
+from dataclasses import dataclass
+
+from piper.names import Device, NodeId, Phase, RegionId, ValueId
+
+Sum = tuple[ValueId, ...]  # values to be added up; nearly always one
+Tags = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """One annotated region of the model, in one phase, on one microbatch."""
+
+    id: NodeId
+    region: RegionId
+    phase: Phase
+    tags: Tags = ()
+    reads: tuple[Sum, ...] = ()
+    writes: tuple[ValueId, ...] = ()
+    devices: tuple[Device, ...] | None = None  # None until `Place`
+    stream: str | None = None  # of the transfers of what it writes; None until `Place`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A value goes point to point: replica i of `source` sends to replica i of `devices`."""
+
+    id: NodeId
+    tags: Tags = ()
+    reads: tuple[Sum, ...]
+    writes: tuple[ValueId, ...]
+    source: tuple[Device, ...]
+    devices: tuple[Device, ...]
+    stream: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Loss and gradient norm, added up over all devices. Each device reads what it holds."""
+
+    id: NodeId
+    tags: Tags = ()
+    reads: tuple[Sum, ...]
+    writes: tuple[ValueId, ...]
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """The optimizer's step on one bucket of parameters."""
+
+    id: NodeId
+    bucket: str
+    tags: Tags = ()
+    reads: tuple[Sum, ...]
+    writes: tuple[ValueId, ...]
+    devices: tuple[Device, ...] | None = None  # None until its first region is placed
+
+
+Node = Compute | Transfer | Totals | Update
+
+
+@dataclass(frozen=True, slots=True)
+class Precedence:
+    """A temporal edge: every node of `before` runs before any of `after`.
+
+    One edge between groups instead of an edge per pair keeps orders linear in their length.
+    """
+
+    before: tuple[NodeId, ...]
+    after: tuple[NodeId, ...]
+    maker: str = ""  # the directive or pass that asked for it

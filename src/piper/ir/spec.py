@@ -1,0 +1,168 @@
+"""What makes a DAG valid at each stage: one rule, one function, named by what is true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from piper.errors import Problem, Refused
+from piper.ir.dag import Dag
+from piper.ir.nodes import Compute, Node, Totals, Transfer, Update
+from piper.ir.cycles import cycle
+from piper.ir.values import Origin
+from piper.names import BW, B, F, NodeId, Phase, RegionId
+
+Rule = Callable[[Dag], Iterator[Problem]]
+BUG = "this is a bug of Piper, please report it with the strategy"
+
+
+def every_read_has_a_writer(dag: Dag) -> Iterator[Problem]:
+    for node in dag.nodes.values():
+        for value in chain.from_iterable(node.reads):
+            known = dag.values.get(value)
+            if known is None or (known.origin is Origin.FLOW and value not in dag.producers):
+                yield Problem(f"{node.id} reads {value}, which nothing writes", BUG)
+
+
+def every_value_is_written_once(dag: Dag) -> Iterator[Problem]:
+    written: dict[str, NodeId] = {}
+    for node in dag.nodes.values():
+        for value in node.writes:
+            if value in written:
+                yield Problem(f"{node.id} and {written[value]} both write {value}", BUG)
+            written[value] = node.id
+
+
+def nothing_waits_for_itself(dag: Dag) -> Iterator[Problem]:
+    loop = cycle(dag)
+    if loop:
+        width = max(len(node) for node, _ in loop)
+        rows = [
+            f"\n    {node:{width}} -> {following:{width}}   {why}"
+            for (node, why), (following, _) in zip(loop, [*loop[1:], loop[0]], strict=True)
+        ]
+        first = next((node for node, why in loop if why != "data flow"), loop[0][0])
+        yield Problem(
+            "these wait for each other" + "".join(rows),
+            f"let the order put {first} after what it needs, or in the same slot",
+        )
+
+
+def every_gradient_is_counted_once(dag: Dag) -> Iterator[Problem]:
+    """Each use of a trainable parameter reaches the optimizer on exactly one way."""
+    for node in dag.computes:
+        if node.phase in (B, BW):
+            for value in node.writes:
+                if value.startswith("g:"):
+                    readers = [r for r in dag.consumers.get(value, ()) if adds(dag.nodes[r])]
+                    if len(readers) != 1:
+                        yield Problem(f"{value} is added up {len(readers)} times", BUG)
+
+
+def adds(node: Node) -> bool:
+    return isinstance(node, Update | Transfer)
+
+
+def every_region_is_placed(dag: Dag) -> Iterator[Problem]:
+    missing = dict.fromkeys(node.region for node in dag.computes if node.devices is None)
+    for region in missing:
+        tags = ", ".join(f"{key}={index}" for key, index in dag.model.by_id[region].tags)
+        yield Problem(f"{region} has no device", f"add Place(where({tags}), devices=[...])")
+
+
+def backward_runs_where_forward_ran(dag: Dag) -> Iterator[Problem]:
+    """What the forward saved is on its devices only."""
+    home = {(n.region, n.tags): n.devices for n in dag.computes if n.phase is F}
+    for node in dag.computes:
+        forward = home[node.region, node.tags]
+        if node.devices != forward:
+            yield Problem(
+                f"{node.id} is on {show(node.devices)}, its forward on {show(forward)}",
+                "place a region's passes together: leave PASS out of the filter of `Place`",
+            )
+
+
+def show(devices: tuple[int, ...] | None) -> str:
+    return f"devices {list(devices)}" if devices else "no device"
+
+
+def every_microbatch_of_a_region_is_placed_alike(dag: Dag) -> Iterator[Problem]:
+    home: dict[RegionId, tuple[int, ...] | None] = {}
+    for node in dag.computes:
+        if home.setdefault(node.region, node.devices) != node.devices:
+            yield Problem(
+                f"{node.id} is on {show(node.devices)}, other parts on {show(home[node.region])}",
+                "place all microbatches of a region on the same devices: put `Place` before `Split`",
+            )
+
+
+def neighbours_have_equally_many_replicas(dag: Dag) -> Iterator[Problem]:
+    for node in dag.nodes.values():
+        if isinstance(node, Transfer) and len(node.source) != len(node.devices):
+            yield Problem(
+                f"{node.id} goes from {show(node.source)} to {show(node.devices)}",
+                "give both sides lists of the same length, replica i sends to replica i",
+            )
+
+
+def every_read_is_local(dag: Dag) -> Iterator[Problem]:
+    """Once transfers are in, a node reads only what is on its own devices."""
+    for node in dag.nodes.values():
+        here = node.source if isinstance(node, Transfer) else node.devices
+        for value in chain.from_iterable(node.reads):
+            maker = dag.producers.get(value)
+            if maker and not isinstance(node, Totals) and dag.nodes[maker].devices != here:
+                yield Problem(f"{node.id} reads {value}, which is not on {show(here)}", BUG)
+
+
+def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
+    """An order that leaves out one microbatch of a pass is more likely a slip than a wish."""
+    named: dict[tuple[RegionId, Phase], set[NodeId]] = {}
+    for precedence in dag.precedences:
+        for node in chain(precedence.before, precedence.after):
+            named.setdefault(pass_of(dag, node), set()).add(node)
+    for node in dag.computes:
+        others = named.get((node.region, node.phase))
+        if others and node.id not in others and "order" in makers_of(dag):
+            yield Problem(
+                f"the order names {len(others)} microbatches of {node.region} {node.phase}, "
+                f"but not {node.id}",
+                f"add a slot for {node.id}, or leave {node.region} {node.phase} out of the order",
+            )
+
+
+def pass_of(dag: Dag, node: NodeId) -> tuple[RegionId, Phase]:
+    found = dag.nodes[node]
+    assert isinstance(found, Compute)
+    return found.region, found.phase
+
+
+def makers_of(dag: Dag) -> set[str]:
+    return {precedence.maker.partition(" ")[0] for precedence in dag.precedences}
+
+
+CAPTURED: tuple[Rule, ...] = (
+    every_read_has_a_writer,
+    every_value_is_written_once,
+    nothing_waits_for_itself,
+    every_gradient_is_counted_once,
+)
+PLACED: tuple[Rule, ...] = (
+    every_region_is_placed,
+    backward_runs_where_forward_ran,
+    every_microbatch_of_a_region_is_placed_alike,
+    orders_name_all_microbatches_or_none,
+)
+LOWERABLE: tuple[Rule, ...] = (
+    *CAPTURED,
+    neighbours_have_equally_many_replicas,
+    every_read_is_local,
+)
+
+
+def require(dag: Dag, rules: tuple[Rule, ...]) -> None:
+    """Refuse a DAG that breaks a rule; the first rule that finds problems reports all of them."""
+    for rule in rules:
+        problems = list(rule(dag))
+        if problems:
+            raise Refused(*problems[:8])

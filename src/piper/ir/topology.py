@@ -1,0 +1,69 @@
+"""Who waits for whom, as integers: data edges and precedences in one graph, built in linear time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from piper.ir.nodes import Node, Precedence
+from piper.names import NodeId, ValueId
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Vertices are the nodes, then one for each precedence, so that groups cost their length."""
+
+    ids: tuple[NodeId, ...]
+    successors: list[list[int]]
+    indegree: list[int]
+
+
+def topology(nodes: Mapping[NodeId, Node], precedences: Sequence[Precedence]) -> Topology:
+    writer = written_by(nodes)
+    size = len(nodes) + len(precedences)
+    successors: list[list[int]] = [[] for _ in range(size)]
+    indegree = [0] * size
+    for k, node in enumerate(nodes.values()):
+        for total in node.reads:
+            for value in total:
+                if value in writer:
+                    successors[writer[value]].append(k)
+                    indegree[k] += 1
+    if precedences:
+        link(nodes, precedences, successors, indegree)
+    return Topology(tuple(nodes), successors, indegree)
+
+
+def written_by(nodes: Mapping[NodeId, Node]) -> dict[ValueId, int]:
+    return {value: k for k, node in enumerate(nodes.values()) for value in node.writes}
+
+
+def link(
+    nodes: Mapping[NodeId, Node],
+    precedences: Sequence[Precedence],
+    successors: list[list[int]],
+    indegree: list[int],
+) -> None:
+    """Each precedence is a vertex between those before and those after it."""
+    number = {node: k for k, node in enumerate(nodes)}
+    for k, precedence in enumerate(precedences, start=len(nodes)):
+        for before in precedence.before:
+            successors[number[before]].append(k)
+        indegree[k] = len(precedence.before)
+        for after in precedence.after:
+            successors[k].append(number[after])
+            indegree[number[after]] += 1
+
+
+def stuck(graph: Topology) -> set[int]:
+    """The vertices that can never run: those on a cycle or behind one."""
+    indegree = list(graph.indegree)
+    ready = [k for k, degree in enumerate(indegree) if not degree]
+    done = 0
+    while ready:
+        done += 1
+        for k in graph.successors[ready.pop()]:
+            indegree[k] -= 1
+            if not indegree[k]:
+                ready.append(k)
+    return {k for k, degree in enumerate(indegree) if degree} if done < len(indegree) else set()

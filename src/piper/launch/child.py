@@ -1,0 +1,54 @@
+"""One process of a local run: runs the script, and writes down why it failed.
+
+python -m piper.launch.child REPORT PARENT SCRIPT ARGUMENTS...
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from piper.errors import PeerLost, PiperError
+from piper.launch.local import SYMPTOM
+
+
+def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
+    die_with(parent)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except PeerLost as error:
+        report.write_text(str(error))
+        return SYMPTOM
+    except PiperError as error:
+        report.write_text(indent(str(error)))
+        return 1
+    except Exception:
+        report.write_text(indent(traceback.format_exc()))
+        return 1
+    return 0
+
+
+def indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # not sys.exit: torch.distributed's threads may still wait for lost peers

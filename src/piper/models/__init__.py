@@ -1,0 +1,1 @@
+"""Annotated reference models, used by tests, examples and benchmarks."""

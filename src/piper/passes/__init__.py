@@ -1,0 +1,1 @@
+"""Rewrites that nobody has to ask for."""

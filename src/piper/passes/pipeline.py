@@ -1,0 +1,32 @@
+"""The passes, in order, on one screen; the DAG is checked after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from piper.errors import PassError, Refused
+from piper.ir.dag import Dag
+from piper.ir.spec import CAPTURED, LOWERABLE, PLACED, Rule, require
+from piper.passes.schedule import schedule
+from piper.passes.totals import insert_totals
+from piper.passes.transfers import insert_transfers
+
+Pass = Callable[[Dag], Dag]
+
+
+def run_passes(dag: Dag, *, clip: bool = False) -> Dag:
+    """From what the user asked for to one order in time of everything that must be done."""
+    steps: tuple[tuple[str, Pass, tuple[Rule, ...]], ...] = (
+        ("strategy", lambda dag: dag, PLACED),
+        ("transfers", insert_transfers, LOWERABLE),
+        ("totals", partial(insert_totals, clip=clip), CAPTURED),
+        ("schedule", schedule, ()),
+    )
+    for name, step, rules in steps:
+        try:
+            dag = step(dag)
+            require(dag, rules)
+        except Refused as refused:
+            raise PassError(name, *refused.problems) from None
+    return dag

@@ -1,0 +1,165 @@
+"""Put all nodes in one order in time, which every device follows.
+
+A list scheduler on a clock: each lane (devices with one common list) runs the best ready node as
+soon as it is free. Orders leave it no choice; without one it works like 1F1B, backward first and no
+more microbatches in flight than the rest of the pipeline needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import chain
+
+from piper.ir.dag import Dag
+from piper.ir.nodes import Compute, Node, Totals, Transfer
+from piper.ir.cycles import lanes
+from piper.ir.topology import Topology
+from piper.names import BI, BW, B, F, NodeId, RegionId
+
+UNITS = {F: 1.0, B: 2.0, BI: 1.0, BW: 1.0}
+RANK = {B: 0, BI: 0, F: 1, BW: 2}
+BESIDE = -1  # the lane of what runs beside compute: transfers, totals
+Priority = tuple[int, int, int]
+
+
+def schedule(dag: Dag) -> Dag:
+    """The DAG with its `sequence`: all nodes, by the time they start."""
+    return replace(dag, sequence=tuple(Clock(dag).run()))
+
+
+@dataclass
+class Clock:
+    """The state of one run: what is ready, which lanes are free, what ends when."""
+
+    dag: Dag
+    graph: Topology = field(init=False)
+    ready: dict[int, list[tuple[Priority, int]]] = field(default_factory=dict)  # heaps, by lane
+    endings: list[tuple[float, int]] = field(default_factory=list)  # heap of (time, vertex)
+    busy: set[int] = field(default_factory=set)  # lanes
+    flying: dict[RegionId, int] = field(default_factory=dict)  # forwards without their backward
+    held: dict[RegionId, list[int]] = field(default_factory=dict)  # forwards over the limit
+    sequence: list[NodeId] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.graph = self.dag.topology
+        self.left = list(self.graph.indegree)
+        self.nodes = list(self.dag.nodes.values())
+        table = lanes(self.dag)
+        self.lane = [lane_of(node, table) for node in self.nodes]
+        self.limit = flight_limits(self.dag, table)
+        self.ordered = set(chain.from_iterable((*p.before, *p.after) for p in self.dag.precedences))
+
+    def run(self) -> list[NodeId]:
+        self.arrive([k for k, count in enumerate(self.left) if not count], 0.0)
+        while self.endings or self.release_held():
+            now = self.start_free_lanes(self.endings[0][0] if self.endings else 0.0)
+            while self.endings and self.endings[0][0] <= now:
+                self.end(heappop(self.endings)[1], now)
+            self.start_free_lanes(now)
+        return self.sequence
+
+    def arrive(self, vertices: list[int], now: float) -> None:
+        """These wait for nothing any more."""
+        for k in vertices:
+            if k >= len(self.nodes):
+                self.end(k, now)
+            elif self.lane[k] == BESIDE:
+                self.begin(k, now, 0.0)
+            elif not self.hold(k):
+                heappush(self.ready.setdefault(self.lane[k], []), (priority(self.nodes[k], k), k))
+
+    def begin(self, k: int, now: float, cost: float) -> None:
+        self.sequence.append(self.graph.ids[k])
+        heappush(self.endings, (now + cost, k))
+
+    def start_free_lanes(self, now: float) -> float:
+        for lane, heap in self.ready.items():
+            if heap and lane not in self.busy:
+                self.busy.add(lane)
+                k = heappop(heap)[1]
+                self.begin(k, now, cost(self.nodes[k]))
+        return now
+
+    def end(self, k: int, now: float) -> None:
+        if k < len(self.nodes):
+            self.busy.discard(self.lane[k])
+            self.land(self.nodes[k], now)
+        free = []
+        for after in self.graph.successors[k]:
+            self.left[after] -= 1
+            if not self.left[after]:
+                free.append(after)
+        self.arrive(free, now)
+
+    def hold(self, k: int) -> bool:
+        """Whether to keep a forward back: its region has enough microbatches in flight."""
+        node = self.nodes[k]
+        if not isinstance(node, Compute) or node.phase is not F or node.region not in self.limit:
+            return False
+        full = self.flying.get(node.region, 0) >= self.limit[node.region]
+        if full and node.id not in self.ordered:
+            self.held.setdefault(node.region, []).append(k)
+            return True
+        self.flying[node.region] = self.flying.get(node.region, 0) + 1
+        return False
+
+    def land(self, node: Node, now: float) -> None:
+        """A microbatch is through this region; one that was held back may start."""
+        if isinstance(node, Compute) and node.phase in (B, BW):
+            self.flying[node.region] -= 1
+            if self.held.get(node.region):
+                self.arrive([self.held[node.region].pop(0)], now)
+
+    def release_held(self) -> bool:
+        """Nothing else can run: a limit must not stop the step."""
+        for region, waiting in self.held.items():
+            if waiting:
+                self.flying[region] = 0
+                self.arrive([waiting.pop(0)], 0.0)
+                return True
+        return any(self.ready.values())
+
+
+def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
+    if isinstance(node, Transfer | Totals):
+        return BESIDE
+    assert node.devices is not None
+    return table[node.devices]
+
+
+def cost(node: Node) -> float:
+    return UNITS[node.phase] if isinstance(node, Compute) else 1.0
+
+
+def priority(node: Node, k: int) -> Priority:
+    """Backward before forward, the oldest microbatch first, then the deepest region."""
+    if not isinstance(node, Compute):
+        return (3, 0, k)
+    part = node.tags[-1][1] if "@" in node.id else 0
+    return (RANK[node.phase], part, -k if node.phase is F else k)
+
+
+def flight_limits(dag: Dag, table: dict[tuple[int, ...], int]) -> dict[RegionId, int]:
+    """How many microbatches a region needs in flight to keep the lanes behind it busy."""
+    lane = {node.region: lane_of(node, table) for node in dag.computes}
+    reader: dict[str, list[RegionId]] = {}
+    hops: dict[RegionId, int] = {}
+    for region in reversed(dag.model.regions):
+        later = chain.from_iterable(reader.get(value, ()) for value in region.outputs)
+        hops[region.id] = max((hops[r] + (lane[r] != lane[region.id]) for r in later), default=0)
+        for value in region.inputs:
+            reader.setdefault(value, []).append(region.id)
+    return {r.id: hops[r.id] + 1 for r in dag.model.regions if r.has_backward}
+
+
+def device_order(dag: Dag) -> Iterator[tuple[int, list[NodeId]]]:
+    """What each device takes part in, in order."""
+    rows: dict[int, list[NodeId]] = {device: [] for device in dag.devices}
+    for name in dag.sequence:
+        node = dag.nodes[name]
+        both = (*node.source, *node.devices) if isinstance(node, Transfer) else node.devices or ()
+        for device in dict.fromkeys(both):
+            rows[device].append(name)
+    yield from rows.items()

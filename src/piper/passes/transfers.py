@@ -1,0 +1,137 @@
+"""Insert a Transfer wherever a value is read on other devices than it was written on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from piper.ir.dag import Dag
+from piper.ir.nodes import Compute, Node, Sum, Tags, Totals, Transfer, Update
+from piper.ir.training import weights
+from piper.ir.values import Origin, Value
+from piper.names import BucketId, Device, NodeId, ValueId
+
+Devices = tuple[Device, ...]
+
+
+def insert_transfers(dag: Dag) -> Dag:
+    """Replica i sends to replica i. A sum is added up where its parts are, then sent once.
+
+    rewrite:
+        F(PP=0) [0]  ->  F(PP=1) [1]
+        -->
+        F(PP=0) [0]  ->  Transfer 0 => 1  ->  F(PP=1) [1]
+    """
+    dag = home_updates(dag)
+    work = Work(dag)
+    nodes = [work.localised(node) for node in dag.nodes.values()]
+    copies = weight_copies(dag, work)
+    return dag.with_values(work.values).with_nodes((*nodes, *work.transfers.values(), *copies))
+
+
+def home_updates(dag: Dag) -> Dag:
+    """A bucket lives where its first region runs; there it is updated."""
+    homes = bucket_homes(dag)
+    return dag.with_nodes(
+        replace(node, devices=homes[BucketId(node.bucket)])
+        for node in dag.nodes.values()
+        if isinstance(node, Update)
+    )
+
+
+def bucket_homes(dag: Dag) -> dict[BucketId, Devices]:
+    homes: dict[BucketId, Devices] = {}
+    place = {node.region: node.devices for node in dag.computes}
+    for region in dag.model.regions:
+        devices = place[region.id]
+        assert devices is not None
+        for bucket in region.buckets:
+            homes.setdefault(bucket, devices)
+    return homes
+
+
+def devices_text(devices: Devices) -> str:
+    return ",".join(map(str, devices))
+
+
+@dataclass
+class Work:
+    """What one run of the pass has made so far."""
+
+    dag: Dag
+    transfers: dict[tuple[Sum, Devices], Transfer] = field(default_factory=dict)
+    values: dict[ValueId, Value] = field(default_factory=dict)
+    copies: dict[tuple[ValueId, Devices], ValueId] = field(default_factory=dict)
+    homes: dict[ValueId, Devices] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = bucket_homes(self.dag)
+        self.homes = {weights(bucket): home for bucket, home in found.items()}
+
+    def localised(self, node: Node) -> Node:
+        """The node, reading only what is on its devices."""
+        if isinstance(node, Totals) or node.devices is None:
+            return node
+        here, tags = node.devices, node.tags
+        reads = tuple([self.local(total, here, tags) for total in node.reads])
+        return node if reads == node.reads else replace(node, reads=reads)
+
+    def local(self, total: Sum, here: Devices, tags: Tags) -> Sum:
+        if len(total) == 1:
+            if total[0] in self.homes:
+                return (self.weight_copy(total[0], here),)
+            if self.devices_of(total[0], here) == here:
+                return total
+        parts: dict[Devices, list[ValueId]] = {}
+        for value in total:
+            parts.setdefault(self.devices_of(value, here), []).append(value)
+        if list(parts) == [here]:
+            return total
+        sent = [(self.send(tuple(p), at, here, tags),) for at, p in parts.items() if at != here]
+        return (*parts.get(here, ()), *chain.from_iterable(sent))
+
+    def devices_of(self, value: ValueId, here: Devices) -> Devices:
+        """Where a value is; inputs, seeds and counters are wherever they are used."""
+        maker = self.dag.producers.get(value)
+        devices = self.dag.nodes[maker].devices if maker else None
+        return devices or here
+
+    def send(self, total: Sum, source: Devices, here: Devices, tags: Tags) -> ValueId:
+        if (total, here) not in self.transfers:
+            arrived = ValueId(f"{total[0]}>{devices_text(here)}")
+            self.values[arrived] = self.dag.values[total[0]]
+            self.transfers[total, here] = Transfer(
+                id=NodeId(f"send {arrived}"), tags=tags, reads=(total,), writes=(arrived,),
+                source=source, devices=here, stream=self.stream(total[0]),
+            )  # fmt: skip
+        return self.transfers[total, here].writes[0]
+
+    def stream(self, value: ValueId) -> str:
+        maker = self.dag.nodes[self.dag.producers[value]]
+        return (maker.stream or "pp") if isinstance(maker, Compute) else "pp"
+
+    def weight_copy(self, value: ValueId, here: Devices) -> ValueId:
+        """A parameter used away from its home is copied there, and kept equal after each update."""
+        if self.homes[value] == here:
+            return value
+        copy = ValueId(f"{value}>{devices_text(here)}")
+        self.values[copy] = self.dag.values[value]
+        self.copies[value, here] = copy
+        return copy
+
+
+def weight_copies(dag: Dag, work: Work) -> list[Node]:
+    """After an update, the new parameters go to every copy."""
+    made: list[Node] = []
+    for (value, here), copy in work.copies.items():
+        new = ValueId(f"{value}'")
+        if new in dag.producers:
+            arrived = ValueId(f"{copy}'")
+            work.values[arrived] = replace(dag.values[value], origin=Origin.FLOW)
+            made.append(
+                Transfer(
+                    id=NodeId(f"send {arrived}"), reads=((new,),), writes=(arrived,),
+                    source=work.homes[value], devices=here, stream="weights",
+                )  # fmt: skip
+            )
+    return made

@@ -1,0 +1,1 @@
+"""One plan per device: the only thing a runtime has to know."""

@@ -1,0 +1,187 @@
+"""The instruction set. A plan is data: it prints, serialises, and is the same bytes for the same input.
+
+The host issues a plan's instructions in order. `Send` and `Recv` then go on by themselves, in order on
+their channel (stream, sender, receiver); all else runs in order on the compute stream. `waits` are the
+positions of earlier instructions of the same plan, on other streams, that must have ended before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper.names import COMPUTE, Device
+
+Waits = tuple[int, ...]
+Shape = tuple[tuple[int | None, ...], str]  # sizes (None: not known before it is there) and type
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Take a microbatch's part of an input, its loss weight, or its random counter."""
+
+    value: str
+    origin: str  # batch, seed or random
+    index: int
+    part: int
+    parts: int
+
+    stream = COMPUTE
+    waits: Waits = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run one phase of a region."""
+
+    node: str
+    region: str
+    phase: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    waits: Waits = ()
+
+    stream = COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The first part of a sum: from now on `into` is what `value` was."""
+
+    into: str
+    value: str
+    waits: Waits = ()
+
+    stream = COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Another part of a sum, added in place; `value` ends."""
+
+    into: str
+    value: str
+    waits: Waits = ()
+
+    stream = COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Start to send; the value may end only when this has."""
+
+    node: str
+    value: str
+    shapes: tuple[Shape, ...]
+    peer: Device
+    stream: str
+    waits: Waits = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Start to receive. A state is received in place, anything else in memory of its own."""
+
+    node: str
+    value: str
+    shapes: tuple[Shape, ...]
+    peer: Device
+    stream: str
+    bundle: bool = False  # a tuple of tensors, even if there is only one
+    waits: Waits = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Add up weighted losses and squared gradients here, then over the devices of the group."""
+
+    node: str
+    losses: tuple[tuple[str, int], ...]  # value, microbatch
+    grads: tuple[str, ...]
+    group: tuple[Device, ...]
+    waits: Waits = ()
+
+    stream = "totals"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The optimizer's step on one bucket; clipped if it waits for the total."""
+
+    node: str
+    bucket: str
+    grad: str
+    clip: bool = False
+    waits: Waits = ()
+
+    stream = COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """These values end."""
+
+    values: tuple[str, ...]
+    waits: Waits = ()
+
+    stream = COMPUTE
+
+
+Instruction = Load | Run | Keep | Add | Send | Recv | Total | Update | Free
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Memory that outlives the step: a bucket's parameters, at home or as a copy."""
+
+    value: str
+    bucket: str
+    home: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one device does in a step."""
+
+    device: Device
+    states: tuple[State, ...]
+    instructions: tuple[Instruction, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"device {self.device}", *map(line, self.instructions)])
+
+    def excerpt(self, position: int) -> str:
+        """The instruction with its neighbours, for error messages."""
+        first, last = max(0, position - 2), min(len(self.instructions), position + 3)
+        marks = {position: ">"}
+        return "\n".join(
+            f"  {marks.get(k, ' ')} {k:4} {line(self.instructions[k])}" for k in range(first, last)
+        )
+
+
+def line(instruction: Instruction) -> str:
+    """One instruction on one line.
+
+    >>> line(Send("send h0>1", "h0", (((2, 4), "float32"),), 1, "pp"))
+    'send    h0 to 1 on pp'
+    """
+    after = f"  after {', '.join(map(str, instruction.waits))}" if instruction.waits else ""
+    match instruction:
+        case Load():
+            text = f"load    {instruction.value}"
+        case Run():
+            reads, writes = ", ".join(instruction.reads), ", ".join(instruction.writes)
+            text = f"run     {instruction.node} ({reads}) -> {writes}"
+        case Keep() | Add():
+            text = f"{type(instruction).__name__.lower():7} {instruction.into} += {instruction.value}"
+        case Send():
+            text = f"send    {instruction.value} to {instruction.peer} on {instruction.stream}"
+        case Recv():
+            text = f"recv    {instruction.value} from {instruction.peer} on {instruction.stream}"
+        case Total():
+            names = [value for value, _ in instruction.losses] + list(instruction.grads)
+            text = f"total   {', '.join(names)}"
+        case Update():
+            text = f"update  {instruction.bucket} by {instruction.grad}"
+        case Free():
+            text = f"free    {', '.join(instruction.values)}"
+    return text + after

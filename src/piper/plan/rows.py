@@ -1,0 +1,122 @@
+"""What each device takes part in, in order: work it does, values it sends, values it gets."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+
+from piper.ir.dag import Dag
+from piper.ir.nodes import Compute, Node, Totals, Transfer
+from piper.ir.nodes import Update as UpdateNode
+from piper.names import Device, NodeId, ValueId
+
+Work = Compute | UpdateNode | Totals
+
+
+@dataclass
+class Row:
+    """One device's share of the sequence. Positions count its work."""
+
+    device: Device
+    work: list[Work] = field(default_factory=list)
+    position: dict[NodeId, int] = field(default_factory=dict)
+    sends: dict[int, list[Transfer]] = field(default_factory=dict)  # after this much work
+    gets: dict[NodeId, Transfer] = field(default_factory=dict)
+    uses: dict[NodeId, int | None] = field(default_factory=dict)  # first work that reads it
+    posts: dict[int, list[Transfer]] = field(default_factory=dict)  # before this work
+
+
+def rows(dag: Dag) -> dict[Device, Row]:
+    found = {device: Row(device) for device in dag.devices}
+    for name in dag.sequence:
+        node = dag.nodes[name]
+        if isinstance(node, Transfer):
+            for device in node.source:
+                row = found[device]
+                row.sends.setdefault(len(row.work), []).append(node)
+            for device in node.devices:
+                found[device].gets[node.id] = node
+        else:
+            for device in node.devices or ():
+                row = found[device]
+                row.position[node.id] = len(row.work)
+                row.work.append(node)
+    for row in found.values():
+        first_uses(dag, row)
+        post_receives(row)
+    return found
+
+
+def first_uses(dag: Dag, row: Row) -> None:
+    for transfer in row.gets.values():
+        readers = dag.consumers.get(transfer.writes[0], ())
+        here = [row.position[reader] for reader in readers if reader in row.position]
+        row.uses[transfer.id] = min(here, default=None)
+
+
+def post_receives(row: Row) -> None:
+    """A receive is posted one piece of work before its value is used, so that it arrives meanwhile.
+
+    On each channel receives keep the order of the sends.
+    """
+    channels: dict[tuple[Device, str], list[Transfer]] = {}
+    for transfer in row.gets.values():
+        channels.setdefault((sender(transfer, row.device), transfer.stream), []).append(transfer)
+    end = len(row.work)
+    for queue in channels.values():
+        uses = [row.uses[transfer.id] for transfer in queue]
+        wanted = [end if use is None else max(0, use - 1) for use in uses]
+        latest = list(accumulate(reversed(wanted), min))[::-1]
+        for transfer, position in zip(queue, latest, strict=True):
+            row.posts.setdefault(position, []).append(transfer)
+
+
+def sender(transfer: Transfer, receiver: Device) -> Device:
+    return transfer.source[transfer.devices.index(receiver)]
+
+
+def receiver(transfer: Transfer, sender: Device) -> Device:
+    return transfer.devices[transfer.source.index(sender)]
+
+
+def proven_received(dag: Dag, all_rows: dict[Device, Row], row: Row) -> dict[NodeId, int]:
+    """For each send of a device, the position of its own work by which the peer must have it.
+
+    When this device reads something its peer made after reading what was sent, the send has ended:
+    waiting for it there costs nothing. Sends without such a proof end with the step.
+    """
+    heard = {peer: evidence(dag, all_rows[peer], row) for peer in peers(row)}
+    proofs: dict[NodeId, int] = {}
+    for transfer in chain.from_iterable(row.sends.values()):
+        peer = receiver(transfer, row.device)
+        use = all_rows[peer].uses[transfer.id]
+        if use is None:
+            continue
+        positions, made = heard[peer]
+        k = bisect_left(made, use)
+        if k < len(made):
+            proofs[transfer.id] = positions[k]
+    return proofs
+
+
+def peers(row: Row) -> list[Device]:
+    sends = chain.from_iterable(row.sends.values())
+    return list(dict.fromkeys(receiver(transfer, row.device) for transfer in sends))
+
+
+def evidence(dag: Dag, peer: Row, row: Row) -> tuple[list[int], list[int]]:
+    """Positions where this device reads from the peer, with how far the peer had come by then."""
+    found: list[tuple[int, int]] = []
+    for transfer in row.gets.values():
+        use = row.uses[transfer.id]
+        if use is not None and sender(transfer, row.device) == peer.device:
+            made = max(progress(dag, peer, value) for value in transfer.reads[0])
+            found.append((use, made))
+    found.sort()
+    return [use for use, _ in found], list(accumulate((made for _, made in found), max))
+
+
+def progress(dag: Dag, peer: Row, value: ValueId) -> int:
+    maker: Node = dag.nodes[dag.producers[value]]
+    return peer.position.get(maker.id, -1)

@@ -1,0 +1,1 @@
+"""Runs plans. Knows instructions, never strategies."""

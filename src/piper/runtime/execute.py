@@ -1,0 +1,278 @@
+"""Run a plan: every instruction becomes one small function, and a step is a loop over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+import torch
+
+from piper.errors import PeerLost, RunError
+from piper.plan.instructions import (
+    Add, Free, Instruction, Keep, Load, Plan, Recv, Run, Send, Total, Update, line,
+)  # fmt: skip
+from piper.runtime.comm import Comm, Handle
+from piper.runtime.state import DeviceState
+
+Act = Callable[[], None]
+Kernel = Callable[..., Sequence[Any]]
+
+
+@dataclass
+class Batch:
+    """What one step works on: this replica's inputs, and what each microbatch weighs."""
+
+    inputs: tuple[torch.Tensor, ...]
+    weights: tuple[float, ...]  # of each microbatch in the loss; they add up to 1 for a mean
+    seed: int = 0
+    max_norm: float | None = None
+
+
+@dataclass
+class Program:
+    """A plan made ready to run on one device. Buffers are slots of a list, resolved here, once."""
+
+    plan: Plan
+    kernels: Callable[[str, str], Kernel]  # region, phase
+    state: DeviceState
+    comm: Comm
+    loss_dtype: torch.dtype = torch.float32
+    slots: list[Any] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+    handles: list[Handle | None] = field(default_factory=list)
+    batch: Batch = field(default_factory=lambda: Batch((), ()))
+    totals: torch.Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for state in self.plan.states:
+            self.slots[self.slot(state.value)] = self.state.buckets[state.value].tensors
+        self.handles = [None] * len(self.plan.instructions)
+        self.acts = [self.act(k, one) for k, one in enumerate(self.plan.instructions)]
+
+    def step(self, batch: Batch) -> None:
+        """Run the plan once; afterwards nothing is under way any more."""
+        self.batch = batch
+        self.losses = {}
+        position = 0
+        try:
+            with torch.no_grad():
+                for position, act in enumerate(self.acts):  # noqa: B007
+                    act()
+                self.finish()
+        except RunError:
+            raise
+        except Exception as error:
+            raise self.explain(position, error) from error
+
+    def finish(self) -> None:
+        for k, handle in enumerate(self.handles):
+            if handle is not None:
+                self.wait_one(k)
+
+    def explain(self, position: int, error: Exception) -> RunError:
+        """Where it stopped, in the user's words; a lost peer is not this device's own failure."""
+        instruction = self.plan.instructions[position]
+        kind = PeerLost if isinstance(error, ConnectionError) else RunError
+        self.handles = [None] * len(self.handles)
+        return kind(self.plan.device, line(instruction), f"{type(error).__name__}: {error}")
+
+    def slot(self, value: str) -> int:
+        if value not in self.numbers:
+            self.numbers[value] = len(self.slots)
+            self.slots.append(None)
+        return self.numbers[value]
+
+    def wait_one(self, k: int) -> None:
+        handle, self.handles[k] = self.handles[k], None
+        if handle is not None:
+            try:
+                arrived = handle.wait()
+            except Exception as error:
+                raise ConnectionError(f"{line(self.plan.instructions[k])}: {error}") from error
+            instruction = self.plan.instructions[k]
+            if isinstance(instruction, Recv):
+                self.slots[self.numbers[instruction.value]] = arrived
+
+    def act(self, k: int, instruction: Instruction) -> Act:
+        """One instruction as a function without arguments."""
+        do = self.plain(k, instruction)
+        waits = tuple(w for w in instruction.waits if is_async(self.plan.instructions[w]))
+        if not waits:
+            return do
+
+        def wait_then_do() -> None:
+            for w in waits:
+                self.wait_one(w)
+            do()
+
+        return wait_then_do
+
+    def plain(self, k: int, instruction: Instruction) -> Act:
+        match instruction:
+            case Load():
+                return self.load(instruction)
+            case Run():
+                return self.run(instruction)
+            case Keep():
+                return self.keep(instruction)
+            case Add():
+                return self.add(instruction)
+            case Send():
+                return self.send(k, instruction)
+            case Recv():
+                return self.recv(k, instruction)
+            case Total():
+                return self.total(k, instruction)
+            case Update():
+                return self.update(instruction)
+            case Free():
+                return self.free(instruction)
+            case _:
+                assert_never(instruction)
+
+    def load(self, load: Load) -> Act:
+        slots, into = self.slots, self.slot(load.value)
+
+        def batch() -> None:
+            slots[into] = part_of(self.batch.inputs[load.index], load.part, load.parts)
+
+        def seed() -> None:
+            slots[into] = torch.tensor(self.batch.weights[load.part], dtype=self.loss_dtype)
+
+        def random() -> None:
+            slots[into] = torch.tensor([self.batch.seed, load.part], dtype=torch.int64)
+
+        return {"batch": batch, "seed": seed, "random": random}[load.origin]
+
+    def run(self, run: Run) -> Act:
+        kernel, slots = self.kernels(run.region, run.phase), self.slots
+        reads = tuple(map(self.slot, run.reads))
+        writes = tuple(map(self.slot, run.writes))
+
+        def act() -> None:
+            results = kernel(*[slots[k] for k in reads])
+            for k, result in zip(writes, results, strict=True):
+                slots[k] = result
+
+        return act
+
+    def keep(self, keep: Keep) -> Act:
+        slots, into, value = self.slots, self.slot(keep.into), self.slot(keep.value)
+
+        def act() -> None:
+            slots[into], slots[value] = slots[value], None
+
+        return act
+
+    def add(self, add: Add) -> Act:
+        slots, into, value = self.slots, self.slot(add.into), self.slot(add.value)
+
+        def act() -> None:
+            part, slots[value] = slots[value], None
+            torch._foreach_add_(as_tuple(slots[into]), as_tuple(part))
+
+        return act
+
+    def send(self, k: int, send: Send) -> Act:
+        slots, value = self.slots, self.slot(send.value)
+
+        def act() -> None:
+            self.handles[k] = self.comm.send(
+                as_tuple(slots[value]), send.shapes, send.peer, send.stream
+            )
+
+        return act
+
+    def recv(self, k: int, recv: Recv) -> Act:
+        self.slot(recv.value)
+        state = self.state.buckets.get(recv.value)
+        into = state.tensors if state else None
+
+        def act() -> None:
+            arrival = self.comm.recv(recv.shapes, recv.peer, recv.stream, into)
+            self.handles[k] = arrival if recv.bundle else Single(arrival)
+
+        return act
+
+    def total(self, k: int, total: Total) -> Act:
+        losses = [(self.slot(value), part) for value, part in total.losses]
+        grads = [self.slot(value) for value in total.grads]
+
+        def act() -> None:
+            self.losses = {part: self.slots[k] for k, part in losses}
+            self.totals = torch.zeros(2, dtype=torch.float64)
+            for part, loss in self.losses.items():
+                self.totals[0] += loss.double() * self.batch.weights[part]
+            tensors = [tensor for k in grads for tensor in as_tuple(self.slots[k])]
+            if tensors:
+                norms = torch._foreach_norm(tensors)
+                self.totals[1] = torch.stack([n.double() for n in norms]).square().sum()
+            self.handles[k] = self.comm.add_up(self.totals)
+
+        return act
+
+    def update(self, update: Update) -> Act:
+        bucket = self.state.buckets[f"w:{update.bucket}"]
+        slots, grad = self.slots, self.slot(update.grad)
+
+        def act() -> None:
+            grads = as_tuple(slots[grad])
+            if update.clip:
+                clip(grads, self.totals[1].sqrt(), self.batch.max_norm)
+            for parameter, tensor in zip(bucket.parameters, grads, strict=True):
+                parameter.grad = tensor
+            assert bucket.optimizer is not None
+            bucket.optimizer.step()
+            self.watch(update.bucket, grads)
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+        return act
+
+    def watch(self, bucket: str, grads: tuple[torch.Tensor, ...]) -> None:
+        """A place for tests and tools to look at final gradients; does nothing by itself."""
+
+    def free(self, free: Free) -> Act:
+        slots, ended = self.slots, tuple(map(self.slot, free.values))
+
+        def act() -> None:
+            for k in ended:
+                slots[k] = None
+
+        return act
+
+
+@dataclass(slots=True)
+class Single:
+    """An arrival of one tensor that is no bundle."""
+
+    arrival: Any
+
+    def wait(self) -> torch.Tensor:
+        (tensor,) = self.arrival.wait()
+        return tensor
+
+
+def is_async(instruction: Instruction) -> bool:
+    return isinstance(instruction, Send | Recv | Total)
+
+
+def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
+    return (value,) if isinstance(value, torch.Tensor) else tuple(value)
+
+
+def part_of(tensor: torch.Tensor, part: int, parts: int) -> torch.Tensor:
+    """One microbatch's rows; a tensor without rows is whole for every microbatch."""
+    if tensor.dim() == 0:
+        return tensor
+    rows = tensor.shape[0] // parts
+    return tensor.narrow(0, part * rows, rows)
+
+
+def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | None) -> None:
+    """As torch.nn.utils.clip_grad_norm_, with the norm over all devices."""
+    assert max_norm is not None
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_(grads, factor.to(grads[0].dtype))

@@ -1,0 +1,57 @@
+"""The first value of every parameter: the same under every strategy."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+
+import torch
+
+from piper.errors import CaptureError, Problem
+
+Init = Callable[[str, torch.Tensor], None]
+
+
+def initial_values(
+    model: torch.nn.Module, seed: int, init: Init | None = None
+) -> Callable[[str], torch.Tensor]:
+    """How to get a parameter or buffer by name, with memory of its own.
+
+    A model with real weights gives them. A model on `meta` gives none: `init(name, empty)` fills
+    them, or the module's own `reset_parameters`, seeded by its path, so that a parameter starts the
+    same on whatever device and in whatever order it is made.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def get(name: str) -> torch.Tensor:
+        tensor = tensors[name].detach()
+        if not tensor.is_meta:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        if init is not None:
+            made = torch.empty_like(tensor, device="cpu")
+            init(name, made)
+            return made
+        return reset(model, name, seed)
+
+    return get
+
+
+def reset(model: torch.nn.Module, name: str, seed: int) -> torch.Tensor:
+    """Let the module that owns a parameter initialise a real copy of itself."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if not callable(getattr(module, "reset_parameters", None)):
+        raise CaptureError(
+            f"parameter {name}",
+            Problem(
+                f"it has no value, and {type(module).__name__} has no reset_parameters()",
+                "build the model on the CPU, or give Trainer init=function(name, tensor)",
+            ),
+        )
+    real = copy.deepcopy(module).to_empty(device="cpu")
+    digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(digest[:7], "big"))
+        real.reset_parameters()
+    return getattr(real, leaf).detach()

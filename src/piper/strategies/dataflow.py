@@ -1,0 +1,106 @@
+"""Whether the rows of a table, run together, come to an end; and if not, who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from piper.errors import Problem
+from piper.names import BI, BW, B, F
+from piper.strategies.table import Action, Table, ranks_of
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """`after` cannot start until `before` is done."""
+
+    before: Action
+    after: Action
+    rank: int | None = None  # in whose row; None where data flows between them
+
+    def __str__(self) -> str:
+        why = "data flow" if self.rank is None else f"row of rank {self.rank}"
+        return f"{self.before} -> {self.after}   {why}"
+
+
+def rows_agree_with_the_dataflow(table: Table) -> Iterator[Problem]:
+    """A rule of `check`, for tables in which every action is there once and follows its inputs."""
+    stuck = run(table)
+    if any(stuck):
+        yield drawn(ring(table, stuck))
+
+
+def run(table: Table) -> list[list[Action]]:
+    """Run all ranks, without a clock; return what each is stuck at, nothing where it finished.
+
+    Every action waits for one other at most, and is looked at again only when that is done.
+    """
+    last, ranks = table.stages - 1, ranks_of(table)
+    rows = [iter(row) for row in table.rows]
+    stuck: list[list[Action]] = [[] for _ in rows]
+    done: set[Action] = set()
+    waiting: dict[Action, Action] = {}
+    ready: list[Action] = []
+
+    def begin_next_slot(rank: int) -> None:
+        stuck[rank] = list(next(rows[rank], ()))
+        for action in stuck[rank]:
+            needed = need(action, last)
+            if needed is None or needed in done:
+                ready.append(action)
+            else:
+                waiting[needed] = action
+
+    for rank in range(len(rows)):
+        begin_next_slot(rank)
+    while ready:
+        action = ready.pop()
+        result = whole(action)
+        done.add(result)
+        if result in waiting:
+            ready.append(waiting[result])
+        rank = ranks[action.stage]
+        stuck[rank].remove(action)
+        if not stuck[rank]:
+            begin_next_slot(rank)
+    return stuck
+
+
+def need(action: Action, last: int) -> Action | None:
+    """What an action waits for, if that may be on another rank; a BI counts as its B."""
+    stage, phase, microbatch = action
+    if phase is F:
+        return Action(stage - 1, F, microbatch) if stage else None
+    if phase is BW:
+        return None  # its BI is on its own rank
+    return Action(stage, F, microbatch) if stage == last else Action(stage + 1, B, microbatch)
+
+
+def whole(action: Action) -> Action:
+    return Action(action.stage, B, action.microbatch) if action.phase is BI else action
+
+
+def ring(table: Table, stuck: list[list[Action]]) -> list[Wait]:
+    """Walk from one stuck action to the one it waits for until the walk meets itself."""
+    ranks, last = ranks_of(table), table.stages - 1
+    written = {whole(action): action for action in table.actions}
+    action = next(slot[0] for slot in stuck if slot)
+    walk: dict[Action, list[Wait]] = {}
+    while action not in walk:
+        needed = need(action, last)
+        assert needed is not None
+        before = written[needed]
+        rank = ranks[before.stage]
+        head = before if before in stuck[rank] else stuck[rank][0]
+        through_row = [Wait(head, before, rank)] if head != before else []
+        walk[action] = [*through_row, Wait(before, action)]
+        action = head
+    met = list(walk).index(action)
+    return list(chain.from_iterable(list(walk.values())[: met - len(walk) - 1 : -1]))
+
+
+def drawn(waits: list[Wait]) -> Problem:
+    lines = "".join(f"\n      {wait}" for wait in waits)
+    turns = [f"{w.after} before {w.before} on rank {w.rank}" for w in waits if w.rank is not None]
+    return Problem(f"these actions wait for each other{lines}", f"run {', or '.join(turns[:2])}")

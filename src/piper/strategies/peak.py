@@ -1,0 +1,25 @@
+"""How many activations a rank holds at once."""
+
+from piper.names import BW, B, F
+from piper.strategies.table import Row, Table
+
+
+def peaks(table: Table) -> tuple[int, ...]:
+    """For each rank, the most forwards whose weight gradients were still to come.
+
+    Counted in activations of one stage for one microbatch; what overlaps is held together.
+
+    >>> from piper.strategies.schedules import one_f_one_b
+    >>> peaks(one_f_one_b(pp=3, microbatches=8))
+    (3, 2, 1)
+    """
+    return tuple(map(peak, table.rows))
+
+
+def peak(row: Row) -> int:
+    held = most = 0
+    for slot in row:
+        held += sum(action.phase is F for action in slot)
+        most = max(most, held)
+        held -= sum(action.phase in (B, BW) for action in slot)
+    return most

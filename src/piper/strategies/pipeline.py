@@ -1,0 +1,111 @@
+"""Pipeline strategies: schedules as directives, and the table a strategy's orders make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from piper.directives import Directive, Order, Place, Split, Strategy
+from piper.ir.filters import Filter, where
+from piper.names import PASS, Device, Phase
+from piper.strategies import schedules
+from piper.strategies.check import check
+from piper.strategies.table import Action, Table, ranks_of
+from piper.strategies.text import parse_csv
+
+Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
+
+
+def gpipe(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+    """All forwards, then all backwards, of `pp` stages on as many devices."""
+    return built(schedules.gpipe(pp, microbatches), stream)
+
+
+def one_f_one_b(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+    """One forward, one backward: as fast as GPipe, with fewer live activations.
+
+    >>> print(one_f_one_b(pp=1, microbatches=1))
+    Place(filter=where(PP=0), devices=(0,), stream='pp')
+    Split(name='MB', n=1)
+    Order(slots=((where(PP=0, MB=0, PASS='F'),), (where(PP=0, MB=0, PASS='B'),)))
+    """
+    return built(schedules.one_f_one_b(pp, microbatches), stream)
+
+
+def interleaved_one_f_one_b(
+    pp: int, microbatches: int, virtual: int = 2, stream: str = "pp"
+) -> Strategy:
+    """1F1B of `pp * virtual` stages, stage s on device s % pp."""
+    return built(schedules.interleaved_one_f_one_b(pp, microbatches, virtual), stream)
+
+
+def zb_h1(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+    """1F1B whose weight gradients fill a part of the bubble."""
+    return built(schedules.zb_h1(pp, microbatches), stream)
+
+
+def interleaved_zb(pp: int, microbatches: int, virtual: int = 2, stream: str = "pp") -> Strategy:
+    """ZB-H1 of `pp * virtual` stages, stage s on device s % pp."""
+    return built(schedules.interleaved_zb(pp, microbatches, virtual), stream)
+
+
+def zbv(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+    """Zero bubble for `2 * pp` stages, stage s on device min(s, 2*pp - 1 - s)."""
+    return built(schedules.zbv(pp, microbatches), stream)
+
+
+def dualpipev(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+    """Overlapped forwards and backwards for `2 * pp` stages, placed as for `zbv`."""
+    return built(schedules.dualpipev(pp, microbatches), stream)
+
+
+def dualpipe(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+    """Two replicas of `pp` stages in opposite directions: stage s on devices s and pp-1-s."""
+    table = schedules.dualpipe(pp, microbatches)
+    mirrored = {stage: (stage, pp - 1 - stage) for stage in range(pp)}
+    return Strategy(to_directives(table, mirrored, stream))
+
+
+def from_csv(text: str, stream: str = "pp") -> Strategy:
+    """The strategy of a schedule in PyTorch's text, one row per device.
+
+    >>> from_csv("0F0,0B0") == one_f_one_b(pp=1, microbatches=1)
+    True
+    """
+    return from_table(parse_csv(text), stream)
+
+
+def from_table(table: Table, stream: str = "pp") -> Strategy:
+    """The strategy of a schedule, row r on device r; refuses a table that is no schedule."""
+    check(table)
+    return built(table, stream)
+
+
+def built(table: Table, stream: str) -> Strategy:
+    places = {stage: (rank,) for stage, rank in ranks_of(table).items()}
+    return Strategy(to_directives(table, places, stream))
+
+
+def to_directives(table: Table, places: Places, stream: str = "pp") -> tuple[Directive, ...]:
+    """A place for each stage, the split in microbatches, and an order for each row."""
+    return (
+        *(Place(where(PP=stage), tuple(places[stage]), stream) for stage in sorted(places)),
+        Split("MB", table.microbatches),
+        *orders_of(table),
+    )
+
+
+def orders_of(table: Table) -> Iterator[Order]:
+    """`where(PP=..., MB=..., PASS=...)` for every action.
+
+    Filters share their tags and skip the checks of `where`: there may be 100,000 of them.
+    """
+    stages = [("PP", stage) for stage in range(table.stages)]
+    microbatches = [("MB", microbatch) for microbatch in range(table.microbatches)]
+    passes = {phase: (PASS, str(phase)) for phase in Phase}
+
+    def filter_of(action: Action) -> Filter:
+        stage, phase, microbatch = action
+        return Filter((stages[stage], microbatches[microbatch], passes[phase]))
+
+    for row in table.rows:
+        yield Order(tuple(tuple(map(filter_of, slot)) for slot in row))

@@ -1,0 +1,58 @@
+"""Which sizes a schedule can be built for, and what to write when it cannot."""
+
+from piper.errors import Problem, StrategyError
+
+
+def require_at_least(name: str, least: int, **sizes: int) -> None:
+    few = {size: found for size, found in sizes.items() if found < least}
+    problems = (
+        Problem(f"{size}={found} is too few", f"write {size}={least} or more")
+        for size, found in few.items()
+    )
+    if few:
+        raise StrategyError(name, *problems)
+
+
+def require_virtual_stages(name: str, virtual: int, instead: str) -> None:
+    if virtual < 2:
+        what = f"virtual={virtual} leaves nothing to interleave: a rank needs two stages or more"
+        raise StrategyError(name, Problem(what, f"write virtual=2 or more, or use {instead}"))
+
+
+def microbatches_per_round(name: str, pp: int, microbatches: int) -> int:
+    """How many microbatches a rank runs through one stage before it turns to its next stage."""
+    rounds = rounds_of(pp, microbatches)
+    if microbatches % rounds:
+        what = (
+            f"microbatches={microbatches} on pp={pp} is {rounds} rounds, and {microbatches} "
+            f"microbatches do not divide into {rounds} equal rounds"
+        )
+        near = (str(nearest(pp, microbatches, step)) for step in (-1, 1))
+        raise StrategyError(name, Problem(what, f"write microbatches={' or '.join(near)}"))
+    return microbatches // rounds
+
+
+def rounds_of(pp: int, microbatches: int) -> int:
+    return max(1, microbatches // pp)
+
+
+def nearest(pp: int, microbatches: int, step: int) -> int:
+    """The next number of microbatches, up or down, that makes equal rounds."""
+    while microbatches % rounds_of(pp, microbatches):
+        microbatches += step
+    return microbatches
+
+
+def require_filled_v(name: str, stages: int, microbatches: int) -> None:
+    """Both arms of the V need their own microbatches before forwards and backwards can pair."""
+    if microbatches < stages:
+        what = f"microbatches={microbatches} cannot fill {stages} stages"
+        fix = f"write microbatches={stages} or more, or use zbv, which takes any number"
+        raise StrategyError(name, Problem(what, fix))
+
+
+def require_mirror(name: str, pp: int) -> None:
+    if pp < 2 or pp % 2:
+        what = f"pp={pp} has no mirror: device d shares its stages with device pp-1-d"
+        near = " or ".join(f"pp={size}" for size in (pp - 1, pp + 1) if size >= 2 and pp > 0)
+        raise StrategyError(name, Problem(what, f"write {near or 'pp=2'}"))

@@ -1,0 +1,119 @@
+"""Schedules whose stages go down the ranks and back up: stage s is on rank min(s, 2*pp - 1 - s).
+
+Each rank has a half of the way down (0) and a half of the way back (1). A row is first written as
+a script of passes on halves; numbering it gives each pass the next microbatch of its half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, count, product, starmap
+
+from piper.names import BI, BW, B, F, Phase
+from piper.strategies.schedules.sizes import require_at_least, require_filled_v, require_mirror
+from piper.strategies.table import Action, Row, Table
+
+Step = tuple[tuple[Phase, int], ...]  # the passes of one slot, each with its half
+Script = list[Step]
+
+F0, B0, I0, W0 = (((phase, 0),) for phase in (F, B, BI, BW))
+F1, B1, I1, W1 = (((phase, 1),) for phase in (F, B, BI, BW))
+
+
+def zbv(pp: int, microbatches: int) -> Table:
+    """Zero bubble, V-shaped: no bubble inside a rank's row if F, BI and BW take equal time.
+
+    >>> print(zbv(pp=2, microbatches=3))
+    PP rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2
+    PP rank 1  1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
+    """
+    require_at_least("zbv", 1, pp=pp, microbatches=microbatches)
+    scripts = (zbv_script(rank, pp, microbatches) for rank in range(pp))
+    return table_of(scripts, pp, microbatches)
+
+
+def zbv_script(rank: int, pp: int, microbatches: int) -> Script:
+    """Too few microbatches to fill the V: the script of a full one, without those that are not."""
+    filled = max(microbatches, 2 * pp - 1)
+    below = pp - rank  # ranks from here to the turn of the V
+    return [
+        *[F0] * (2 * below - 1),
+        *[F1, F0] * rank,
+        *[F1, I1, W1] * below,
+        *[F0, I0, W0, F1, I1, W1] * (filled - 2 * pp + rank + 1),
+        *[I0, W0, F1, I1, W1] * (below - 1),
+        *[I0, I1] * rank,
+        *[I0, W0] * below,
+        *[W1] * rank,
+        *[W0] * rank,
+    ]
+
+
+def dualpipev(pp: int, microbatches: int) -> Table:
+    """DualPipe folded to a V: forwards of one half overlap backwards of the other.
+
+    >>> print(dualpipev(pp=2, microbatches=4))
+    PP rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3&3B1 3F2&0B0 3B2 3F3&0B1 3B3 0I2 0W2 0I3 0W3
+    PP rank 1  1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2I3 1I3 2W3 1W3
+    """
+    require_at_least("dualpipev", 1, pp=pp, microbatches=microbatches)
+    require_filled_v("dualpipev", 2 * pp, microbatches)
+    scripts = (dualpipe_script(rank, pp, microbatches) for rank in range(pp))
+    return table_of(scripts, pp, microbatches)
+
+
+def dualpipe(pp: int, microbatches: int) -> Table:
+    """Two replicas whose stages lie in opposite order: device d has stages d and pp-1-d.
+
+    Devices d and pp-1-d then run the same row, each for its own replicas, so the table has one row
+    for both: the row of a V on half the ranks. `microbatches` counts those of one replica.
+
+    >>> print(dualpipe(pp=4, microbatches=4))
+    PP rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3&3B1 3F2&0B0 3B2 3F3&0B1 3B3 0I2 0W2 0I3 0W3
+    PP rank 1  1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2I3 1I3 2W3 1W3
+    """
+    require_mirror("dualpipe", pp)
+    require_at_least("dualpipe", 1, microbatches=microbatches)
+    require_filled_v("dualpipe", pp, microbatches)
+    return dualpipev(pp // 2, microbatches)
+
+
+def dualpipe_script(rank: int, pp: int, microbatches: int) -> Script:
+    """The eight steps of DualPipe; rank is the distance to the nearer end of the pipeline."""
+    turn = pp - 1 - rank  # ranks from the next one to the turn of the V
+    main: Script = [F0 + B1, F1 + B0] * (microbatches - 2 * pp + rank + 1)
+    if turn == 0:
+        main[:1] = [F0, B1]  # at the turn the first pair runs apart, for a smaller bubble
+    half = rank + 1  # of the last 2 * (rank + 1) backwards, the second half is split
+    weights = [*([W1, W0] * half)[half:], *[W0] * turn]
+    return [
+        *[F0] * (2 * turn),
+        *[F0, F1] * half,
+        *[I1, W1, F1] * turn,
+        *main,
+        *[B1, F1 + B0] * turn,
+        *([B1, B0] * half)[:half],
+        *([I1, I0] * half)[half:],
+        *chain.from_iterable((weight, I0) for weight in weights[:turn]),
+        *weights[turn:],
+    ]
+
+
+def table_of(scripts: Iterable[Script], pp: int, microbatches: int) -> Table:
+    halves = ((rank, 2 * pp - 1 - rank) for rank in range(pp))
+    rows = (numbered(*row, microbatches) for row in zip(scripts, halves, strict=True))
+    return Table(tuple(rows))
+
+
+def numbered(script: Script, stages: tuple[int, int], microbatches: int) -> Row:
+    """Give each pass the next microbatch of its half; a whole backward counts as both its parts."""
+    numbers = {item: count() for item in product((F, BI, BW), (0, 1))}
+
+    def next_action(phase: Phase, half: int) -> Action:
+        if phase is B:
+            next(numbers[BW, half])
+            return Action(stages[half], B, next(numbers[BI, half]))
+        return Action(stages[half], phase, next(numbers[phase, half]))
+
+    slots = [tuple(starmap(next_action, step)) for step in script]
+    return tuple(slot for slot in slots if slot[0].microbatch < microbatches)

@@ -1,0 +1,81 @@
+"""PyTorch's schedule text: one row of comma-separated actions per rank.
+
+    0F0,0F1,(0F2;3B0)OVERLAP_F_B,0I1,0W1
+
+`F` is a forward, `B` a whole backward, `I` and `W` its two halves. PyTorch also writes its
+communication in such rows; Piper derives that itself and leaves it out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from piper.errors import Problem, StrategyError
+from piper.names import Phase
+from piper.strategies.table import LETTERS, Action, Slot, Table
+
+PHASES: dict[str, Phase] = {letter: phase for phase, letter in LETTERS.items()}
+ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
+DERIVED = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])[0-9]*")
+OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+ACCEPTED = (
+    "write stage, pass and microbatch, as in 0F0 (forward), 0B0 (backward), 0I0 and 0W0 (its "
+    "halves) or (0F7;3B2)OVERLAP_F_B, or leave the cell empty"
+)
+SHOWN = 10  # bad cells in one message
+
+
+def print_csv(table: Table) -> str:
+    """The table as PyTorch reads it.
+
+    >>> print(print_csv(parse_csv("0F0,,0B0,0REDUCE_GRAD")), end="")
+    0F0,0B0
+    """
+    return "".join(",".join(map(slot_text, row)) + "\n" for row in table.rows)
+
+
+def slot_text(slot: Slot) -> str:
+    if len(slot) == 1:
+        return str(slot[0])
+    return f"({';'.join(map(str, slot))})OVERLAP_F_B"
+
+
+def parse_csv(text: str) -> Table:
+    """The table a text holds; `check` says whether it makes sense."""
+    rows = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
+    while rows and not any(map(str.strip, rows[-1])):
+        rows.pop()
+    slots = [[parse_slot(text.strip()) for text in cells] for cells in rows]
+    problems = list(islice(unreadable(rows, slots), SHOWN))
+    if problems:
+        raise StrategyError("schedule text", *problems)
+    return Table(tuple(tuple(slot for slot in row if slot) for row in slots))
+
+
+def unreadable(rows: list[list[str]], slots: list[list[Slot | None]]) -> Iterator[Problem]:
+    for number, cells in enumerate(rows):
+        for column, text in enumerate(cells):
+            if slots[number][column] is None:
+                place = f"row {number + 1} (rank {number}), column {column + 1}"
+                yield Problem(f"{place}: {text.strip()!r} is no action", ACCEPTED)
+
+
+def parse_slot(text: str) -> Slot | None:
+    """The actions of a cell: none where it is idle or communicates, None if it cannot be read."""
+    if not text or DERIVED.fullmatch(text):
+        return ()
+    if found := OVERLAP.fullmatch(text):
+        actions = [parse_action(part.strip()) for part in found[1].split(";")]
+        return None if None in actions else tuple(action for action in actions if action)
+    action = parse_action(text)
+    return action and (action,)
+
+
+def parse_action(text: str) -> Action | None:
+    if found := ACTION.fullmatch(text):
+        return Action(int(found[1]), PHASES[found[2]], int(found[3]))
+    return None

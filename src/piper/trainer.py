@@ -1,0 +1,282 @@
+"""Compile a strategy for a model, and train: the public face of everything below."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+
+from piper.capture import Captured, capture
+from piper.compiler import Compiled, compile_strategy
+from piper.directives import Place, Strategy
+from piper.errors import InputError, Problem, StrategyError
+from piper.ir.filters import where
+from piper.plan.instructions import Recv, Send
+from piper.runtime.comm import ProcessComm
+from piper.runtime.execute import Batch, Program, part_of
+from piper.runtime.initial import initial_values
+from piper.runtime.state import DeviceState, MakeOptimizer
+
+Loss = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What a step gave, the same on every device."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    seconds: float
+    tokens: int
+    memory_gib: float
+    losses: Mapping[int, float] = field(default_factory=dict)  # of the microbatches that ended here
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def __str__(self) -> str:
+        return (
+            f"step: {self.step}  loss: {self.loss:.5f}  grad_norm: {self.grad_norm:.4f}  "
+            f"memory: {self.memory_gib:.2f}GiB  tps: {self.tokens_per_second:,.0f}"
+        )
+
+
+class Trainer:
+    """Trains a model under a strategy; the same script runs on every device.
+
+    `example` is one whole batch of a replica, as `step` gets it. The loss is
+    `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a mean
+    over the batch unless `reduction="sum"`; if microbatches weigh differently (ignored tokens), give
+    `loss_weight(*microbatch)`, for example the number of tokens that count.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Loss | None,
+        strategy: Strategy | Sequence[Any] | None = None,
+        *,
+        optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=3e-4),
+        example: tuple[Any, ...],
+        reduction: str = "mean",
+        loss_weight: Callable[..., Any] | None = None,
+        max_norm: float | None = None,
+        compiled: bool = False,
+        seed: int = 0,
+        init: Callable[[str, torch.Tensor], None] | None = None,
+        timeout: float = 600.0,
+        captured: Captured | None = None,
+    ) -> None:
+        self.model, self.loss_fn = model, loss_fn
+        self.strategy = as_strategy(strategy)
+        self.reduction, self.loss_weight, self.max_norm = reduction, loss_weight, max_norm
+        self.compiled, self.seed = compiled, seed
+        self.make_optimizer: MakeOptimizer = optimizer
+        self.initial = initial_values(model, seed, init)
+        self.captured = captured  # what `capture` found before, for microbatches of this shape
+        if _inspecting:
+            captured, compiled = self.compile(example)
+            raise Inspected(self.strategy, captured, compiled)
+        self.rank = join(timeout)
+        self.state = DeviceState()
+        self.comm: ProcessComm | None = None
+        self.programs: dict[Any, Program] = {}
+        self.steps = 0
+        self.program(example)
+
+    @property
+    def replica(self) -> int:
+        """Which part of the data this process must load."""
+        return 0
+
+    @property
+    def replicas(self) -> int:
+        """In how many parts the data is divided."""
+        return 1
+
+    def step(self, *batch: Any) -> Metrics:
+        """One optimizer step on one batch."""
+        started = time.perf_counter()
+        program = self.program(batch)
+        inputs = tensors_of(batch)
+        program.step(Batch(inputs, self.weights(batch), self.seed * 1_000_003 + self.steps, self.max_norm))
+        self.steps += 1
+        return self.metrics(program, inputs, time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Give back the communicators; the process may go on with another Trainer."""
+        if self.comm is not None:
+            self.comm.close()
+            self.comm = None
+
+    def metrics(self, program: Program, inputs: Sequence[torch.Tensor], seconds: float) -> Metrics:
+        loss, squares = program.totals.tolist()
+        return Metrics(
+            step=self.steps,
+            loss=loss,
+            grad_norm=squares**0.5,
+            seconds=seconds,
+            tokens=next((t.numel() for t in inputs if not t.is_floating_point()), inputs[0].shape[0]),
+            memory_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            losses={part: tensor.item() for part, tensor in program.losses.items()},
+        )
+
+    def weights(self, batch: tuple[Any, ...]) -> tuple[float, ...]:
+        """What each microbatch counts in the loss."""
+        parts = self.strategy.microbatches
+        if self.loss_weight is not None:
+            found = [float(self.loss_weight(*microbatch(batch, k, parts))) for k in range(parts)]
+            return tuple(weight / sum(found) for weight in found)
+        return (1.0 if self.reduction == "sum" else 1.0 / parts,) * parts
+
+    def program(self, batch: tuple[Any, ...]) -> Program:
+        """The program for batches of this shape; compiled at the first of its kind."""
+        key = shape_key(batch)
+        if key not in self.programs:
+            self.programs[key] = self.build(batch)
+        return self.programs[key]
+
+    def compile(self, batch: tuple[Any, ...]) -> tuple[Captured, Compiled]:
+        """Capture the model for this shape of batch, and apply the strategy."""
+        parts = self.strategy.microbatches
+        refuse_uneven(batch, parts)
+        captured = self.captured or capture(self.model, self.loss_fn, microbatch(batch, 0, parts))
+        self.captured = None
+        clip = self.max_norm is not None
+        return captured, compile_strategy(captured.model, self.strategy.directives, clip=clip)
+
+    def build(self, batch: tuple[Any, ...]) -> Program:
+        captured, compiled = self.compile(batch)
+        refuse_wrong_world(compiled)
+        if self.comm is None:
+            self.comm = ProcessComm(streams(compiled))
+        return self.load(compiled, captured)
+
+    def load(self, compiled: Compiled, captured: Captured) -> Program:
+        plan = compiled.plan(self.rank)
+        buckets = captured.model.buckets
+        contents = {str(b.id): [p.name for p in b.parameters] for b in buckets.values()}
+        trainable = {str(b.id): b.trainable for b in buckets.values()}
+        self.state.add(
+            plan.states, contents, trainable.__getitem__, self.initial, self.make_optimizer
+        )
+        assert self.comm is not None
+        kernel = partial(captured.kernel, compiled=self.compiled)
+        dtype = captured.model.values[captured.model.loss].specs[0].dtype
+        return Program(plan, kernel, self.state, self.comm, getattr(torch, dtype))
+
+
+class Inspected(BaseException):
+    """Raised instead of training when a tool only wants to look; nothing was started."""
+
+    def __init__(self, strategy: Strategy, captured: Captured, compiled: Compiled) -> None:
+        super().__init__("inspected")
+        self.strategy, self.captured, self.compiled = strategy, captured, compiled
+
+
+_inspecting = False
+
+
+@contextmanager
+def inspecting() -> Iterator[None]:
+    """Inside, the first Trainer compiles and raises `Inspected`."""
+    global _inspecting
+    _inspecting = True
+    try:
+        yield
+    finally:
+        _inspecting = False
+
+
+def as_strategy(strategy: Strategy | Sequence[Any] | None) -> Strategy:
+    """No strategy at all: everything on one device."""
+    if strategy is None:
+        return Strategy([Place(where(), devices=(0,))])
+    return strategy if isinstance(strategy, Strategy) else Strategy(strategy)
+
+
+def join(timeout: float) -> int:
+    """Join the other processes, if the launcher started any; the rank is the device."""
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def refuse_wrong_world(compiled: Compiled) -> None:
+    devices = compiled.dag.devices
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if devices != tuple(range(world)):
+        count = max(devices) + 1
+        raise StrategyError(
+            "strategy",
+            Problem(
+                f"it uses devices {list(devices)}, but {world} process(es) were started",
+                f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
+            ),
+        )
+
+
+def streams(compiled: Compiled) -> list[str]:
+    found = (
+        instruction.stream
+        for plan in compiled.plans
+        for instruction in plan.instructions
+        if isinstance(instruction, Send | Recv)
+    )
+    return sorted(set(found))
+
+
+def tensors_of(batch: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
+def microbatch(batch: tuple[Any, ...], part: int, parts: int) -> tuple[Any, ...]:
+    def cut(leaf: Any) -> Any:
+        return part_of(leaf, part, parts) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(cut, batch)
+
+
+def shape_key(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    leaves, spec = pytree.tree_flatten(batch)
+    return tuple(
+        (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else repr(x) for x in leaves
+    ) + (str(spec),)
+
+
+def refuse_uneven(batch: tuple[Any, ...], parts: int) -> None:
+    """All tensors with rows have equally many, and a number that divides into microbatches."""
+    rows = [tensor.shape[0] for tensor in tensors_of(batch) if tensor.dim()]
+    if not rows:
+        raise InputError("batch", Problem("it has no tensor with rows", "give a batch of tensors"))
+    if len(set(rows)) > 1:
+        raise InputError(
+            "batch",
+            Problem(
+                f"its tensors have different numbers of rows: {rows}",
+                "give every tensor the batch as its first dimension",
+            ),
+        )
+    if rows[0] % parts:
+        near = max(rows[0] // parts, 1) * parts
+        raise InputError(
+            "batch",
+            Problem(
+                f"{rows[0]} rows do not divide into {parts} microbatches",
+                f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
+            ),
+        )
+
+

@@ -1,0 +1,1 @@
+"""DAG, plan or trace -> something a person looks at."""

@@ -1,0 +1,189 @@
+"""Runs captured regions one after the other in one process: the smallest possible runtime."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from piper.capture import Captured
+from piper.ir.model import Region
+from piper.ir.values import Origin, TensorSpec
+from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId
+
+
+@dataclass
+class Interpreter:
+    """One step on one microbatch; what it leaves behind is the loss and the gradients by name."""
+
+    captured: Captured
+    weights: dict[str, Tensor]
+    split: bool = False  # BI, and BW after everything else, instead of B
+    compiled: bool = False
+    random: tuple[int, int] = (0, 0)
+    values: dict[ValueId, Tensor] = field(default_factory=dict)
+    kept: dict[RegionId, tuple[Tensor, ...]] = field(default_factory=dict)
+    value_grads: dict[ValueId, Tensor] = field(default_factory=dict)
+    bucket_grads: dict[BucketId, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def step(self, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
+        model = self.captured.model
+        tensors = self.captured.inputs.flatten(batch)
+        for name, value in model.values.items():
+            if value.origin is Origin.BATCH:
+                self.values[name] = tensors[value.index].contiguous()
+            if value.origin is Origin.RANDOM:
+                self.values[name] = torch.tensor(self.random)
+        with torch.no_grad():
+            for region in model.regions:
+                self.forward(region)
+            self.value_grads[model.loss] = torch.ones(())
+            backward = [region for region in reversed(model.regions) if region.has_backward]
+            later = [(region, *self.backward(region)) for region in backward]
+            for region, carry, tangents in later:
+                if self.split:
+                    self.weight_backward(region, carry, tangents)
+        return self.values[model.loss], self.gradients()
+
+    def forward(self, region: Region) -> None:
+        reads = [self.bucket(bucket) for bucket in region.buckets]
+        results = self.call(region, F, [*reads, *self.inputs(region, range(len(region.inputs)))])
+        if region.has_backward:
+            *results, self.kept[region.id] = results
+            check(self.kept[region.id], region.saved)
+        for name, tensor in zip(region.outputs, results, strict=True):
+            check([tensor], self.captured.model.values[name].specs)
+            self.values[name] = tensor
+
+    def backward(self, region: Region) -> tuple[tuple[Tensor, ...], dict[int, Tensor]]:
+        tangents = {i: self.value_grads.pop(region.outputs[i]) for i in region.output_grads}
+        reads = [
+            *(self.bucket(region.buckets[i]) for i in region.backward_buckets),
+            *self.inputs(region, region.backward_inputs),
+            self.kept.pop(region.id),
+            *tangents.values(),
+        ]
+        results = self.call(region, BI if self.split else B, reads)
+        carry: tuple[Tensor, ...] = ()
+        if self.split:
+            *results, carry = results
+            check(carry, region.carry)
+        count = len(region.input_grads)
+        check_owned([*results[:count], *flat(results[count:])], [*flat(reads), *carry])
+        for i, gradient in zip(region.input_grads, results[:count], strict=True):
+            add(self.value_grads, region.inputs[i], gradient)
+        if not self.split:
+            self.store(region, results[count:])
+        return carry, tangents
+
+    def weight_backward(
+        self, region: Region, carry: tuple[Tensor, ...], tangents: dict[int, Tensor]
+    ) -> None:
+        reads = [
+            *(self.bucket(region.buckets[i]) for i in region.weight_buckets),
+            *self.inputs(region, region.weight_inputs),
+            carry,
+            *(tangents[i] for i in region.weight_output_grads),
+        ]
+        results = self.call(region, BW, reads)
+        check_owned(flat(results), flat(reads))
+        self.store(region, results)
+
+    def store(self, region: Region, bundles: Iterable[tuple[Tensor, ...]]) -> None:
+        for bucket, bundle in zip(self.trainable(region), bundles, strict=True):
+            check(bundle, self.captured.model.buckets[bucket].specs)
+            if bucket in self.bucket_grads:
+                torch._foreach_add_(self.bucket_grads[bucket], bundle)
+            else:
+                self.bucket_grads[bucket] = bundle
+
+    def trainable(self, region: Region) -> list[BucketId]:
+        return [name for name in region.buckets if self.captured.model.buckets[name].trainable]
+
+    def call(self, region: Region, phase: Phase, reads: list) -> tuple:
+        return self.captured.kernel(region.id, phase, self.compiled)(*reads)
+
+    def inputs(self, region: Region, positions: Iterable[int]) -> list[Tensor]:
+        return [self.values[region.inputs[i]] for i in positions]
+
+    def bucket(self, name: BucketId) -> tuple[Tensor, ...]:
+        parameters = self.captured.model.buckets[name].parameters
+        return tuple(self.weights[parameter.name] for parameter in parameters)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {
+            parameter.name: gradient
+            for bucket, bundle in self.bucket_grads.items()
+            for parameter, gradient in zip(
+                self.captured.model.buckets[bucket].parameters, bundle, strict=True
+            )
+        }
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters and buffers."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def eager(model: nn.Module, loss_fn, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
+    """Plain PyTorch: loss and gradients by name, of the parameters that get one."""
+    model.zero_grad(set_to_none=True)
+    loss = model(*batch) if loss_fn is None else loss_fn(model(*batch[:-1]), batch[-1])
+    loss.backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), grads
+
+
+def assert_same(
+    found: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]
+) -> None:
+    """Bitwise equal losses and gradients."""
+    assert torch.equal(found[0], expected[0].float())
+    assert set(found[1]) == set(expected[1])
+    for name, gradient in expected[1].items():
+        assert torch.equal(found[1][name], gradient), name
+
+
+def assert_parity(captured: Captured, model: nn.Module, loss_fn, batch: tuple, **options) -> None:
+    """B, and BI with BW, give what autograd gives; buffers end up the same."""
+    before = state(model)
+    expected = eager(model, loss_fn, batch)
+    after = state(model)
+    for split in (False, True):
+        weights = {name: tensor.clone() for name, tensor in before.items()}
+        assert_same(Interpreter(captured, weights, split=split, **options).step(batch), expected)
+        for name, tensor in after.items():
+            assert torch.equal(weights[name], tensor), name
+
+
+def check(tensors: Iterable[Tensor], specs: Iterable[TensorSpec]) -> None:
+    for tensor, spec in zip(tensors, specs, strict=True):
+        assert str(tensor.dtype) == f"torch.{spec.dtype}"
+        assert len(tensor.shape) == len(spec.shape)
+        assert all(b in (a, None) for a, b in zip(tensor.shape, spec.shape, strict=True))
+
+
+def check_owned(gradients: list[Tensor], others: Iterable[Tensor]) -> None:
+    """Gradients are contiguous and share memory with nothing: the runtime adds to them."""
+    taken = {memory(tensor) for tensor in others if tensor.numel()}
+    for gradient in gradients:
+        assert gradient.is_contiguous()
+        if gradient.numel():
+            assert memory(gradient) not in taken
+            taken.add(memory(gradient))
+
+
+def memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def add(grads: dict[ValueId, Tensor], name: ValueId, gradient: Tensor) -> None:
+    if name in grads:
+        grads[name].add_(gradient)
+    else:
+        grads[name] = gradient
+
+
+def flat(bundles: Iterable) -> list[Tensor]:
+    return [t for b in bundles for t in (b if isinstance(b, tuple) else (b,))]

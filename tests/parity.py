@@ -1,0 +1,179 @@
+"""Train under a strategy, and train plainly: the two sides of the one law."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from piper.capture import Captured, capture
+from piper.directives import Strategy
+from piper.models.llama import Llama, LlamaConfig, cross_entropy
+from piper.models.skips import Skips, squared_error
+from piper.trainer import Trainer
+
+STEPS, LENGTH, VOCAB, FEATURES = 3, 6, 32, 8
+ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
+
+
+@dataclass
+class Result:
+    """What a run gave: per step the losses of microbatches, norms, gradients; parameters at the end."""
+
+    losses: list[dict[int, float]]
+    norms: list[float]
+    grads: list[dict[str, Tensor]]
+    parameters: dict[str, Tensor]
+    loss: list[float]
+
+
+def build(name: str, stages: int) -> tuple[nn.Module, Any]:
+    """A model and its loss; the same weights in every process."""
+    torch.manual_seed(1)
+    if name == "llama":
+        config = LlamaConfig(vocab=VOCAB, dim=16, heads=2, layers=8, tied=True)
+        return Llama(config, stages=stages), cross_entropy
+    if name == "skips":
+        return Skips(dim=FEATURES, depth=stages // 2), squared_error
+    if name == "hf":
+        return hugging_face(stages), hf_loss
+    raise KeyError(name)
+
+
+def hugging_face(stages: int) -> nn.Module:
+    import transformers
+
+    from piper.capture import tag
+
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=8,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16,
+        tie_word_embeddings=False, use_cache=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    groups: list[list[str]] = [[] for _ in range(stages)]
+    for layer in range(8):
+        groups[layer * stages // 8].append(f"model.layers.{layer}")
+    groups[0].insert(0, "model.embed_tokens")
+    groups[-1] += ["model.norm", "lm_head"]
+    tag(model, "PP", groups)
+    return model
+
+
+def hf_loss(output: Any, labels: Tensor) -> Tensor:
+    return cross_entropy(output.logits, labels)
+
+
+def batches(name: str, rows: int) -> list[tuple[Tensor, Tensor]]:
+    """Different data in every row and step."""
+    generator = torch.Generator().manual_seed(7)
+
+    def one() -> tuple[Tensor, Tensor]:
+        if name == "skips":
+            size = (rows, FEATURES)
+            return torch.randn(size, generator=generator), torch.randn(size, generator=generator)
+        size = (rows, LENGTH)
+        draw = partial(torch.randint, 0, VOCAB, size, generator=generator)
+        return draw(), draw()
+
+    return [one() for _ in range(STEPS)]
+
+
+def plain(name: str, stages: int, rows: int, parts: int, max_norm: float | None = None) -> Result:
+    """Plain autograd in one process, microbatch after microbatch."""
+    model, loss_fn = build(name, stages)
+    model.train()
+    optimizer = ADAMW(model.parameters())
+    result = Result([], [], [], {}, [])
+    for x, y in batches(name, rows):
+        optimizer.zero_grad()
+        losses = {}
+        for part, (a, b) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+            loss = loss_fn(model(a), b)
+            (loss / parts).backward()
+            losses[part] = loss.item()
+        named = [(n, p) for n, p in model.named_parameters() if p.grad is not None]
+        result.norms.append(norm([p for _, p in named], max_norm))
+        result.grads.append({n: p.grad.clone() for n, p in named})
+        result.losses.append(losses)
+        result.loss.append(sum(losses.values()) / parts)
+        optimizer.step()
+    result.parameters = {n: p.detach().clone() for n, p in model.named_parameters()}
+    return result
+
+
+def norm(parameters: list[nn.Parameter], max_norm: float | None) -> float:
+    limit = float("inf") if max_norm is None else max_norm
+    return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+
+
+@cache
+def captured(name: str, stages: int, size: int) -> tuple[nn.Module, Any, Captured]:
+    """Capture once per worker and shape."""
+    model, loss_fn = build(name, stages)
+    x, y = batches(name, size)[0]
+    return model, loss_fn, capture(model, loss_fn, (x, y))
+
+
+def train(
+    rank: int, name: str, stages: int, rows: int, text: str, max_norm: float | None = None
+) -> Result:
+    """One device of a run under a strategy (as JSON)."""
+    strategy = Strategy.from_json(text)
+    model, loss_fn, found = captured(name, stages, rows // strategy.microbatches)
+    data = batches(name, rows)
+    trainer = Trainer(
+        model, loss_fn, strategy, optimizer=ADAMW, example=data[0], captured=found, max_norm=max_norm
+    )
+    result = Result([], [], [], {}, [])
+    grads: dict[str, Tensor] = {}
+    for program in trainer.programs.values():
+        program.watch = lambda bucket, tensors: grads.update(  # type: ignore[method-assign]
+            (parameter.name, tensor.clone())
+            for parameter, tensor in zip(
+                found.model.buckets[bucket].parameters, tensors, strict=True
+            )
+        )
+    for batch in data:
+        grads.clear()
+        metrics = trainer.step(*batch)
+        result.losses.append(dict(metrics.losses))
+        result.norms.append(metrics.grad_norm)
+        result.loss.append(metrics.loss)
+        result.grads.append(dict(grads))
+    result.parameters = {n: t.clone() for n, t in trainer.state.named_parameters().items()}
+    trainer.close()
+    return result
+
+
+def assert_same(results: list[Result], reference: Result) -> None:
+    """Losses of microbatches bitwise at the first step; all else to 1e-6, relative."""
+    for step in range(STEPS):
+        losses: dict[int, float] = {}
+        grads: dict[str, Tensor] = {}
+        for result in results:
+            losses.update(result.losses[step])
+            assert not grads.keys() & result.grads[step].keys(), "a gradient on two devices"
+            grads.update(result.grads[step])
+        assert losses.keys() == reference.losses[step].keys()
+        if step == 0:
+            assert losses == reference.losses[0]
+        assert grads.keys() == reference.grads[step].keys(), "a parameter without its gradient"
+        for name, grad in grads.items():
+            close(grad, reference.grads[step][name], f"gradient of {name}, step {step}")
+        for result in results:
+            close(torch.tensor(result.norms[step]), torch.tensor(reference.norms[step]), "norm")
+            close(torch.tensor(result.loss[step]), torch.tensor(reference.loss[step]), "loss")
+    for result in results:
+        for name, tensor in result.parameters.items():
+            close(tensor, reference.parameters[name], f"parameter {name}")
+    assert set().union(*(r.parameters for r in results)) == set(reference.parameters)
+
+
+def close(found: Tensor, wanted: Tensor, what: str) -> None:
+    """Relative to the size of the whole tensor, as sums in another order differ."""
+    error = (found.double() - wanted.double()).norm() / (wanted.double().norm() + 1e-30)
+    assert error < 1e-6, f"{what}: relative error {error:.2e}"

@@ -1,0 +1,226 @@
+"""Strategies: schedules as directives, and back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from subprocess import run
+from time import process_time
+
+import pytest
+from strategies.tables import every_schedule, table
+
+import piper
+from piper.directives import Directive, Order, Place, Split, Strategy
+from piper.errors import StrategyError
+from piper.ir.filters import Filter, where
+from piper.strategies import (
+    BUILDERS,
+    dualpipe,
+    dualpipev,
+    from_csv,
+    from_table,
+    gpipe,
+    interleaved_one_f_one_b,
+    one_f_one_b,
+    schedules,
+    to_csv,
+    to_directives,
+    to_table,
+)
+from piper.strategies.table import Table, ranks_of
+
+SMALL = {name: build(pp=2, microbatches=4) for name, build in BUILDERS.items()}
+
+
+def devices(strategy: Strategy) -> dict[Filter, tuple[int, ...]]:
+    return {d.filter: d.devices for d in strategy if isinstance(d, Place)}
+
+
+def test_a_schedule_is_a_place_per_stage_a_split_and_an_order_per_rank() -> None:
+    strategy = gpipe(pp=2, microbatches=1, stream="mine")
+
+    assert strategy == Strategy(
+        [
+            Place(where(PP=0), devices=(0,), stream="mine"),
+            Place(where(PP=1), devices=(1,), stream="mine"),
+            Split("MB", 1),
+            Order(((where(PP=0, MB=0, PASS="F"),), (where(PP=0, MB=0, PASS="B"),))),
+            Order(((where(PP=1, MB=0, PASS="F"),), (where(PP=1, MB=0, PASS="B"),))),
+        ]
+    )
+
+
+def test_what_overlaps_shares_a_slot() -> None:
+    orders = [d for d in dualpipev(pp=1, microbatches=2) if isinstance(d, Order)]
+
+    assert (where(PP=1, MB=1, PASS="F"), where(PP=0, MB=0, PASS="B")) in orders[0].slots
+
+
+def test_directives_print_as_a_user_writes_them() -> None:
+    assert (
+        str(SMALL["zb-h1"])
+        .splitlines()[3]
+        .endswith("(where(PP=0, MB=3, PASS='BI'),), (where(PP=0, MB=3, PASS='BW'),)))")
+    )
+
+
+def test_interleaved_stages_go_round_the_devices() -> None:
+    placed = devices(interleaved_one_f_one_b(pp=3, microbatches=3, virtual=3))
+
+    assert placed == {where(PP=stage): (stage % 3,) for stage in range(9)}
+
+
+@pytest.mark.parametrize("name", ["zbv", "dualpipev"])
+def test_v_shaped_stages_go_down_the_devices_and_back(name: str) -> None:
+    placed = devices(BUILDERS[name](pp=3, microbatches=6))
+
+    assert placed == {where(PP=stage): (min(stage, 5 - stage),) for stage in range(6)}
+
+
+def test_dualpipe_places_two_replicas_in_opposite_order() -> None:
+    strategy = dualpipe(pp=4, microbatches=4)
+
+    assert devices(strategy) == {where(PP=stage): (stage, 3 - stage) for stage in range(4)}
+    assert sum(isinstance(directive, Order) for directive in strategy) == 2
+
+
+def test_replicas_are_a_matter_of_places() -> None:
+    directives = to_directives(schedules.gpipe(2, 1), {0: (0, 2), 1: [1, 3]})
+
+    assert devices(Strategy(directives)) == {where(PP=0): (0, 2), where(PP=1): (1, 3)}
+
+
+@pytest.mark.parametrize("strategy", SMALL.values(), ids=SMALL)
+def test_a_strategy_gives_back_its_table_and_its_json(strategy: Strategy) -> None:
+    again = Strategy.from_json(strategy.to_json())
+
+    assert again == strategy
+    assert to_directives(to_table(again), places(again)) == strategy.directives
+
+
+def places(strategy: Strategy) -> dict[int, tuple[int, ...]]:
+    return dict(enumerate(devices(strategy).values()))
+
+
+@pytest.mark.parametrize(("pp", "microbatches"), [(1, 2), (2, 4), (3, 6)])
+def test_every_schedule_survives_the_way_through_text(pp: int, microbatches: int) -> None:
+    for schedule in every_schedule(pp, microbatches):
+        assert to_table(from_csv(to_csv(from_table(schedule)))) == schedule
+
+
+def test_a_users_csv_places_each_stage_where_its_row_is() -> None:
+    strategy = from_csv("0F0,2F0,2B0,,0B0\n,1F0,,1B0\n")
+
+    assert devices(strategy) == {where(PP=0): (0,), where(PP=1): (1,), where(PP=2): (0,)}
+
+
+def test_a_csv_that_is_no_schedule_is_refused() -> None:
+    with pytest.raises(StrategyError) as refused:
+        from_csv("0F0,0B0\n1F0")
+
+    assert str(refused.value) == (
+        "schedule: the backward of 1F0 is missing\n  fix: add 1B0, or 1I0 and 1W0"
+    )
+
+
+ONE_STAGE: list[Directive] = [Place(where(PP=0), devices=(5, 7)), Split("MICRO", 1)]
+
+
+def test_any_devices_and_any_name_of_the_split_make_a_table() -> None:
+    slots = ((where(PASS="F", MICRO=0, PP=0),), (where(PP=0, MICRO=0, PASS="B"),))
+
+    assert to_table(Strategy([*ONE_STAGE, Order(slots)])) == table("0F0 0B0")
+
+
+def test_one_order_may_speak_for_several_devices() -> None:
+    two: list[Directive] = [Place(where(PP=s), devices=(1 - s,)) for s in range(2)]
+    passes = [(0, "F"), (1, "F"), (1, "B"), (0, "B")]
+    order = Order(tuple((where(PP=s, MB=0, PASS=p),) for s, p in passes))
+
+    found = to_table(Strategy([*two, Split("MB", 1), order]))
+
+    assert found == table("1F0 1B0", "0F0 0B0")
+    assert ranks_of(found) == {0: 1, 1: 0}
+
+
+FORWARD, BACKWARD = where(PP=0, MICRO=0, PASS="F"), where(PP=0, MICRO=0, PASS="B")
+REFUSED: list[tuple[str, list[Directive], str]] = [
+    (
+        "no order",
+        ONE_STAGE,
+        "strategy: nothing says in which order stages run\n  fix: add one Order per device, or "
+        "start from a schedule such as piper.strategies.gpipe",
+    ),
+    (
+        "a filter that is no action",
+        [*ONE_STAGE, Order(((where(PP=0, MICRO="*", PASS="F"),), (where(EP=0),)))],
+        "order (directive 3 of 3): where(PP=0, MICRO='*', PASS='F') is not one pass of one stage "
+        "on one microbatch, so no schedule can show it\n"
+        '  fix: write where(PP=0, MICRO=0, PASS="F")\n'
+        "order (directive 3 of 3): where(EP=0) is not one pass of one stage "
+        "on one microbatch, so no schedule can show it\n"
+        '  fix: write where(PP=0, MICRO=0, PASS="F")',
+    ),
+    (
+        "a stage without a place",
+        [*ONE_STAGE, Order(((where(PP=3, MICRO=0, PASS="F"),),))],
+        "order (directive 3 of 3): stage 3 has no device\n"
+        "  fix: add Place(where(PP=3), devices=[...])",
+    ),
+    (
+        "two orders for one device",
+        [*ONE_STAGE, Order(((FORWARD,),)), Order(((BACKWARD,),))],
+        "order (directive 4 of 4): device 5 has an order already, and the two say nothing of each "
+        "other\n  fix: write both as one Order",
+    ),
+    (
+        "an order that leaves work out",
+        [*ONE_STAGE, Order(((FORWARD,),))],
+        "schedule: the backward of 0F0 is missing\n  fix: add 0B0, or 0I0 and 0W0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("directives", "message"), [case[1:] for case in REFUSED])
+def test_orders_that_are_no_pipeline_are_refused(directives: list[Directive], message: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        to_table(Strategy(directives))
+
+    assert str(refused.value) == message
+
+
+def test_builders_have_the_names_of_the_command_line() -> None:
+    assert set(BUILDERS) == {
+        "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "interleaved-zb", "zbv", "dualpipev",
+        "dualpipe",
+    }  # fmt: skip
+
+
+def test_sixteen_ranks_and_two_thousand_microbatches_take_less_than_a_second() -> None:
+    times = []
+    for _ in range(3):
+        begun = process_time()
+        one_f_one_b(pp=16, microbatches=2000)
+        times.append(process_time() - begun)
+
+    assert min(times) < 1
+
+
+def test_checking_and_reading_back_a_table_takes_linear_time() -> None:
+    def seconds(schedule: Table) -> float:
+        begun = process_time()
+        to_table(from_table(schedule))
+        return process_time() - begun
+
+    small, large = (schedules.dualpipev(8, n) for n in (50, 500))
+
+    assert min(seconds(large) for _ in range(2)) < 30 * max(seconds(small) for _ in range(2))
+
+
+def test_strategies_need_no_torch() -> None:
+    source = Path(piper.__file__ or next(iter(piper.__path__))).resolve()
+    root = source.parent.parent if source.is_file() else source.parent
+    code = "import sys, piper.strategies; sys.exit('torch' in sys.modules)"
+
+    assert run([sys.executable, "-c", code], env={"PYTHONPATH": str(root)}).returncode == 0

@@ -1,0 +1,78 @@
+"""PyTorch's schedule text, in and out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies.tables import table
+
+from piper.errors import StrategyError
+from piper.names import B, F, Phase
+from piper.strategies.table import Action, Table, row_of
+from piper.strategies.text import ACCEPTED, parse_csv, print_csv
+
+ACTIONS = st.builds(Action, st.integers(0, 40), st.sampled_from(Phase), st.integers(0, 2000))
+SLOTS = st.lists(ACTIONS, min_size=1, max_size=2).map(tuple)
+ROWS = st.lists(SLOTS, min_size=1, max_size=5).map(tuple)
+TABLES = st.lists(ROWS, max_size=5).map(lambda rows: Table(tuple(rows)))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(TABLES)
+def test_what_is_printed_is_read_back(any_table: Table) -> None:
+    assert parse_csv(print_csv(any_table)) == any_table
+
+
+def test_one_row_per_rank_and_one_cell_per_slot() -> None:
+    written = print_csv(table("0F0 (0F1;3B0)OVERLAP_F_B", "1F0 2F0"))
+
+    assert written == "0F0,(0F1;3B0)OVERLAP_F_B\n1F0,2F0\n"
+
+
+def test_idle_cells_spaces_and_line_ends_mean_nothing() -> None:
+    assert parse_csv("\ufeff, 0F0 ,,0B0,\r\n\r\n , \n") == Table(
+        (row_of([Action(0, F, 0), Action(0, B, 0)]),)
+    )
+
+
+def test_a_rank_without_work_keeps_its_row() -> None:
+    assert [len(row) for row in parse_csv("0F0\n\n1F0\n").rows] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "derived",
+    ["0UNSHARD", "0RESHARD", "1REDUCE_GRAD", "0SEND_F1", "1RECV_F1", "1SEND_B0", "0RECV_B0"],
+)
+def test_communication_is_left_out(derived: str) -> None:
+    assert parse_csv(f"{derived},0F0,{derived}") == table("0F0")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "0X0", "F0", "0F", "0f0", "0F0x", "-1F0", "0F0 0B0", "0BI0", "0SEND_X1",
+        "()OVERLAP_F_B", "(0F0;)OVERLAP_F_B", "(0F0;1B0)", "(0F0;1B0)F",
+        "(0F0;0SEND_F0)OVERLAP_F_B", "0F1234567890",
+    ],
+)  # fmt: skip
+def test_a_cell_that_is_no_action_is_refused_with_its_place(bad: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        parse_csv(f"0F0,0B0\n1F0,{bad}\n")
+
+    assert str(refused.value) == (
+        f"schedule text: row 2 (rank 1), column 2: {bad!r} is no action\n"
+        "  fix: write stage, pass and microbatch, as in 0F0 (forward), 0B0 (backward), 0I0 and 0W0 "
+        "(its halves) or (0F7;3B2)OVERLAP_F_B, or leave the cell empty"
+    )
+
+
+def test_every_bad_cell_is_named() -> None:
+    with pytest.raises(StrategyError) as refused:
+        parse_csv("0X0,0F0\n1F0,1Y1")
+
+    assert [problem.what for problem in refused.value.problems] == [
+        "row 1 (rank 0), column 1: '0X0' is no action",
+        "row 2 (rank 1), column 2: '1Y1' is no action",
+    ]
+    assert {problem.fix for problem in refused.value.problems} == {ACCEPTED}
