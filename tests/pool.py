@@ -21,9 +21,10 @@ def run_on(world: int, job: Callable[..., Any], *args: Any, timeout: float = 120
     The job is named by module and function, so that workers import it themselves.
     """
     grow(world)
-    with tempfile.NamedTemporaryFile(prefix="piper-store-") as store:
+    with tempfile.TemporaryDirectory(prefix="piper-", ignore_cleanup_errors=True) as folder:
+        store = os.path.join(folder, "store")
         for rank in range(world):
-            _pool[rank][1].send((job.__module__, job.__name__, rank, world, store.name, args))
+            _pool[rank][1].send((job.__module__, job.__name__, rank, world, store, args))
         return [receive(rank, timeout) for rank in range(world)]
 
 

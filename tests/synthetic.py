@@ -1,5 +1,9 @@
 """Models without torch, of any size: what capture would find, made up."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+
 from piper.ir.model import Bucket, Model, Parameter, Region
 from piper.ir.values import Origin, TensorSpec, Value
 from piper.names import BucketId, RegionId, ValueId
@@ -42,4 +46,85 @@ def region(
         input_grads=tuple(range(len(acts))), output_grads=(0,),
         backward_inputs=tuple(range(len(inputs))), backward_buckets=tuple(range(len(buckets))),
         saved=(ROW,), weight_inputs=(0,), weight_output_grads=(0,), carry=(ROW,),
+    )  # fmt: skip
+
+
+def network(random: Random, regions: int) -> Model:
+    """Any directed graph of regions PP0, PP1, ... that ends in a loss.
+
+    Branches, skips, several outputs, outputs without gradient, shared and frozen parameters, regions
+    without backward and with buffers: what a model can have, in random combination.
+    """
+    names = [BucketId(f"w{k}") for k in range(regions)]
+    buckets = {
+        name: Bucket(name, (Parameter(f"{name}.weight", ROW),), random.random() < 0.8)
+        for name in names
+    }
+    values = {ValueId(f"x{k}"): Value((ROW,), Origin.BATCH, index=k) for k in range(2)}
+    values[ValueId("r")] = Value((ROW,), Origin.RANDOM)
+    sketches = [sketch(k, regions, random, list(values), names, values) for k in range(regions)]
+    return Model(
+        regions=tuple(with_gradients(sketches, values, buckets, random)),
+        values=values,
+        buckets=buckets,
+        loss=ValueId("loss"),
+    )
+
+
+def sketch(
+    k: int,
+    regions: int,
+    random: Random,
+    known: list[ValueId],
+    buckets: list[BucketId],
+    values: dict[ValueId, Value],
+) -> Region:
+    """What a region reads and writes forward; adds what it writes to `values`."""
+    last = k == regions - 1
+    outputs = [ValueId("loss")] if last else [ValueId(f"v{k}.{j}") for j in range(random.randint(1, 2))]
+    values.update((out, Value((ROW,))) for out in outputs)
+    near = known[-random.randint(1, 3) :]
+    inputs = dict.fromkeys((*random.sample(near, 1), *random.sample(known, random.randint(0, 2))))
+    used = random.sample(buckets, min(len(buckets), random.choice([0, 1, 1, 2])))
+    return Region(
+        id=RegionId(f"PP{k}"), tags=(("PP", k),), code="block", inputs=tuple(inputs),
+        outputs=tuple(outputs), buckets=tuple(used), stateful=random.random() < 0.1,
+    )  # fmt: skip
+
+
+def with_gradients(
+    regions: list[Region],
+    values: dict[ValueId, Value],
+    buckets: dict[BucketId, Bucket],
+    random: Random,
+) -> list[Region]:
+    """The regions with their backward, as automatic differentiation would find it."""
+    differentiable: set[ValueId] = set()
+    for region in regions:
+        if any(buckets[b].trainable for b in region.buckets) or differentiable & {*region.inputs}:
+            differentiable |= {v for v in region.outputs if v == "loss" or random.random() < 0.85}
+    wanted = {ValueId("loss")}
+    done = []
+    for region in reversed(regions):
+        got = [k for k, v in enumerate(region.outputs) if v in wanted and v in differentiable]
+        inputs = [k for k, v in enumerate(region.inputs) if v in differentiable] if got else []
+        wanted |= {region.inputs[k] for k in inputs}
+        done.append(with_backward(region, got, inputs, random))
+    return done[::-1]
+
+
+def with_backward(
+    region: Region, output_grads: list[int], input_grads: list[int], random: Random
+) -> Region:
+    if not output_grads:
+        return replace(region, has_backward=False)
+
+    def some(indices: Iterable[int]) -> tuple[int, ...]:
+        return tuple(k for k in indices if random.random() < 0.6)
+
+    inputs, buckets = some(range(len(region.inputs))), some(range(len(region.buckets)))
+    return replace(
+        region, input_grads=tuple(input_grads), output_grads=tuple(output_grads), saved=(ROW,),
+        backward_inputs=inputs, backward_buckets=buckets, weight_inputs=some(inputs),
+        weight_output_grads=some(output_grads), weight_buckets=some(buckets), carry=(ROW,),
     )  # fmt: skip

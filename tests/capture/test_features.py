@@ -199,7 +199,8 @@ def test_boundaries_are_contiguous() -> None:
         with annotate("PP"):
             return self.b(x.t()).square().mean()
 
-    captured_like_eager(Model(forward), rows())
+    # PyTorch multiplies transposed matrices here, which rounds otherwise.
+    captured_like_eager(Model(forward), rows(), exact=False)
 
 
 def test_what_depends_on_no_parameter_is_repeated_instead_of_sent() -> None:
@@ -302,6 +303,25 @@ def test_the_backward_reads_the_old_value_of_an_updated_buffer() -> None:
             return (self.layer(x) * old * self.seen).mean()
 
     captured_like_eager(Counting(), rows())
+
+
+def test_a_buffer_updated_through_a_view() -> None:
+    class Filling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("seen", torch.ones(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with annotate("PP"):
+                x = self.layer(x)
+                self.seen[:2] = x.detach()[:2]
+            with annotate("PP"):
+                return self.layer(x).mean()
+
+    captured = captured_like_eager(Filling(), rows())
+
+    assert [region.stateful for region in captured.model.regions] == [True, False]
 
 
 def test_buffers_that_stay_the_same() -> None:

@@ -84,10 +84,10 @@ def reads_of_weight_grads(region: Region, reads: Sequence[int]) -> Iterator[int]
 
 def expected(model: Model, parts: int, clip: bool, steps: int) -> Outcome:
     """Microbatch after microbatch, region after region, as plain training does."""
-    weights = {bucket: initial(bucket) for bucket in model.buckets}
+    weights = {bucket: initial(bucket) for region in model.regions for bucket in region.buckets}
     totals = []
     for step in range(steps):
-        loss, grads = 0, dict.fromkeys(model.buckets, 0)
+        loss, grads = 0, dict.fromkeys(weights, 0)
         for part in range(parts):
             loss += weight_of(part) * one_microbatch(model, weights, grads, part, parts, step)
         trained = {bucket for region in model.regions for bucket in model.trained(region)}
@@ -173,6 +173,7 @@ class Host:
     slots: dict[str, int] = field(default_factory=dict)
     under_way: dict[int, Link | Meeting | None] = field(default_factory=dict)  # None: not met yet
     made: dict[str, int] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)  # stream -> how far compute is, for sure
     local: tuple[int, int] = (0, 0)
     meeting: Meeting | None = None
 
@@ -206,7 +207,7 @@ class World:
         """One step."""
         self.channels, self.meetings = {}, {}
         for host in self.hosts.values():
-            host.at, host.under_way, host.meeting = 0, {}, None
+            host.at, host.under_way, host.meeting, host.known = 0, {}, None, {}
         going = True
         while going:
             going = any([self.advance(host) for host in self.hosts.values()])
@@ -270,8 +271,9 @@ class World:
                     del host.slots[buffer]
 
     def send(self, host: Host, send: Send) -> None:
-        made = host.made.get(send.value)
-        if made is not None and made not in send.waits:
+        made, known = host.made.get(send.value, -1), host.known.get(send.stream, -1)
+        host.known[send.stream] = max(known, *send.waits, -1)
+        if made > host.known[send.stream]:
             raise Wrong(f"{send.value} may be sent before it is made")
         self.meet((send.stream, host.plan.device, send.peer), host, send, 0)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from hypothesis import strategies as st
-from synthetic import chain
+from synthetic import chain, network
 
 from piper.directives import Directive, Order, Place, Split
 from piper.ir.filters import Filter, where
@@ -20,22 +20,16 @@ Pass = tuple[str, int, int]  # phase, stage, microbatch
 class Program:
     """A model and a strategy for it, with all that the test must know about them."""
 
-    stages: int
-    device_of: tuple[int, ...]
+    model: Model
+    device_of: tuple[int, ...]  # by stage
     microbatches: int
-    skips: tuple[tuple[int, int], ...] = ()
-    tied: bool = False
     clip: bool = False
     split: bool = True  # without it there is one microbatch and no MB
     halved: frozenset[tuple[int, int]] = frozenset()  # (stage, microbatch) with BI and BW
     ordered: tuple[int, ...] = ()  # devices that have an order
     run: tuple[Pass, ...] = ()  # one legal order of everything
     apart: bool = True  # an Order per device, else one for all
-    overlaps: frozenset[int] = frozenset()  # positions that share a slot
-
-    @property
-    def model(self) -> Model:
-        return chain(self.stages, self.skips, self.tied)
+    overlaps: frozenset[int] = frozenset()  # positions in an order that share a slot
 
     @property
     def directives(self) -> list[Directive]:
@@ -45,14 +39,9 @@ class Program:
 
     @property
     def orders(self) -> list[Order]:
-        if not self.ordered:
-            return []
-        if not self.apart:
-            return [Order(self.slots(p for p in self.run if self.device_of[p[1]] in self.ordered))]
-        return [
-            Order(self.slots(p for p in self.run if self.device_of[p[1]] == device))
-            for device in self.ordered
-        ]
+        rows = [[device] for device in self.ordered] if self.apart else [list(self.ordered)]
+        mine = [[one for one in self.run if self.device_of[one[1]] in row] for row in rows if row]
+        return [Order(self.slots(passes)) for passes in mine]
 
     def slots(self, passes: Iterable[Pass]) -> list[list[Filter]]:
         slots: list[list[Filter]] = []
@@ -71,14 +60,20 @@ class Program:
 def needs(program: Program) -> dict[Pass, list[Pass]]:
     """What each pass waits for; written down from the model, not taken from the DAG."""
     found: dict[Pass, list[Pass]] = {}
-    flows = [(k, k + 1) for k in range(program.stages - 1)] + list(program.skips)
+    regions = program.model.regions
+    maker = {value: k for k, region in enumerate(regions) for value in region.outputs}
     for m in range(program.microbatches):
-        back = ["BI" if (s, m) in program.halved else "B" for s in range(program.stages)]
-        for s in range(program.stages):
-            found["F", s, m] = [("F", a, m) for a, b in flows if b == s]
-            found[back[s], s, m] = [("F", s, m), *((back[b], b, m) for a, b in flows if a == s)]
-            if (s, m) in program.halved:
-                found["BW", s, m] = [("BI", s, m)]
+        back = ["BI" if (s, m) in program.halved else "B" for s in range(len(regions))]
+        for s, region in enumerate(regions):
+            found["F", s, m] = [("F", maker[v], m) for v in region.inputs if v in maker]
+            found["F", s, m] += [("F", s, m - 1)] if region.stateful and m else []
+            if region.has_backward:
+                found.setdefault((back[s], s, m), []).append(("F", s, m))
+                for k in region.input_grads:
+                    source = maker[region.inputs[k]]
+                    found.setdefault((back[source], source, m), []).append((back[s], s, m))
+                if back[s] == "BI":
+                    found["BW", s, m] = [("BI", s, m)]
     return found
 
 
@@ -87,8 +82,7 @@ def random_run(program: Program, random: Random) -> tuple[Pass, ...]:
     left = {one: set(before) for one, before in needs(program).items()}
     run: list[Pass] = []
     while left:
-        ready = [one for one, before in left.items() if not before]
-        one = random.choice(ready)
+        one = random.choice([one for one, before in left.items() if not before])
         del left[one]
         run.append(one)
         for before in left.values():
@@ -97,43 +91,54 @@ def random_run(program: Program, random: Random) -> tuple[Pass, ...]:
 
 
 @st.composite
+def models(draw: st.DrawFn, random: Random, min_stages: int = 1) -> Model:
+    """A chain, with or without skips and tied parameters; or any network."""
+    stages = draw(st.integers(min_stages, 5))
+    if draw(st.booleans()):
+        return network(random, stages)
+    far = [(a, b) for a in range(stages) for b in range(a + 2, stages)]
+    skips = tuple(pair for pair in far if random.random() < 0.3)
+    return chain(stages, skips, tied=draw(st.booleans()))
+
+
+@st.composite
 def programs(
     draw: st.DrawFn,
     min_devices: int = 1,
     all_ordered: bool = False,
     overlapping: bool = True,
-    tied: bool | None = None,
+    model: Model | None = None,
 ) -> Program:
-    stages = draw(st.integers(max(1, min_devices), 5))
+    """`min_devices`: at least so many are used. `all_ordered`: orders leave no choice anywhere."""
     random = Random(draw(st.integers(0, 2**32)))
-    device_of = tuple(
-        s if s < min_devices else random.randrange(max(stages, min_devices)) for s in range(stages)
-    )
+    model = model or draw(models(random, min_devices))
+    stages = len(model.regions)
+    device_of = [s if s < min_devices else random.randrange(stages) for s in range(stages)]
+    random.shuffle(device_of)
     split = draw(st.sampled_from([True, True, True, False]))
     microbatches = draw(st.integers(1, 6)) if split else 1
-    far = [(a, b) for a in range(stages) for b in range(a + 2, stages)]
-    every = [(s, m) for s in range(stages) for m in range(microbatches)]
-    share = draw(st.sampled_from([0.0, 0.3, 1.0]))
-    devices = sorted(set(device_of))
+    share = draw(st.sampled_from([0.0, 0.3, 1.0])) if (devices := sorted({*device_of})) else 0.0
+    some = 1.0 if all_ordered else draw(st.sampled_from([0.0, 0.5, 1.0]))
+    ordered = tuple(device for device in devices if random.random() < some)
+    parts = [(s, m) for s in range(stages) for m in range(microbatches)]
     blank = Program(
-        stages=stages,
-        device_of=device_of,
+        model=model,
+        device_of=tuple(device_of),
         microbatches=microbatches,
-        skips=tuple(pair for pair in far if random.random() < 0.3),
-        tied=random.random() < 0.4 if tied is None else tied,
         clip=draw(st.booleans()),
         split=split,
-        halved=frozenset(pair for pair in every if random.random() < share),
-        ordered=tuple(devices if all_ordered else chosen(devices, draw, random)),
+        halved=frozenset(part for part in parts if random.random() < share),
+        ordered=ordered,
         apart=draw(st.booleans()),
     )
-    run = random_run(blank, random)
+    if not ordered or not set(devices) <= set(ordered):
+        blank = replace(blank, halved=halved_on(blank, ordered))
     share = random.choice([0.0, 0.2]) if overlapping else 0.0
-    together = frozenset(k for k in range(len(run)) if random.random() < share)
-    return replace(blank, run=run, overlaps=together)
+    run = random_run(blank, random)
+    overlaps = frozenset(k for k in range(len(run)) if random.random() < share)
+    return replace(blank, run=run, overlaps=overlaps)
 
 
-def chosen(devices: list[int], draw: st.DrawFn, random: Random) -> list[int]:
-    """All devices, none of them, or some."""
-    share = draw(st.sampled_from([0.0, 0.5, 1.0]))
-    return [device for device in devices if random.random() < share]
+def halved_on(program: Program, devices: tuple[int, ...]) -> frozenset[tuple[int, int]]:
+    """A backward is split by the order that names its halves: not where there is none."""
+    return frozenset(pair for pair in program.halved if program.device_of[pair[0]] in devices)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import run
 from time import process_time
 
 import pytest
 from strategies.tables import every_schedule, table
+from synthetic import chain
 
-import piper
-from piper.directives import Directive, Order, Place, Split, Strategy
+import piper.strategies
+from piper.directives import Directive, Order, Place, Split, Strategy, apply
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
+from piper.ir.training import training_dag
 from piper.strategies import (
     BUILDERS,
     dualpipe,
@@ -28,7 +32,7 @@ from piper.strategies import (
     to_directives,
     to_table,
 )
-from piper.strategies.table import Table, ranks_of
+from piper.strategies.table import ranks_of
 
 SMALL = {name: build(pp=2, microbatches=4) for name, build in BUILDERS.items()}
 
@@ -97,6 +101,17 @@ def test_a_strategy_gives_back_its_table_and_its_json(strategy: Strategy) -> Non
 
     assert again == strategy
     assert to_directives(to_table(again), places(again)) == strategy.directives
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_strategy_fits_a_model_with_its_stages(name: str) -> None:
+    strategy = BUILDERS[name](pp=4, microbatches=8)
+    whole = training_dag(chain(len(devices(strategy))))
+
+    dag = apply(strategy.directives, whole)
+
+    assert len({(node.tags, node.phase) for node in dag.computes}) == len(dag.computes)
+    assert len(dag.computes) == len(list(to_table(strategy).actions))
 
 
 def places(strategy: Strategy) -> dict[int, tuple[int, ...]]:
@@ -197,30 +212,38 @@ def test_builders_have_the_names_of_the_command_line() -> None:
     }  # fmt: skip
 
 
+@pytest.fixture
+def quiet_heap() -> Iterator[None]:
+    """What other tests left in memory is not walked through while this one is timed."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begun = process_time()
+    work()
+    return process_time() - begun
+
+
+@pytest.mark.usefixtures("quiet_heap")
 def test_sixteen_ranks_and_two_thousand_microbatches_take_less_than_a_second() -> None:
-    times = []
-    for _ in range(3):
-        begun = process_time()
-        one_f_one_b(pp=16, microbatches=2000)
-        times.append(process_time() - begun)
+    tries = (seconds(lambda: one_f_one_b(pp=16, microbatches=2000)) for _ in range(5))
 
-    assert min(times) < 1
+    assert any(time < 1 for time in tries)  # the first on a quiet machine
 
 
+@pytest.mark.usefixtures("quiet_heap")
 def test_checking_and_reading_back_a_table_takes_linear_time() -> None:
-    def seconds(schedule: Table) -> float:
-        begun = process_time()
-        to_table(from_table(schedule))
-        return process_time() - begun
+    def best(microbatches: int) -> float:
+        schedule = schedules.dualpipev(8, microbatches)
+        return min(seconds(lambda: to_table(from_table(schedule))) for _ in range(2))
 
-    small, large = (schedules.dualpipev(8, n) for n in (50, 500))
-
-    assert min(seconds(large) for _ in range(2)) < 30 * max(seconds(small) for _ in range(2))
+    assert best(500) < 30 * best(50)
 
 
 def test_strategies_need_no_torch() -> None:
-    source = Path(piper.__file__ or next(iter(piper.__path__))).resolve()
-    root = source.parent.parent if source.is_file() else source.parent
+    source = Path(str(piper.strategies.__file__)).parents[2]
     code = "import sys, piper.strategies; sys.exit('torch' in sys.modules)"
 
-    assert run([sys.executable, "-c", code], env={"PYTHONPATH": str(root)}).returncode == 0
+    assert run([sys.executable, "-c", code], env={"PYTHONPATH": str(source)}).returncode == 0

@@ -74,9 +74,13 @@ def test_peaks_of_interleaving_grow_by_its_longer_warmup(virtual: int) -> None:
     assert found == tuple(warmup + 1 for warmup in warmups)
 
 
-def test_fewer_microbatches_than_ranks_shorten_the_warmup() -> None:
-    assert str(schedules.one_f_one_b(pp=3, microbatches=1)) == (
-        "PP rank 0  F0 B0\nPP rank 1  F0 B0\nPP rank 2  F0 B0"
+def test_fewer_microbatches_than_stages_are_refused() -> None:
+    with pytest.raises(StrategyError) as refused:
+        schedules.one_f_one_b(pp=4, microbatches=3)
+
+    assert str(refused.value) == (
+        "1f1b: microbatches=3 cannot fill 4 stages\n"
+        "  fix: write microbatches=4 or more, or use gpipe, which takes any number"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,23 @@ TABLES = st.lists(ROWS, max_size=5).map(lambda rows: Table(tuple(rows)))
 @given(TABLES)
 def test_what_is_printed_is_read_back(any_table: Table) -> None:
     assert parse_csv(print_csv(any_table)) == any_table
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.text(st.sampled_from('0123FBIW(;)OVERLAP_\n\r,"\0 ')) | st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with suppress(StrategyError):
+        parse_csv(text)
+
+
+def test_what_no_spreadsheet_writes_is_refused() -> None:
+    with pytest.raises(StrategyError) as refused:
+        parse_csv("0" * 200_000)
+
+    assert str(refused.value) == (
+        "schedule text: this is no CSV: field larger than field limit (131072)\n"
+        "  fix: write one row of actions per rank"
+    )
 
 
 def test_one_row_per_rank_and_one_cell_per_slot() -> None:

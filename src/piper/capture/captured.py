@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from piper.capture import flops
+from piper.capture import flops, messages
 from piper.capture.buckets import Bucketed, make_buckets
 from piper.capture.clean import clean
 from piper.capture.cut import Chunk, cut
@@ -55,6 +56,8 @@ def capture(
     loss_fn. Only shapes and types of the example matter, and of the weights, which may be on
     meta. Python numbers in the example become constants.
     """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise messages.no_device(device)  # torch would abort the process
     traced = trace(model, loss_fn, example, device)
     clean(traced)
     make_reproducible(traced)
@@ -62,6 +65,7 @@ def capture(
     lowered = lower(traced, chunks)
     tags = number_tags([chunk.path for chunk in chunks])
     ids = region_ids(tags)
+    _refuse_shared_updates(traced, chunks, ids)
     bucketed = make_buckets(traced, lowered, ids)
     names, values = _values(traced, chunks, ids)
     codes, graphs = _codes(lowered, bucketed)
@@ -94,6 +98,18 @@ def capture(
         kernels=Kernels(graphs),
         dropouts={id: chunk.first_dropout for id, chunk in zip(ids, chunks, strict=True)},
     )
+
+
+def _refuse_shared_updates(
+    traced: Traced, chunks: Sequence[Chunk], ids: Sequence[RegionId]
+) -> None:
+    """An updated buffer has one owner: copies on several devices would go different ways."""
+    for name in traced.updated:
+        node = traced.weights[name]
+        users = {id: chunk for id, chunk in zip(ids, chunks, strict=True) if node in chunk.weights}
+        writer = next(id for id, chunk in users.items() if node in chunk.updates)
+        if len(users) > 1:
+            raise messages.shared_update(name, writer, [id for id in users if id != writer])
 
 
 def _random_position(region: Region, phase: Phase) -> int | None:

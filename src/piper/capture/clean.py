@@ -1,10 +1,13 @@
 """Graph clean-ups after tracing: what has no derivative, no effect or no meaning goes."""
 
+import operator
+
 import torch
 from torch import Tensor, fx
 
 from piper.capture import messages
-from piper.capture.nodes import insert, same_layout, storages, value
+from piper.capture.nodes import closure, in_order, insert, same_layout, storages, value
+from piper.capture.runs import path_of
 from piper.capture.torch_private import MODE_SWITCHES, constant_of
 from piper.capture.trace import Traced
 
@@ -33,6 +36,7 @@ def clean(traced: Traced) -> None:
             elif node.target in _ASSERTIONS:
                 graph.erase_node(node)
         _own_results(traced)
+        _settle_updates(traced)
     graph.eliminate_dead_code(is_impure_node=_must_stay)
     graph.lint()
 
@@ -97,3 +101,19 @@ def _own_results(traced: Traced) -> None:
             with traced.root.graph.inserting_before(output):
                 results[position] = insert(traced.root.graph, node, aten.clone.default, node)
     output.args = (tuple(results),)
+
+
+def _settle_updates(traced: Traced) -> None:
+    """What torch adds at the end of the trace to write buffers back, and picks of results that
+    are made when they are first looked at, go to where they belong: behind what they need."""
+    graph = traced.root.graph
+    late = {node for node in graph.nodes if node.target is operator.getitem}
+    late |= closure(traced.results[1:], stop={n for n in graph.nodes if path_of(n)})
+    position = {node: index for index, node in enumerate(graph.nodes)}
+    for node in in_order(graph, late):
+        needs = [need for need in node.all_input_nodes if need.op != "placeholder"]
+        if needs:
+            last = max(needs, key=position.__getitem__)
+            position[node] = position[last]
+            last.append(node)
+            node.meta["custom"] = last.meta.get("custom", {})

@@ -1,5 +1,6 @@
 """From one graph to one graph per region, with explicit inputs and outputs."""
 
+import operator
 from dataclasses import dataclass, field
 
 import torch
@@ -125,6 +126,8 @@ def _is_view(node: fx.Node) -> bool:
     Before autograd, operations such as `reshape` are views or not depending on the layout: the
     traced values know.
     """
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
     own = storages(node)
     given = {storage for argument in node.all_input_nodes for storage in storages(argument)}
     return bool(own) and own <= given and not is_mutable(node)

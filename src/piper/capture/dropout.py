@@ -32,16 +32,14 @@ def dropout_mask(random: Tensor, operation: int | Tensor, shape: Sequence[int], 
     return (noise >= round(p * 2**32)).reshape(shape)
 
 
-def dropout(x: Tensor, random: Tensor, operation: int, p: float, features: bool) -> Tensor:
+def dropout(x: Tensor, random: Tensor, operation: int, p: float) -> Tensor:
     """`x` with a mask; what is kept is scaled so that the mean stays.
 
     `random` also holds a number to add to `operation`: equal regions then share their code.
-    With `features`, whole channels are kept or not.
     """
     if p >= 1.0:
         return x * 0.0
-    shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if features else x.shape
-    mask = dropout_mask(random[:2], random[2] + operation, shape, p)
+    mask = dropout_mask(random[:2], random[2] + operation, x.shape, p)
     return x * mask * (1.0 / (1.0 - p))
 
 
@@ -61,7 +59,7 @@ def _scrambled(x: Tensor, multiplier: int) -> Tensor:
 
 
 _library = torch.library.Library("piper", "FRAGMENT")
-_library.define("dropout(Tensor x, Tensor random, int operation, float p, bool features) -> Tensor")
+_library.define("dropout(Tensor x, Tensor random, int operation, float p) -> Tensor")
 _library.impl("dropout", dropout, "CompositeImplicitAutograd")
 
 DROPOUT = torch.ops.piper.dropout.default

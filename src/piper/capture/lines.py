@@ -8,7 +8,8 @@ from types import FrameType, TracebackType
 
 import torch
 
-_LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__)))
+_TORCH = os.path.dirname(torch.__file__)
+_CAPTURE = os.path.dirname(os.path.abspath(__file__))
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _GENERATED = ("<eval_with_key", "<frozen", "<string>", "<fx")
 
@@ -17,15 +18,23 @@ UNKNOWN = "model"
 
 def is_users(filename: str) -> bool:
     """Whether a file is neither torch's, Python's, generated, nor Piper's capture."""
-    if filename.startswith(_GENERATED) or filename.startswith(_LIBRARIES):
+    if filename.startswith((*_GENERATED, _TORCH, _CAPTURE)):
         return False
     return "site-packages" in filename or not filename.startswith(_STDLIB)
 
 
 def current_line() -> str:
-    """The innermost line of the user's that is running now; empty when there is none."""
+    """The innermost line of the user's model that is running now.
+
+    Empty when capture itself is at work: the next line of the user's is then the one that
+    called `capture`, and has nothing to do with the model.
+    """
     frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_CAPTURE):
+        frame = frame.f_back
     while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(_CAPTURE):
+            return ""
         frame = frame.f_back
     return "" if frame is None else _short(frame.f_code.co_filename, frame.f_lineno)
 

@@ -101,3 +101,23 @@ def random_operation(node: fx.Node) -> CaptureError:
             else "draw them outside of the model and pass them as an argument, or use dropout",
         ),
     )
+
+
+def shared_update(name: str, writer: str, others: list[str]) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"the buffer {name} is updated in {writer} and also used in {', '.join(others)}",
+            "use it in one region only, or register one buffer for each",
+        ),
+    )
+
+
+def no_device(device: str) -> CaptureError:
+    return CaptureError(
+        "device",
+        Problem(
+            f"capture for {device} needs a {device} device, and there is none",
+            'capture where the model will run, or for device="cpu"',
+        ),
+    )

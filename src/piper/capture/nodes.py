@@ -1,7 +1,6 @@
 """Small questions about the nodes of a traced graph, and how to add one."""
 
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -10,8 +9,6 @@ from torch.utils import _pytree as pytree
 
 from piper.capture.torch_private import LINE
 
-MODE = "piper_mode"
-
 
 def value(node: fx.Node) -> Any:
     """What the node computes, as fake tensors and symbolic numbers."""
@@ -19,6 +16,9 @@ def value(node: fx.Node) -> Any:
 
 
 def line(node: fx.Node) -> str:
+    """The line of the user's model that made the node, or else what the node is made from."""
+    while not node.meta.get(LINE) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
     return node.meta.get(LINE, "")
 
 
@@ -55,9 +55,16 @@ def insert(graph: fx.Graph, like: fx.Node, target: Callable, *args: Any, **kwarg
     return node
 
 
-def picks(node: fx.Node) -> list[fx.Node]:
-    """The results of an operation with several, each as its own node."""
-    return [user for user in node.users if user.target is operator.getitem]
+def closure(roots: Iterable[fx.Node], stop: Container[fx.Node]) -> set[fx.Node]:
+    """All that `roots` need, up to what is in `stop`."""
+    needed: set[fx.Node] = set()
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node not in needed and node not in stop:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    return needed
 
 
 def in_order(graph: fx.Graph, nodes: Iterable[fx.Node]) -> list[fx.Node]:

@@ -4,7 +4,8 @@ A choice of nodes only: F and B together, and F, BI and BW together, do the work
 graph exactly once, but for views and a few other things that cost less than keeping them.
 """
 
-from collections.abc import Callable, Container, Iterable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import fx
 
 from piper.capture.functions import RECOMPUTE
 from piper.capture.joint import Joint
-from piper.capture.nodes import in_order, is_symbolic
+from piper.capture.nodes import closure, in_order, is_symbolic
 from piper.capture.torch_private import is_backward, is_view
 
 aten = torch.ops.aten
@@ -49,7 +50,7 @@ def partition(joint: Joint, weights: int, volatile: Iterable[fx.Node]) -> Partit
     available = set(saved) | arguments | tangents
     inputs = [node for node in joint.gradients[weights:] if node is not None]
     parameters = [node for node in joint.gradients[:weights] if node is not None]
-    early = closure(inputs, available)
+    early = _with_picks(closure(inputs, available))
     late = _frontier(
         parameters,
         inside=lambda node: node not in available and (node not in early or node in cheap),
@@ -92,16 +93,10 @@ def _frontier(roots: list[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx
     return frontier
 
 
-def closure(roots: Iterable[fx.Node], stop: Container[fx.Node]) -> set[fx.Node]:
-    """All that `roots` need, up to what is in `stop`."""
-    needed: set[fx.Node] = set()
-    waiting = list(roots)
-    while waiting:
-        node = waiting.pop()
-        if node not in needed and node not in stop:
-            needed.add(node)
-            waiting += node.all_input_nodes
-    return needed
+def _with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
+    """Operations with several results compute them all at once."""
+    picks = {user for node in nodes for user in node.users if user.target is operator.getitem}
+    return nodes | picks
 
 
 def _recomputed(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:

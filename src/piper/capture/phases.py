@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from piper.capture.joint import Joint
-from piper.capture.nodes import is_symbolic, storages, value
-from piper.capture.partition import Partition, closure
+from piper.capture.nodes import closure, is_symbolic, storages, value
+from piper.capture.partition import Partition
 from piper.names import BI, BW, B, F, Phase
 
 aten = torch.ops.aten

@@ -9,14 +9,12 @@ from piper.capture.trace import Traced
 
 aten = torch.ops.aten
 
-_DROPOUTS = {aten.dropout.default: False, aten.feature_dropout.default: True}
-
 
 def make_reproducible(traced: Traced) -> None:
     """Number the dropouts of the model and let each read `traced.random`."""
     numbered = 0
     for node in list(traced.root.graph.nodes):
-        if node.target in _DROPOUTS:
+        if node.target is aten.dropout.default:
             numbered += _replace(traced, node, numbered)
         elif _is_random(node):
             raise messages.random_operation(node)
@@ -28,7 +26,7 @@ def _replace(traced: Traced, node: fx.Node, number: int) -> bool:
     active = bool(training) and p > 0
     if active:
         with traced.root.graph.inserting_before(node):
-            arguments = (x, _random(traced), number, p, _DROPOUTS[node.target])
+            arguments = (x, _random(traced), number, p)
             result = traced.root.graph.call_function(DROPOUT, arguments)
         result.meta = node.meta
     else:

@@ -86,6 +86,18 @@ def show(devices: tuple[int, ...] | None) -> str:
     return f"devices {list(devices)}" if devices else "no device"
 
 
+def replicas_have_no_parameters(dag: Dag) -> Iterator[Problem]:
+    """Until something averages their gradients, replicas would drift apart."""
+    place = {node.region: node.devices for node in dag.computes}
+    for region in dag.model.regions:
+        devices = place[region.id] or ()
+        if len(devices) > 1 and dag.model.trained(region):
+            yield Problem(
+                f"{region.id} is on {show(devices)}, and nothing keeps its replicas equal",
+                f"place it on one device: devices=[{devices[0]}]",
+            )
+
+
 def every_microbatch_of_a_region_is_placed_alike(dag: Dag) -> Iterator[Problem]:
     home: dict[RegionId, tuple[int, ...] | None] = {}
     for node in dag.computes:
@@ -151,6 +163,7 @@ PLACED: tuple[Rule, ...] = (
     every_region_is_placed,
     backward_runs_where_forward_ran,
     every_microbatch_of_a_region_is_placed_alike,
+    replicas_have_no_parameters,
     orders_name_all_microbatches_or_none,
 )
 LOWERABLE: tuple[Rule, ...] = (

@@ -13,7 +13,7 @@ from piper.strategies.table import Action, Table, ranks_of
 
 Rule = Callable[[Table], Iterator[Problem]]
 COMPLETE = ({F, B}, {F, BI, BW})
-SHOWN = 10  # problems in one message, and a third of it for items in one problem
+SHOWN = 10  # problems in one message
 
 
 def check(table: Table) -> None:

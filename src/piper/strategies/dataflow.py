@@ -68,7 +68,10 @@ def run(table: Table) -> list[list[Action]]:
 
 
 def need(action: Action, last: int) -> Action | None:
-    """What an action waits for, if that may be on another rank; a BI counts as its B."""
+    """What an action waits for, if it may wait for another rank; a BI counts as its B.
+
+    A backward that waits for the next stage's need not also wait for its own forward.
+    """
     stage, phase, microbatch = action
     if phase is F:
         return Action(stage - 1, F, microbatch) if stage else None
@@ -96,8 +99,8 @@ def ring(table: Table, stuck: list[list[Action]]) -> list[Wait]:
         through_row = [Wait(head, before, rank)] if head != before else []
         walk[action] = [*through_row, Wait(before, action)]
         action = head
-    met = list(walk).index(action)
-    return list(chain.from_iterable(list(walk.values())[: met - len(walk) - 1 : -1]))
+    steps = list(walk.values())[list(walk).index(action) :]
+    return list(chain.from_iterable(reversed(steps)))
 
 
 def drawn(waits: list[Wait]) -> Problem:

@@ -46,14 +46,24 @@ def slot_text(slot: Slot) -> str:
 
 def parse_csv(text: str) -> Table:
     """The table a text holds; `check` says whether it makes sense."""
-    rows = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
-    while rows and not any(map(str.strip, rows[-1])):
-        rows.pop()
+    rows = read_cells(text)
     slots = [[parse_slot(text.strip()) for text in cells] for cells in rows]
     problems = list(islice(unreadable(rows, slots), SHOWN))
     if problems:
         raise StrategyError("schedule text", *problems)
     return Table(tuple(tuple(slot for slot in row if slot) for row in slots))
+
+
+def read_cells(text: str) -> list[list[str]]:
+    """The cells of each row, without what a spreadsheet may add: a byte order mark, empty rows."""
+    try:
+        rows = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
+    except csv.Error as error:
+        problem = Problem(f"this is no CSV: {error}", "write one row of actions per rank")
+        raise StrategyError("schedule text", problem) from None
+    while rows and not any(map(str.strip, rows[-1])):
+        rows.pop()
+    return rows
 
 
 def unreadable(rows: list[list[str]], slots: list[list[Slot | None]]) -> Iterator[Problem]:

@@ -43,11 +43,11 @@ def nearest(pp: int, microbatches: int, step: int) -> int:
     return microbatches
 
 
-def require_filled_v(name: str, stages: int, microbatches: int) -> None:
-    """Both arms of the V need their own microbatches before forwards and backwards can pair."""
+def require_filled(name: str, stages: int, microbatches: int, instead: str) -> None:
+    """A steady state of forwards and backwards in turn begins when every stage has work."""
     if microbatches < stages:
         what = f"microbatches={microbatches} cannot fill {stages} stages"
-        fix = f"write microbatches={stages} or more, or use zbv, which takes any number"
+        fix = f"write microbatches={stages} or more, or use {instead}, which takes any number"
         raise StrategyError(name, Problem(what, fix))
 
 

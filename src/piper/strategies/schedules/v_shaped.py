@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import chain, count, product, starmap
 
 from piper.names import BI, BW, B, F, Phase
-from piper.strategies.schedules.sizes import require_at_least, require_filled_v, require_mirror
+from piper.strategies.schedules.sizes import require_at_least, require_filled, require_mirror
 from piper.strategies.table import Action, Row, Table
 
 Step = tuple[tuple[Phase, int], ...]  # the passes of one slot, each with its half
@@ -57,7 +57,7 @@ def dualpipev(pp: int, microbatches: int) -> Table:
     PP rank 1  1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2I3 1I3 2W3 1W3
     """
     require_at_least("dualpipev", 1, pp=pp, microbatches=microbatches)
-    require_filled_v("dualpipev", 2 * pp, microbatches)
+    require_filled("dualpipev", 2 * pp, microbatches, instead="zbv")
     scripts = (dualpipe_script(rank, pp, microbatches) for rank in range(pp))
     return table_of(scripts, pp, microbatches)
 
@@ -74,7 +74,7 @@ def dualpipe(pp: int, microbatches: int) -> Table:
     """
     require_mirror("dualpipe", pp)
     require_at_least("dualpipe", 1, microbatches=microbatches)
-    require_filled_v("dualpipe", pp, microbatches)
+    require_filled("dualpipe", pp, microbatches, instead="zbv")
     return dualpipev(pp // 2, microbatches)
 
 

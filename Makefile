@@ -1,0 +1,34 @@
+# Everything on a fresh machine: `make demo` trains, `make test` tests. Both set up first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint setup clean bench
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/piper show examples/train_text.py
+	$(BIN)/piper run examples/train_text.py -n 4
+
+lint: $(READY)
+	$(BIN)/ruff check src tests examples bench
+	$(BIN)/ruff format --check src tests examples bench
+	$(BIN)/mypy
+
+test: $(READY) lint
+	$(BIN)/pytest
+
+bench: $(READY)
+	$(BIN)/python bench/all.py
+
+clean:
+	rm -rf $(VENV)

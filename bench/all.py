@@ -1,0 +1,28 @@
+"""Run every benchmark of this folder, one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RUNS = (
+    ["compile_time.py"],
+    ["host_time.py"],
+    ["one_device.py", "--compiled"],
+)
+
+
+def main() -> None:
+    for name, *arguments in RUNS:
+        print(f"== {name}", flush=True)
+        subprocess.run([sys.executable, str(HERE / name), *arguments], check=True)
+    for ranks in ("2", "4"):
+        print(f"== pipelining.py on {ranks} ranks", flush=True)
+        command = [sys.executable, "-m", "piper", "run", str(HERE / "pipelining.py"), "-n", ranks]
+        subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Compile time of everything after capture, for 1k, 10k and 100k nodes; no torch needed.
+
+python bench/compile_time.py
+Goal: linear, 100k nodes under 10 s.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from synthetic import chain  # noqa: E402
+
+from piper.compiler import compile_strategy  # noqa: E402
+from piper.strategies import BUILDERS  # noqa: E402
+
+STAGES = 8
+
+
+def main() -> None:
+    for name in ("1f1b", "zb-h1"):
+        previous = None
+        for nodes in (1_000, 10_000, 100_000):
+            per_part = (4 if name == "1f1b" else 5) * STAGES - 2
+            strategy = BUILDERS[name](pp=STAGES, microbatches=max(STAGES, nodes // per_part))
+            started = time.perf_counter()
+            compiled = compile_strategy(chain(STAGES), strategy.directives)
+            seconds = time.perf_counter() - started
+            count = len(compiled.dag.nodes)
+            growth = f"{seconds / previous[0] / (count / previous[1]):.2f}" if previous else "-"
+            print(
+                f"{name:8} {count:7} nodes  {seconds:7.2f} s  {1e6 * seconds / count:6.1f} us/node  "
+                f"growth against linear: {growth}",
+                flush=True,
+            )
+            previous = (seconds, count)
+
+
+if __name__ == "__main__":
+    main()

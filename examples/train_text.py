@@ -1,0 +1,73 @@
+"""Train a small language model on real text with four pipeline stages.
+
+    piper run examples/train_text.py -n 4
+    piper run examples/train_text.py -n 4 --schedule dualpipev --steps 50
+
+The text is Python's own standard library, byte by byte: it is on every machine.
+"""
+
+import argparse
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import piper
+from piper.models.llama import Llama, LlamaConfig, cross_entropy
+
+TWO_PER_RANK = ("interleaved-1f1b", "interleaved-zb", "zbv", "dualpipev")
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--schedule", default="1f1b", choices=sorted(piper.strategies.BUILDERS))
+    parser.add_argument("--pp", type=int, default=4, help="pipeline ranks: the -n of piper run")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--dim", type=int, default=64)
+    return parser.parse_args()
+
+
+def library_text() -> torch.Tensor:
+    """A few megabytes of Python, as bytes."""
+    files = sorted(Path(os.__file__).parent.glob("*.py"))
+    text = b"".join(file.read_bytes() for file in files)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def batches(text: torch.Tensor, rows: int, length: int = 64) -> Iterator[tuple[torch.Tensor, ...]]:
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        starts = torch.randint(0, len(text) - length - 1, (rows,), generator=generator)
+        cuts = torch.stack([text[s : s + length + 1] for s in starts.tolist()]).long()
+        yield cuts[:, :-1].contiguous(), cuts[:, 1:].contiguous()
+
+
+def main() -> None:
+    chosen = options()
+    stages = chosen.pp * (2 if chosen.schedule in TWO_PER_RANK else 1)
+    strategy = piper.strategies.BUILDERS[chosen.schedule](
+        pp=chosen.pp, microbatches=chosen.microbatches
+    )
+    torch.manual_seed(0)
+    model = Llama(LlamaConfig(vocab=256, dim=chosen.dim, layers=8, heads=4, tied=True), stages)
+    data = batches(library_text(), rows=2 * chosen.microbatches)
+
+    trainer = piper.Trainer(
+        model,
+        cross_entropy,
+        strategy,
+        optimizer=partial(torch.optim.AdamW, lr=3e-3),
+        example=next(data),
+        max_norm=1.0,
+    )
+    for _ in range(chosen.steps):
+        metrics = trainer.step(*next(data))
+        if trainer.rank == 0:
+            print(metrics, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Dropout is the same for the same samples, whatever the number of microbatches."""
+
+import math
+from itertools import count
+
+import pytest
+import torch
+from capture.interpreter import Interpreter, assert_parity, state
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper.capture import annotate, capture, dropout_mask
+from piper.models.skips import squared_error
+
+
+def mask(seed: int, microbatch: int, operation: int, *shape: int, p: float = 0.5) -> Tensor:
+    return dropout_mask(torch.tensor([seed, microbatch]), operation, shape, p)
+
+
+def signs(*args: int) -> Tensor:
+    return mask(*args).double().flatten() * 2 - 1
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9])
+def test_the_share_that_is_dropped_is_p(p: float) -> None:
+    dropped = 1 - mask(1, 0, 3, 64, 4096, p=p).double().mean()
+
+    assert abs(dropped - p) < 4 * math.sqrt(p * (1 - p) / (64 * 4096))
+
+
+def test_masks_of_seeds_operations_and_microbatches_are_unrelated() -> None:
+    masks = [
+        signs(seed, microbatch, operation, 32, 1024)
+        for seed in (0, 1, 2**40)
+        for microbatch in (0, 1)
+        for operation in (0, 1, 2)
+    ]
+
+    related = torch.corrcoef(torch.stack(masks)).fill_diagonal_(0).abs().max()
+
+    assert related < 5 / math.sqrt(32 * 1024)
+
+
+def test_rows_and_neighbours_in_a_row_are_unrelated() -> None:
+    signed = signs(7, 0, 0, 64, 4096).view(64, 4096)
+
+    rows = torch.corrcoef(signed).fill_diagonal_(0).abs().max()
+    lags = [(signed[:, lag:] * signed[:, :-lag]).mean().abs() for lag in (1, 2, 3, 16, 256, 1024)]
+
+    assert rows < 5 / math.sqrt(4096)
+    assert max(lags) < 5 / math.sqrt(64 * 3072)
+
+
+def test_microbatches_have_the_masks_of_the_whole_batch() -> None:
+    whole = mask(7, 0, 2, 8, 5, 3)
+
+    parts = [mask(7, microbatch, 2, 2, 5, 3) for microbatch in range(4)]
+
+    assert torch.equal(torch.cat(parts), whole)
+
+
+class Net(nn.Module):
+    """Dropouts in several regions; `drop` is what an independent reference replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.drop = functional.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            with annotate("PP"):
+                x = self.drop(self.drop(layer(x), 0.25).tanh(), 0.5)
+        return x
+
+
+def reference(seed: int, microbatch: int) -> Net:
+    """A dropout written down by hand, on masks from the documented function."""
+    numbers = count()
+
+    def drop(x: Tensor, p: float) -> Tensor:
+        return x * mask(seed, microbatch, next(numbers), *x.shape, p=p) * (1 / (1 - p))
+
+    model = Net()
+    model.drop = drop
+    return model
+
+
+def test_dropout_uses_the_documented_masks() -> None:
+    batch = torch.randn(4, 8), torch.randn(4, 8)
+    model = Net()
+    captured = capture(model, squared_error, batch)
+
+    for split in (False, True):
+        plain = reference(seed=11, microbatch=3)
+        plain.load_state_dict(model.state_dict())
+        step = Interpreter(captured, state(model), split=split, random=(11, 3)).step(batch)
+        loss = squared_error(plain(batch[0]), batch[1])
+        loss.backward()
+        assert torch.equal(step[0], loss)
+        for name, parameter in plain.named_parameters():
+            assert torch.equal(step[1][name], parameter.grad), name
+
+
+def test_regions_with_dropout_read_the_counter() -> None:
+    captured = capture(Net(), squared_error, (torch.randn(4, 8), torch.randn(4, 8)))
+
+    assert "random" in captured.model.by_id["PP1"].inputs
+    assert captured.model.by_id["PP0"].input_grads == ()
+    assert all("random" not in _reads_again(region) for region in captured.model.regions)
+
+
+def test_dropout_does_nothing_in_a_model_that_is_not_training() -> None:
+    class Quiet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.drop = nn.Linear(8, 8), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(self.layer(x)).mean()
+
+    model = Quiet().eval()
+    captured = capture(model, None, (torch.randn(4, 8),))
+
+    assert "random" not in captured.model.values
+    assert_parity(captured, model, None, (torch.randn(4, 8),))
+
+
+def _reads_again(region) -> list[str]:
+    return [region.inputs[i] for i in region.backward_inputs]

@@ -1,0 +1,302 @@
+"""What cannot be captured is refused, with the line of the model and a way out."""
+
+import inspect
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper.capture import annotate, capture, tag
+from piper.errors import CaptureError, InputError
+
+
+class Model(nn.Module):
+    def __init__(self, forward: Callable[..., object]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.given = forward
+
+    def forward(self, *args: object) -> object:
+        return self.given(self, *args)
+
+
+def refusal(forward: Callable[..., object], *batch: object) -> str:
+    """The message, with the line counted from the beginning of `forward`."""
+    with pytest.raises(CaptureError) as caught:
+        capture(Model(forward), None, batch or (torch.randn(4, 8),))
+    first = inspect.getsourcelines(forward)[1]
+    return re.sub(
+        r"^test_refusals.py:(\d+)", lambda m: f"line {int(m[1]) - first}", str(caught.value)
+    )
+
+
+VALUE = """\
+line 2: Python code needs the value of a tensor, which differs from batch to batch
+  fix: keep the decision in tensors (torch.where, masking, indexing), or pass the value as a \
+Python number in `example`, where it becomes a constant"""
+
+
+def test_a_decision_on_a_tensor() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if y.sum() > 0:
+            y = -y
+        return y.mean()
+
+    assert refusal(forward) == VALUE
+
+
+def test_item_in_python() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return y.mean() * (2.0 if y.argmax().item() > 3 else 1.0)
+
+    assert refusal(forward) == VALUE
+
+
+def test_tolist_in_python() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return sum(y[:, i].mean() for i in range(y.argmax(1).tolist()[0]))
+
+    assert refusal(forward) == VALUE
+
+
+def test_a_tensor_as_a_python_float() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return y.mean() * float(y.sum())
+
+    assert refusal(forward) == VALUE
+
+
+def test_an_autograd_function() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            return grad * 3
+
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return Twice.apply(y).mean()
+
+    assert refusal(forward) == (
+        "line 2: Twice is an autograd.Function, whose backward a trace cannot see\n"
+        "  fix: make it an operator with torch.library.custom_op and register_autograd"
+    )
+
+
+def test_random_numbers() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        noise = torch.randn(4, 8)
+        return (self.layer(x) * noise).mean()
+
+    assert refusal(forward) == (
+        "line 1: randn draws random numbers, which would depend on the strategy\n"
+        "  fix: draw them outside of the model and pass them as an argument, or use dropout"
+    )
+
+
+def test_attention_with_dropout() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.layer(x).view(1, 1, 4, 8)
+        return functional.scaled_dot_product_attention(y, y, y, dropout_p=0.1).mean()
+
+    assert refusal(forward) == (
+        "line 2: attention with dropout draws random numbers that depend on the strategy\n"
+        "  fix: set the attention's dropout to 0, or apply torch.nn.functional.dropout to its "
+        "output"
+    )
+
+
+def test_a_model_that_returns_no_loss() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    assert refusal(forward) == (
+        "model: it returns a tensor [4, 8] of float32, not a scalar loss\n"
+        "  fix: return the loss from the model, or pass loss_fn(output, target) -> loss"
+    )
+
+
+def test_a_loss_function_that_returns_no_loss() -> None:
+    model = Model(lambda self, x: self.layer(x))
+
+    with pytest.raises(CaptureError) as caught:
+        capture(model, lambda y, target: {"loss": y.mean()}, (torch.randn(4, 8), 0))
+
+    assert str(caught.value) == (
+        "loss_fn: it returns a dict, not a scalar loss\n"
+        "  fix: return one floating-point number, such as a mean over the microbatch"
+    )
+
+
+def test_a_loss_without_parameters() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.layer(x).detach()
+        return (x + y).mean()
+
+    assert refusal(forward) == (
+        "line 2: the loss depends on no parameter that wants a gradient\n"
+        "  fix: check for detach(), no_grad() and requires_grad_(False) on the way to the loss"
+    )
+
+
+def test_a_region_inside_a_region_of_the_same_name() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        with annotate("PP"), annotate("PP"):
+            return self.layer(x).mean()
+
+    assert refusal(forward) == (
+        'annotate("PP"): a PP region is inside another PP region\n'
+        "  fix: use another name for the inner one, or end the outer one first"
+    )
+
+
+def test_tensors_that_the_model_does_not_know() -> None:
+    other = nn.Linear(8, 8)
+
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return other(y).mean()
+
+    assert refusal(forward) == (
+        "line 2: a tensor is used that is neither an argument nor a parameter or buffer of the "
+        "model\n"
+        "  fix: register it with register_buffer or as a parameter, or pass it as an argument"
+    )
+
+
+def test_a_forward_that_changes_parameters() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.layer.bias.zero_()
+        return self.layer(x).mean()
+
+    assert refusal(forward) == (
+        "model: the forward pass changes the parameters layer.bias\n"
+        "  fix: make them buffers, or change them outside of the forward pass"
+    )
+
+
+def test_a_buffer_that_one_region_changes_and_another_reads() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("seen", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with annotate("PP"):
+                x = self.layer(x) + self.seen
+            with annotate("PP"):
+                self.seen += 1
+                return self.layer(x).mean()
+
+    with pytest.raises(CaptureError) as caught:
+        capture(Shared(), None, (torch.randn(4, 8),))
+
+    assert str(caught.value) == (
+        "model: the buffer seen is updated in PP1 and also used in PP0\n"
+        "  fix: use it in one region only, or register one buffer for each"
+    )
+
+
+def test_arguments_of_unknown_type() -> None:
+    def forward(self: Model, x: object) -> Tensor:
+        return self.layer(torch.zeros(8)).mean()
+
+    assert refusal(forward, object()) == (
+        "example: an argument holds a object\n"
+        "  fix: pass tensors, numbers, strings, and lists, tuples or dicts of these"
+    )
+
+
+def test_an_example_that_is_no_tuple() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(nn.Linear(8, 8), None, torch.randn(4, 8))  # type: ignore[arg-type]
+
+    assert str(caught.value) == (
+        "example: it is a Tensor, not a tuple\n"
+        "  fix: pass the arguments of one microbatch as a tuple: example=(tokens, labels)"
+    )
+
+
+def test_a_model_that_cannot_be_copied() -> None:
+    model = Model(lambda self, x: self.layer(x).mean())
+    model.stuck = iter_forever()
+
+    with pytest.raises(CaptureError) as caught:
+        capture(model, None, (torch.randn(4, 8),))
+
+    assert str(caught.value) == (
+        "Model: the model cannot be copied: cannot pickle 'generator' object\n"
+        "  fix: keep locks, streams, files and process groups out of the attributes of modules"
+    )
+
+
+def test_a_device_that_is_not_there() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+
+    with pytest.raises(CaptureError) as caught:
+        capture(nn.Linear(8, 8), None, (torch.randn(4, 8),), device="cuda")
+
+    assert str(caught.value) == (
+        "device: capture for cuda needs a cuda device, and there is none\n"
+        '  fix: capture where the model will run, or for device="cpu"'
+    )
+
+
+def test_modules_that_do_not_exist() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model.head = nn.Linear(8, 8)
+
+    with pytest.raises(CaptureError) as caught:
+        tag(model, "PP", [["0"], ["1", "haed"]])
+
+    assert str(caught.value) == ('tag("PP"): the model has no module haed\n  fix: use one of head')
+
+
+def test_a_batch_that_differs_in_structure() -> None:
+    model = Model(lambda self, x, n: self.layer(x).mean() * n)
+    captured = capture(model, None, (torch.randn(4, 8), 2))
+
+    with pytest.raises(InputError) as caught:
+        captured.inputs.flatten((torch.randn(4, 8), 3))
+
+    assert str(caught.value) == (
+        "batch: argument 1 is 3, but the model was captured with 2\n"
+        "  fix: pass it as a tensor if it changes, or capture again"
+    )
+    with pytest.raises(InputError, match="its structure is"):
+        captured.inputs.flatten((torch.randn(4, 8), [3]))
+
+
+def test_the_model_works_as_before_after_a_refusal() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        with annotate("PP"):
+            y = self.layer(x)
+            return y.mean() if y.sum() > 0 else -y.mean()
+
+    model = Model(forward)
+    tag(model, "EP", [["layer"]])
+    with pytest.raises(CaptureError):
+        capture(model, None, (torch.randn(4, 8),))
+
+    model(torch.randn(4, 8)).backward()
+
+    assert model.layer.weight.grad is not None
+    assert not model.layer._forward_hooks
+
+
+def iter_forever():
+    while True:
+        yield 0

@@ -1,0 +1,74 @@
+"""Marks on a model: by hand or by module path, and none of them outside of capture."""
+
+from contextlib import nullcontext
+
+import torch
+from capture.interpreter import assert_parity
+from torch import Tensor, nn
+
+from piper.capture import annotate, capture, tag
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return self.head(x).square().mean()
+
+
+def test_annotate_does_nothing_outside_of_capture() -> None:
+    assert isinstance(annotate("PP"), nullcontext)
+
+
+def test_modules_are_tagged_by_path() -> None:
+    model = Net()
+    tag(model, "PP", [["embed", "layers.0"], ["layers.1", "head"]])
+
+    captured = capture(model, None, (torch.randn(4, 8),))
+
+    assert [region.id for region in captured.model.regions] == ["PP0", "PP1"]
+    assert [p.name for p in captured.model.buckets["PP1"].parameters] == [
+        "head.weight",
+        "head.bias",
+        "layers.1.weight",
+        "layers.1.bias",
+    ]
+    assert_parity(captured, model, None, (torch.randn(4, 8),))
+
+
+def test_tagging_leaves_the_model_as_it_is() -> None:
+    model = Net()
+    tag(model, "PP", [["embed"], ["head"]])
+
+    assert not any(module._forward_hooks for module in model.modules())
+    assert model.state_dict().keys() == Net().state_dict().keys()
+
+
+def test_tags_of_two_names_nest() -> None:
+    model = nn.Sequential(Net())
+    tag(model, "PP", [["0"]])
+    tag(model, "EP", [["0.layers.0"], ["0.layers.1"]])
+
+    captured = capture(model, None, (torch.randn(4, 8),))
+
+    ids = [region.id for region in captured.model.regions]
+    assert ids == ["PP0", "PP0.EP0", "PP0#1", "PP0.EP1", "PP0#2"]
+
+
+def test_regions_know_the_line_they_begin_at() -> None:
+    model = Net()
+    tag(model, "PP", [["embed", "layers.0"], ["layers.1", "head"]])
+
+    regions = capture(model, None, (torch.randn(4, 8),)).model.regions
+
+    code = Net.forward.__code__.co_firstlineno
+    assert [region.source for region in regions] == [
+        f"test_tags.py:{code + 1}",
+        f"test_tags.py:{code + 3}",
+    ]

@@ -1,0 +1,95 @@
+"""Filters: what `where` accepts, and what it means."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import chain
+
+from piper.directives import Split
+from piper.errors import Refused
+from piper.ir.dag import Dag, tag_values
+from piper.ir.filters import ANY, Filter, where
+from piper.ir.training import training_dag
+from piper.names import PASS, Phase
+
+TAGS = {"PP": 1, "EP": 0, "PASS": "F"}
+
+
+def test_a_filter_prints_as_it_is_written() -> None:
+    wanted = where(PP=1, EP="*", TP=None, PASS="F")
+
+    printed = str(wanted)
+
+    assert printed == "where(PP=1, EP='*', TP=None, PASS='F')"
+    assert eval(printed) == wanted  # noqa: S307
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        (where(), True),
+        (where(PP=1), True),
+        (where(PP=0), False),
+        (where(PP="*"), True),
+        (where(TP="*"), False),
+        (where(PP=None), False),
+        (where(TP=None), True),
+        (where(PASS="F"), True),
+        (where(PASS="B"), False),
+        (where(PASS="*"), True),
+        (where(PASS=Phase.FORWARD), True),
+        (where(PP=1, EP=0, PASS="F"), True),
+        (where(PP=1, EP=1, PASS="F"), False),
+    ],
+    ids=str,
+)
+def test_a_filter_matches_index_any_and_none(wanted: Filter, matches: bool) -> None:
+    assert wanted.matches(TAGS) is matches
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ({"PASS": "X"}, "PASS='X' is no pass\n  fix: write one of F, B, BI, BW"),
+        ({"PASS": None}, "PASS=None is no pass\n  fix: write one of F, B, BI, BW"),
+        ({"PASS": 0}, "PASS=0 is no pass\n  fix: write one of F, B, BI, BW"),
+        ({"PP": "0"}, 'PP=\'0\' is no index\n  fix: write PP=0, PP="*" or None'),
+        ({"PP": True}, 'PP=True is no index\n  fix: write PP=0, PP="*" or None'),
+        ({"PP": 0.5}, 'PP=0.5 is no index\n  fix: write PP=0, PP="*" or None'),
+        ({"PP": [0, 1]}, 'PP=[0, 1] is no index\n  fix: write PP=0, PP="*" or None'),
+    ],
+    ids=str,
+)
+def test_what_can_match_nothing_is_refused_at_once(tags: dict, message: str) -> None:
+    with pytest.raises(Refused) as refused:
+        where(**tags)
+
+    assert str(refused.value) == message
+
+
+def meant(dag: Dag, wanted: Filter) -> list[str]:
+    """The slow way: ask the filter about every node."""
+    keys = (*(key for key in dag.tag_names if key != PASS), PASS)
+    named = [(node, dict(zip(keys, tag_values(node, keys), strict=True))) for node in dag.computes]
+    return [n.id for n, tags in named if wanted.matches({k: v for k, v in tags.items() if v is not None})]
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "PP": st.sampled_from([0, 1, 2, 7, ANY, None]),
+            "MB": st.sampled_from([0, 1, 5, ANY, None]),
+            "NO": st.sampled_from([0, ANY, None]),
+            "PASS": st.sampled_from(["F", "B", "BI", ANY]),
+        },
+    ),
+    st.booleans(),
+)
+def test_select_finds_what_the_filter_means_in_the_order_of_the_dag(tags: dict, split: bool) -> None:
+    dag = training_dag(chain(3))
+    dag = Split("MB", 2).rewrite(dag) if split else dag
+
+    found = [node.id for node in dag.select(where(**tags))]
+
+    assert found == meant(dag, where(**tags))

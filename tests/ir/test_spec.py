@@ -1,0 +1,173 @@
+"""The smallest bad DAG for each rule, and what the rule says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from synthetic import chain
+
+from piper.compiler import compile_strategy
+from piper.directives import Place, Split
+from piper.errors import Refused
+from piper.ir import spec
+from piper.ir.dag import Dag
+from piper.ir.filters import where
+from piper.ir.nodes import Precedence, Transfer, Update
+from piper.ir.spec import BUG, CAPTURED, LOWERABLE, PLACED, Rule, require
+from piper.ir.training import training_dag
+from piper.names import NodeId, ValueId
+
+RULES = tuple(dict.fromkeys((*CAPTURED, *PLACED, *LOWERABLE)))
+
+
+def tiny() -> Dag:
+    return training_dag(chain(1))
+
+
+def placed(stages: int = 1, microbatches: int = 1) -> Dag:
+    """Region k on device k."""
+    dag = training_dag(chain(stages))
+    for stage in range(stages):
+        dag = Place(where(PP=stage), [stage]).rewrite(dag)
+    return Split("MB", microbatches).rewrite(dag) if microbatches > 1 else dag
+
+
+def without(dag: Dag, node: str) -> Dag:
+    return replace(dag, nodes={k: v for k, v in dag.nodes.items() if k != node})
+
+
+def on(dag: Dag, node: str, *devices: int) -> Dag:
+    return dag.with_nodes([replace(dag.nodes[NodeId(node)], devices=devices)])
+
+
+def before(dag: Dag, first: str, second: str) -> Dag:
+    order = Precedence((NodeId(first),), (NodeId(second),), "order (directive 1 of 1)")
+    return dag.with_precedences([order])
+
+
+def one_wire(source: tuple[int, ...], devices: tuple[int, ...]) -> Dag:
+    wire = Transfer(
+        id=NodeId("send loss"), reads=((ValueId("loss"),),), writes=(ValueId("there"),),
+        source=source, devices=devices, stream="pp",
+    )  # fmt: skip
+    return tiny().with_nodes([wire])
+
+
+SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
+    spec.every_read_has_a_writer: (
+        lambda: without(tiny(), "PP0:F"),
+        f"PP0:B reads saved:PP0, which nothing writes\n  fix: {BUG}",
+    ),
+    spec.every_value_is_written_once: (
+        lambda: tiny().with_nodes([replace(tiny().nodes["PP0:U"], id=NodeId("again"))]),
+        f"again and PP0:U both write w:PP0'\n  fix: {BUG}",
+    ),
+    spec.nothing_waits_for_itself: (
+        lambda: before(tiny(), "PP0:B", "PP0:F"),
+        "these wait for each other\n"
+        "    PP0:F -> PP0:B   data flow\n"
+        "    PP0:B -> PP0:F   order (directive 1 of 1)\n"
+        "  fix: let the order put PP0:B after what it needs, or in the same slot",
+    ),
+    spec.every_gradient_is_counted_once: (
+        lambda: without(tiny(), "PP0:U"),
+        f"g:PP0/PP0 is added up 0 times\n  fix: {BUG}",
+    ),
+    spec.every_region_is_placed: (
+        tiny,
+        "PP0 has no device\n  fix: add Place(where(PP=0), devices=[...])",
+    ),
+    spec.backward_runs_where_forward_ran: (
+        lambda: on(placed(), "PP0:B", 1),
+        "PP0:B is on devices [1], its forward on devices [0]\n"
+        "  fix: place a region's passes together: leave PASS out of the filter of `Place`",
+    ),
+    spec.every_microbatch_of_a_region_is_placed_alike: (
+        lambda: on(on(placed(microbatches=2), "PP0:F@1", 1), "PP0:B@1", 1),
+        "PP0:F@1 is on devices [1], other parts on devices [0]\n"
+        "  fix: place all microbatches of a region on the same devices: put `Place` before `Split`",
+    ),
+    spec.orders_name_all_microbatches_or_none: (
+        lambda: before(placed(microbatches=2), "PP0:F@0", "PP0:B@1"),
+        "the order names 1 microbatches of PP0 F, but not PP0:F@1\n"
+        "  fix: add a slot for PP0:F@1, or leave PP0 F out of the order",
+    ),
+    spec.neighbours_have_equally_many_replicas: (
+        lambda: one_wire((0,), (1, 2)),
+        "send loss goes from devices [0] to devices [1, 2]\n"
+        "  fix: give both sides lists of the same length, replica i sends to replica i",
+    ),
+    spec.every_read_is_local: (
+        lambda: on(on(tiny(), "PP0:F", 0), "PP0:B", 1),
+        f"PP0:B reads saved:PP0, which is not on devices [1]\n  fix: {BUG}",
+    ),
+}
+
+
+def test_every_rule_is_in_the_table() -> None:
+    missing = [rule.__name__ for rule in RULES if rule not in SMALLEST_BAD]
+
+    assert not missing
+
+
+def test_every_rule_that_is_written_is_in_use() -> None:
+    written = {
+        name
+        for name, found in vars(spec).items()
+        if callable(found) and getattr(found, "__annotations__", {}).get("return") == "Iterator[Problem]"
+    }
+
+    assert written == {rule.__name__ for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_finds_its_smallest_counterexample(rule: Rule) -> None:
+    bad, message = SMALLEST_BAD[rule]
+
+    problems = list(rule(bad()))
+
+    assert str(problems[0]) == message
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_finds_nothing_in_a_compiled_dag(rule: Rule) -> None:
+    places = [Place(where(PP=0), [0]), Place(where(PP=1), [1]), Place(where(PP=2), [0])]
+    model = chain(3, skips=((0, 2),), tied=True)
+
+    dag = compile_strategy(model, [*places, Split("MB", 3)]).dag
+
+    assert not list(rule(dag))
+
+
+def test_a_gradient_that_is_added_twice_is_found() -> None:
+    dag = tiny()
+    update = dag.nodes["PP0:U"]
+    assert isinstance(update, Update)
+    twice = replace(update, reads=((*update.reads[0], *update.reads[0]),))
+
+    problems = list(spec.every_gradient_is_counted_once(dag.with_nodes([twice])))
+
+    assert [problem.what for problem in problems] == ["g:PP0/PP0 is added up 2 times"]
+
+
+def test_rules_report_all_they_find_up_to_eight() -> None:
+    many = training_dag(chain(20))
+
+    with pytest.raises(Refused) as refused:
+        require(many, PLACED)
+
+    assert len(refused.value.problems) == 8
+
+
+def test_the_first_rule_that_is_broken_speaks_alone() -> None:
+    both = on(training_dag(chain(2)), "PP0:B", 1)
+
+    with pytest.raises(Refused) as refused:
+        require(both, PLACED)
+
+    assert [problem.what for problem in refused.value.problems] == [
+        "PP0 has no device",
+        "PP1 has no device",
+    ]

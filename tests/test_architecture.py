@@ -1,0 +1,151 @@
+"""Who may import whom, where torch may be, and how long files and functions may get."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "piper"
+FILES = sorted(ROOT.rglob("*.py"))
+
+WORDS = {"names", "errors"}
+IR = {"ir", *WORDS}
+MAY_IMPORT: dict[str, set[str]] = {
+    "names": set(),
+    "errors": set(),
+    "ir": WORDS,
+    "capture": IR,
+    "directives": IR,
+    "passes": IR,
+    "plan": IR,
+    "strategies": {"directives", *IR},
+    "runtime": {"plan", *WORDS},
+    "sim": {"plan", *WORDS},
+    "view": {"plan", *IR},
+    "launch": WORDS,
+    "models": {"capture", *WORDS},
+    "compiler": {"capture", "directives", "passes", "plan", *IR},
+}
+TOP = {"trainer", "cli", "__init__", "__main__"}  # may import anything below them
+TORCH = {"capture", "runtime", "models", "trainer"}
+RAY = {"launch"}
+
+
+def layer_of(module: str) -> str:
+    """piper.ir.dag is in ir, piper.trainer in trainer, piper itself in __init__."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module a file imports, also in functions and under TYPE_CHECKING.
+
+    A name taken from a package may be a module of it: `from piper import ir` is piper.ir.
+    """
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: 1 - node.level or None] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (target(source, alias.name) for alias in node.names)
+
+
+def target(source: str, name: str) -> str:
+    inside = ROOT.parent.joinpath(*source.split("."), name)
+    is_module = inside.with_suffix(".py").exists() or inside.is_dir()
+    return f"{source}.{name}" if is_module else source
+
+
+def of_piper(path: Path) -> list[str]:
+    return [name for name in imported(path) if name == "piper" or name.startswith("piper.")]
+
+
+def test_every_layer_is_in_the_table() -> None:
+    layers = {layer_of(module_of(path)) for path in FILES}
+
+    unknown = layers - set(MAY_IMPORT) - TOP
+
+    assert not unknown
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_a_layer_imports_only_what_the_table_allows(path: Path) -> None:
+    layer = layer_of(module_of(path))
+    allowed = set(MAY_IMPORT) | TOP if layer in TOP else {layer, *MAY_IMPORT[layer]}
+
+    wrong = [name for name in of_piper(path) if layer_of(name) not in allowed]
+
+    assert not wrong
+
+
+@pytest.mark.parametrize(("library", "homes"), [("torch", TORCH), ("ray", RAY)])
+def test_a_heavy_library_is_imported_in_few_layers(library: str, homes: set[str]) -> None:
+    others = [path for path in FILES if layer_of(module_of(path)) not in homes]
+
+    wrong = [
+        module_of(path)
+        for path in others
+        if any(name.split(".")[0] == library for name in imported(path))
+    ]
+
+    assert not wrong
+
+
+def test_modules_do_not_import_each_other_in_rings() -> None:
+    waiting = {module_of(path): set(of_piper(path)) - {module_of(path)} for path in FILES}
+
+    free = [module for module, needed in waiting.items() if not needed & set(waiting)]
+    while free:
+        for module in free:
+            del waiting[module]
+        free = [module for module, needed in waiting.items() if not needed & set(waiting)]
+
+    assert not waiting
+
+
+def test_the_compiler_is_imported_without_torch() -> None:
+    modules = "piper, piper.compiler, piper.directives, piper.strategies, piper.plan.check"
+    others = "piper.passes.pipeline, piper.view.grid, piper.launch.local, piper.ir.text"
+    program = f"import sys, {modules}, {others}; print('torch' in sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT.parent, check=True
+    )
+
+    assert done.stdout == "False\n"
+
+
+def test_a_file_has_at_most_400_lines() -> None:
+    lengths = {module_of(path): len(path.read_text().splitlines()) for path in FILES}
+
+    long = {module: length for module, length in lengths.items() if length > 400}
+
+    assert not long
+
+
+def test_a_function_has_at_most_50_lines() -> None:
+    functions = [
+        (module_of(path), node)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+    long = [
+        f"{module}.{node.name}"
+        for module, node in functions
+        if (node.end_lineno or 0) - node.lineno + 1 > 50
+    ]
+
+    assert not long
