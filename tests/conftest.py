@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare a text with a file; `pytest --update-golden` writes the file, for review as a diff."""
+    """Compare a text with a file; `--update-golden` writes the file, for review as a diff."""
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / name

@@ -49,11 +49,17 @@ def region(
     )  # fmt: skip
 
 
+def frozen(model: Model) -> Model:
+    """The same model with nothing to train: its replicas need nothing to stay equal."""
+    buckets = {name: replace(bucket, trainable=False) for name, bucket in model.buckets.items()}
+    return replace(model, buckets=buckets)
+
+
 def network(random: Random, regions: int) -> Model:
     """Any directed graph of regions PP0, PP1, ... that ends in a loss.
 
-    Branches, skips, several outputs, outputs without gradient, shared and frozen parameters, regions
-    without backward and with buffers: what a model can have, in random combination.
+    Branches, skips, several outputs, outputs without gradient, shared and frozen parameters,
+    regions without backward and with buffers: what a model can have, in random combination.
     """
     names = [BucketId(f"w{k}") for k in range(regions)]
     buckets = {
@@ -80,8 +86,9 @@ def sketch(
     values: dict[ValueId, Value],
 ) -> Region:
     """What a region reads and writes forward; adds what it writes to `values`."""
-    last = k == regions - 1
-    outputs = [ValueId("loss")] if last else [ValueId(f"v{k}.{j}") for j in range(random.randint(1, 2))]
+    outputs = [ValueId(f"v{k}.{j}") for j in range(random.randint(1, 2))]
+    if k == regions - 1:
+        outputs = [ValueId("loss")]
     values.update((out, Value((ROW,))) for out in outputs)
     near = known[-random.randint(1, 3) :]
     inputs = dict.fromkeys((*random.sample(near, 1), *random.sample(known, random.randint(0, 2))))

@@ -31,8 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"capture", *WORDS},
     "compiler": {"capture", "directives", "passes", "plan", *IR},
 }
-TOP = {"trainer", "cli", "__init__", "__main__"}  # may import anything below them
-TORCH = {"capture", "runtime", "models", "trainer"}
+TOP = {"trainer", "rehearsal", "cli", "__init__", "__main__"}  # may import anything below them
+TORCH = {"capture", "runtime", "models", "trainer", "rehearsal"}
 RAY = {"launch"}
 
 

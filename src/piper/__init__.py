@@ -18,6 +18,7 @@ _HOMES = {
     "Strategy": "piper.directives",
     "Trainer": "piper.trainer",
     "Metrics": "piper.trainer",
+    "rehearse": "piper.rehearsal",
     "compile_strategy": "piper.compiler",
 }
 _MODULES = ("strategies", "models", "errors")

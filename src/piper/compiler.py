@@ -33,8 +33,8 @@ def compile_strategy(
 ) -> Compiled:
     """What every device does in a step of this model under this strategy."""
     with collector_off():
-        dag = apply(tuple(strategy), training_dag(model))
-        dag = run_passes(dag, clip=clip)
+        dag = apply(tuple(strategy), training_dag(model, clip))
+        dag = run_passes(dag)
         plans = lower(dag)
         check(dag, plans)
     return Compiled(dag, plans)

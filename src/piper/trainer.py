@@ -21,8 +21,8 @@ from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Strategy
 from piper.errors import InputError, Problem, StrategyError
 from piper.ir.filters import where
-from piper.plan.instructions import Recv, Send
-from piper.runtime.comm import ProcessComm
+from piper.plan.instructions import Plan, Recv, Send
+from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Batch, Program, part_of
 from piper.runtime.initial import initial_values
 from piper.runtime.state import DeviceState, MakeOptimizer
@@ -60,6 +60,10 @@ class Trainer:
     `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a mean
     over the batch unless `reduction="sum"`; if microbatches weigh differently (ignored tokens), give
     `loss_weight(*microbatch)`, for example the number of tokens that count.
+
+    `optimizer` is called with the named parameters of each bucket; `max_norm` clips by the norm
+    over all devices; `compiled` runs the regions through Inductor; `init(name, tensor)` fills
+    parameters of a model on `meta`; `seed` is for dropout and such models.
     """
 
     def __init__(
@@ -68,17 +72,37 @@ class Trainer:
         loss_fn: Loss | None,
         strategy: Strategy | Sequence[Any] | None = None,
         *,
-        optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=3e-4),
         example: tuple[Any, ...],
+        timeout: float = 600.0,
+        **options: Any,
+    ) -> None:
+        self.configure(model, loss_fn, strategy, **options)
+        if _inspecting:
+            raise Inspected(self.strategy, *self.compile(example))
+        self.rank = join(timeout)
+        self.state = DeviceState()
+        self.comm: ProcessComm | None = None
+        self.programs: dict[Any, Program] = {}
+        self.steps = 0
+        self.program(example)
+
+    def configure(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Loss | None,
+        strategy: Strategy | Sequence[Any] | None = None,
+        *,
+        optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=3e-4),
         reduction: str = "mean",
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
         compiled: bool = False,
         seed: int = 0,
         init: Callable[[str, torch.Tensor], None] | None = None,
-        timeout: float = 600.0,
         captured: Captured | None = None,
     ) -> None:
+        """What to do, before any process or device is involved."""
+        refuse_reduction(reduction)
         self.model, self.loss_fn = model, loss_fn
         self.strategy = as_strategy(strategy)
         self.reduction, self.loss_weight, self.max_norm = reduction, loss_weight, max_norm
@@ -86,15 +110,6 @@ class Trainer:
         self.make_optimizer: MakeOptimizer = optimizer
         self.initial = initial_values(model, seed, init)
         self.captured = captured  # what `capture` found before, for microbatches of this shape
-        if _inspecting:
-            captured, compiled = self.compile(example)
-            raise Inspected(self.strategy, captured, compiled)
-        self.rank = join(timeout)
-        self.state = DeviceState()
-        self.comm: ProcessComm | None = None
-        self.programs: dict[Any, Program] = {}
-        self.steps = 0
-        self.program(example)
 
     @property
     def replica(self) -> int:
@@ -110,10 +125,15 @@ class Trainer:
         """One optimizer step on one batch."""
         started = time.perf_counter()
         program = self.program(batch)
-        inputs = tensors_of(batch)
-        program.step(Batch(inputs, self.weights(batch), self.seed * 1_000_003 + self.steps, self.max_norm))
+        work = self.batch(batch, self.steps)
+        program.step(work)
         self.steps += 1
-        return self.metrics(program, inputs, time.perf_counter() - started)
+        return self.metrics(program, work.inputs, time.perf_counter() - started)
+
+    def batch(self, batch: tuple[Any, ...], step: int) -> Batch:
+        """A batch as programs take it; dropout is seeded by the step."""
+        seed = self.seed * 1_000_003 + step
+        return Batch(tensors_of(batch), self.weights(batch), seed, self.max_norm)
 
     def close(self) -> None:
         """Give back the communicators; the process may go on with another Trainer."""
@@ -162,20 +182,17 @@ class Trainer:
         refuse_wrong_world(compiled)
         if self.comm is None:
             self.comm = ProcessComm(streams(compiled))
-        return self.load(compiled, captured)
+        return self.load(compiled.plan(self.rank), captured, self.state, self.comm)
 
-    def load(self, compiled: Compiled, captured: Captured) -> Program:
-        plan = compiled.plan(self.rank)
+    def load(self, plan: Plan, captured: Captured, state: DeviceState, comm: Comm) -> Program:
+        """Make a plan ready: its parameters, its kernels, its way to the others."""
         buckets = captured.model.buckets
         contents = {str(b.id): [p.name for p in b.parameters] for b in buckets.values()}
         trainable = {str(b.id): b.trainable for b in buckets.values()}
-        self.state.add(
-            plan.states, contents, trainable.__getitem__, self.initial, self.make_optimizer
-        )
-        assert self.comm is not None
+        state.add(plan.states, contents, trainable.__getitem__, self.initial, self.make_optimizer)
         kernel = partial(captured.kernel, compiled=self.compiled)
         dtype = captured.model.values[captured.model.loss].specs[0].dtype
-        return Program(plan, kernel, self.state, self.comm, getattr(torch, dtype))
+        return Program(plan, kernel, state, comm, getattr(torch, dtype))
 
 
 class Inspected(BaseException):
@@ -225,6 +242,13 @@ def refuse_wrong_world(compiled: Compiled) -> None:
                 f"it uses devices {list(devices)}, but {world} process(es) were started",
                 f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
             ),
+        )
+
+
+def refuse_reduction(reduction: str) -> None:
+    if reduction not in ("mean", "sum"):
+        raise InputError(
+            "reduction", Problem(f"{reduction!r} is no reduction", 'write "mean" or "sum"')
         )
 
 

@@ -28,16 +28,17 @@ class Interpreter:
 
     def step(self, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
         model = self.captured.model
+        device = self.captured.device
         tensors = self.captured.inputs.flatten(batch)
         for name, value in model.values.items():
             if value.origin is Origin.BATCH:
                 self.values[name] = tensors[value.index].contiguous()
             if value.origin is Origin.RANDOM:
-                self.values[name] = torch.tensor(self.random)
+                self.values[name] = torch.tensor(self.random, device=device)
         with torch.no_grad():
             for region in model.regions:
                 self.forward(region)
-            self.value_grads[model.loss] = torch.ones(())
+            self.value_grads[model.loss] = torch.ones((), device=device)
             backward = [region for region in reversed(model.regions) if region.has_backward]
             later = [(region, *self.backward(region)) for region in backward]
             for region, carry, tangents in later:

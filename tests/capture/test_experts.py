@@ -88,4 +88,5 @@ def test_experts_nest_in_stages() -> None:
     assert [b for b in captured.model.buckets if "EP" in b] == ["PP0.EP0", "PP1.EP1"]
     for seed in range(3):
         torch.manual_seed(seed)
-        assert_parity(captured, model, None, (torch.randn(6, 8),))
+        # Three uses of one value in two regions: their gradients are added in another order.
+        assert_parity(captured, model, None, (torch.randn(6, 8),), exact=False)

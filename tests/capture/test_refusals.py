@@ -73,6 +73,28 @@ def test_a_tensor_as_a_python_float() -> None:
     assert refusal(forward) == VALUE
 
 
+@torch.library.custom_op("test_refusals::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+twice.register_fake(torch.empty_like)
+twice.register_autograd(lambda ctx, grad: grad * 2 if grad.sum() > 0 else grad.clone() * 2)
+
+
+def test_a_decision_in_the_backward_of_an_operator() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        with annotate("PP"):
+            return twice(self.layer(x)).mean()
+
+    assert refusal(forward) == (
+        "line 2: the region that begins here, or its derivative, needs a number that differs "
+        "from batch to batch\n"
+        "  fix: take sizes from tensors (x.shape[0]) instead of numbers (.item()), and decide "
+        "with torch.where, also in the backward of your own operators"
+    )
+
+
 def test_an_autograd_function() -> None:
     class Twice(torch.autograd.Function):
         @staticmethod

@@ -74,15 +74,12 @@ def test_a_node_that_precedes_itself_is_a_cycle() -> None:
 
 
 def test_what_is_only_behind_a_cycle_is_not_drawn() -> None:
-    dag = ordered(training_dag(chain(4)), ("PP1:B", "PP2:F"))
+    dag = ordered(training_dag(chain(3)), ("PP1:B", "PP1:F"))
 
     drawn = {node for node, _ in cycle(dag)}
 
-    assert drawn == {"PP2:F", "PP3:F", "PP3:B", "PP2:B", "PP1:B"} or drawn == {
-        "PP2:F",
-        "PP2:B",
-        "PP1:B",
-    }
+    assert drawn <= {"PP1:F", "PP2:F", "PP2:B", "PP1:B"}
+    assert len(stuck(dag.topology)) > len(drawn)
 
 
 def test_every_arrow_of_a_drawn_cycle_is_a_wait() -> None:

@@ -12,10 +12,9 @@ from piper.ir.training import split_backward, training_dag
 
 def picture(model: Model) -> list[str]:
     """One line per node: what it reads and writes."""
-    nodes = training_dag(model).nodes.values()
     return [
-        f"{node.id}: {', '.join('+'.join(total) for total in node.reads)} -> {', '.join(node.writes)}"
-        for node in nodes
+        f"{node.id}: {', '.join(map('+'.join, node.reads))} -> {', '.join(node.writes)}"
+        for node in training_dag(model).nodes.values()
     ]
 
 
@@ -29,6 +28,7 @@ def test_a_chain_goes_forward_back_and_is_updated() -> None:
         "PP0:B: w:PP0, x, saved:PP0, d:h0/PP1 -> g:PP0/PP0",
         "PP0:U: g:PP0/PP0 -> w:PP0'",
         "PP1:U: g:PP1/PP1 -> w:PP1'",
+        "totals: loss, g:PP0/PP0, g:PP1/PP1 -> totals",
     ]
 
 
@@ -68,7 +68,16 @@ def test_a_region_without_gradients_has_no_backward() -> None:
         "PP1:F: w:PP1, h0, y -> loss, saved:PP1",
         "PP1:B: w:PP1, h0, y, saved:PP1, seed -> g:PP1/PP1",
         "PP1:U: g:PP1/PP1 -> w:PP1'",
+        "totals: loss, g:PP1/PP1 -> totals",
     ]
+
+
+def test_clipped_updates_read_the_totals() -> None:
+    dag = training_dag(chain(1), clip=True)
+
+    update = dag.nodes["PP0:U"]
+
+    assert update.reads == (("g:PP0/PP0",), ("totals",))
 
 
 def test_every_made_up_model_gives_a_valid_dag() -> None:

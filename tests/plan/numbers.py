@@ -13,11 +13,21 @@ from dataclasses import dataclass, field
 
 from piper.ir.model import Model, Region
 from piper.plan.instructions import (
-    Add, Free, Instruction, Keep, Load, Plan, Recv, Run, Send, Total, Update,
+    Add,
+    Free,
+    Instruction,
+    Keep,
+    Load,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Total,
+    Update,
 )  # fmt: skip
 
 PRIME = 2**61 - 1
-EARLY, LATE = "early", "late"  # when the data of a transfer moves: once both sides are there, or last
+EARLY, LATE = "early", "late"  # data moves once both sides are there, or when it is waited for
 
 
 class Wrong(Exception):
@@ -100,7 +110,12 @@ def expected(model: Model, parts: int, clip: bool, steps: int) -> Outcome:
 
 
 def one_microbatch(
-    model: Model, weights: Mapping[str, int], grads: dict[str, int], part: int, parts: int, step: int
+    model: Model,
+    weights: Mapping[str, int],
+    grads: dict[str, int],
+    part: int,
+    parts: int,
+    step: int,
 ) -> int:
     """Forward and backward; adds to the buckets' gradients and returns the loss."""
     known = {
@@ -208,9 +223,8 @@ class World:
         self.channels, self.meetings = {}, {}
         for host in self.hosts.values():
             host.at, host.under_way, host.meeting, host.known = 0, {}, None, {}
-        going = True
-        while going:
-            going = any([self.advance(host) for host in self.hosts.values()])
+        while sum(self.advance(host) for host in self.hosts.values()):
+            pass
         for host in self.hosts.values():
             if host.at < len(host.plan.instructions):
                 raise Wrong(f"device {host.plan.device} hangs")
@@ -246,7 +260,7 @@ class World:
                 host.put(one.value, number, host.at)
             case Run():
                 region = self.model.by_id[one.region]  # type: ignore[index]
-                given = kernel(self.model, region, one.phase, [host.get(buffer) for buffer in one.reads])
+                given = kernel(self.model, region, one.phase, [*map(host.get, one.reads)])
                 for buffer, number in zip(one.writes, given, strict=True):
                     host.put(buffer, number, host.at)
             case Keep():

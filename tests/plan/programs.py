@@ -90,55 +90,53 @@ def random_run(program: Program, random: Random) -> tuple[Pass, ...]:
     return tuple(run)
 
 
-@st.composite
-def models(draw: st.DrawFn, random: Random, min_stages: int = 1) -> Model:
+def random_model(random: Random, stages: int) -> Model:
     """A chain, with or without skips and tied parameters; or any network."""
-    stages = draw(st.integers(min_stages, 5))
-    if draw(st.booleans()):
+    if random.random() < 0.4:
         return network(random, stages)
     far = [(a, b) for a in range(stages) for b in range(a + 2, stages)]
     skips = tuple(pair for pair in far if random.random() < 0.3)
-    return chain(stages, skips, tied=draw(st.booleans()))
+    return chain(stages, skips, tied=random.random() < 0.5)
 
 
-@st.composite
-def programs(
-    draw: st.DrawFn,
+def random_program(
+    random: Random,
+    stages: int,
+    microbatches: int,
     min_devices: int = 1,
     all_ordered: bool = False,
     overlapping: bool = True,
-    model: Model | None = None,
+    clip: bool | None = None,
 ) -> Program:
     """`min_devices`: at least so many are used. `all_ordered`: orders leave no choice anywhere."""
-    random = Random(draw(st.integers(0, 2**32)))
-    model = model or draw(models(random, min_devices))
-    stages = len(model.regions)
     device_of = [s if s < min_devices else random.randrange(stages) for s in range(stages)]
     random.shuffle(device_of)
-    split = draw(st.sampled_from([True, True, True, False]))
-    microbatches = draw(st.integers(1, 6)) if split else 1
-    share = draw(st.sampled_from([0.0, 0.3, 1.0])) if (devices := sorted({*device_of})) else 0.0
-    some = 1.0 if all_ordered else draw(st.sampled_from([0.0, 0.5, 1.0]))
-    ordered = tuple(device for device in devices if random.random() < some)
-    parts = [(s, m) for s in range(stages) for m in range(microbatches)]
+    share = 1.0 if all_ordered else random.choice([0.0, 0.5, 1.0])
     blank = Program(
-        model=model,
+        model=random_model(random, stages),
         device_of=tuple(device_of),
         microbatches=microbatches,
-        clip=draw(st.booleans()),
-        split=split,
-        halved=frozenset(part for part in parts if random.random() < share),
-        ordered=ordered,
-        apart=draw(st.booleans()),
+        clip=random.random() < 0.5 if clip is None else clip,
+        split=microbatches > 1 or random.random() < 0.5,
+        ordered=tuple(device for device in sorted({*device_of}) if random.random() < share),
+        apart=random.random() < 0.5,
     )
-    if not ordered or not set(devices) <= set(ordered):
-        blank = replace(blank, halved=halved_on(blank, ordered))
+    blank = replace(blank, halved=random_halves(blank, random))
     share = random.choice([0.0, 0.2]) if overlapping else 0.0
     run = random_run(blank, random)
     overlaps = frozenset(k for k in range(len(run)) if random.random() < share)
     return replace(blank, run=run, overlaps=overlaps)
 
 
-def halved_on(program: Program, devices: tuple[int, ...]) -> frozenset[tuple[int, int]]:
-    """A backward is split by the order that names its halves: not where there is none."""
-    return frozenset(pair for pair in program.halved if program.device_of[pair[0]] in devices)
+def random_halves(program: Program, random: Random) -> frozenset[tuple[int, int]]:
+    """A backward is split by the order that names its halves: only where there is one."""
+    share = random.choice([0.0, 0.3, 1.0])
+    stages = [s for s, device in enumerate(program.device_of) if device in program.ordered]
+    parts = [(s, m) for s in stages for m in range(program.microbatches)]
+    return frozenset(part for part in parts if random.random() < share)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    stages, microbatches = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    return random_program(Random(draw(st.integers(0, 2**32))), stages, microbatches)

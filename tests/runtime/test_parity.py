@@ -5,7 +5,7 @@ from parity import assert_same, plain, train
 from pool import run_on
 
 from piper.errors import StrategyError
-from piper.strategies import BUILDERS
+from piper.strategies import BUILDERS, from_csv
 
 V_SHAPED = ("zbv", "dualpipev")
 SCHEDULES = [name for name in BUILDERS if name != "dualpipe"]  # its replicas need Replicate
@@ -34,3 +34,27 @@ def test_a_schedule_trains_as_plain_pytorch(model: str, ranks: int, schedule: st
 
         assert_same(results, plain(model, stages, parts, parts))
     assert legal
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_clipping_uses_the_norm_over_all_devices(schedule: str) -> None:
+    stages = stages_of(schedule, ranks=2)
+    strategy = BUILDERS[schedule](pp=2, microbatches=4)
+
+    results = run_on(2, train, "llama", stages, 4, strategy.to_json(), 0.05)
+
+    reference = plain("llama", stages, 4, 4, max_norm=0.05)
+    assert min(reference.norms) > 0.05, "nothing was clipped"
+    assert_same(results, reference)
+
+
+def test_a_schedule_that_no_builder_has_trains_as_plain_pytorch() -> None:
+    """Microbatches backwards, every other backward split, weight gradients last."""
+    own = (
+        "0F3,0F2,0F1,0B3,0I2,0F0,0B1,0I0,0W2,0W0\n"
+        "1F3,1B3,1F2,1I2,1F1,1W2,1B1,1F0,1I0,1W0\n"
+    )
+
+    results = run_on(2, train, "llama", 2, 4, from_csv(own).to_json())
+
+    assert_same(results, plain("llama", 2, 4, 4))

@@ -9,7 +9,7 @@ from torch import fx
 from piper.capture.annotate import Path
 from piper.capture.dropout import DROPOUT
 from piper.capture.modes import Mode, Switch, modes_of
-from piper.capture.nodes import insert, is_symbolic, line, storages, value
+from piper.capture.nodes import insert, is_contiguous, is_symbolic, line, storages, value
 from piper.capture.runs import Run, find_runs, path_of
 from piper.capture.torch_private import is_mutable
 from piper.capture.trace import Traced
@@ -171,6 +171,6 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _made_contiguous(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    if value(node).is_contiguous():
+    if is_contiguous(value(node)):
         return node
     return insert(graph, node, aten.clone.default, node, memory_format=torch.contiguous_format)

@@ -7,7 +7,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from piper.capture.nodes import value
+from piper.capture.nodes import is_contiguous, same_layout, value
+from piper.capture.torch_private import is_view
 
 aten = torch.ops.aten
 
@@ -44,16 +45,20 @@ _METHODS: dict[Any, str] = {
     aten.permute.default: "permute",
     aten.unsqueeze.default: "unsqueeze",
 }
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
 def quickened(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of the graph with cheaper calls of the same kernels."""
+    """A copy of the graph with fewer views, and with cheaper calls of the same kernels."""
     fast = fx.GraphModule(module, copy.deepcopy(module.graph))
     for node in list(fast.graph.nodes):
-        if node.target is aten.detach.default:  # there is no autograd to hide from
-            node.replace_all_uses_with(node.args[0])
+        same = _is_just(node)
+        if same is not None:
+            node.replace_all_uses_with(same)
             fast.graph.erase_node(node)
-        elif node.target in _FUNCTIONS:
+    fast.graph.eliminate_dead_code(is_impure_node=lambda node: not is_view(node))
+    for node in fast.graph.nodes:
+        if node.target in _FUNCTIONS:
             node.target = _FUNCTIONS[node.target]
         elif node.target in _METHODS and not node.kwargs:
             node.op, node.target = "call_method", _METHODS[node.target]
@@ -61,6 +66,29 @@ def quickened(module: fx.GraphModule) -> fx.GraphModule:
             _narrow(node)
     fast.recompile()
     return fast
+
+
+def _is_just(node: fx.Node) -> fx.Node | None:
+    """An earlier node that is the same as this one; may make this a view of an earlier one."""
+    given = node.args[0] if node.args else None
+    if not isinstance(given, fx.Node):
+        return None
+    if node.target is aten.detach.default:  # there is no autograd to hide from
+        return given
+    if node.target is aten.t.default and given.target is aten.t.default:
+        return given.args[0]
+    if node.target in _VIEWS and not isinstance(value(given), tuple):
+        return _viewed(node)
+    return None
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """A view of a view of a tensor in plain order is a view of that tensor."""
+    base = node.args[0]
+    if base.target in _VIEWS and is_contiguous(value(base.args[0])):
+        base = base.args[0]
+        node.args = (base, *node.args[1:])
+    return base if same_layout(value(base), value(node)) else None
 
 
 def _narrow(node: fx.Node) -> None:

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from piper.capture.fastcode import quickened
+from piper.capture.nodes import is_symbolic, value
+from piper.capture.torch_private import compile_graph
 from piper.names import Phase
 
 Kernel = Callable[..., tuple]
@@ -24,7 +26,11 @@ class Kernels:
     def get(self, code: str, phase: Phase, compiled: bool) -> Kernel:
         key = code, phase, compiled
         if key not in self.made:
-            self.made[key] = _make(self.graphs[code][phase], compiled)
+            graph = self.graphs[code][phase]
+            # Inductor would compile again for every new size.
+            fixed = not any(map(is_symbolic, graph.graph.nodes))
+            made = _compiled(graph) if compiled and fixed else quickened(graph).forward
+            self.made[key] = made
         return self.made[key]
 
 
@@ -38,7 +44,43 @@ def numbered(kernel: Kernel, position: int, first: int) -> Kernel:
     return call
 
 
-def _make(graph: fx.GraphModule, compiled: bool) -> Kernel:
-    if compiled:
-        return torch.compile(graph, dynamic=False, fullgraph=True)
-    return quickened(graph).forward
+def _compiled(module: fx.GraphModule) -> Kernel:
+    """By Inductor, and without Dynamo in front: what comes in is known, and needs no guards."""
+    flat = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    items: dict[fx.Node, list[fx.Node]] = {}
+
+    def argument(name: str, val: Any) -> fx.Node:
+        node = flat.placeholder(name)
+        node.meta["val"] = val
+        return node
+
+    for node in module.graph.find_nodes(op="placeholder"):
+        if isinstance(value(node), tuple):
+            vals = enumerate(value(node))
+            items[node] = [argument(f"{node.name}_{i}", val) for i, val in vals]
+        else:
+            copies[node] = argument(node.name, value(node))
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.args and node.args[0] in items:
+            copies[node] = items[node.args[0]][node.args[1]]
+        elif node.op not in ("placeholder", "output"):
+            copies[node] = flat.node_copy(node, copies.__getitem__)
+    results, structure = pytree.tree_flatten(module.graph.output_node().args[0])
+    flat.output(tuple(copies[node] for node in results))
+    return _packing(compile_graph(fx.GraphModule(module, flat)), structure)
+
+
+def _packing(kernel: Callable[..., Any], structure: pytree.TreeSpec) -> Kernel:
+    """Takes bundles apart and puts them together again around a function of plain tensors."""
+
+    def call(*reads: Any) -> tuple:
+        flat: list = []
+        for read in reads:
+            if isinstance(read, tuple):
+                flat += read
+            else:
+                flat.append(read)
+        return pytree.tree_unflatten(kernel(*flat), structure)
+
+    return call

@@ -1,6 +1,7 @@
 """Every region's joint graph and its partition. Equal regions are lowered once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -11,6 +12,7 @@ from piper.capture.joint import Joint, differentiable, differentiate
 from piper.capture.nodes import line
 from piper.capture.partition import Partition, partition
 from piper.capture.structure import fingerprint
+from piper.capture.torch_private import VALUE_WANTED
 from piper.capture.trace import Traced
 
 Flags = tuple[bool, ...]
@@ -42,6 +44,17 @@ def lower(traced: Traced, chunks: Sequence[Chunk]) -> list[Lowered]:
     return lowered[::-1]
 
 
+@contextmanager
+def _explained(chunk: Chunk) -> Iterator[None]:
+    try:
+        yield
+    except VALUE_WANTED as error:
+        raise messages.value_wanted_in_region(chunk.source) from error
+    except Exception as error:
+        error.add_note(f"Piper met this in the region that begins at {chunk.source}")
+        raise
+
+
 @dataclass
 class _Lowering:
     traced: Traced
@@ -60,8 +73,8 @@ class _Lowering:
         wants = tuple(self.wanted.get(node, False) for node in chunk.arguments)
         name = self.names[id(chunk)] = fingerprint(chunk.graph)
         if (name, wants) not in self.known_flags:
-            flags = differentiable(chunk, self.traced.mode, wants)
-            self.known_flags[name, wants] = flags
+            with _explained(chunk):
+                self.known_flags[name, wants] = differentiable(chunk, self.traced.mode, wants)
         self.wanted.update(zip(chunk.results, self.known_flags[name, wants], strict=True))
         return wants
 
@@ -77,7 +90,8 @@ class _Lowering:
         key = (self.names[id(chunk)], wants, given, weights, tuple(updates.items()))
         if key not in self.known_graphs:
             flags = (*given, *(False for _ in updates))
-            joint = differentiate(chunk, self.traced.mode, wants, flags)
+            with _explained(chunk):
+                joint = differentiate(chunk, self.traced.mode, wants, flags)
             volatile = [joint.arguments[position] for position in updates]
             self.known_graphs[key] = joint, partition(joint, weights, volatile)
         joint, cut = self.known_graphs[key]

@@ -121,3 +121,15 @@ def no_device(device: str) -> CaptureError:
             'capture where the model will run, or for device="cpu"',
         ),
     )
+
+
+def value_wanted_in_region(where: str) -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            "the region that begins here, or its derivative, needs a number that differs from "
+            "batch to batch",
+            "take sizes from tensors (x.shape[0]) instead of numbers (.item()), and decide with "
+            "torch.where, also in the backward of your own operators",
+        ),
+    )

@@ -46,6 +46,16 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
     )
 
 
+def is_contiguous(tensor: Tensor) -> bool:
+    """Asks no question about sizes that are not known, for the same reason."""
+    step: int | torch.SymInt = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if str(size) != "1" and str(stride) != str(step):
+            return False
+        step = step * size
+    return True
+
+
 def insert(graph: fx.Graph, like: fx.Node, target: Callable, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node at the insertion point, with the marks and line of `like` and its own value."""
     node = graph.call_function(target, args, kwargs)

@@ -4,13 +4,13 @@ import operator
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from piper.capture.joint import Joint
-from piper.capture.nodes import closure, is_symbolic, storages, value
+from piper.capture.nodes import closure, is_contiguous, is_symbolic, storages, value
 from piper.capture.partition import Partition
 from piper.names import BI, BW, B, F, Phase
 
@@ -106,7 +106,7 @@ def _zeros(joint: Joint, position: int) -> fx.Node:
         node = graph.call_function(
             aten.zeros.default,
             (list(tensor.shape),),
-            {"dtype": tensor.dtype, "device": tensor.device},
+            {"dtype": tensor.dtype, "device": _anywhere(tensor.device)},
         )
     node.meta["val"] = tensor
     return node
@@ -114,6 +114,11 @@ def _zeros(joint: Joint, position: int) -> fx.Node:
 
 def _flat(terms: Iterable[Term]) -> list[fx.Node]:
     return [node for term in terms for node in (term if isinstance(term, list) else [term])]
+
+
+def _anywhere(option: Any) -> Any:
+    """The graph was traced on one device; it runs on whichever is the current one."""
+    return torch.device(option.type) if isinstance(option, torch.device) else option
 
 
 class _Writer:
@@ -161,7 +166,9 @@ class _Writer:
     def _copy_one(self, node: fx.Node) -> None:
         if node not in self.copies:
             assert node.op != "placeholder", f"{node} is not among the arguments"
-            self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+            copy = self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+            if any(isinstance(option, torch.device) for option in copy.kwargs.values()):
+                copy.kwargs = {key: _anywhere(option) for key, option in copy.kwargs.items()}
 
     def take(self, terms: Iterable[Term]) -> list[fx.Node | tuple[fx.Node, ...]]:
         """Results as they are. Numbers become tensors: bundles hold nothing else."""
@@ -175,7 +182,7 @@ class _Writer:
         taken = set(shared)
 
         def owned(node: fx.Node) -> fx.Node:
-            if storages(node).isdisjoint(taken) and value(node).is_contiguous():
+            if storages(node).isdisjoint(taken) and is_contiguous(value(node)):
                 taken.update(storages(node))
                 return self.copies[node]
             return self._add(aten.clone.default, node, memory_format=torch.contiguous_format)

@@ -87,6 +87,15 @@ def constant_of(tensor: Tensor) -> Tensor | None:
     return tensor
 
 
+def compile_graph(module: fx.GraphModule) -> Callable[..., Any]:
+    """Inductor's version of a graph from tensors to a tuple of tensors."""
+    from torch import _inductor  # takes seconds to import
+
+    example = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    with torch.no_grad():
+        return _inductor.compile(module, example)
+
+
 @contextmanager
 def fresh_symbols_ignored(mode: FakeTensorMode) -> Iterator[None]:
     """Sizes that depend on data may be made here and forgotten."""

@@ -14,6 +14,7 @@ from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.strategies import draw, to_table
 from piper.view.grid import grid, summary
+from piper.view.svg import svg as picture
 
 Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
 
@@ -27,6 +28,7 @@ def show(
     target: Target,
     dag: Annotated[bool, typer.Option("--dag", help="print the final training DAG")] = False,
     plan: Annotated[int | None, typer.Option(help="print the plan of this device")] = None,
+    svg: Annotated[Path | None, typer.Option(help="write the schedule as a picture")] = None,
     after: Annotated[int | None, typer.Option(help="print the DAG after so many directives")] = None,
 ) -> None:
     """Show TARGET: a training script (.py), a strategy (.json) or a schedule (.csv)."""
@@ -36,6 +38,8 @@ def show(
     found = inspect(target, context.args)
     if after is not None:
         print(text(apply(found.strategy.directives[:after], training_dag(found.captured.model))))
+    elif svg is not None:
+        svg.write_text(picture(found.compiled.dag))
     elif plan is not None:
         print(found.compiled.plan(plan))
     elif dag:

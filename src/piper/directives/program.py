@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from piper.directives.base import Directive
@@ -64,5 +63,6 @@ def blame(batch: Sequence[Named], dag: Dag) -> None:
 
 def stamped(dag: Dag, before: Dag, name: str) -> Dag:
     """Every node that was not there before carries the name of its maker."""
-    makers = {node: before.makers.get(node, name) for node in dag.nodes}
-    return replace(dag, makers=makers)
+    if dag.nodes.keys() == before.makers.keys():
+        return dag
+    return dag.signed({node: before.makers.get(node, name) for node in dag.nodes})

@@ -15,6 +15,7 @@ from piper.ir.values import Origin, Value
 from piper.names import PASS, Device, NodeId, ValueId
 
 Key = tuple[int | str | None, ...]
+ABOUT_NODES = ("producers", "consumers", "computes", "devices", "tag_names", "_indices", "proven")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class Dag:
         return (*dict.fromkeys(keys), PASS)
 
     @cached_property
+    def proven(self) -> set[object]:
+        """Rules that were checked on these nodes already."""
+        return set()
+
+    @cached_property
     def _indices(self) -> dict[tuple[str, ...], dict[Key, list[Compute]]]:
         return {}
 
@@ -116,12 +122,22 @@ class Dag:
         return replace(self, values={**self.values, **new})
 
     def with_precedences(self, new: Iterable[Precedence]) -> Dag:
-        """What is known about the nodes stays known: only the order has changed."""
-        after = replace(self, precedences=tuple(dict.fromkeys((*self.precedences, *new))))
-        for known in ("producers", "consumers", "computes", "devices", "tag_names", "_indices"):
-            if known in self.__dict__:
-                after.__dict__[known] = self.__dict__[known]
-        return after
+        ordered = replace(self, precedences=tuple(dict.fromkeys((*self.precedences, *new))))
+        return self.known_to(ordered)
+
+    def signed(self, makers: Mapping[NodeId, str]) -> Dag:
+        signed = self.known_to(replace(self, makers=makers))
+        if "topology" in self.__dict__:
+            signed.__dict__["topology"] = self.topology
+        return signed
+
+    def known_to(self, other: Dag) -> Dag:
+        """What was found out about the nodes holds for another DAG with the same nodes."""
+        assert other.nodes is self.nodes
+        for fact in ABOUT_NODES:
+            if fact in self.__dict__:
+                other.__dict__[fact] = self.__dict__[fact]
+        return other
 
 
 def tag_values(node: Compute, keys: tuple[str, ...]) -> Key:

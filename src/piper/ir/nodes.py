@@ -42,13 +42,17 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Loss and gradient norm, added up over all devices. Each device reads what it holds."""
+    """Loss and gradient norm, added up over all devices.
+
+    The first read is the losses of all microbatches, the others are the gradients that updates
+    read; each device adds up what it holds.
+    """
 
     id: NodeId
     tags: Tags = ()
     reads: tuple[Sum, ...]
     writes: tuple[ValueId, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[Device, ...] | None = None  # None until all regions are placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

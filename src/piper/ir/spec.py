@@ -122,9 +122,13 @@ def every_read_is_local(dag: Dag) -> Iterator[Problem]:
     for node in dag.nodes.values():
         here = node.source if isinstance(node, Transfer) else node.devices
         for value in chain.from_iterable(node.reads):
-            maker = dag.producers.get(value)
-            if maker and not isinstance(node, Totals) and dag.nodes[maker].devices != here:
+            maker = dag.nodes.get(dag.producers.get(value, NodeId("")))
+            if maker and not isinstance(node, Totals) and not is_at(maker, here):
                 yield Problem(f"{node.id} reads {value}, which is not on {show(here)}", BUG)
+
+
+def is_at(maker: Node, here: tuple[int, ...] | None) -> bool:
+    return isinstance(maker, Totals) or maker.devices == here
 
 
 def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
@@ -173,9 +177,16 @@ LOWERABLE: tuple[Rule, ...] = (
 )
 
 
+ABOUT_ORDER = (nothing_waits_for_itself, orders_name_all_microbatches_or_none)
+
+
 def require(dag: Dag, rules: tuple[Rule, ...]) -> None:
     """Refuse a DAG that breaks a rule; the first rule that finds problems reports all of them."""
     for rule in rules:
+        if rule in dag.proven:
+            continue
         problems = list(rule(dag))
         if problems:
             raise Refused(*problems[:8])
+        if rule not in ABOUT_ORDER:
+            dag.proven.add(rule)

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from piper.ir.dag import Dag
 from piper.ir.model import Model, Region
-from piper.ir.nodes import Compute, Node, Sum, Update
-from piper.ir.values import Origin, Value
+from piper.ir.nodes import Compute, Node, Sum, Totals, Update
+from piper.ir.values import Origin, TensorSpec, Value
 from piper.names import BI, BW, B, BucketId, F, NodeId, Phase, RegionId, ValueId
 
 SEED = ValueId("seed")
+TOTALS = ValueId("totals")
 
 
 def node_id(region: RegionId, phase: Phase) -> NodeId:
@@ -36,13 +37,19 @@ def bucket_grad(bucket: BucketId, region: RegionId) -> ValueId:
     return ValueId(f"g:{bucket}/{region}")
 
 
-def training_dag(model: Model) -> Dag:
-    """Every region forward, every region that has gradients backward, every bucket updated."""
+def training_dag(model: Model, clip: bool = False) -> Dag:
+    """Every region forward, every region that has gradients backward, every bucket updated.
+
+    With `clip`, updates wait for the norm of all gradients.
+    """
     grads = contributions(model)
     forward = [forward_node(region) for region in model.regions]
     backward = [backward_node(model, region, grads) for region in reversed(model.regions)]
     nodes: list[Node] = [*forward, *(node for node in backward if node is not None)]
-    nodes += updates(model)
+    steps = list(updates(model, clip))
+    losses = (model.loss,)
+    reads = (losses, *(step.reads[0] for step in steps))
+    nodes += [*steps, Totals(id=NodeId("totals"), reads=reads, writes=(TOTALS,))]
     return Dag(
         model=model,
         nodes={node.id: node for node in nodes},
@@ -100,7 +107,7 @@ def weight_grads(model: Model, region: Region) -> tuple[ValueId, ...]:
     return tuple(bucket_grad(bucket, region.id) for bucket in model.trained(region))
 
 
-def updates(model: Model) -> Iterator[Update]:
+def updates(model: Model, clip: bool) -> Iterator[Update]:
     for bucket in model.buckets.values():
         parts = tuple(
             bucket_grad(bucket.id, region.id)
@@ -111,13 +118,14 @@ def updates(model: Model) -> Iterator[Update]:
             yield Update(
                 id=NodeId(f"{bucket.id}:U"),
                 bucket=bucket.id,
-                reads=(parts,),
+                reads=(parts, (TOTALS,)) if clip else (parts,),
                 writes=(ValueId(f"{weights(bucket.id)}'"),),
             )
 
 
 def all_values(model: Model) -> dict[ValueId, Value]:
     values = dict(model.values)
+    values[TOTALS] = Value((TensorSpec((2,), "float64"),))
     values[SEED] = Value(model.values[model.loss].specs, Origin.SEED)
     for bucket in model.buckets.values():
         values[weights(bucket.id)] = Value(bucket.specs, Origin.WEIGHTS, bundle=True)

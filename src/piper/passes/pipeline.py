@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from piper.errors import PassError, Refused
 from piper.ir.dag import Dag
-from piper.ir.spec import CAPTURED, LOWERABLE, PLACED, Rule, require
+from piper.ir.spec import LOWERABLE, PLACED, Rule, require
 from piper.passes.schedule import schedule
-from piper.passes.totals import insert_totals
 from piper.passes.transfers import insert_transfers
 
 Pass = Callable[[Dag], Dag]
 
 
-def run_passes(dag: Dag, *, clip: bool = False) -> Dag:
+def run_passes(dag: Dag) -> Dag:
     """From what the user asked for to one order in time of everything that must be done."""
     steps: tuple[tuple[str, Pass, tuple[Rule, ...]], ...] = (
         ("strategy", lambda dag: dag, PLACED),
         ("transfers", insert_transfers, LOWERABLE),
-        ("totals", partial(insert_totals, clip=clip), CAPTURED),
         ("schedule", schedule, ()),
     )
     for name, step, rules in steps:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Node, Sum, Tags, Totals, Transfer, Update
-from piper.ir.training import weights
+from piper.ir.training import TOTALS, weights
 from piper.ir.values import Origin, Value
 from piper.names import BucketId, Device, NodeId, ValueId
 
@@ -22,21 +23,27 @@ def insert_transfers(dag: Dag) -> Dag:
         -->
         F(PP=0) [0]  ->  Transfer 0 => 1  ->  F(PP=1) [1]
     """
-    dag = home_updates(dag)
+    dag = with_homes(dag)
     work = Work(dag)
     nodes = [work.localised(node) for node in dag.nodes.values()]
     copies = weight_copies(dag, work)
     return dag.with_values(work.values).with_nodes((*nodes, *work.transfers.values(), *copies))
 
 
-def home_updates(dag: Dag) -> Dag:
-    """A bucket lives where its first region runs; there it is updated."""
+def with_homes(dag: Dag) -> Dag:
+    """A bucket lives where its first region runs; there it is updated. Totals are everywhere."""
     homes = bucket_homes(dag)
-    return dag.with_nodes(
+    moved: list[Node] = [
         replace(node, devices=homes[BucketId(node.bucket)])
         for node in dag.nodes.values()
         if isinstance(node, Update)
-    )
+    ]
+    moved += [
+        replace(node, devices=dag.devices)
+        for node in dag.nodes.values()
+        if isinstance(node, Totals)
+    ]
+    return dag.with_nodes(moved)
 
 
 def bucket_homes(dag: Dag) -> dict[BucketId, Devices]:
@@ -70,11 +77,21 @@ class Work:
 
     def localised(self, node: Node) -> Node:
         """The node, reading only what is on its devices."""
-        if isinstance(node, Totals) or node.devices is None:
-            return node
+        if isinstance(node, Totals):
+            return replace(node, reads=(node.reads[0], *self.as_updated(node.reads[1:])))
         here, tags = node.devices, node.tags
+        assert here is not None
         reads = tuple([self.local(total, here, tags) for total in node.reads])
         return node if reads == node.reads else replace(node, reads=reads)
+
+    def as_updated(self, totals: Sequence[Sum]) -> Iterator[Sum]:
+        """Gradients are added up where they are used for the update."""
+        nodes = self.dag.nodes.values()
+        home = {node.reads[0]: node.devices for node in nodes if isinstance(node, Update)}
+        for total in totals:
+            devices = home[total]
+            assert devices is not None
+            yield self.local(total, devices, ())
 
     def local(self, total: Sum, here: Devices, tags: Tags) -> Sum:
         if len(total) == 1:
@@ -91,10 +108,11 @@ class Work:
         return (*parts.get(here, ()), *chain.from_iterable(sent))
 
     def devices_of(self, value: ValueId, here: Devices) -> Devices:
-        """Where a value is; inputs, seeds and counters are wherever they are used."""
+        """Where a value is; totals, inputs, seeds and counters are wherever they are used."""
         maker = self.dag.producers.get(value)
-        devices = self.dag.nodes[maker].devices if maker else None
-        return devices or here
+        if maker is None or value == TOTALS:
+            return here
+        return self.dag.nodes[maker].devices or here
 
     def send(self, total: Sum, source: Devices, here: Devices, tags: Tags) -> ValueId:
         if (total, here) not in self.transfers:

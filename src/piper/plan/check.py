@@ -49,7 +49,8 @@ class Machine:
     ran: dict[str, int] = field(default_factory=dict)  # node -> instruction
 
     def __post_init__(self) -> None:
-        self.holds.update((state.value, {state.value}) for state in self.plan.states)
+        self.states = {state.value for state in self.plan.states}
+        self.holds.update((state, {state}) for state in self.states)
 
 
 @dataclass
@@ -190,12 +191,9 @@ class Together:
             self.compare(machine, [moved.value], node.reads)
             machine.used.setdefault(moved.value, []).append(machine.at)
         else:
-            machine.holds.pop(moved.value, None) if self.is_state(machine, moved.value) else None
+            machine.holds.pop(moved.value, None) if moved.value in machine.states else None
             self.write(machine, moved.value, {node.writes[0]})
         self.meet(machine, moved)
-
-    def is_state(self, machine: Machine, buffer: str) -> bool:
-        return any(state.value == buffer for state in machine.plan.states)
 
     def refuse_early_send(self, machine: Machine, send: Send) -> None:
         made = machine.made.get(send.value)
@@ -225,8 +223,9 @@ class Together:
         node = self.dag.nodes.get(total.node)  # type: ignore[call-overload]
         if not isinstance(node, Totals):
             self.refuse(machine, f"{total.node} is no total")
-        wanted = {frozenset(parts) for parts in node.reads}
-        for buffer in (*(value for value, _ in total.losses), *total.grads):
+        self.compare(machine, [v for v, _ in total.losses], [[node.reads[0][k]] for _, k in total.losses])
+        wanted = {frozenset(parts) for parts in node.reads[1:]}
+        for buffer in total.grads:
             if frozenset(self.read(machine, buffer)) not in wanted:
                 self.refuse(machine, f"{buffer} is no part of {total.node}")
         here = self.totals.setdefault(total.node, [])
@@ -247,7 +246,7 @@ class Together:
     def free(self, machine: Machine, free: Free) -> None:
         for buffer in free.values:
             self.refuse_unsent(machine, buffer, free.waits)
-            if buffer not in machine.holds or self.is_state(machine, buffer):
+            if buffer not in machine.holds or buffer in machine.states:
                 self.refuse(machine, f"{buffer} is freed but nothing is in it")
             del machine.holds[buffer]
 
@@ -274,9 +273,8 @@ def nothing_is_left(together: Together) -> Iterator[Problem]:
             text = line(together.machines[device].plan.instructions[at])
             yield Problem(f"«{text}» on {stream} from {source} to {target} meets nothing", FIX)
     for machine in together.machines.values():
-        states = {state.value for state in machine.plan.states}
         for buffer in machine.holds:
-            if buffer not in states:
+            if buffer not in machine.states:
                 yield Problem(f"device {machine.plan.device} never frees {buffer}", FIX)
 
 

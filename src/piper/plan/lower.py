@@ -105,11 +105,9 @@ class Lowering:
 
     def total(self, node: Totals) -> None:
         """Of all that is added up, what this device made."""
-        mine = [total for total in node.reads if self.is_here(total)]
-        count = len(loss_sums(self.dag, node))
-        parts = {total: part for part, total in enumerate(node.reads[:count])}
-        losses = tuple((self.operand(t), parts[t]) for t in mine if t in parts)
-        grads = tuple(self.operand(total) for total in mine if total not in parts)
+        made = enumerate(node.reads[0])
+        losses = tuple((loss, part) for part, loss in made if loss in self.made_by)
+        grads = tuple(self.operand(total) for total in node.reads[1:] if self.is_here(total))
         self.arriving["totals"] = self.emit(
             Total(node.id, losses, grads, node.devices, self.wait_for(grads))
         )
@@ -186,10 +184,11 @@ def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[s
     last: dict[str, int] = {transfer.writes[0]: len(row.work) for transfer in row.gets.values()}
     for position, node in enumerate(row.work):
         last.update((value, position) for value in node.writes)
-        for total in node.reads:
-            buffer = sums.names.get(total, total[0])
-            if not isinstance(node, Totals) or buffer in last:
-                last[buffer] = position
+        if isinstance(node, Totals):
+            named = [sums.names.get(total, total[0]) for total in node.reads[1:]]
+            last.update((name, position) for name in (*node.reads[0], *named) if name in last)
+        else:
+            last.update((sums.names.get(total, total[0]), position) for total in node.reads)
     for transfer in chain.from_iterable(row.sends.values()):
         buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])
         proof = proofs.get(transfer.id, len(row.work))
@@ -199,11 +198,6 @@ def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[s
         if not buffer.startswith("w:") and buffer not in sums.of and buffer != "totals":
             ends.setdefault(position, []).append(buffer)
     return ends
-
-
-def loss_sums(dag: Dag, node: Totals) -> list[Sum]:
-    loss = dag.model.loss
-    return [total for total in node.reads if total[0].partition("@")[0] == loss]
 
 
 def weights_of(node: UpdateNode) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -135,22 +136,26 @@ class ProcessComm:
                 dist.destroy_process_group(group)
 
 
+Message = Future[Tensors]
+
+
 @dataclass
 class Hub:
     """Joins devices that are threads of one process; for tests, and for looking at a strategy."""
 
     devices: int
     timeout: float = 60.0
-    channels: dict[tuple[str, int, int], queue.Queue[Tensors]] = field(default_factory=dict)
+    messages: dict[tuple[str, int, int, int], Message] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.barrier = threading.Barrier(self.devices)
 
-    def channel(self, stream: str, source: int, target: int) -> queue.Queue[Tensors]:
+    def message(self, stream: str, source: int, target: int, number: int) -> Message:
+        """The n-th message of a channel, whether it was sent or asked for first."""
         with self.lock:
-            return self.channels.setdefault((stream, source, target), queue.Queue())
+            return self.messages.setdefault((stream, source, target, number), Message())
 
 
 class Done:
@@ -166,16 +171,23 @@ class ThreadComm:
     hub: Hub
     device: int
     round: int = 0
+    sent: Counter[tuple[str, int]] = field(default_factory=Counter)
+    asked: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def send(self, tensors: Tensors, shapes: Sequence[Shape], peer: int, stream: str) -> Handle:
+        number = self.sent[stream, peer]
+        self.sent[stream, peer] += 1
         copies = tuple(tensor.detach().clone() for tensor in tensors)
-        self.hub.channel(stream, self.device, peer).put(copies)
+        self.hub.message(stream, self.device, peer, number).set_result(copies)
         return Done()
 
     def recv(
         self, shapes: Sequence[Shape], peer: int, stream: str, into: Tensors | None
     ) -> Arrival:
-        return Pickup(self.hub.channel(stream, peer, self.device), into, self.hub.timeout)
+        number = self.asked[stream, peer]
+        self.asked[stream, peer] += 1
+        message = self.hub.message(stream, peer, self.device, number)
+        return Pickup(message, into, self.hub.timeout)
 
     def add_up(self, tensor: torch.Tensor) -> Handle:
         self.round += 1
@@ -186,12 +198,12 @@ class ThreadComm:
 class Pickup:
     """A message that may not be there yet."""
 
-    channel: queue.Queue[Tensors]
+    message: Message
     into: Tensors | None
     timeout: float
 
     def wait(self) -> Tensors:
-        tensors = self.channel.get(timeout=self.timeout)
+        tensors = self.message.result(timeout=self.timeout)
         for state, new in zip(self.into or (), tensors, strict=False):
             state.copy_(new)
         return self.into or tensors

@@ -1,4 +1,4 @@
-"""All devices of a strategy as threads of this process: to try a strategy out without processes."""
+"""All devices of a strategy as threads of this process."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from piper.runtime.comm import Comm, Hub, ThreadComm
 from piper.runtime.execute import Batch, Program
 
 
-def rehearse(
-    plans: Sequence[Plan], load: Callable[[Plan, Comm], Program], batches: Sequence[Batch]
-) -> list[Program]:
-    """Run the steps on every device at once; the programs afterwards, by device.
-
-    `load` makes a plan ready with the communicator it is given.
-    """
+def run_together(
+    plans: Sequence[Plan],
+    load: Callable[[Plan, Comm], Program],
+    batches: Sequence[Batch],
+    after_step: Callable[[int, Program], None],
+) -> None:
+    """Run the steps on every device at once; the first error of any device is raised."""
     hub = Hub(len(plans))
     programs = [load(plan, ThreadComm(hub, plan.device)) for plan in plans]
     errors: list[BaseException] = []
 
     def work(program: Program) -> None:
         try:
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 program.step(batch)
+                after_step(number, program)
         except BaseException as error:
             errors.append(error)
             hub.barrier.abort()
@@ -36,4 +37,3 @@ def rehearse(
         thread.join()
     if errors:
         raise errors[0]
-    return programs

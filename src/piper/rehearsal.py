@@ -1,0 +1,67 @@
+"""Try a strategy out in one process: every device is a thread, nothing has to be started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from piper.capture import Captured
+from piper.plan.instructions import Plan
+from piper.runtime.comm import Comm
+from piper.runtime.execute import Program
+from piper.runtime.state import DeviceState
+from piper.runtime.together import run_together
+from piper.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What every step gave, and the parameters after the last one."""
+
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    parts: tuple[Mapping[int, float], ...]  # the loss of each microbatch, step by step
+    parameters: Mapping[str, torch.Tensor]
+
+
+def rehearse(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    strategy: Sequence[Any],
+    batches: Sequence[tuple[Any, ...]],
+    captured: Captured | None = None,
+    **options: Any,
+) -> Rehearsal:
+    """Train a few steps under a strategy, with all its devices in this process.
+
+    For looking and testing: it is exact, but threads do not make it fast. `options` are those of
+    the Trainer. Every batch has the same shape.
+    """
+    trainer = Trainer.__new__(Trainer)
+    trainer.configure(model, loss_fn, strategy, captured=captured, **options)
+    found, compiled = trainer.compile(batches[0])
+    states = [DeviceState() for _ in compiled.plans]
+
+    def load(plan: Plan, comm: Comm) -> Program:
+        return trainer.load(plan, found, states[compiled.plans.index(plan)], comm)
+
+    steps = [trainer.batch(batch, number) for number, batch in enumerate(batches)]
+    seen: list[list[tuple[torch.Tensor, dict[int, float]]]] = [[] for _ in steps]
+    record = partial(remember, seen)
+    run_together(compiled.plans, load, steps, record)
+    parameters = {n: t for state in reversed(states) for n, t in state.named_parameters().items()}
+    return Rehearsal(
+        losses=tuple(rows[0][0][0].item() for rows in seen),
+        grad_norms=tuple(rows[0][0][1].item() ** 0.5 for rows in seen),
+        parts=tuple({k: v for _, losses in rows for k, v in losses.items()} for rows in seen),
+        parameters=parameters,
+    )
+
+
+def remember(seen: list[list[Any]], number: int, program: Program) -> None:
+    losses = {part: loss.item() for part, loss in program.losses.items()}
+    seen[number].append((program.totals.clone(), losses))

@@ -1,0 +1,77 @@
+"""The commands, as a user calls them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from piper.cli import app
+from piper.errors import StrategyError
+from piper.strategies import BUILDERS, one_f_one_b
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "tiny.py"
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_schedule_prints_a_grid() -> None:
+    assert call("schedule", "1f1b", "--pp", "2", "--microbatches", "3") == (
+        "PP rank 0  F0 F1 B0 F2 B1 B2\nPP rank 1  F0 B0 F1 B1 F2 B2\n"
+    )
+
+
+def test_schedule_prints_csv_as_pytorch_reads_it() -> None:
+    found = call("schedule", "zb-h1", "--pp", "2", "--microbatches", "2", "--format", "csv")
+
+    assert found.splitlines() == ["0F0,0F1,0I0,0W0,0I1,0W1", "1F0,1I0,1F1,1I1,1W0,1W1"]
+
+
+def test_schedule_prints_json_that_loads(tmp_path: Path) -> None:
+    found = call("schedule", "1f1b", "--pp", "2", "--microbatches", "2", "--format", "json")
+    file = tmp_path / "strategy.json"
+    file.write_text(found)
+
+    assert call("check", str(file)).startswith("ok: 5 directives")
+    assert one_f_one_b(pp=2, microbatches=2).to_json() == found
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_builder_prints_in_every_form(name: str) -> None:
+    for form in ("grid", "csv", "json"):
+        assert call("schedule", name, "--pp", "4", "--microbatches", "8", "--format", form)
+
+
+def test_an_unknown_schedule_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(StrategyError) as refused:
+        call("schedule", "2f2b", "--pp", "2", "--microbatches", "2")
+
+    assert str(refused.value) == (
+        "schedule: there is no schedule '2f2b'\n"
+        "  fix: choose one of gpipe, 1f1b, interleaved-1f1b, zb-h1, interleaved-zb, zbv, "
+        "dualpipev, dualpipe"
+    )
+
+
+def test_check_compiles_a_script_without_starting_anything() -> None:
+    found = call("check", str(SCRIPT))
+
+    assert re.match(r"ok: 2 devices, \d+ nodes, \d+ instructions: no deadlock", found)
+
+
+def test_show_draws_the_schedule_of_a_script() -> None:
+    assert call("show", str(SCRIPT)).splitlines() == [
+        "device 0  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 --",
+        "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
+        "15 units long, 20% idle (F, BI, BW take 1 unit each, communication none)",
+    ]
+
+
+def test_show_prints_the_plan_of_a_device_and_the_dag() -> None:
+    assert call("show", str(SCRIPT), "--plan", "1").startswith("device 1\nrecv ")
+    assert "transfer send PP0/0@0>1 on [0] => [1] [pp]" in call("show", str(SCRIPT), "--dag")
+    assert "nowhere yet" in call("show", str(SCRIPT), "--after", "1")

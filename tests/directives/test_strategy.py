@@ -1,0 +1,278 @@
+"""A strategy as a value, and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import chain
+
+from piper.compiler import compile_strategy
+from piper.directives import Directive, Order, Place, Split, Strategy
+from piper.errors import StrategyError
+from piper.ir.filters import ANY, Filter, where
+
+A, C = Place(where(PP=0), [0]), Place(where(PP=1), [1])
+MB = Split("MB", 2)
+
+
+def test_a_strategy_prints_one_directive_per_line() -> None:
+    strategy = Strategy([A, MB, Order([[where(PP=0, PASS="F")]])])
+
+    printed = str(strategy)
+
+    assert printed == (
+        "Place(filter=where(PP=0), devices=(0,), stream='pp')\n"
+        "Split(name='MB', n=2)\n"
+        "Order(slots=((where(PP=0, PASS='F'),),))"
+    )
+
+
+def test_strategies_of_equal_directives_are_equal() -> None:
+    one, other = Strategy([A, MB]), Strategy([Place(where(PP=0), (0,)), Split("MB", 2)])
+
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != Strategy([MB, A])
+
+
+def test_lists_of_directives_in_a_strategy_are_flattened() -> None:
+    strategy = Strategy([A, [C, (MB,)], Strategy([])])
+
+    assert strategy == Strategy([A, C, MB])
+    assert len(strategy) == 3
+    assert list(strategy) == [A, C, MB]
+
+
+def test_strategies_and_lists_add_up() -> None:
+    assert Strategy([A]) + Strategy([C]) == Strategy([A, C])
+    assert Strategy([A]) + [C, [MB]] == Strategy([A, C, MB])
+
+
+def test_a_strategy_knows_its_microbatches() -> None:
+    assert Strategy([A]).microbatches == 1
+    assert Strategy([A, Split("MB", 6)]).microbatches == 6
+
+
+def test_a_strategy_compiles_like_the_list_it_holds() -> None:
+    one = compile_strategy(chain(2), Strategy([A, C, MB]))
+    other = compile_strategy(chain(2), [A, C, MB])
+
+    assert one.plans == other.plans
+
+
+indices = st.one_of(st.integers(0, 99), st.just(ANY), st.none())
+keys = st.sampled_from(["PP", "EP", "MB", "stage"])
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> Filter:
+    tags: dict[str, int | str | None] = draw(st.dictionaries(keys, indices, max_size=3))
+    phase = draw(st.sampled_from([None, "F", "B", "BI", "BW", ANY]))
+    return where(**tags, **({"PASS": phase} if phase else {}))
+
+
+devices = st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True)
+directives: st.SearchStrategy[Directive] = st.one_of(
+    st.builds(Place, filters(), devices, st.sampled_from(["pp", "dp", "é"])),
+    st.builds(Split, keys, st.integers(1, 99)),
+    st.builds(Order, st.lists(st.lists(filters(), max_size=3), max_size=4)),
+)
+
+
+@given(st.lists(directives, max_size=4))
+def test_a_strategy_comes_back_from_json_as_it_was(program: list[Directive]) -> None:
+    strategy = Strategy(program)
+
+    again = Strategy.from_json(strategy.to_json())
+
+    assert again == strategy
+    assert again.to_json() == strategy.to_json()
+
+
+def test_json_has_one_directive_per_line() -> None:
+    strategy = Strategy([A, MB, Order([[where(PP=0, EP=None, MB="*", PASS="BI")], [where()]])])
+
+    text = strategy.to_json()
+
+    assert text == (
+        "[\n"
+        '  {"op": "place", "filter": {"PP": 0}, "devices": [0], "stream": "pp"},\n'
+        '  {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2},\n'
+        '  {"op": "order", "filters": '
+        '[[{"PP": 0, "EP": "-", "MB": "*", "PASS": "BI"}], [{}]]}\n'
+        "]\n"
+    )
+
+
+PUBLISHED = """[
+    {"op": "place", "filter": {"PP": 0}, "devices": [0], "stream": "pp"},
+    {"op": "place", "filter": {"PP": 1, "EP": "-"}, "devices": [1], "stream": "pp"},
+    {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 4},
+    {"op": "order", "filters": [
+        [{"PP": 0, "MB": 0, "PASS": "F"}],
+        [{"PP": 0, "MB": 1, "PASS": "F"}, {"PP": 0, "MB": 0, "PASS": "B"}]
+    ]}
+]"""
+
+
+@pytest.mark.parametrize(
+    "text", [PUBLISHED, f'{{"directives": {PUBLISHED}}}'], ids=["list", "object"]
+)
+def test_the_form_of_the_published_system_loads(text: str) -> None:
+    strategy = Strategy.from_json(text)
+
+    assert strategy == Strategy(
+        [
+            Place(where(PP=0), [0], "pp"),
+            Place(where(PP=1, EP=None), [1], "pp"),
+            Split("MB", 4),
+            Order(
+                [
+                    [where(PP=0, MB=0, PASS="F")],
+                    [where(PP=0, MB=1, PASS="F"), where(PP=0, MB=0, PASS="B")],
+                ]
+            ),
+        ]
+    )
+
+
+OPS = "place, split, order"
+NO_LIST = 'strategy: the JSON is no list\n  fix: write [{"op": "place", ...}, ...]'
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({}, f'directive 1: it has no op\n  fix: write {{"op": one of {OPS}}}'),
+        (7, f'directive 1: it has no op\n  fix: write {{"op": one of {OPS}}}'),
+        ({"op": "plase"}, f"directive 1: unknown op 'plase'\n  fix: write one of {OPS}"),
+        ({"op": None}, f"directive 1: unknown op None\n  fix: write one of {OPS}"),
+        ({"op": ["place"]}, f"directive 1: unknown op ['place']\n  fix: write one of {OPS}"),
+        (
+            {"op": "place", "filter": {}, "device": [0]},
+            "place (directive 1): unknown key 'device'\n"
+            "  fix: use filter, devices, stream; did you mean devices?",
+        ),
+        (
+            {"op": "split", "dim_name": "MB", "num_microbatches": 2, "xyz": 1},
+            "split (directive 1): unknown key 'xyz'\n  fix: use dim_name, num_microbatches, filter",
+        ),
+        (
+            {"op": "place", "filter": {}},
+            "place (directive 1): the key 'devices' is missing\n  fix: add \"devices\": ...",
+        ),
+        (
+            {"op": "place", "filter": [0], "devices": [0]},
+            'place (directive 1): the filter [0] is no object\n  fix: write {"PP": 0}',
+        ),
+        (
+            {"op": "place", "filter": {"PP": "0"}, "devices": [0]},
+            "place (directive 1): PP='0' is no index\n  fix: write PP=0, PP=\"*\" or None",
+        ),
+        (
+            {"op": "place", "filter": {"PP": [0, 1]}, "devices": [0]},
+            'place (directive 1): PP=[0, 1] is no index\n  fix: write PP=0, PP="*" or None',
+        ),
+        (
+            {"op": "place", "filter": {}, "devices": 0},
+            "place (directive 1): devices 0 is no list of numbers\n  fix: write [0] or [0, 2]",
+        ),
+        (
+            {"op": "place", "filter": {}, "devices": [True]},
+            "place (directive 1): devices [True] is no list of numbers\n  fix: write [0] or [0, 2]",
+        ),
+        (
+            {"op": "place", "filter": {}, "devices": [0, 0]},
+            "place (directive 1): devices [0, 0] is no list of devices\n"
+            "  fix: name each device once: [0, 2]",
+        ),
+        (
+            {"op": "split", "filter": {"PP": 0}, "dim_name": "MB", "num_microbatches": 2},
+            'split (directive 1): split takes the whole batch\n  fix: leave "filter" empty',
+        ),
+        (
+            {"op": "split", "dim_name": "MB", "num_microbatches": 0},
+            "split (directive 1): Split into 0 parts\n  fix: split into 1 or more microbatches",
+        ),
+        (
+            {"op": "order", "filters": {"PP": 0}},
+            "order (directive 1): filters is no list of slots\n"
+            '  fix: write [[{"PP": 0}], [{"PP": 1}]]',
+        ),
+        (
+            {"op": "order", "filters": [{"PP": 0}]},
+            "order (directive 1): filters is no list of slots\n"
+            '  fix: write [[{"PP": 0}], [{"PP": 1}]]',
+        ),
+        (
+            {"op": "order", "filters": [[{"PP": 0, "PASS": "FB"}]]},
+            "order (directive 1): PASS='FB' is no pass\n  fix: write one of F, B, BI, BW",
+        ),
+    ],
+    ids=str,
+)
+def test_json_that_is_no_directive_is_refused(row: object, message: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        Strategy.from_json(json.dumps([row]))
+
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"op": "split", "dim_name": 3, "num_microbatches": 2},
+        {"op": "split", "dim_name": "MB", "num_microbatches": True},
+        {"op": "split", "dim_name": "MB", "num_microbatches": "2"},
+        {"op": "place", "filter": {}, "devices": [0], "stream": 5},
+        {"op": "place", "filter": {"PP": 0.5}, "devices": [0]},
+        {"op": "order", "filters": [[{"PP": {}}]]},
+    ],
+    ids=str,
+)
+def test_values_of_the_wrong_type_are_refused_and_never_crash(row: object) -> None:
+    with pytest.raises(StrategyError) as refused:
+        Strategy.from_json(json.dumps([row]))
+
+    assert "(directive 1): " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[{"op": "place",]',
+            "strategy, line 1, column 17: this is no JSON: "
+            "Expecting property name enclosed in double quotes\n"
+            "  fix: write a list of directives",
+        ),
+        ('{"op": "place"}', NO_LIST),
+        ("7", NO_LIST),
+        ('{"directives": {}}', NO_LIST),
+    ],
+    ids=["no json", "object", "number", "no list"],
+)
+def test_text_that_is_no_strategy_is_refused(text: str, message: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        Strategy.from_json(text)
+
+    assert str(refused.value) == message
+
+
+def test_the_number_of_the_bad_directive_is_told() -> None:
+    rows = [json.loads(Strategy([d]).to_json())[0] for d in (A, C, MB)]
+    rows[1]["devices"] = "0"
+
+    with pytest.raises(StrategyError) as refused:
+        Strategy.from_json(json.dumps(rows))
+
+    assert str(refused.value).startswith("place (directive 2): devices '0' is no list of numbers")
+
+
+def test_json_survives_letters_of_any_language() -> None:
+    strategy = Strategy([Place(where(PP=0), [0], "réseau")])
+
+    assert Strategy.from_json(strategy.to_json()) == strategy

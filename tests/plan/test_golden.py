@@ -1,0 +1,47 @@
+"""Small DAGs and plans as they print; a change shows as a diff."""
+
+from collections.abc import Callable
+
+import pytest
+from synthetic import chain
+
+from piper.compiler import Compiled, compile_strategy
+from piper.directives import Order, Place, Split
+from piper.ir.filters import where
+from piper.ir.text import text
+
+Golden = Callable[[str, str], None]
+
+
+def plain() -> Compiled:
+    """Two stages, two microbatches, no order."""
+    places = [Place(where(PP=0), [0]), Place(where(PP=1), [1])]
+    return compile_strategy(chain(2), [*places, Split("MB", 2)])
+
+
+def rich() -> Compiled:
+    """Three stages on two devices: a skip, tied parameters, clipping, split backwards."""
+    places = [Place(where(PP=k), [k % 2]) for k in range(3)]
+    slots = [
+        where(PP=1, MB=0, PASS="F"),
+        where(PP=1, MB=1, PASS="F"),
+        where(PP=1, MB=0, PASS="BI"),
+        [where(PP=1, MB=0, PASS="BW"), where(PP=1, MB=1, PASS="BI")],
+        where(PP=1, MB=1, PASS="BW"),
+    ]
+    model = chain(3, skips=((0, 2),), tied=True)
+    return compile_strategy(model, [*places, Split("MB", 2), Order(slots)], clip=True)
+
+
+@pytest.mark.parametrize("make", [plain, rich], ids=lambda make: make.__name__)
+def test_plans_print_as_they_did(make: Callable[[], Compiled], golden: Golden) -> None:
+    plans = make().plans
+
+    golden(f"plans_{make.__name__}.txt", "\n\n".join(map(str, plans)) + "\n")
+
+
+@pytest.mark.parametrize("make", [plain, rich], ids=lambda make: make.__name__)
+def test_dags_print_as_they_did(make: Callable[[], Compiled], golden: Golden) -> None:
+    dag = make().dag
+
+    golden(f"dag_{make.__name__}.txt", text(dag))

@@ -1,0 +1,61 @@
+"""Instructions and plans as text."""
+
+import pytest
+
+from piper.names import COMPUTE
+from piper.plan.instructions import (
+    Add,
+    Free,
+    Instruction,
+    Keep,
+    Load,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Total,
+    Update,
+    line,
+)  # fmt: skip
+
+SHAPES = (((2, None), "float32"),)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "printed"),
+    [
+        (Load("x@1", "batch", 0, 1, 2), "load    x@1"),
+        (Run("F", "P", "F", ("w", "x"), ("h", "s"), (3,)), "run     F (w, x) -> h, s  after 3"),
+        (Keep("sum g", "g"), "keep    sum g += g"),
+        (Add("sum g", "g", (4, 5)), "add     sum g += g  after 4, 5"),
+        (Send("send h", "h", SHAPES, 1, "pp"), "send    h to 1 on pp"),
+        (Recv("send h", "h>1", SHAPES, 0, "pp"), "recv    h>1 from 0 on pp"),
+        (Total("totals", (("loss@0", 0),), ("g",), (0, 1)), "total   loss@0, g"),
+        (Update("U", "w", "g", True, (7,)), "update  w by g  after 7"),
+        (Free(("a", "b"), (2,)), "free    a, b  after 2"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_an_instruction_prints_on_one_line(instruction: Instruction, printed: str) -> None:
+    assert line(instruction) == printed
+
+
+def test_only_transfers_and_totals_run_beside_compute() -> None:
+    beside = [Send("s", "h", (), 1, "pp"), Recv("s", "h", (), 1, "pp"), Total("t", (), (), ())]
+    compute = [Run("F", "R", "F", (), ()), Keep("a", "b"), Add("a", "b"), Update("U", "w", "g")]
+
+    streams = [one.stream for one in (*beside, *compute, Free(()), Load("x", "batch", 0, 0, 1))]
+
+    assert streams == ["pp", "pp", "totals", *[COMPUTE] * 6]
+
+
+@pytest.mark.parametrize(("at", "first", "last"), [(0, 0, 2), (4, 2, 6), (9, 7, 9)])
+def test_an_excerpt_shows_an_instruction_with_its_neighbours(
+    at: int, first: int, last: int
+) -> None:
+    plan = Plan(0, (), tuple(Load(f"x{k}", "batch", 0, 0, 1) for k in range(10)))
+
+    shown = plan.excerpt(at).splitlines()
+
+    assert [row.split()[-1] for row in shown] == [f"x{k}" for k in range(first, last + 1)]
+    assert [row for row in shown if row.startswith("  >")] == [f"  > {at:4} load    x{at}"]

@@ -1,0 +1,74 @@
+"""Compiling costs what the DAG is large: counted in function calls, not in seconds."""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+from collections.abc import Callable
+
+import pytest
+from synthetic import chain
+
+from piper.compiler import compile_strategy
+from piper.directives import Directive, Order, Place, Split
+from piper.ir.filters import where
+
+AT_MOST = 2.3  # times the calls for twice the nodes
+
+
+def calls(act: Callable[[], object]) -> int:
+    profile = cProfile.Profile()
+    profile.runcall(act)
+    return pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
+
+
+def places(stages: int, devices: int) -> list[Directive]:
+    return [Place(where(PP=s), [s % devices]) for s in range(stages)]
+
+
+def microbatches(n: int) -> object:
+    return compile_strategy(chain(4), [*places(4, 4), Split("MB", n)])
+
+
+def slots(n: int) -> object:
+    rows = [
+        Order([where(PP=s, MB=m, PASS=p) for m in range(n) for p in ("F", "BI", "BW")])
+        for s in range(4)
+    ]
+    return compile_strategy(chain(4), [*places(4, 4), Split("MB", n), *rows])
+
+
+def stages_on_one_device(n: int) -> object:
+    return compile_strategy(chain(n), [Place(where(), [0]), Split("MB", 2)])
+
+
+def stages_on_eight_devices(n: int) -> object:
+    return compile_strategy(chain(n), [*places(n, 8), Split("MB", 2)])
+
+
+def stages_placed_after_the_split(n: int) -> object:
+    return compile_strategy(chain(n), [Split("MB", 2), *places(n, 8)])
+
+
+def uses_of_one_value(n: int) -> object:
+    skips = tuple((0, b) for b in range(2, n))
+    return compile_strategy(chain(n, skips), [Place(where(), [0]), Split("MB", 2)])
+
+
+@pytest.mark.parametrize(
+    ("compiled", "size"),
+    [
+        (microbatches, 60),
+        (slots, 50),
+        (stages_on_one_device, 60),
+        (stages_on_eight_devices, 60),
+        (stages_placed_after_the_split, 60),
+        (uses_of_one_value, 60),
+    ],
+)
+def test_twice_the_nodes_cost_twice_the_calls(compiled: Callable[[int], object], size: int) -> None:
+    compiled(4)
+
+    once, twice = (calls(lambda n=n: compiled(n)) for n in (size, 2 * size))
+
+    assert twice / once < AT_MOST
