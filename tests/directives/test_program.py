@@ -197,3 +197,14 @@ def test_a_refusal_names_its_place_for_every_problem() -> None:
     assert str(error) == (
         "place (directive 1 of 2): a\n  fix: b\nplace (directive 1 of 2): c\n  fix: d"
     )
+
+
+def test_buffers_that_regions_on_two_devices_update_are_refused() -> None:
+    """Each device would go on with its own copy, and nothing would ever make them equal."""
+    model = chain(2, tied=True)
+    buckets = {**model.buckets, "tied": replace(model.buckets["tied"], trainable=False)}
+    regions = tuple(replace(region, stateful=True) for region in model.regions)
+    shared = replace(model, buckets=buckets, regions=regions)
+
+    with pytest.raises(Refused):
+        compile_strategy(shared, [Place(where(PP=0), [0]), Place(where(PP=1), [1])])

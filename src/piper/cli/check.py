@@ -11,7 +11,7 @@ from piper.cli.target import inspect, strategy_of
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("check", context_settings={"allow_extra_args": True})(check)
+    app.command("check", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
 
 
 def check(

@@ -20,7 +20,7 @@ Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("show", context_settings={"allow_extra_args": True})(show)
+    app.command("show", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(show)
 
 
 def show(
