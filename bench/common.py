@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved timing, ratios with their spread, results kept in a file."""
+"""What benchmarks share: interleaved timing, ratios with their spread, results in a file."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def main() -> None:
             count = len(compiled.dag.nodes)
             growth = f"{seconds / previous[0] / (count / previous[1]):.2f}" if previous else "-"
             print(
-                f"{name:8} {count:7} nodes  {seconds:7.2f} s  {1e6 * seconds / count:6.1f} us/node  "
-                f"growth against linear: {growth}",
+                f"{name:8} {count:7} nodes  {seconds:7.2f} s  {1e6 * seconds / count:6.1f} us/node "
+                f" growth against linear: {growth}",
                 flush=True,
             )
             previous = (seconds, count)

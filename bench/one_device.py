@@ -17,7 +17,11 @@ from models import Staged, batch, cross_entropy
 import piper
 from piper.models.llama import LlamaConfig
 
-SIZES = {"small": (128, 4, 64), "medium": (256, 4, 128), "wide": (512, 2, 128)}  # dim, layers, length
+SIZES = {
+    "small": (128, 4, 64),
+    "medium": (256, 4, 128),
+    "wide": (512, 2, 128),
+}  # dim, layers, length
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 
 

@@ -43,7 +43,9 @@ def peer_step(name: str, model: Staged, data, parts: int):
     count = ranks * per_rank
     ids = stage_ids(rank, ranks, per_rank, v_shaped)
     mine = [model.stages[k] for k in ids]
-    stages = [PipelineStage(m, k, count, torch.device("cpu")) for m, k in zip(mine, ids, strict=True)]
+    stages = [
+        PipelineStage(m, k, count, torch.device("cpu")) for m, k in zip(mine, ids, strict=True)
+    ]
     kind = schedules.get_schedule_class(theirs)
     single = issubclass(kind, schedules.PipelineScheduleSingle)
     schedule = kind(stages[0] if single else stages, n_microbatches=parts, loss_fn=cross_entropy)
@@ -74,7 +76,7 @@ def main() -> None:
     ranks, results = dist.get_world_size(), {}
     config = LlamaConfig(vocab=1024, dim=chosen.dim, layers=8, heads=4)
     data = batch(config, chosen.microbatches, chosen.length)
-    for name in (chosen.only.split(",") if chosen.only else PEERS):
+    for name in chosen.only.split(",") if chosen.only else PEERS:
         model = Staged(config, ranks * PEERS[name][1])
         strategy = piper.strategies.BUILDERS[name](pp=ranks, microbatches=chosen.microbatches)
         peer = peer_step(name, copy.deepcopy(model), data, chosen.microbatches)

@@ -21,7 +21,7 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
 
 @dataclass
 class Result:
-    """What a run gave: per step the losses of microbatches, norms, gradients; parameters at the end."""
+    """What a run gave, step by step, and the parameters at the end."""
 
     losses: list[dict[int, float]]
     norms: list[float]
@@ -125,7 +125,13 @@ def train(
     model, loss_fn, found = captured(name, stages, rows // strategy.microbatches)
     data = batches(name, rows)
     trainer = Trainer(
-        model, loss_fn, strategy, optimizer=ADAMW, example=data[0], captured=found, max_norm=max_norm
+        model,
+        loss_fn,
+        strategy,
+        optimizer=ADAMW,
+        example=data[0],
+        captured=found,
+        max_norm=max_norm,
     )
     result = Result([], [], [], {}, [])
     grads: dict[str, Tensor] = {}

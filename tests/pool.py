@@ -77,9 +77,7 @@ def joined(module: str, name: str, rank: int, world: int, store: str, args: Any)
     import torch.distributed as dist
 
     job = getattr(importlib.import_module(module), name)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world
-    )
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     try:
         return job(rank, *args)
     finally:

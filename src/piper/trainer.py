@@ -28,6 +28,7 @@ from piper.runtime.initial import initial_values
 from piper.runtime.state import DeviceState, MakeOptimizer
 
 Loss = Callable[..., torch.Tensor]
+ADAMW = partial(torch.optim.AdamW, lr=3e-4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ class Trainer:
     """Trains a model under a strategy; the same script runs on every device.
 
     `example` is one whole batch of a replica, as `step` gets it. The loss is
-    `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a mean
-    over the batch unless `reduction="sum"`; if microbatches weigh differently (ignored tokens), give
-    `loss_weight(*microbatch)`, for example the number of tokens that count.
+    `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a
+    mean over the batch unless `reduction="sum"`; if microbatches weigh differently (ignored
+    tokens), give `loss_weight(*microbatch)`, for example the number of tokens that count.
 
     `optimizer` is called with the named parameters of each bucket; `max_norm` clips by the norm
     over all devices; `compiled` runs the regions through Inductor; `init(name, tensor)` fills
@@ -92,7 +93,7 @@ class Trainer:
         loss_fn: Loss | None,
         strategy: Strategy | Sequence[Any] | None = None,
         *,
-        optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=3e-4),
+        optimizer: Callable[..., torch.optim.Optimizer] = ADAMW,
         reduction: str = "mean",
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
@@ -148,7 +149,9 @@ class Trainer:
             loss=loss,
             grad_norm=squares**0.5,
             seconds=seconds,
-            tokens=next((t.numel() for t in inputs if not t.is_floating_point()), inputs[0].shape[0]),
+            tokens=next(
+                (t.numel() for t in inputs if not t.is_floating_point()), inputs[0].shape[0]
+            ),
             memory_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
             losses={part: tensor.item() for part, tensor in program.losses.items()},
         )
@@ -302,5 +305,3 @@ def refuse_uneven(batch: tuple[Any, ...], parts: int) -> None:
                 f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
             ),
         )
-
-

@@ -8,6 +8,7 @@ import torch
 from capture.interpreter import Interpreter, assert_parity, state
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from piper.capture import annotate, capture, dropout_mask
 from piper.models.skips import squared_error
@@ -108,6 +109,26 @@ def test_regions_with_dropout_read_the_counter() -> None:
     assert "random" in captured.model.by_id["PP1"].inputs
     assert captured.model.by_id["PP0"].input_grads == ()
     assert all("random" not in _reads_again(region) for region in captured.model.regions)
+
+
+def test_a_checkpoint_draws_the_same_mask_again() -> None:
+    class Recomputing(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    batch = torch.randn(4, 8), torch.randn(4, 8)
+    models = Net(), Recomputing()
+    captured = [capture(model, squared_error, batch) for model in models]
+
+    for split in (False, True):
+        plain, again = (
+            Interpreter(found, state(models[0]), split=split, random=(11, 3)).step(batch)
+            for found in captured
+        )
+        torch.testing.assert_close(again, plain, rtol=0, atol=0)
+    kept = [sum(len(region.saved) for region in found.model.regions) for found in captured]
+    assert kept[1] < kept[0]
+    assert "random" in _reads_again(captured[1].model.by_id["PP1"])
 
 
 def test_dropout_does_nothing_in_a_model_that_is_not_training() -> None:

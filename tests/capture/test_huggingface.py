@@ -3,10 +3,11 @@
 import pytest
 import torch
 from capture.interpreter import assert_parity
+from capture.test_experts import grouped
 from torch import Tensor
 from torch.nn import functional
 
-from piper.capture import capture, tag
+from piper.capture import annotate, capture, tag
 
 transformers = pytest.importorskip("transformers")
 
@@ -62,3 +63,38 @@ def test_gpt2_with_tied_weights() -> None:
     assert captured.aliases == {"lm_head.weight": "transformer.wte.weight"}
     assert captured.model.by_id["PP1"].buckets == ("PP1", "PP0+PP1")
     assert_parity(captured, model, next_token, batch)
+
+
+def sorted_experts(self, x: Tensor, expert: Tensor, score: Tensor) -> Tensor:
+    """What Piper asks of experts: rows sorted by expert and a count for each, as one region."""
+    chosen, expert = expert.shape[-1], expert.flatten()
+    order = expert.argsort(stable=True)
+    counts = functional.one_hot(expert, self.num_experts).sum(0)
+    rows = x[order // chosen]
+    with annotate("EP"):
+        rows = self._apply_gate(grouped(rows, self.gate_up_proj.transpose(1, 2), counts))
+        rows = grouped(rows, self.down_proj.transpose(1, 2), counts)
+    rows = torch.zeros_like(rows).index_copy(0, order, rows)
+    return (rows.view(-1, chosen, x.shape[-1]) * score.unsqueeze(-1)).sum(1)
+
+
+def test_qwen3_with_experts() -> None:
+    moe = pytest.importorskip("transformers.integrations.moe")
+    moe.ALL_EXPERTS_FUNCTIONS.register("sorted", sorted_experts)
+    config = transformers.Qwen3MoeConfig(
+        **SIZES, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2,
+        experts_implementation="sorted",
+    )  # fmt: skip
+    model = transformers.Qwen3MoeForCausalLM(config)
+    tag(
+        model,
+        "PP",
+        [["model.embed_tokens", "model.layers.0"], ["model.layers.1", "model.norm", "lm_head"]],
+    )
+    batch = tokens(), tokens()
+
+    captured = capture(model, next_token, batch)
+
+    ids = [region.id for region in captured.model.regions]
+    assert ids == ["PP0", "PP0.EP0", "PP0#1", "PP1", "PP1.EP1", "PP1#1"]
+    assert_parity(captured, model, next_token, batch, exact=False)

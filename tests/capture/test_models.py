@@ -13,10 +13,9 @@ def tokens(batch: int = 2, time: int = 8, vocab: int = 128) -> torch.Tensor:
     return torch.randint(vocab, (batch, time))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kv_heads", [None, 2])
-def test_llama_in_four_stages(tied: bool, kv_heads: int | None) -> None:
-    model = Llama(LlamaConfig(tied=tied, kv_heads=kv_heads), stages=4)
+@pytest.mark.parametrize("options", [{}, {"tied": True, "kv_heads": 2}])
+def test_llama_in_four_stages(options: dict) -> None:
+    model = Llama(LlamaConfig(**options), stages=4)
     batch = (tokens(), tokens())
 
     captured = capture(model, cross_entropy, batch)

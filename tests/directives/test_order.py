@@ -206,7 +206,7 @@ def test_a_pass_in_two_slots_is_refused() -> None:
     text = refusal(chain(1), [0], Order([[F(0, 0)], [F(0, 1)], [B(0, 0)], [F(0, 0)]]))
 
     assert text == (
-        "order (directive 3 of 3): PP0:F@0 is in slots 0 and 3 of its device\n"
+        "order (directive 3 of 3): PP0:F@0 is in slots[0] and in slots[3]\n"
         "  fix: name each pass of each microbatch in one slot only"
     )
 
@@ -309,7 +309,7 @@ def test_an_order_that_leaves_out_a_microbatch_is_refused() -> None:
         compile_strategy(chain(1), [*places(0), Split("MB", 3), order])
 
     assert str(refused.value) == (
-        "strategy: the order names 2 microbatches of PP0 B, but not PP0:B@2\n"
+        "strategy: the order names PP0 B for 2 of its microbatches, but not PP0:B@2\n"
         "  fix: add a slot for PP0:B@2, or leave PP0 B out of the order"
     )
 

@@ -89,7 +89,7 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
         (
             [Place(where(PP=0, PASS="BI"), [0])],
             "place (directive 1 of 1): where(PP=0, PASS='BI') matches nothing\n"
-            "  fix: what exists: PP: 0 to 2; PASS: F, B",
+            "  fix: where(PP=0) has the passes F, B: name one of these",
         ),
         (
             [Place(where(P=0), [0])],
@@ -110,9 +110,7 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
         ),
         (
             [Place(where(PP=1), [0]), Place(where(PP=1), [1])],
-            "place (directive 2 of 2): PP1:F is on devices [0] already, not on [1]\n"
-            "  fix: let exactly one `Place` match each region, or give both the same devices\n"
-            "place (directive 2 of 2): PP1:B is on devices [0] already, not on [1]\n"
+            "place (directive 2 of 2): PP1 is on devices [0] already, not on [1]\n"
             "  fix: let exactly one `Place` match each region, or give both the same devices",
         ),
     ],

@@ -170,11 +170,13 @@ NO_LIST = 'strategy: the JSON is no list\n  fix: write [{"op": "place", ...}, ..
         ),
         (
             {"op": "place", "filter": {"PP": "0"}, "devices": [0]},
-            "place (directive 1): PP='0' is no index\n  fix: write PP=0, PP=\"*\" or None",
+            "place (directive 1): PP='0' is no index\n"
+            '  fix: write PP=0, PP="*" or None ("-" in JSON)',
         ),
         (
             {"op": "place", "filter": {"PP": [0, 1]}, "devices": [0]},
-            'place (directive 1): PP=[0, 1] is no index\n  fix: write PP=0, PP="*" or None',
+            "place (directive 1): PP=[0, 1] is no index\n"
+            '  fix: write PP=0, PP="*" or None ("-" in JSON)',
         ),
         (
             {"op": "place", "filter": {}, "devices": 0},

@@ -14,10 +14,10 @@ from piper.errors import Refused
 from piper.ir import spec
 from piper.ir.dag import Dag
 from piper.ir.filters import where
-from piper.ir.nodes import Precedence, Transfer, Update
+from piper.ir.nodes import Precedence, Update
 from piper.ir.spec import BUG, CAPTURED, LOWERABLE, PLACED, Rule, require
 from piper.ir.training import training_dag
-from piper.names import NodeId, ValueId
+from piper.names import NodeId
 
 RULES = tuple(dict.fromkeys((*CAPTURED, *PLACED, *LOWERABLE)))
 
@@ -47,12 +47,22 @@ def before(dag: Dag, first: str, second: str) -> Dag:
     return dag.with_precedences([order])
 
 
-def one_wire(source: tuple[int, ...], devices: tuple[int, ...]) -> Dag:
-    wire = Transfer(
-        id=NodeId("send loss"), reads=((ValueId("loss"),),), writes=(ValueId("there"),),
-        source=source, devices=devices, stream="pp",
-    )  # fmt: skip
-    return tiny().with_nodes([wire])
+def neighbours(one: tuple[int, ...], other: tuple[int, ...]) -> Dag:
+    dag = training_dag(chain(2))
+    return Place(where(PP=1), other).rewrite(Place(where(PP=0), one).rewrite(dag))
+
+
+def shared_buffers() -> Dag:
+    """Both regions use one bucket of buffers, which the first one updates."""
+    model = chain(2)
+    bucket = replace(model.buckets["PP0"], trainable=False, buffers=True)
+    first, second = model.regions
+    regions = (
+        replace(first, stateful=True),
+        replace(second, buckets=(first.buckets[0], *second.buckets)),
+    )
+    shared = replace(model, regions=regions, buckets={**model.buckets, bucket.id: bucket})
+    return Place(where(PP=1), [1]).rewrite(Place(where(PP=0), [0]).rewrite(training_dag(shared)))
 
 
 SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
@@ -96,12 +106,22 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
     ),
     spec.orders_name_all_microbatches_or_none: (
         lambda: before(placed(microbatches=2), "PP0:F@0", "PP0:B@1"),
-        "the order names 1 microbatches of PP0 F, but not PP0:F@1\n"
+        "the order names PP0 F for 1 of its microbatches, but not PP0:F@1\n"
         "  fix: add a slot for PP0:F@1, or leave PP0 F out of the order",
     ),
+    spec.buffers_that_change_are_on_one_device: (
+        shared_buffers,
+        "PP0 updates buffers that PP1 uses on other devices\n"
+        "  fix: place PP0 and PP1 on the same devices",
+    ),
+    spec.replicas_stay_on_their_device: (
+        lambda: neighbours((0, 1), (1, 0)),
+        "PP0 is on devices [0, 1], PP1, which reads it, on devices [1, 0]\n"
+        "  fix: give both sides the same list, or lists without a common device",
+    ),
     spec.neighbours_have_equally_many_replicas: (
-        lambda: one_wire((0,), (1, 2)),
-        "send loss goes from devices [0] to devices [1, 2]\n"
+        lambda: neighbours((0,), (1, 2)),
+        "PP0 is on devices [0], PP1, which reads it, on devices [1, 2]\n"
         "  fix: give both sides lists of the same length, replica i sends to replica i",
     ),
     spec.every_read_is_local: (

@@ -18,6 +18,7 @@ from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Split
 from piper.errors import PlanError
 from piper.ir.filters import where
+from piper.ir.spec import BUG
 from piper.plan.check import check
 from piper.plan.instructions import (
     Add,
@@ -622,7 +623,7 @@ def test_a_refusal_shows_the_device_and_the_instruction() -> None:
         "  >    2 run     PP1:F (w:PP1, h0>1, y) -> loss, saved:PP1\n"
         "       3 load    seed\n"
         "       4 run     PP1:B (w:PP1, h0>1, y, saved:PP1, seed) -> d:h0/PP1, g:PP1/PP1\n"
-        "  fix: compile the strategy again and run the plans as they are"
+        f"  fix: {BUG}"
     )
 
 
@@ -641,5 +642,5 @@ def test_a_deadlock_shows_who_waits_for_what() -> None:
         " waits for «recv    d:h0/PP1>0 from 1 on pp»\n"
         "    device 1 at «run     PP1:F (w:PP1, h0>1, y) -> loss, saved:PP1  after 0»"
         " waits for «recv    h0>1 from 0 on pp»\n"
-        "  fix: compile the strategy again and run the plans as they are"
+        f"  fix: {BUG}"
     )

@@ -50,10 +50,7 @@ def test_clipping_uses_the_norm_over_all_devices(schedule: str) -> None:
 
 def test_a_schedule_that_no_builder_has_trains_as_plain_pytorch() -> None:
     """Microbatches backwards, every other backward split, weight gradients last."""
-    own = (
-        "0F3,0F2,0F1,0B3,0I2,0F0,0B1,0I0,0W2,0W0\n"
-        "1F3,1B3,1F2,1I2,1F1,1W2,1B1,1F0,1I0,1W0\n"
-    )
+    own = "0F3,0F2,0F1,0B3,0I2,0F0,0B1,0I0,0W2,0W0\n1F3,1B3,1F2,1I2,1F1,1W2,1B1,1F0,1I0,1W0\n"
 
     results = run_on(2, train, "llama", 2, 4, from_csv(own).to_json())
 

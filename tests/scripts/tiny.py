@@ -21,9 +21,10 @@ class Net(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(stages))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = tokens
         for index, layer in enumerate(self.layers):
             with piper.annotate("PP"):
-                x = self.embedding(tokens) if index == 0 else x
+                x = self.embedding(x) if index == 0 else x
                 x = torch.tanh(layer(x))
         return x
 

@@ -13,14 +13,15 @@ from piper.capture.trace import Traced
 from piper.ir.model import Bucket, Parameter
 from piper.names import BucketId, RegionId
 
+Part = tuple[tuple[BucketId, ...], Layout]
+
 
 @dataclass
 class Bucketed:
     """All buckets; for each region which of them it uses, and how its weights lie in them."""
 
     buckets: dict[BucketId, Bucket]
-    used: list[list[BucketId]]
-    layouts: list[Layout]
+    parts: list[Part]
     unused: tuple[str, ...]  # names of parameters and buffers that no region uses
 
 
@@ -43,16 +44,15 @@ def make_buckets(traced: Traced, regions: Sequence[Lowered], ids: Sequence[Regio
     for node, key in keys.items():
         members.setdefault(key, []).append(node)
     buckets: dict[BucketId, Bucket] = {}
-    used, layouts = [], []
+    parts = []
     for lowered in regions:
         order = list(dict.fromkeys(keys[node] for node in lowered.chunk.weights))
         for key in order:
             bucket = _bucket(key, members[key], names, ids)
             buckets.setdefault(bucket.id, bucket)
-        used.append([_id(key, ids) for key in order])
-        layouts.append(_layout(lowered, order, members))
+        parts.append((tuple(_id(key, ids) for key in order), _layout(lowered, order, members)))
     unused = tuple(name for node, name in names.items() if node not in users)
-    return Bucketed(buckets, used, layouts, unused)
+    return Bucketed(buckets, parts, unused)
 
 
 def _users(regions: Sequence[Lowered]) -> dict[fx.Node, dict[int, bool]]:
@@ -79,7 +79,7 @@ def _bucket(
     key: _Key, nodes: list[fx.Node], names: dict[fx.Node, str], ids: Sequence[RegionId]
 ) -> Bucket:
     parameters = tuple(Parameter(names[node], spec_of(value(node))) for node in nodes)
-    return Bucket(_id(key, ids), parameters, trainable=key.trainable)
+    return Bucket(_id(key, ids), parameters, trainable=key.trainable, buffers=key.buffer)
 
 
 def _layout(lowered: Lowered, order: list[_Key], members: dict[_Key, list[fx.Node]]) -> Layout:

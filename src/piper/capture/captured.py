@@ -24,7 +24,7 @@ from piper.ir.model import Model, Region
 from piper.ir.values import Origin, TensorSpec, Value
 from piper.names import BW, F, Phase, RegionId, ValueId
 
-RANDOM = ValueId("random")
+LOSS, RANDOM = ValueId("loss"), ValueId("random")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ def capture(
     loss_fn. Only shapes and types of the example matter, and of the weights, which may be on
     meta. Python numbers in the example become constants.
     """
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise messages.no_device(device)  # torch would abort the process
+    _require(device)
     traced = trace(model, loss_fn, example, device)
     clean(traced)
     make_reproducible(traced)
@@ -66,31 +65,16 @@ def capture(
     tags = number_tags([chunk.path for chunk in chunks])
     ids = region_ids(tags)
     _refuse_shared_updates(traced, chunks, ids)
-    bucketed = make_buckets(traced, lowered, ids)
     names, values = _values(traced, chunks, ids)
+    bucketed = make_buckets(traced, lowered, ids)
     codes, graphs = _codes(lowered, bucketed)
-    counted = {
-        code: {phase: flops.count(graph) for phase, graph in phases.items()}
-        for code, phases in graphs.items()
-    }
-    regions = [
-        describe(
-            region,
-            id=ids[number],
-            tags=tags[number],
-            code=codes[number],
-            values=names,
-            buckets=bucketed.used[number],
-            layout=bucketed.layouts[number],
-            flops=counted[codes[number]],
-        )
-        for number, region in enumerate(lowered)
-    ]
-    found = Model(
-        regions=tuple(regions), values=values, buckets=bucketed.buckets, loss=ValueId("loss")
+    counted = {code: _count(phases) for code, phases in graphs.items()}
+    regions = tuple(
+        describe(lowered[number], id, tag, code, names, bucketed.parts[number], counted[code])
+        for number, (id, tag, code) in enumerate(zip(ids, tags, codes, strict=True))
     )
     return Captured(
-        model=found,
+        model=Model(regions=regions, values=values, buckets=bucketed.buckets, loss=LOSS),
         inputs=traced.inputs,
         aliases=traced.aliases,
         unused=bucketed.unused,
@@ -98,6 +82,15 @@ def capture(
         kernels=Kernels(graphs),
         dropouts={id: chunk.first_dropout for id, chunk in zip(ids, chunks, strict=True)},
     )
+
+
+def _require(device: str) -> None:
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise messages.no_device(device)  # torch would abort the process
+
+
+def _count(phases: dict[Phase, fx.GraphModule]) -> dict[Phase, float]:
+    return {phase: flops.count(graph) for phase, graph in phases.items()}
 
 
 def _refuse_shared_updates(
@@ -145,7 +138,7 @@ def _values(
         values[RANDOM] = Value((TensorSpec((2,), "int64"),), Origin.RANDOM)
     for chunk, region in zip(chunks, ids, strict=True):
         for index, node in enumerate(chunk.outputs):
-            add(node, "loss" if node is traced.results[0] else f"{region}/{index}")
+            add(node, LOSS if node is traced.results[0] else f"{region}/{index}")
     return names, values
 
 
@@ -154,7 +147,7 @@ def _codes(
 ) -> tuple[list[str], dict[str, dict[Phase, fx.GraphModule]]]:
     """A name for the code of each region, and the graphs behind each name."""
     codes, graphs = [], {}
-    for region, layout in zip(lowered, bucketed.layouts, strict=True):
+    for region, (_, layout) in zip(lowered, bucketed.parts, strict=True):
         text = repr((region.key, layout))
         code = hashlib.sha256(text.encode()).hexdigest()[:12]
         if code not in graphs:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from piper.capture.annotate import Mark, Path
+from piper.capture.buckets import Part
 from piper.capture.inputs import spec_of
 from piper.capture.lower import Lowered
 from piper.capture.nodes import is_symbolic, value
 from piper.capture.phases import Layout
 from piper.ir.model import Region
 from piper.ir.values import TensorSpec
-from piper.names import BucketId, Phase, RegionId, ValueId
+from piper.names import Phase, RegionId, ValueId
 
 Tags = tuple[tuple[str, int], ...]
 
@@ -51,16 +52,15 @@ def region_ids(tags: Sequence[Tags]) -> list[RegionId]:
 
 def describe(
     lowered: Lowered,
-    *,
     id: RegionId,
     tags: Tags,
     code: str,
     values: Mapping[fx.Node, ValueId],
-    buckets: Sequence[BucketId],
-    layout: Layout,
+    part: Part,
     flops: Mapping[Phase, float],
 ) -> Region:
     chunk, cut = lowered.chunk, lowered.cut
+    buckets, layout = part
     weights = len(chunk.weights)
     gradients = lowered.joint.gradients[weights:]
     tangents = [i for i, given in enumerate(lowered.given) if given]
@@ -71,7 +71,7 @@ def describe(
         source=chunk.source,
         inputs=tuple(values[node] for node in chunk.inputs),
         outputs=tuple(values[node] for node in chunk.outputs),
-        buckets=tuple(buckets),
+        buckets=buckets,
         input_grads=tuple(i for i, gradient in enumerate(gradients) if gradient is not None),
         output_grads=tuple(tangents),
         backward_inputs=_inputs(cut.backward_arguments, weights),

@@ -11,7 +11,9 @@ from piper.cli.target import inspect, strategy_of
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("check", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
+    app.command(
+        "check", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(check)
 
 
 def check(
@@ -28,7 +30,8 @@ def check(
         return
     compiled = inspect(target, context.args).compiled
     count = sum(len(plan.instructions) for plan in compiled.plans)
+    nodes = len(compiled.dag.nodes)
     print(
-        f"ok: {len(compiled.plans)} devices, {len(compiled.dag.nodes)} nodes, {count} instructions: "
+        f"ok: {len(compiled.plans)} devices, {nodes} nodes, {count} instructions: "
         "no deadlock, every gradient counted once, every buffer freed once"
     )

@@ -20,7 +20,9 @@ Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("show", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(show)
+    app.command(
+        "show", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(show)
 
 
 def show(
@@ -29,7 +31,9 @@ def show(
     dag: Annotated[bool, typer.Option("--dag", help="print the final training DAG")] = False,
     plan: Annotated[int | None, typer.Option(help="print the plan of this device")] = None,
     svg: Annotated[Path | None, typer.Option(help="write the schedule as a picture")] = None,
-    after: Annotated[int | None, typer.Option(help="print the DAG after so many directives")] = None,
+    after: Annotated[
+        int | None, typer.Option(help="print the DAG after so many directives")
+    ] = None,
 ) -> None:
     """Show TARGET: a training script (.py), a strategy (.json) or a schedule (.csv)."""
     if target.suffix in (".json", ".csv"):

@@ -21,10 +21,12 @@ class Directive(Protocol):
 
 def device_list(devices: Iterable[int]) -> tuple[Device, ...]:
     """A checked list of devices: not empty, no device twice."""
-    found = tuple(devices)
-    if not found or len(set(found)) < len(found) or any(d < 0 for d in found):
+    found = tuple(devices) if isinstance(devices, list | tuple | range) else ()
+    fine = all(type(device) is int and device >= 0 for device in found)
+    if not found or not fine or len(set(found)) < len(found):
+        shown = list(devices) if isinstance(devices, tuple) else devices
         raise Refused(
-            Problem(f"devices {list(found)} is no list of devices", "name each device once: [0, 2]")
+            Problem(f"devices {shown!r} is no list of devices", "name each device once: [0, 2]")
         )
     return found
 
@@ -47,6 +49,11 @@ def unknown_key(dag: Dag, key: str) -> Problem:
 
 
 def no_match(dag: Dag, wanted: Filter) -> Problem:
+    tags = Filter(tuple(item for item in wanted.items if item[0] != PASS))
+    passes = dict.fromkeys(str(node.phase) for node in dag.select(tags))
+    if "PASS" in wanted.keys and passes:
+        has = f"{tags} has the passes {', '.join(passes)}"
+        return Problem(f"{wanted} matches nothing", f"{has}: name one of these")
     exists = "; ".join(f"{key}: {found(dag, key)}" for key in wanted.keys)
     return Problem(f"{wanted} matches nothing", f"what exists: {exists or 'no regions'}")
 

@@ -48,7 +48,7 @@ def decode(row: object, place: str) -> Directive:
     """One directive; `place` says where it stands, for the error."""
     if not isinstance(row, dict) or "op" not in row:
         raise StrategyError(place, Problem("it has no op", f'write {{"op": one of {known()}}}'))
-    if row["op"] not in READERS:
+    if not isinstance(row["op"], str) or row["op"] not in READERS:
         raise StrategyError(place, Problem(f"unknown op {row['op']!r}", f"write one of {known()}"))
     reader, required, optional = READERS[row["op"]]
     try:

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 from piper.directives.base import chosen
 from piper.errors import Problem, Refused
+from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute, Node, Precedence
-from piper.ir.cycles import lanes
 from piper.ir.training import split_backward
 from piper.names import BI, BW, PASS, B, NodeId
 
@@ -61,6 +61,15 @@ def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
     cut = {node.id: split_backward(dag, node) for f in wanted for node in dag.select(f)}
     if not cut:
         return dag
+    named = {node for p in dag.precedences for node in (*p.before, *p.after)}
+    whole = [node for node in cut if node in named]
+    if whole:
+        raise Refused(
+            Problem(
+                f"another order names {whole[0]} whole, this one its halves",
+                "name it by BI and BW in both",
+            )
+        )
     nodes: dict[NodeId, Node] = {}
     for node in dag.nodes.values():
         nodes.update((part.id, part) for part in cut.get(node.id, (node,)))
@@ -89,6 +98,7 @@ def precedences(
     name: str, slots: Sequence[Sequence[Compute]], lane_of: dict[tuple[int, ...], int]
 ) -> Iterator[Precedence]:
     """Consecutive slots of each device, as edges between groups."""
+    refuse_doubles(slots)
     rows: dict[int, list[tuple[NodeId, ...]]] = {}
     for slot in slots:
         mine: dict[int, list[NodeId]] = {}
@@ -98,20 +108,18 @@ def precedences(
         for lane, ids in mine.items():
             rows.setdefault(lane, []).append(tuple(dict.fromkeys(ids)))
     for row in rows.values():
-        refuse_doubles(row)
         for before, after in pairwise(row):
             yield Precedence(before, after, name)
 
 
-def refuse_doubles(row: Sequence[tuple[NodeId, ...]]) -> None:
+def refuse_doubles(slots: Sequence[Sequence[Compute]]) -> None:
     seen: dict[NodeId, int] = {}
-    for number, slot in enumerate(row):
+    for number, slot in enumerate(slots):
         for node in slot:
-            if node in seen:
+            if seen.setdefault(node.id, number) != number:
                 raise Refused(
                     Problem(
-                        f"{node} is in slots {seen[node]} and {number} of its device",
+                        f"{node.id} is in slots[{seen[node.id]}] and in slots[{number}]",
                         "name each pass of each microbatch in one slot only",
                     )
                 )
-            seen[node] = number

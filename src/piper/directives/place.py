@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from piper.directives.base import chosen, device_list
@@ -9,7 +10,7 @@ from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute
-from piper.names import Device
+from piper.names import Device, NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +29,35 @@ class Place:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", device_list(self.devices))
+        if not isinstance(self.stream, str):
+            raise Refused(Problem(f"stream {self.stream!r} is no name", 'write stream="pp"'))
 
     def rewrite(self, dag: Dag) -> Dag:
-        nodes = chosen(dag, self.filter)
-        twice = [node for node in nodes if node.devices not in (None, self.devices)]
-        if twice:
-            raise Refused(*map(self.placed_twice, twice[:3]))
-        return dag.with_nodes(
-            replace(node, devices=self.devices, stream=self.stream) for node in nodes
-        )
+        return apply_places([self], dag)
 
-    def placed_twice(self, node: Compute) -> Problem:
-        return Problem(
-            f"{node.id} is on devices {list(node.devices or ())} already, not on {list(self.devices)}",
-            "let exactly one `Place` match each region, or give both the same devices",
+
+def apply_places(places: Iterable[Place], dag: Dag) -> Dag:
+    """Many places as one rewrite."""
+    placed: dict[NodeId, Compute] = {}
+    for place in places:
+        nodes = [placed.get(node.id, node) for node in chosen(dag, place.filter)]
+        refuse_twice(place, nodes)
+        placed.update(
+            (node.id, replace(node, devices=place.devices, stream=place.stream)) for node in nodes
+        )
+    return dag.with_nodes(placed.values())
+
+
+def refuse_twice(place: Place, nodes: Iterable[Compute]) -> None:
+    found = {n.region: n.devices for n in nodes if n.devices not in (None, place.devices)}
+    if found:
+        raise Refused(
+            *(
+                Problem(
+                    f"{region} is on devices {list(devices or ())} already, "
+                    f"not on {list(place.devices)}",
+                    "let exactly one `Place` match each region, or give both the same devices",
+                )
+                for region, devices in found.items()
+            )
         )

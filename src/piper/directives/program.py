@@ -7,6 +7,7 @@ from itertools import groupby
 
 from piper.directives.base import Directive
 from piper.directives.order import Order, apply_orders
+from piper.directives.place import Place, apply_places
 from piper.errors import DirectiveError, Refused
 from piper.ir.dag import Dag
 from piper.ir.spec import CAPTURED, require
@@ -46,6 +47,9 @@ def rewrite(batch: Sequence[Named], dag: Dag) -> Dag:
     orders = [(name, directive) for name, directive in batch if isinstance(directive, Order)]
     if orders:
         return apply_orders(orders, dag)
+    places = [directive for _, directive in batch if isinstance(directive, Place)]
+    if places:
+        return apply_places(places, dag)
     for _, directive in batch:
         dag = directive.rewrite(dag)
     return dag

@@ -28,9 +28,11 @@ class Split:
     n: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or self.n < 1:
-            raise Refused(Problem(f"Split into {self.n} parts", "split into 1 or more microbatches"))
-        if not self.name.isidentifier() or self.name == PASS:
+        if type(self.n) is not int or self.n < 1:
+            raise Refused(
+                Problem(f"Split into {self.n!r} parts", "split into 1 or more microbatches")
+            )
+        if not isinstance(self.name, str) or not self.name.isidentifier() or self.name == PASS:
             raise Refused(Problem(f"{self.name!r} cannot name a dimension", 'write Split("MB", n)'))
 
     def rewrite(self, dag: Dag) -> Dag:
@@ -57,6 +59,13 @@ class Split:
                 Problem(
                     f"the batch is split already, as {dag.dimensions[0][0]}",
                     "write one `Split` with the total number of microbatches",
+                )
+            )
+        if dag.precedences:
+            raise Refused(
+                Problem(
+                    "an order names passes of the whole batch, which this would take apart",
+                    "put the `Split` before every `Order`",
                 )
             )
         if self.name in dag.tag_names:

@@ -94,11 +94,14 @@ class Dag:
         groups = self.index(wanted.keys)
         exact = tuple(value for _, value in wanted.items)
         if ANY not in exact:
-            return groups.get(exact, [])
+            return list(groups.get(exact, ()))
         found = [
-            groups[key] for key in groups if all(accepts(w, f) for w, f in zip(exact, key, strict=True))
+            groups[key]
+            for key in groups
+            if all(accepts(w, f) for w, f in zip(exact, key, strict=True))
         ]
-        return list(chain.from_iterable(found))
+        wanted_ids = {node.id for group in found for node in group}
+        return [node for node in self.computes if node.id in wanted_ids]
 
     def predecessors(self, node: Node) -> Iterator[NodeId]:
         """Nodes that write what this one reads (data edges only)."""

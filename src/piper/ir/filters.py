@@ -54,8 +54,14 @@ def checked(key: str, value: Wanted) -> Wanted:
     """Refuse at once what can match nothing, so that the error points to the user's line."""
     if key == PASS:
         if value not in tuple(Phase) and value != ANY:
-            raise Refused(Problem(f"{key}={value!r} is no pass", f"write one of {', '.join(Phase)}"))
+            raise Refused(
+                Problem(f"{key}={value!r} is no pass", f"write one of {', '.join(Phase)}")
+            )
         return str(value)
-    if isinstance(value, bool) or (isinstance(value, str) and value != ANY):
-        raise Refused(Problem(f"{key}={value!r} is no index", f'write {key}=0, {key}="*" or None'))
+    if value is not None and value != ANY and type(value) is not int:
+        raise Refused(
+            Problem(
+                f"{key}={value!r} is no index", f'write {key}=0, {key}="*" or None ("-" in JSON)'
+            )
+        )
     return value

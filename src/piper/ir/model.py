@@ -26,6 +26,7 @@ class Bucket:
     id: BucketId
     parameters: tuple[Parameter, ...]
     trainable: bool = True
+    buffers: bool = False  # not parameters: a forward may update them
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from piper.errors import Problem, Refused
+from piper.ir.cycles import cycle
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Node, Totals, Transfer, Update
-from piper.ir.cycles import cycle
 from piper.ir.values import Origin
 from piper.names import BW, B, F, NodeId, Phase, RegionId
 
+Home = tuple[RegionId, tuple[int, ...]]
 Rule = Callable[[Dag], Iterator[Problem]]
 BUG = "this is a bug of Piper, please report it with the strategy"
 
@@ -66,7 +67,9 @@ def adds(node: Node) -> bool:
 def every_region_is_placed(dag: Dag) -> Iterator[Problem]:
     missing = dict.fromkeys(node.region for node in dag.computes if node.devices is None)
     for region in missing:
-        tags = ", ".join(f"{key}={index}" for key, index in dag.model.by_id[region].tags)
+        mine = dict(dag.model.by_id[region].tags)
+        keys = dict.fromkeys(key for other in dag.model.regions for key, _ in other.tags)
+        tags = ", ".join(f"{key}={mine.get(key)}" for key in keys)
         yield Problem(f"{region} has no device", f"add Place(where({tags}), devices=[...])")
 
 
@@ -98,21 +101,64 @@ def replicas_have_no_parameters(dag: Dag) -> Iterator[Problem]:
             )
 
 
+def buffers_that_change_are_on_one_device(dag: Dag) -> Iterator[Problem]:
+    """A region that updates buffers does so on its own device only."""
+    place = {node.region: node.devices for node in dag.computes}
+    users: dict[str, list[RegionId]] = {}
+    for region in dag.model.regions:
+        for bucket in region.buckets:
+            if dag.model.buckets[bucket].buffers:
+                users.setdefault(bucket, []).append(region.id)
+    for regions in users.values():
+        changing = [r for r in regions if dag.model.by_id[r].stateful]
+        for user in regions:
+            if changing and place[user] != place[changing[0]]:
+                yield Problem(
+                    f"{changing[0]} updates buffers that {user} uses on other devices",
+                    f"place {changing[0]} and {user} on the same devices",
+                )
+
+
 def every_microbatch_of_a_region_is_placed_alike(dag: Dag) -> Iterator[Problem]:
     home: dict[RegionId, tuple[int, ...] | None] = {}
     for node in dag.computes:
         if home.setdefault(node.region, node.devices) != node.devices:
             yield Problem(
                 f"{node.id} is on {show(node.devices)}, other parts on {show(home[node.region])}",
-                "place all microbatches of a region on the same devices: put `Place` before `Split`",
+                "place all microbatches of a region on the same devices: "
+                "put `Place` before `Split`",
+            )
+
+
+def neighbours(dag: Dag) -> list[tuple[Home, Home]]:
+    """Regions on different devices of which the second reads what the first one writes."""
+    place = {node.region: node.devices or () for node in dag.computes}
+    writer = {value: region.id for region in dag.model.regions for value in region.outputs}
+    pairs = dict.fromkeys(
+        (writer[value], region.id)
+        for region in dag.model.regions
+        for value in region.inputs
+        if value in writer
+    )
+    found = [((a, place[a]), (b, place[b])) for a, b in pairs]
+    return [(one, other) for one, other in found if one[1] != other[1]]
+
+
+def replicas_stay_on_their_device(dag: Dag) -> Iterator[Problem]:
+    """A device of both lists would be two replicas at once."""
+    for one, other in neighbours(dag):
+        if set(one[1]) & set(other[1]):
+            yield Problem(
+                f"{one[0]} is on {show(one[1])}, {other[0]}, which reads it, on {show(other[1])}",
+                "give both sides the same list, or lists without a common device",
             )
 
 
 def neighbours_have_equally_many_replicas(dag: Dag) -> Iterator[Problem]:
-    for node in dag.nodes.values():
-        if isinstance(node, Transfer) and len(node.source) != len(node.devices):
+    for one, other in neighbours(dag):
+        if len(one[1]) != len(other[1]):
             yield Problem(
-                f"{node.id} goes from {show(node.source)} to {show(node.devices)}",
+                f"{one[0]} is on {show(one[1])}, {other[0]}, which reads it, on {show(other[1])}",
                 "give both sides lists of the same length, replica i sends to replica i",
             )
 
@@ -135,14 +181,15 @@ def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
     """An order that leaves out one microbatch of a pass is more likely a slip than a wish."""
     named: dict[tuple[RegionId, Phase], set[NodeId]] = {}
     for precedence in dag.precedences:
-        for node in chain(precedence.before, precedence.after):
-            named.setdefault(pass_of(dag, node), set()).add(node)
+        if precedence.maker.startswith("order"):
+            for name in chain(precedence.before, precedence.after):
+                named.setdefault(pass_of(dag, name), set()).add(name)
     for node in dag.computes:
         others = named.get((node.region, node.phase))
-        if others and node.id not in others and "order" in makers_of(dag):
+        if others and node.id not in others:
             yield Problem(
-                f"the order names {len(others)} microbatches of {node.region} {node.phase}, "
-                f"but not {node.id}",
+                f"the order names {node.region} {node.phase} for {len(others)} of its "
+                f"microbatches, but not {node.id}",
                 f"add a slot for {node.id}, or leave {node.region} {node.phase} out of the order",
             )
 
@@ -151,10 +198,6 @@ def pass_of(dag: Dag, node: NodeId) -> tuple[RegionId, Phase]:
     found = dag.nodes[node]
     assert isinstance(found, Compute)
     return found.region, found.phase
-
-
-def makers_of(dag: Dag) -> set[str]:
-    return {precedence.maker.partition(" ")[0] for precedence in dag.precedences}
 
 
 CAPTURED: tuple[Rule, ...] = (
@@ -168,11 +211,13 @@ PLACED: tuple[Rule, ...] = (
     backward_runs_where_forward_ran,
     every_microbatch_of_a_region_is_placed_alike,
     replicas_have_no_parameters,
+    neighbours_have_equally_many_replicas,
+    replicas_stay_on_their_device,
+    buffers_that_change_are_on_one_device,
     orders_name_all_microbatches_or_none,
 )
 LOWERABLE: tuple[Rule, ...] = (
     *CAPTURED,
-    neighbours_have_equally_many_replicas,
     every_read_is_local,
 )
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, as integers: data edges and precedences in one graph, built in linear time."""
+"""Who waits for whom, as integers: data edges and precedences in one graph, in linear time."""
 
 from __future__ import annotations
 

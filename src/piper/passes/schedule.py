@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
 
+from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Node, Totals, Transfer
-from piper.ir.cycles import lanes
 from piper.ir.topology import Topology
 from piper.names import BI, BW, B, F, NodeId, RegionId
 
@@ -49,10 +49,12 @@ class Clock:
         table = lanes(self.dag)
         self.lane = [lane_of(node, table) for node in self.nodes]
         self.limit = flight_limits(self.dag, table)
-        self.ordered = set(chain.from_iterable((*p.before, *p.after) for p in self.dag.precedences))
+        orders = [p for p in self.dag.precedences if p.maker.startswith("order")]
+        self.ordered = set(chain.from_iterable((*p.before, *p.after) for p in orders))
 
     def run(self) -> list[NodeId]:
         self.arrive([k for k, count in enumerate(self.left) if not count], 0.0)
+        self.start_free_lanes(0.0)
         while self.endings or self.release_held():
             now = self.start_free_lanes(self.endings[0][0] if self.endings else 0.0)
             while self.endings and self.endings[0][0] <= now:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Node, Sum, Tags, Totals, Transfer, Update
+from piper.ir.nodes import Compute, Node, Precedence, Sum, Tags, Totals, Transfer, Update
 from piper.ir.training import TOTALS, weights
 from piper.ir.values import Origin, Value
-from piper.names import BucketId, Device, NodeId, ValueId
+from piper.names import BucketId, Device, NodeId, RegionId, ValueId
 
 Devices = tuple[Device, ...]
 
@@ -27,7 +27,26 @@ def insert_transfers(dag: Dag) -> Dag:
     work = Work(dag)
     nodes = [work.localised(node) for node in dag.nodes.values()]
     copies = weight_copies(dag, work)
-    return dag.with_values(work.values).with_nodes((*nodes, *work.transfers.values(), *copies))
+    done = dag.with_values(work.values).with_nodes((*nodes, *work.transfers.values(), *copies))
+    return done.with_precedences(uses_before_updates(done))
+
+
+def uses_before_updates(dag: Dag) -> Iterator[Precedence]:
+    """A use without a gradient has no data edge to the update, but must not see its result."""
+    untrained: dict[str, set[RegionId]] = {}
+    for region in dag.model.regions:
+        for bucket in set(region.buckets) - set(dag.model.trained(region)):
+            untrained.setdefault(bucket, set()).add(region.id)
+    for node in dag.nodes.values():
+        if isinstance(node, Update) and node.bucket in untrained:
+            state = ValueId(node.writes[0].removesuffix("'"))
+            uses = [
+                use.id
+                for use in map(dag.nodes.__getitem__, dag.consumers.get(state, ()))
+                if isinstance(use, Compute) and use.region in untrained[node.bucket]
+            ]
+            if uses:
+                yield Precedence(tuple(dict.fromkeys(uses)), (node.id,), "used, then updated")
 
 
 def with_homes(dag: Dag) -> Dag:
@@ -148,8 +167,12 @@ def weight_copies(dag: Dag, work: Work) -> list[Node]:
             work.values[arrived] = replace(dag.values[value], origin=Origin.FLOW)
             made.append(
                 Transfer(
-                    id=NodeId(f"send {arrived}"), reads=((new,),), writes=(arrived,),
-                    source=work.homes[value], devices=here, stream="weights",
+                    id=NodeId(f"send {arrived}"),
+                    reads=((new,),),
+                    writes=(arrived,),
+                    source=work.homes[value],
+                    devices=here,
+                    stream="weights",
                 )  # fmt: skip
             )
     return made

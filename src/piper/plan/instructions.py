@@ -1,8 +1,8 @@
-"""The instruction set. A plan is data: it prints, serialises, and is the same bytes for the same input.
+"""The instruction set. A plan is data: it prints, and is the same for the same input.
 
-The host issues a plan's instructions in order. `Send` and `Recv` then go on by themselves, in order on
-their channel (stream, sender, receiver); all else runs in order on the compute stream. `waits` are the
-positions of earlier instructions of the same plan, on other streams, that must have ended before.
+The host issues a plan's instructions in order. `Send` and `Recv` then go on by themselves, in order
+on their channel (stream, sender, receiver); all else runs in order on the compute stream. `waits`
+are the positions of earlier instructions of the same plan, on other streams, that must have ended.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ def line(instruction: Instruction) -> str:
             reads, writes = ", ".join(instruction.reads), ", ".join(instruction.writes)
             text = f"run     {instruction.node} ({reads}) -> {writes}"
         case Keep() | Add():
-            text = f"{type(instruction).__name__.lower():7} {instruction.into} += {instruction.value}"
+            text = (
+                f"{type(instruction).__name__.lower():7} {instruction.into} += {instruction.value}"
+            )
         case Send():
             text = f"send    {instruction.value} to {instruction.peer} on {instruction.stream}"
         case Recv():

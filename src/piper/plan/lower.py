@@ -6,13 +6,25 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Sum, Totals, Transfer
+from piper.ir.nodes import Compute, Sum, Totals
 from piper.ir.nodes import Update as UpdateNode
-from piper.ir.training import weights
 from piper.ir.values import Origin, Value
-from piper.names import Device, NodeId, ValueId
+from piper.names import NodeId, ValueId
 from piper.plan.instructions import (
-    Add, Free, Instruction, Keep, Load, Plan, Recv, Run, Send, Shape, State, Total, Update, Waits,
+    Add,
+    Free,
+    Instruction,
+    Keep,
+    Load,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Shape,
+    State,
+    Total,
+    Update,
+    Waits,
 )  # fmt: skip
 from piper.plan.rows import Row, Work, proven_received, receiver, rows, sender
 
@@ -21,7 +33,9 @@ def lower(dag: Dag) -> tuple[Plan, ...]:
     """The plans of all devices, in the order of the devices."""
     assert dag.sequence, "schedule the DAG before lowering it"
     found = rows(dag)
-    return tuple(Lowering(dag, row, proven_received(dag, found, row)).plan() for row in found.values())
+    return tuple(
+        Lowering(dag, row, proven_received(dag, found, row)).plan() for row in found.values()
+    )
 
 
 @dataclass
@@ -42,6 +56,7 @@ class Lowering:
 
     def __post_init__(self) -> None:
         self.sums = local_sums(self.row)
+        self.received = {transfer.writes[0] for transfer in self.row.gets.values()}
         self.ends = endings(self.row, self.sums, self.proofs)
 
     def plan(self) -> Plan:
@@ -108,12 +123,13 @@ class Lowering:
         made = enumerate(node.reads[0])
         losses = tuple((loss, part) for part, loss in made if loss in self.made_by)
         grads = tuple(self.operand(total) for total in node.reads[1:] if self.is_here(total))
+        assert node.devices is not None
         self.arriving["totals"] = self.emit(
             Total(node.id, losses, grads, node.devices, self.wait_for(grads))
         )
 
     def is_here(self, total: Sum) -> bool:
-        return total in self.sums.names or total[0] in self.made_by
+        return total in self.sums.names or total[0] in self.made_by or total[0] in self.received
 
     def operand(self, total: Sum) -> str:
         """The buffer that holds a sum once all its parts are in."""
@@ -206,5 +222,3 @@ def weights_of(node: UpdateNode) -> str:
 
 def wire_shapes(value: Value) -> tuple[Shape, ...]:
     return tuple((spec.shape, spec.dtype) for spec in value.specs)
-
-

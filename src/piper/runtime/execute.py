@@ -10,7 +10,18 @@ import torch
 
 from piper.errors import PeerLost, RunError
 from piper.plan.instructions import (
-    Add, Free, Instruction, Keep, Load, Plan, Recv, Run, Send, Total, Update, line,
+    Add,
+    Free,
+    Instruction,
+    Keep,
+    Load,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Total,
+    Update,
+    line,
 )  # fmt: skip
 from piper.runtime.comm import Comm, Handle
 from piper.runtime.state import DeviceState

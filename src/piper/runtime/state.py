@@ -10,8 +10,7 @@ import torch
 
 from piper.plan.instructions import State
 
-Optimizer = torch.optim.Optimizer
-MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], Optimizer]
+MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 
 
 @dataclass(slots=True)
@@ -20,7 +19,7 @@ class BucketState:
 
     names: tuple[str, ...]
     parameters: tuple[torch.nn.Parameter, ...]
-    optimizer: Optimizer | None
+    optimizer: torch.optim.Optimizer | None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -42,7 +41,7 @@ class DeviceState:
         initial: Callable[[str], torch.Tensor],
         make_optimizer: MakeOptimizer,
     ) -> None:
-        """Make what a plan needs and is not there yet. `contents`: the parameters of each bucket."""
+        """Make what a plan needs and is not there yet; `contents` are the buckets' parameters."""
         for state in states:
             if state.value not in self.buckets:
                 names = tuple(contents[state.bucket])
@@ -59,12 +58,12 @@ class DeviceState:
             for name, tensor in zip(bucket.names, bucket.tensors, strict=True)
         }
 
-    def optimizers(self) -> dict[str, Optimizer]:
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {v: b.optimizer for v, b in self.buckets.items() if b.optimizer is not None}
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """The optimizer's state of every parameter at home here, by parameter name."""
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         for bucket in self.buckets.values():
             if bucket.optimizer is not None:
                 for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
@@ -78,9 +77,7 @@ def make_bucket(
     initial: Callable[[str], torch.Tensor],
     make_optimizer: MakeOptimizer | None,
 ) -> BucketState:
-    parameters = tuple(
-        torch.nn.Parameter(initial(name), requires_grad=trained) for name in names
-    )
+    parameters = tuple(torch.nn.Parameter(initial(name), requires_grad=trained) for name in names)
     named = list(zip(names, parameters, strict=True))
     optimizer = make_optimizer(named) if make_optimizer and named else None
     return BucketState(names, parameters, optimizer)

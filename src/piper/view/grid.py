@@ -57,7 +57,7 @@ def grid(dag: Dag, width: int | None = None, colour: bool = False) -> str:
     last = max(bar.end for bar in all_bars)
     lines = []
     for device in dag.devices:
-        cells = ["." .ljust(cell)] * last
+        cells = [".".ljust(cell)] * last
         for bar in all_bars:
             if bar.device == device:
                 cells[bar.start] = paint(labels[id(bar)].ljust(cell), bar, colour)

@@ -21,14 +21,17 @@ def svg(dag: Dag) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
     )
-    return "\n".join([head, *rows(dag, width), *boxes(dag, found), *legend(dag, height), "</svg>\n"])
+    return "\n".join(
+        [head, *rows(dag, width), *boxes(dag, found), *legend(dag, height), "</svg>\n"]
+    )
 
 
 def rows(dag: Dag, width: int) -> Iterator[str]:
     yield f'<rect width="{width}" height="100%" fill="white"/>'
     for row, device in enumerate(dag.devices):
         y = 6 + row * ROW
-        yield f'<rect x="{LEFT}" y="{y}" width="{width - LEFT - 10}" height="{ROW - 4}" fill="#eee"/>'
+        size = f'width="{width - LEFT - 10}" height="{ROW - 4}"'
+        yield f'<rect x="{LEFT}" y="{y}" {size} fill="#eee"/>'
         yield f'<text x="6" y="{y + 17}">device {device}</text>'
 
 
@@ -41,7 +44,8 @@ def boxes(dag: Dag, found: list[Bar]) -> Iterator[str]:
         yield (
             f'<rect x="{x}" y="{y}" width="{width - 1}" height="{ROW - 4}" rx="3" '
             f'fill="{FILL[bar.node.phase]}"><title>{bar.node.id}</title></rect>'
-            f'<text x="{x + width / 2}" y="{y + 17}" text-anchor="middle">{text(bar, several)}</text>'
+            f'<text x="{x + width / 2}" y="{y + 17}" text-anchor="middle">'
+            f"{text(bar, several)}</text>"
         )
 
 

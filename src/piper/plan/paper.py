@@ -1,0 +1,312 @@
+"""Run all plans together on paper: what each buffer holds, who waits for whom.
+
+Every buffer holds the set of DAG values that were added up in it. Sends and receives meet in order
+on their channel; a device goes on only when what it waits for has ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from piper.errors import PlanError, Problem
+from piper.ir.dag import Dag
+from piper.ir.nodes import Compute, Totals, Transfer
+from piper.ir.nodes import Update as UpdateNode
+from piper.ir.spec import BUG
+from piper.names import COMPUTE, Device
+from piper.plan.instructions import (
+    Add,
+    Free,
+    Instruction,
+    Keep,
+    Load,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Total,
+    Update,
+    line,
+)  # fmt: skip
+
+Channel = tuple[str, Device, Device]  # stream, sender, receiver
+Event = tuple[Device, int]  # an instruction of a device
+
+
+@dataclass
+class Machine:
+    """One device: how far it is, and what its buffers hold."""
+
+    plan: Plan
+    at: int = 0
+    holds: dict[str, set[str]] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)  # buffer -> instruction that wrote it
+    used: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
+    waited: set[int] = field(default_factory=set)  # instructions known to have ended
+    ran: dict[str, int] = field(default_factory=dict)  # node -> instruction
+
+    def __post_init__(self) -> None:
+        self.states = {state.value for state in self.plan.states}
+        self.holds.update((state, {state}) for state in self.states)
+
+
+@dataclass
+class Together:
+    """All devices, the channels between them, and what has ended."""
+
+    dag: Dag
+    machines: dict[Device, Machine]
+    ended: set[Event] = field(default_factory=set)
+    queues: dict[Channel, tuple[deque[Event], deque[Event]]] = field(default_factory=dict)
+    totals: dict[str, list[Event]] = field(default_factory=dict)
+    asleep: dict[Event, Device] = field(default_factory=dict)  # who waits for it
+    woken: list[Device] = field(default_factory=list)
+    counted: dict[str, list[frozenset[str]]] = field(default_factory=dict)  # by total
+
+    def run(self) -> None:
+        awake = deque(self.machines)
+        while awake:
+            self.advance(self.machines[awake.popleft()])
+            awake.extend(self.woken)
+            self.woken.clear()
+        stuck = [m for m in self.machines.values() if m.at < len(m.plan.instructions)]
+        if stuck:
+            raise PlanError("plans", self.deadlock(stuck))
+
+    def advance(self, machine: Machine) -> None:
+        """Go on until something that is waited for has not ended."""
+        device, instructions = machine.plan.device, machine.plan.instructions
+        while machine.at < len(instructions):
+            instruction = instructions[machine.at]
+            for position in instruction.waits:
+                if (device, position) not in self.ended:
+                    self.refuse_future(machine, position)
+                    self.asleep[device, position] = device
+                    return
+            machine.waited.update(instruction.waits)
+            self.step(machine, instruction)
+            if instruction.stream == COMPUTE:
+                self.ended.add((device, machine.at))
+            machine.at += 1
+
+    def refuse_future(self, machine: Machine, position: int) -> None:
+        if position >= machine.at:
+            self.refuse(machine, f"it waits for instruction {position}, which comes later")
+
+    def end(self, *events: Event) -> None:
+        """These have ended; whoever waits for one may go on."""
+        self.ended.update(events)
+        self.woken += [self.asleep.pop(event) for event in events if event in self.asleep]
+
+    def step(self, machine: Machine, instruction: Instruction) -> None:
+        match instruction:
+            case Load():
+                self.load(machine, instruction)
+            case Run():
+                self.compute(machine, instruction)
+            case Keep():
+                self.write(machine, instruction.into, self.take(machine, instruction.value))
+            case Add():
+                self.add(machine, instruction)
+            case Send() | Recv():
+                self.transfer(machine, instruction)
+            case Total():
+                self.total(machine, instruction)
+            case Update():
+                self.update(machine, instruction)
+            case Free():
+                self.free(machine, instruction)
+
+    def refuse(self, machine: Machine, what: str) -> None:
+        where = f"device {machine.plan.device}"
+        raise PlanError(where, Problem(f"{what}\n{machine.plan.excerpt(machine.at)}", BUG))
+
+    def write(self, machine: Machine, buffer: str, content: set[str]) -> None:
+        if buffer in machine.holds:
+            self.refuse(machine, f"{buffer} is written while it is still in use")
+        machine.holds[buffer] = content
+        machine.made[buffer] = machine.at
+
+    def read(self, machine: Machine, buffer: str) -> set[str]:
+        """What a buffer holds; refused if it is empty, or still on its way."""
+        if buffer not in machine.holds:
+            self.refuse(machine, f"{buffer} is read but nothing is in it")
+        made = machine.made.get(buffer)
+        moved = made is not None and machine.plan.instructions[made].stream != COMPUTE
+        if moved and made not in machine.waited:
+            self.refuse(machine, f"{buffer} is read before it has arrived")
+        return machine.holds[buffer]
+
+    def take(self, machine: Machine, buffer: str) -> set[str]:
+        content = self.read(machine, buffer)
+        self.refuse_unsent(machine, buffer, ())
+        del machine.holds[buffer]
+        return content
+
+    def once(self, machine: Machine, node: str) -> None:
+        if node in machine.ran:
+            self.refuse(machine, f"{node} runs twice")
+        machine.ran[node] = machine.at
+
+    def load(self, machine: Machine, load: Load) -> None:
+        known = self.dag.values.get(load.value)  # type: ignore[call-overload]
+        wanted = known and (known.origin, known.index, known.part, known.parts)
+        if (load.origin, load.index, load.part, load.parts) != wanted:
+            self.refuse(machine, f"it loads something else than {load.value}")
+        self.write(machine, load.value, {load.value})
+
+    def compute(self, machine: Machine, run: Run) -> None:
+        node = self.dag.nodes.get(run.node)  # type: ignore[call-overload]
+        if not isinstance(node, Compute) or machine.plan.device not in (node.devices or ()):
+            self.refuse(machine, f"{run.node} does not belong on device {machine.plan.device}")
+        self.once(machine, run.node)
+        if (run.region, run.phase) != (node.region, node.phase):
+            self.refuse(machine, f"{run.node} is not {run.region} {run.phase}")
+        self.compare(machine, run.reads, node.reads)
+        if len(run.writes) != len(node.writes):
+            self.refuse(
+                machine, f"it writes {len(run.writes)} values instead of {len(node.writes)}"
+            )
+        for buffer, value in zip(run.writes, node.writes, strict=True):
+            self.write(machine, buffer, {value})
+
+    def compare(
+        self, machine: Machine, buffers: Sequence[str], wanted: Sequence[Sequence[str]]
+    ) -> None:
+        if len(buffers) != len(wanted):
+            self.refuse(machine, f"it reads {len(buffers)} values instead of {len(wanted)}")
+        for buffer, parts in zip(buffers, wanted, strict=True):
+            found = self.read(machine, buffer)
+            if found != set(parts):
+                self.refuse(machine, f"{buffer} {difference(found, set(parts))}")
+
+    def add(self, machine: Machine, add: Add) -> None:
+        total, part = self.read(machine, add.into), self.take(machine, add.value)
+        if not total.isdisjoint(part):
+            self.refuse(machine, f"{sorted(total & part)[0]} is added twice")
+        self.refuse_unsent(machine, add.into, ())
+        total |= part
+        machine.made[add.into] = machine.at
+
+    def refuse_unsent(self, machine: Machine, buffer: str, waits: Sequence[int]) -> None:
+        """A buffer that is being sent must neither change nor end."""
+        for send in machine.used.get(buffer, ()):
+            if send not in waits and send not in machine.waited:
+                self.refuse(machine, f"{buffer} changes or ends while it is being sent")
+
+    def transfer(self, machine: Machine, moved: Send | Recv) -> None:
+        node = self.dag.nodes.get(moved.node)  # type: ignore[call-overload]
+        if not isinstance(node, Transfer):
+            self.refuse(machine, f"{moved.node} is no transfer")
+        self.once(machine, moved.node)
+        self.refuse_other_wire(machine, moved, node)
+        if isinstance(moved, Send):
+            self.refuse_early_send(machine, moved)
+            self.compare(machine, [moved.value], node.reads)
+            machine.used.setdefault(moved.value, []).append(machine.at)
+        else:
+            machine.holds.pop(moved.value, None) if moved.value in machine.states else None
+            self.write(machine, moved.value, {node.writes[0]})
+        self.meet(machine, moved)
+
+    def refuse_other_wire(self, machine: Machine, moved: Send | Recv, node: Transfer) -> None:
+        """Both ends, the stream and the shapes are those of the DAG."""
+        here, value = machine.plan.device, self.dag.values[node.writes[0]]
+        ends = (here, moved.peer) if isinstance(moved, Send) else (moved.peer, here)
+        shapes = tuple((spec.shape, spec.dtype) for spec in value.specs)
+        pairs = zip(node.source, node.devices, strict=True)
+        if ends not in pairs or (moved.shapes, moved.stream) != (shapes, node.stream):
+            self.refuse(machine, f"{node.id} does not go from {ends[0]} to {ends[1]} like this")
+        if isinstance(moved, Recv) and moved.bundle != value.bundle:
+            self.refuse(machine, f"{node.id} is {'a' if value.bundle else 'no'} bundle")
+
+    def refuse_early_send(self, machine: Machine, send: Send) -> None:
+        made = machine.made.get(send.value)
+        if made is not None and made not in send.waits and made not in machine.waited:
+            self.refuse(machine, f"{send.value} is sent before it is ready")
+
+    def meet(self, machine: Machine, moved: Send | Recv) -> None:
+        here, is_send = machine.plan.device, isinstance(moved, Send)
+        ends = (here, moved.peer) if is_send else (moved.peer, here)
+        if moved.peer not in self.machines:
+            self.refuse(machine, f"there is no device {moved.peer}")
+        sends, recvs = self.queues.setdefault((moved.stream, *ends), (deque(), deque()))
+        (sends if is_send else recvs).append((here, machine.at))
+        while sends and recvs:
+            self.pair(machine, sends.popleft(), recvs.popleft())
+
+    def pair(self, machine: Machine, sent: Event, got: Event) -> None:
+        one, other = (self.machines[d].plan.instructions[k] for d, k in (sent, got))
+        assert isinstance(one, Send) and isinstance(other, Recv)
+        if one.node != other.node:
+            what = f"device {sent[0]} sends {one.value} where device {got[0]} expects {other.value}"
+            self.refuse(machine, what)
+        self.end(sent, got)
+
+    def total(self, machine: Machine, total: Total) -> None:
+        self.once(machine, total.node)
+        node = self.dag.nodes.get(total.node)  # type: ignore[call-overload]
+        if not isinstance(node, Totals):
+            self.refuse(machine, f"{total.node} is no total")
+        if total.group != node.devices or machine.plan.device not in (node.devices or ()):
+            self.refuse(machine, f"{total.node} is over devices {list(node.devices or ())}")
+        self.compare(
+            machine, [v for v, _ in total.losses], [[node.reads[0][k]] for _, k in total.losses]
+        )
+        wanted = {frozenset(parts) for parts in node.reads[1:]}
+        for buffer in total.grads:
+            if frozenset(self.read(machine, buffer)) not in wanted:
+                self.refuse(machine, f"{buffer} is no part of {total.node}")
+        counted = [frozenset(self.read(machine, b)) for b in (*dict(total.losses), *total.grads)]
+        if len(set(counted)) < len(total.losses) + len(total.grads):
+            self.refuse(machine, "something is counted twice")
+        self.counted.setdefault(total.node, []).extend(counted)
+        here = self.totals.setdefault(total.node, [])
+        here.append((machine.plan.device, machine.at))
+        if len(here) == len(total.group):
+            self.end(*here)
+
+    def update(self, machine: Machine, update: Update) -> None:
+        node = self.dag.nodes.get(update.node)  # type: ignore[call-overload]
+        if not isinstance(node, UpdateNode) or machine.plan.device not in (node.devices or ()):
+            self.refuse(machine, f"{update.node} does not belong on device {machine.plan.device}")
+        self.once(machine, update.node)
+        self.compare(machine, [update.grad], node.reads[:1])
+        state = node.writes[0].removesuffix("'")
+        if update.bucket != node.bucket or machine.holds.get(state) != {state}:
+            self.refuse(machine, f"{update.bucket} is not what {update.node} updates")
+        if update.clip != (len(node.reads) > 1):
+            self.refuse(machine, "clipping is not as compiled")
+        if update.clip and not any(
+            isinstance(machine.plan.instructions[k], Total) for k in machine.waited
+        ):
+            self.refuse(machine, "it is clipped before the norm is there")
+        machine.holds[state] = {node.writes[0]}
+        machine.made[state] = machine.at
+
+    def free(self, machine: Machine, free: Free) -> None:
+        for buffer in free.values:
+            self.refuse_unsent(machine, buffer, free.waits)
+            self.read(machine, buffer)
+            if buffer not in machine.holds or buffer in machine.states:
+                self.refuse(machine, f"{buffer} is freed but nothing is in it")
+            del machine.holds[buffer]
+
+    def deadlock(self, stuck: Sequence[Machine]) -> Problem:
+        rows = "".join(f"\n    {self.stuck_at(machine)}" for machine in stuck)
+        return Problem(f"these devices wait for each other for ever{rows}", BUG)
+
+    def stuck_at(self, machine: Machine) -> str:
+        device, instruction = machine.plan.device, machine.plan.instructions[machine.at]
+        first = next(w for w in instruction.waits if (device, w) not in self.ended)
+        other = machine.plan.instructions[first]
+        return f"device {device} at «{line(instruction)}» waits for «{line(other)}»"
+
+
+def difference(found: set[str], wanted: set[str]) -> str:
+    missing, extra = sorted(wanted - found), sorted(found - wanted)
+    parts = [f"lacks {missing[0]}"] if missing else []
+    parts += [f"holds {extra[0]}, which does not belong there"] if extra else []
+    return " and ".join(parts)
