@@ -177,7 +177,8 @@ def assert_same(results: list[Result], reference: Result) -> None:
     for result in results:
         for name, tensor in result.parameters.items():
             close(tensor, reference.parameters[name], f"parameter {name}")
-    assert set().union(*(r.parameters for r in results)) == set(reference.parameters)
+    everywhere = set().union(*(result.parameters for result in results))
+    assert set(reference.grads[-1]) <= everywhere, "a parameter that no device has"
 
 
 def close(found: Tensor, wanted: Tensor, what: str) -> None:

@@ -342,6 +342,26 @@ def test_a_buffer_updated_through_a_view() -> None:
     assert [region.stateful for region in captured.model.regions] == [True, False]
 
 
+def test_a_buffer_that_is_assigned_and_used_in_the_next_region() -> None:
+    class Smooth(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("mean", torch.zeros(8))
+            self.register_buffer("copy", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with annotate("PP"):
+                x = self.layer(x)
+                self.mean = self.copy = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            with annotate("PP"):
+                return (self.layer(x) - self.mean).square().mean()
+
+    captured = captured_like_eager(Smooth(), rows())
+
+    assert len(captured.model.by_id["PP0"].outputs) == 2
+
+
 def test_buffers_that_stay_the_same() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -462,6 +482,15 @@ def test_numbers_from_tensors_as_sizes() -> None:
     for seed in range(4):
         torch.manual_seed(seed)
         assert_parity(captured, model, None, (rows(),))
+
+
+def test_a_number_that_the_backward_needs() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return (self.a(x) * self.b(x).detach().abs().sum().item()).square().mean()
+
+    captured = captured_like_eager(Model(forward), rows())
+
+    assert "float64" in [spec.dtype for spec in captured.model.by_id["all"].saved]
 
 
 def test_a_loss_in_another_type_becomes_float32() -> None:

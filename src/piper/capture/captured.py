@@ -97,8 +97,9 @@ def _refuse_shared_updates(
     traced: Traced, chunks: Sequence[Chunk], ids: Sequence[RegionId]
 ) -> None:
     """An updated buffer has one owner: copies on several devices would go different ways."""
+    weights = traced.weights
     for name in traced.updated:
-        node = traced.weights[name]
+        node = weights[name]
         users = {id: chunk for id, chunk in zip(ids, chunks, strict=True) if node in chunk.weights}
         writer = next(id for id, chunk in users.items() if node in chunk.updates)
         if len(users) > 1:

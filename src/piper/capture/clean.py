@@ -92,14 +92,17 @@ def _drop_if_nothing_changes(node: fx.Node) -> None:
 
 
 def _own_results(traced: Traced) -> None:
-    """A result that is an argument, or a view of one, becomes a tensor of its own."""
-    output = traced.root.graph.output_node()
+    """A result that is an argument, a view of one, or a buffer's new value that is used for
+    something else as well, becomes a tensor of its own."""
+    graph = traced.root.graph
+    output = graph.output_node()
     arguments = {storage for node in traced.placeholders for storage in storages(node)}
     results = traced.results
     for position, node in enumerate(results):
-        if storages(node) & arguments:
-            with traced.root.graph.inserting_before(output):
-                results[position] = insert(traced.root.graph, node, aten.clone.default, node)
+        shared = position > 0 and (len(node.users) > 1 or results.count(node) > 1)
+        if shared or storages(node) & arguments:
+            with graph.inserting_before(output):
+                results[position] = insert(graph, node, aten.clone.default, node)
     output.args = (tuple(results),)
 
 

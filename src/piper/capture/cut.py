@@ -53,8 +53,10 @@ def cut(traced: Traced) -> list[Chunk]:
     modes = modes_of(traced.root.graph)
     position = {node: index for index, node in enumerate(traced.root.graph.nodes)}
     runs, movable = _runs(traced, list(modes))
-    updates = dict(zip(traced.results[1:], _updated(traced), strict=True))
-    weights = set(traced.weights.values())
+    named = traced.weights
+    weights = set(named.values())
+    buffers = [named[name] for name in traced.updated]
+    updates = dict(zip(traced.results[1:], buffers, strict=True))
     wanted = set(traced.results)
     chunks = []
     for run in reversed(runs):  # backwards, so that all later uses of a value are known
@@ -91,13 +93,10 @@ def _source(run: Run) -> str:
     return next((line(node) for node in marked if line(node)), "")
 
 
-def _updated(traced: Traced) -> list[fx.Node]:
-    return [traced.weights[name] for name in traced.updated]
-
-
 def _runs(traced: Traced, nodes: list[fx.Node]) -> tuple[list[Run], set[fx.Node]]:
     """The runs, and the operations that are repeated where they are used instead of sent."""
-    parameters = {traced.weights[name] for name in traced.parameters}
+    named = traced.weights
+    parameters = {named[name] for name in traced.parameters}
     fixed = parameters | {traced.random} if traced.random else parameters
     free = _free(nodes, fixed, pinned=set())
     runs = find_runs(nodes, free, parameters)

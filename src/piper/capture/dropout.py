@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 _LOW = 0xFFFFFFFF
-_MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3, 0x2C1B3C6D)  # odd and below 2**31: no product overflows
+_ROUNDS = (0x7FEB352D, 0x45D9F3B3, 0x2C1B3C6D)  # odd and below 2**31: no product overflows
+_KEYS = (  # odd and below 2**29: no sum of three products overflows
+    (0x1B873593, 0x0CC9E2D5, 0x165667B1),
+    (0x1E3779B9, 0x13C6EF37, 0x05EBCA6B),
+)
 
 
 def dropout_mask(random: Tensor, operation: int | Tensor, shape: Sequence[int], p: float) -> Tensor:
@@ -24,42 +28,47 @@ def dropout_mask(random: Tensor, operation: int | Tensor, shape: Sequence[int], 
     for size in shape[1:]:
         columns = columns * size
     seed, microbatch = random.unbind()
+    seed = (seed ^ (seed >> 32)) & _LOW
     row = microbatch * rows + torch.arange(rows, device=random.device)
-    keys = [_key(row, seed, operation, salt) for salt in range(len(_MULTIPLIERS))]
     noise = torch.arange(columns, device=random.device).unsqueeze(0)
-    for key, multiplier in zip(keys, _MULTIPLIERS, strict=True):
+    for (a, b, c), multiplier in zip(_KEYS, _ROUNDS[:2], strict=True):
+        key = _scrambled(seed * a + operation * b + row * c, multiplier)
         noise = _scrambled(noise ^ key.unsqueeze(1), multiplier)
+    noise = _scrambled(noise, _ROUNDS[2])
     return (noise >= round(p * 2**32)).reshape(shape)
-
-
-def dropout(x: Tensor, random: Tensor, operation: int, p: float) -> Tensor:
-    """`x` with a mask; what is kept is scaled so that the mean stays.
-
-    `random` also holds a number to add to `operation`: equal regions then share their code.
-    """
-    if p >= 1.0:
-        return x * 0.0
-    mask = dropout_mask(random[:2], random[2] + operation, x.shape, p)
-    return x * mask * (1.0 / (1.0 - p))
-
-
-def _key(row: Tensor, seed: Tensor, operation: int | Tensor, salt: int) -> Tensor:
-    """A number per row that no other row, seed, operation or salt shares, but by chance."""
-    key = row & _LOW
-    for part in (row >> 32, seed, seed >> 32, operation, operation + salt):
-        for multiplier in _MULTIPLIERS:
-            key = _scrambled(key ^ (part & _LOW), multiplier)
-    return key
 
 
 def _scrambled(x: Tensor, multiplier: int) -> Tensor:
     """One round of a mixing hash: a bijection of 32-bit numbers."""
-    x = (x * multiplier) & _LOW
+    x = ((x & _LOW) * multiplier) & _LOW
     return x ^ (x >> 15)
 
 
+# `random` of these operators also holds a number to add to `operation`: equal regions then share
+# their code. The mask is one operator, and not the 40 inside it, because traces get smaller.
 _library = torch.library.Library("piper", "FRAGMENT")
 _library.define("dropout(Tensor x, Tensor random, int operation, float p) -> Tensor")
-_library.impl("dropout", dropout, "CompositeImplicitAutograd")
+_library.define("keep(Tensor random, int operation, SymInt[] shape, float p) -> Tensor")
 
 DROPOUT = torch.ops.piper.dropout.default
+KEEP = torch.ops.piper.keep.default
+
+
+def keep(random: Tensor, operation: int, shape: Sequence[int], p: float) -> Tensor:
+    return dropout_mask(random[:2], random[2] + operation, shape, p)
+
+
+def _dropout(x: Tensor, random: Tensor, operation: int, p: float) -> Tensor:
+    """What is kept is scaled so that the mean stays."""
+    if p >= 1.0:
+        return x * 0.0
+    return x * KEEP(random, operation, x.shape, p) * (1.0 / (1.0 - p))
+
+
+def _keep_fake(random: Tensor, operation: int, shape: Sequence[int], p: float) -> Tensor:
+    return random.new_empty(shape, dtype=torch.bool)
+
+
+_library.impl("dropout", _dropout, "CompositeImplicitAutograd")
+_library.impl("keep", keep, "CompositeExplicitAutograd")
+_library.impl("keep", _keep_fake, "Meta")

@@ -75,7 +75,11 @@ def inputs_of(example: tuple[Any, ...]) -> Inputs:
 
 def spec_of(tensor: Tensor) -> TensorSpec:
     shape = tuple(size if isinstance(size, int) else None for size in tensor.shape)
-    return TensorSpec(shape, str(tensor.dtype).removeprefix("torch."))
+    return TensorSpec(shape, name_of(tensor.dtype))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _leaf(leaf: Any) -> Any:

@@ -8,6 +8,7 @@ from torch import fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from piper.capture.dropout import KEEP, keep
 from piper.capture.fastcode import quickened
 from piper.capture.nodes import is_symbolic, value
 from piper.capture.torch_private import compile_graph
@@ -68,7 +69,7 @@ def _compiled(module: fx.GraphModule) -> Kernel:
             copies[node] = flat.node_copy(node, copies.__getitem__)
     results, structure = pytree.tree_flatten(module.graph.output_node().args[0])
     flat.output(tuple(copies[node] for node in results))
-    return _packing(compile_graph(fx.GraphModule(module, flat)), structure)
+    return _packing(compile_graph(fx.GraphModule(module, flat), {KEEP: keep}), structure)
 
 
 def _packing(kernel: Callable[..., Any], structure: pytree.TreeSpec) -> Kernel:

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from piper.capture.inputs import name_of
 from piper.capture.lines import UNKNOWN, current_line, line_of
 from piper.capture.nodes import line
 from piper.errors import CaptureError, Problem
@@ -32,7 +33,7 @@ def custom_function(name: str) -> CaptureError:
 
 def not_a_loss(result: Any, given: bool) -> CaptureError:
     found = (
-        f"a tensor {list(result.shape)} of {str(result.dtype).removeprefix('torch.')}"
+        f"a tensor {list(result.shape)} of {name_of(result.dtype)}"
         if isinstance(result, Tensor)
         else f"a {type(result).__name__}"
     )

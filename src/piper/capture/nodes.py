@@ -27,6 +27,17 @@ def is_symbolic(node: fx.Node) -> bool:
     return isinstance(value(node), torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
+def number_dtype(node: fx.Node) -> torch.dtype:
+    """The type of a tensor that holds what a symbolic node stands for."""
+    match value(node):
+        case torch.SymInt():
+            return torch.int64
+        case torch.SymFloat():
+            return torch.float64
+        case _:
+            return torch.bool
+
+
 def storages(node: fx.Node) -> set[int]:
     """Identities of the memory behind a node's tensors: views share them."""
     return {

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from piper.capture.joint import Joint
-from piper.capture.nodes import closure, is_contiguous, is_symbolic, storages, value
+from piper.capture.nodes import closure, is_contiguous, is_symbolic, number_dtype, storages, value
 from piper.capture.partition import Partition
 from piper.names import BI, BW, B, F, Phase
 
@@ -204,7 +204,7 @@ class _Writer:
 
     def _packed(self, node: fx.Node) -> fx.Node:
         if is_symbolic(node):
-            return self._add(aten.scalar_tensor.default, node, dtype=torch.int64)
+            return self._add(aten.scalar_tensor.default, node, dtype=number_dtype(node))
         if node.op == "placeholder":  # a buffer that this region updates: keep its old value
             return self._add(aten.clone.default, node)
         return self.copies[node]

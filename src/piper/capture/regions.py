@@ -7,9 +7,9 @@ from torch import fx
 
 from piper.capture.annotate import Mark, Path
 from piper.capture.buckets import Part
-from piper.capture.inputs import spec_of
+from piper.capture.inputs import name_of, spec_of
 from piper.capture.lower import Lowered
-from piper.capture.nodes import is_symbolic, value
+from piper.capture.nodes import is_symbolic, number_dtype, value
 from piper.capture.phases import Layout
 from piper.ir.model import Region
 from piper.ir.values import TensorSpec
@@ -99,5 +99,6 @@ def _buckets(arguments: list[int], layout: Layout) -> tuple[int, ...]:
 
 def _specs(nodes: list[fx.Node]) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec((), "int64") if is_symbolic(node) else spec_of(value(node)) for node in nodes
+        TensorSpec((), name_of(number_dtype(node))) if is_symbolic(node) else spec_of(value(node))
+        for node in nodes
     )

@@ -35,18 +35,17 @@ def find_runs(nodes: list[fx.Node], free: set[fx.Node], weights: set[fx.Node]) -
     `free` may run anywhere and never make a run of their own.
     """
     islands = _are_islands(nodes, weights)
+    first = next((path_of(node) for node in nodes if path_of(node)), ())
+    last = () if islands else first[:1]
     runs: list[Run] = []
-    last: Path = next((path_of(node)[:1] for node in nodes if path_of(node)), ())
-    if islands:
-        last = ()
     for node in nodes:
         path = path_of(node)
-        if not path and not (islands and node not in free):
-            path = last if islands else last[:1]
+        if not path and (node in free or not islands):
+            path = last
         if not runs or identity(runs[-1].path) != identity(path):
             runs.append(Run(path))
         runs[-1].nodes.append(node)
-        last = path
+        last = path if islands else path[:1]
     return runs
 
 

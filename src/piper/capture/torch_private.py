@@ -87,13 +87,19 @@ def constant_of(tensor: Tensor) -> Tensor | None:
     return tensor
 
 
-def compile_graph(module: fx.GraphModule) -> Callable[..., Any]:
-    """Inductor's version of a graph from tensors to a tuple of tensors."""
-    from torch import _inductor  # takes seconds to import
+def compile_graph(
+    module: fx.GraphModule, inside: dict[torch._ops.OpOverload, Callable]
+) -> Callable[..., Any]:
+    """Inductor's version of a graph from tensors to a tuple of tensors.
+
+    `inside` says what is in operators of our own, so that they are fused with the rest.
+    """
+    from torch._inductor.compile_fx import compile_fx  # takes seconds to import
+    from torch._inductor.decomposition import select_decomp_table
 
     example = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     with torch.no_grad():
-        return _inductor.compile(module, example)
+        return compile_fx(module, example, decompositions={**select_decomp_table(), **inside})
 
 
 @contextmanager

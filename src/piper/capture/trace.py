@@ -64,11 +64,15 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
 
     def forward(weights: list[Tensor], states: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         before = dict(zip([*parameters, *buffers], [*weights, *states], strict=True))
-        loss = _loss(view, before, loss_fn, inputs.join(batch))
-        written = [name for name, tensor in before.items() if torch_private.was_updated(tensor)]
-        _refuse_updated_parameters([name for name in written if name in parameters])
-        updated[:] = written
-        return [loss, *(before[name] for name in written)]
+        after = dict(before)  # torch puts here what the model assigns to its attributes
+        loss = _loss(view, after, loss_fn, inputs.join(batch))
+        updated[:] = [
+            name
+            for name, tensor in before.items()
+            if after[name] is not tensor or torch_private.was_updated(tensor)
+        ]
+        _refuse_updated_parameters([name for name in updated if name in parameters])
+        return [loss, *(after[name] for name in updated)]
 
     with ExitStack() as stack:
         stack.enter_context(functions.intercepted())

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Node, Precedence, Sum
-from piper.ir.values import Origin
+from piper.ir.values import Origin, Value
 from piper.names import PASS, F, NodeId, ValueId
 
 
@@ -37,13 +37,10 @@ class Split:
 
     def rewrite(self, dag: Dag) -> Dag:
         self.refuse_clashes(dag)
-        copied = per_microbatch(dag)
-        values = dict(dag.values)
-        for value in dag.values:
-            if value in copied:
-                whole = values.pop(value)
-                values.update((self.at(value, k), whole.of(k, self.n)) for k in range(self.n))
-        nodes = chain.from_iterable(self.copies(node, copied) for node in dag.nodes.values())
+        names = {value: self.parts_of(value) for value in per_microbatch(dag)}
+        copies = Copies(self.name, self.n, names)
+        values = dict(chain.from_iterable(copies.values(v, k) for v, k in dag.values.items()))
+        nodes = chain.from_iterable(copies.nodes(node) for node in dag.nodes.values())
         split = replace(
             dag,
             nodes={node.id: node for node in nodes},
@@ -73,48 +70,56 @@ class Split:
                 Problem(f"{self.name} names regions of the model", 'choose another, like "MB"')
             )
 
-    def at(self, name: str, part: int) -> ValueId:
-        return ValueId(f"{name}@{part}")
-
-    def copies(self, node: Node, copied: set[ValueId]) -> Iterator[Node]:
-        if isinstance(node, Compute):
-            for part in range(self.n):
-                yield self.copy(node, copied, part)
-        else:
-            yield replace(node, reads=tuple(self.every(total, copied) for total in node.reads))
-
-    def copy(self, node: Compute, copied: set[ValueId], part: int) -> Compute:
-        def mine(value: ValueId) -> ValueId:
-            return ValueId(f"{value}@{part}") if value in copied else value
-
-        return Compute(
-            id=NodeId(self.at(node.id, part)), region=node.region, phase=node.phase,
-            tags=(*node.tags, (self.name, part)),
-            reads=tuple([tuple(map(mine, total)) for total in node.reads]),
-            writes=tuple(map(mine, node.writes)),
-            devices=node.devices, stream=node.stream,
-        )  # fmt: skip
-
-    def every(self, total: Sum, copied: set[ValueId]) -> Sum:
-        """The sum over all microbatches of what was a sum for one."""
-        return tuple(
-            chain.from_iterable(
-                [self.at(value, part) for part in range(self.n)] if value in copied else [value]
-                for value in total
-            )
-        )
+    def parts_of(self, name: str) -> list[ValueId]:
+        return [ValueId(f"{name}@{part}") for part in range(self.n)]
 
     def state_order(self, dag: Dag) -> Iterator[Precedence]:
         """Regions that update buffers see their microbatches in order, as a plain loop would."""
         for node in dag.computes:
             if node.phase is F and dag.model.by_id[node.region].stateful:
-                copies = [NodeId(self.at(node.id, part)) for part in range(self.n)]
+                copies = [NodeId(copy) for copy in self.parts_of(node.id)]
                 for before, after in pairwise(copies):
                     yield Precedence((before,), (after,), "buffers updated in batch order")
 
 
-def per_microbatch(dag: Dag) -> set[ValueId]:
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Nodes and values, once per microbatch. Names are made once: what is equal is one object."""
+
+    name: str
+    n: int
+    names: dict[ValueId, list[ValueId]]
+
+    def values(self, value: ValueId, whole: Value) -> Iterator[tuple[ValueId, Value]]:
+        if value not in self.names:
+            yield value, whole
+        else:
+            yield from ((name, whole.of(k, self.n)) for k, name in enumerate(self.names[value]))
+
+    def nodes(self, node: Node) -> Iterator[Node]:
+        """A compute node once for each microbatch; any other reads the sum over them."""
+        if isinstance(node, Compute):
+            return (self.copy(node, part) for part in range(self.n))
+        return iter((replace(node, reads=tuple(map(self.over_all, node.reads))),))
+
+    def copy(self, node: Compute, part: int) -> Compute:
+        names = self.names
+        return Compute(
+            id=NodeId(f"{node.id}@{part}"), region=node.region, phase=node.phase,
+            tags=(*node.tags, (self.name, part)),
+            reads=tuple(
+                [tuple([names[v][part] if v in names else v for v in s]) for s in node.reads]
+            ),
+            writes=tuple([names[value][part] for value in node.writes]),
+            devices=node.devices, stream=node.stream,
+        )  # fmt: skip
+
+    def over_all(self, total: Sum) -> Sum:
+        return tuple(chain.from_iterable(self.names.get(value, [value]) for value in total))
+
+
+def per_microbatch(dag: Dag) -> list[ValueId]:
     """Values that each microbatch has its own of: all but parameters, old and new."""
     kept = {v for n in dag.nodes.values() if not isinstance(n, Compute) for v in n.writes}
     kept |= {v for v, value in dag.values.items() if value.origin is Origin.WEIGHTS}
-    return set(dag.values) - kept
+    return [value for value in dag.values if value not in kept]

@@ -26,7 +26,7 @@ Priority = tuple[int, int, int]
 
 def schedule(dag: Dag) -> Dag:
     """The DAG with its `sequence`: all nodes, by the time they start."""
-    return replace(dag, sequence=tuple(Clock(dag).run()))
+    return dag.known_to(replace(dag, sequence=tuple(Clock(dag).run())))
 
 
 @dataclass

@@ -101,7 +101,14 @@ class Work:
         here, tags = node.devices, node.tags
         assert here is not None
         reads = tuple([self.local(total, here, tags) for total in node.reads])
-        return node if reads == node.reads else replace(node, reads=reads)
+        if reads == node.reads:
+            return node
+        if isinstance(node, Compute):  # not replace: this is most of the pass
+            return Compute(
+                id=node.id, region=node.region, phase=node.phase, tags=tags, reads=reads,
+                writes=node.writes, devices=here, stream=node.stream,
+            )  # fmt: skip
+        return replace(node, reads=reads)
 
     def as_updated(self, totals: Sequence[Sum]) -> Iterator[Sum]:
         """Gradients are added up where they are used for the update."""

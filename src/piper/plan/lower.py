@@ -142,6 +142,8 @@ class Lowering:
         return name
 
     def single(self, value: ValueId) -> str:
+        if value in self.made_by or value in self.arriving:
+            return value
         known = self.dag.values[value]
         if known.origin is Origin.WEIGHTS:
             self.state(value)

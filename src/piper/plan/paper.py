@@ -7,8 +7,9 @@ on their channel; a device goes on only when what it waits for has ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from piper.errors import PlanError, Problem
 from piper.ir.dag import Dag
@@ -65,6 +66,12 @@ class Together:
     woken: list[Device] = field(default_factory=list)
     counted: dict[str, list[frozenset[str]]] = field(default_factory=dict)  # by total
 
+    def __post_init__(self) -> None:
+        self.handlers: dict[type[Instruction], Callable[[Machine, Any], None]] = {
+            Load: self.load, Run: self.compute, Keep: self.keep, Add: self.add, Free: self.free,
+            Send: self.transfer, Recv: self.transfer, Total: self.total, Update: self.update,
+        }  # fmt: skip
+
     def run(self) -> None:
         awake = deque(self.machines)
         while awake:
@@ -81,15 +88,20 @@ class Together:
         while machine.at < len(instructions):
             instruction = instructions[machine.at]
             for position in instruction.waits:
-                if (device, position) not in self.ended:
-                    self.refuse_future(machine, position)
+                self.refuse_future(machine, position)
+                if not self.has_ended(machine, position):
                     self.asleep[device, position] = device
                     return
-            machine.waited.update(instruction.waits)
-            self.step(machine, instruction)
-            if instruction.stream == COMPUTE:
-                self.ended.add((device, machine.at))
+            if instruction.waits:
+                machine.waited.update(instruction.waits)
+            self.handlers[type(instruction)](machine, instruction)
             machine.at += 1
+
+    def has_ended(self, machine: Machine, position: int) -> bool:
+        """What came earlier on the compute stream has; the rest is written down when it does."""
+        if machine.plan.instructions[position].stream == COMPUTE:
+            return True
+        return (machine.plan.device, position) in self.ended
 
     def refuse_future(self, machine: Machine, position: int) -> None:
         if position >= machine.at:
@@ -100,24 +112,8 @@ class Together:
         self.ended.update(events)
         self.woken += [self.asleep.pop(event) for event in events if event in self.asleep]
 
-    def step(self, machine: Machine, instruction: Instruction) -> None:
-        match instruction:
-            case Load():
-                self.load(machine, instruction)
-            case Run():
-                self.compute(machine, instruction)
-            case Keep():
-                self.write(machine, instruction.into, self.take(machine, instruction.value))
-            case Add():
-                self.add(machine, instruction)
-            case Send() | Recv():
-                self.transfer(machine, instruction)
-            case Total():
-                self.total(machine, instruction)
-            case Update():
-                self.update(machine, instruction)
-            case Free():
-                self.free(machine, instruction)
+    def keep(self, machine: Machine, keep: Keep) -> None:
+        self.write(machine, keep.into, self.take(machine, keep.value))
 
     def refuse(self, machine: Machine, what: str) -> None:
         where = f"device {machine.plan.device}"
@@ -300,7 +296,7 @@ class Together:
 
     def stuck_at(self, machine: Machine) -> str:
         device, instruction = machine.plan.device, machine.plan.instructions[machine.at]
-        first = next(w for w in instruction.waits if (device, w) not in self.ended)
+        first = next(w for w in instruction.waits if not self.has_ended(machine, w))
         other = machine.plan.instructions[first]
         return f"device {device} at «{line(instruction)}» waits for «{line(other)}»"
 
