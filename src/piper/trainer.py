@@ -60,7 +60,8 @@ class Trainer:
     `example` is one whole batch of a replica, as `step` gets it. The loss is
     `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a
     mean over the batch unless `reduction="sum"`; if microbatches weigh differently (ignored
-    tokens), give `loss_weight(*microbatch)`, for example the number of tokens that count.
+    tokens), give `loss_weight(*microbatch)`, for example the number of tokens that count. With
+    `reduction="sum"` and `loss_weight`, the loss is the sum divided by the total weight.
 
     `optimizer` is called with the named parameters of each bucket; `max_norm` clips by the norm
     over all devices; `compiled` runs the regions through Inductor; `init(name, tensor)` fills
@@ -133,8 +134,11 @@ class Trainer:
 
     def batch(self, batch: tuple[Any, ...], step: int) -> Batch:
         """A batch as programs take it; dropout is seeded by the step."""
+        inputs = tensors_of(batch)
+        if self.strategy.microbatches > 1 and self.reduction == "mean" and not self.loss_weight:
+            refuse_ignored(inputs, self.ignored)
         seed = self.seed * 1_000_003 + step
-        return Batch(tensors_of(batch), self.weights(batch), seed, self.max_norm)
+        return Batch(inputs, self.weights(batch), seed, self.max_norm)
 
     def close(self) -> None:
         """Give back the communicators; the process may go on with another Trainer."""
@@ -159,10 +163,13 @@ class Trainer:
     def weights(self, batch: tuple[Any, ...]) -> tuple[float, ...]:
         """What each microbatch counts in the loss."""
         parts = self.strategy.microbatches
-        if self.loss_weight is not None:
-            found = [float(self.loss_weight(*microbatch(batch, k, parts))) for k in range(parts)]
-            return tuple(weight / sum(found) for weight in found)
-        return (1.0 if self.reduction == "sum" else 1.0 / parts,) * parts
+        if self.loss_weight is None:
+            return (1.0 if self.reduction == "sum" else 1.0 / parts,) * parts
+        found = [float(self.loss_weight(*microbatch(batch, k, parts))) for k in range(parts)]
+        if self.reduction == "sum":
+            return (1.0 / sum(found),) * parts
+        refuse_empty(found)
+        return tuple(weight / sum(found) for weight in found)
 
     def program(self, batch: tuple[Any, ...]) -> Program:
         """The program for batches of this shape; compiled at the first of its kind."""
@@ -176,7 +183,7 @@ class Trainer:
         parts = self.strategy.microbatches
         refuse_uneven(batch, parts)
         captured = self.captured or capture(self.model, self.loss_fn, microbatch(batch, 0, parts))
-        self.captured = None
+        self.captured, self.ignored = None, captured.ignored
         clip = self.max_norm is not None
         return captured, compile_strategy(captured.model, self.strategy.directives, clip=clip)
 
@@ -253,6 +260,33 @@ def refuse_reduction(reduction: str) -> None:
         raise InputError(
             "reduction", Problem(f"{reduction!r} is no reduction", 'write "mean" or "sum"')
         )
+
+
+def refuse_ignored(inputs: Sequence[torch.Tensor], ignored: Sequence[tuple[int, int]]) -> None:
+    """A mean over the labels that count is not the mean of the microbatches' means."""
+    for index, label in ignored:
+        if (inputs[index] == label).any():
+            raise InputError(
+                "batch",
+                Problem(
+                    f"it has labels that cross_entropy ignores ({label}), so microbatches weigh "
+                    "differently",
+                    "give the Trainer loss_weight=lambda *microbatch: the number of labels that "
+                    "count",
+                ),
+            )
+
+
+def refuse_empty(weights: Sequence[float]) -> None:
+    for part, weight in enumerate(weights):
+        if weight <= 0:
+            raise InputError(
+                "batch",
+                Problem(
+                    f"microbatch {part} weighs {weight:g}: a mean over nothing is not a number",
+                    'use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)',
+                ),
+            )
 
 
 def streams(compiled: Compiled) -> list[str]:

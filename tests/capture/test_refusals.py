@@ -132,9 +132,46 @@ def test_attention_with_dropout() -> None:
         return functional.scaled_dot_product_attention(y, y, y, dropout_p=0.1).mean()
 
     assert refusal(forward) == (
-        "line 2: attention with dropout draws random numbers that depend on the strategy\n"
-        "  fix: set the attention's dropout to 0, or apply torch.nn.functional.dropout to its "
-        "output"
+        "line 2: scaled_dot_product_attention draws random numbers, which would depend on the "
+        "strategy\n"
+        "  fix: set its dropout to 0, and apply torch.nn.functional.dropout to what it returns"
+    )
+
+
+def test_sparse_gradients() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(8, 8, sparse=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.words(x).mean()
+
+    with pytest.raises(CaptureError) as caught:
+        capture(Words(), None, (torch.zeros(4, dtype=torch.long),))
+
+    assert str(caught.value) == (
+        "model: the gradient of words.weight is sparse\n"
+        "  fix: create the embedding with sparse=False"
+    )
+
+
+def test_buffers_that_change_behind_the_traces_back() -> None:
+    norm = nn.InstanceNorm1d(4, track_running_stats=True)
+
+    class Normed(Model):
+        def __init__(self) -> None:
+            super().__init__(lambda self, x: self.norm(self.layer(x).unsqueeze(0)).mean())
+            self.norm = norm
+
+    with pytest.raises(CaptureError) as caught:
+        capture(Normed(), None, (torch.randn(4, 8),))
+
+    where, message = str(caught.value).split(": ", 1)
+    assert where.startswith("test_refusals.py:")
+    assert message == (
+        "an operation in the region that begins here changes a buffer behind the trace's back\n"
+        "  fix: turn off its running statistics, or update the buffer in the module's own code"
     )
 
 

@@ -20,6 +20,7 @@ from piper.capture.phases import phase_graphs
 from piper.capture.randomness import make_reproducible
 from piper.capture.regions import describe, number_tags, region_ids
 from piper.capture.trace import Loss, Traced, trace
+from piper.capture.weighing import ignored_labels
 from piper.ir.model import Model, Region
 from piper.ir.values import Origin, TensorSpec, Value
 from piper.names import BW, F, Phase, RegionId, ValueId
@@ -38,6 +39,7 @@ class Captured:
     device: str
     kernels: Kernels
     dropouts: dict[RegionId, int]  # number of each region's first dropout
+    ignored: tuple[tuple[int, int], ...]  # batch tensors with labels, and the label that is skipped
 
     def kernel(self, region: RegionId, phase: Phase, compiled: bool = False) -> Kernel:
         """What computes this phase of the region; made on first use, shared by equal regions."""
@@ -58,6 +60,7 @@ def capture(
     """
     _require(device)
     traced = trace(model, loss_fn, example, device)
+    ignored = ignored_labels(traced)
     clean(traced)
     make_reproducible(traced)
     chunks = cut(traced)
@@ -81,6 +84,7 @@ def capture(
         device=device,
         kernels=Kernels(graphs),
         dropouts={id: chunk.first_dropout for id, chunk in zip(ids, chunks, strict=True)},
+        ignored=ignored,
     )
 
 

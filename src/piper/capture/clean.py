@@ -1,7 +1,5 @@
 """Graph clean-ups after tracing: what has no derivative, no effect or no meaning goes."""
 
-import operator
-
 import torch
 from torch import Tensor, fx
 
@@ -101,22 +99,26 @@ def _own_results(traced: Traced) -> None:
     for position, node in enumerate(results):
         shared = position > 0 and (len(node.users) > 1 or results.count(node) > 1)
         if shared or storages(node) & arguments:
-            with graph.inserting_before(output):
+            at = output if node.op == "placeholder" else node.next
+            with graph.inserting_before(at):
                 results[position] = insert(graph, node, aten.clone.default, node)
     output.args = (tuple(results),)
 
 
 def _settle_updates(traced: Traced) -> None:
-    """What torch adds at the end of the trace to write buffers back, and picks of results that
-    are made when they are first looked at, go to where they belong: behind what they need."""
+    """What torch adds at the end of the trace to write buffers back belongs to no region yet:
+    it goes to where the last thing that it needs is computed."""
     graph = traced.root.graph
-    late = {node for node in graph.nodes if node.target is operator.getitem}
-    late |= closure(traced.results[1:], stop={n for n in graph.nodes if path_of(n)})
-    position = {node: index for index, node in enumerate(graph.nodes)}
+    marked = {node for node in graph.nodes if path_of(node)}
+    late = closure(traced.results[1:], stop=marked) if marked else set()
+    place = {node: (index, 0) for index, node in enumerate(graph.nodes)}
+    ends: dict[int, fx.Node] = {}  # the last node moved behind the node at an index
     for node in in_order(graph, late):
         needs = [need for need in node.all_input_nodes if need.op != "placeholder"]
         if needs:
-            last = max(needs, key=position.__getitem__)
-            position[node] = position[last]
-            last.append(node)
+            last = max(needs, key=place.__getitem__)
+            index = place[last][0]
+            end = ends.get(index, last)
+            end.append(node)
             node.meta["custom"] = last.meta.get("custom", {})
+            ends[index], place[node] = node, (index, place[end][1] + 1)

@@ -4,15 +4,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from piper.capture import messages
 from piper.capture.cut import Chunk
 from piper.capture.joint import Joint, differentiable, differentiate
-from piper.capture.nodes import line
+from piper.capture.nodes import line, value
 from piper.capture.partition import Partition, partition
 from piper.capture.structure import fingerprint
-from piper.capture.torch_private import VALUE_WANTED
+from piper.capture.torch_private import HIDDEN_UPDATE, VALUE_WANTED
 from piper.capture.trace import Traced
 
 Flags = tuple[bool, ...]
@@ -51,6 +52,8 @@ def _explained(chunk: Chunk) -> Iterator[None]:
     except VALUE_WANTED as error:
         raise messages.value_wanted_in_region(chunk.source) from error
     except Exception as error:
+        if HIDDEN_UPDATE in str(error):
+            raise messages.hidden_update(chunk.source) from error
         error.add_note(f"Piper met this in the region that begins at {chunk.source}")
         raise
 
@@ -95,9 +98,13 @@ class _Lowering:
             volatile = [joint.arguments[position] for position in updates]
             self.known_graphs[key] = joint, partition(joint, weights, volatile)
         joint, cut = self.known_graphs[key]
-        self.given.update(
-            node
-            for node, gradient in zip(chunk.arguments, joint.gradients, strict=True)
-            if gradient is not None
-        )
+        for node, gradient in zip(chunk.arguments, joint.gradients, strict=True):
+            if gradient is not None:
+                self.require_dense(node, gradient)
+                self.given.add(node)
         return Lowered(chunk, key, joint, cut, updates, given)
+
+    def require_dense(self, node: fx.Node, gradient: fx.Node) -> None:
+        if value(gradient).layout is not torch.strided:
+            names = {weight: name for name, weight in self.traced.weights.items()}
+            raise messages.sparse_gradient(names.get(node, node.name))

@@ -90,15 +90,13 @@ def foreign_tensor(node: fx.Node) -> CaptureError:
 
 def random_operation(node: fx.Node) -> CaptureError:
     name = str(node.target).removeprefix("aten.").split(".")[0]
-    attention = "dropout_p" in str(getattr(node.target, "_schema", ""))
+    inside = " dropout" in str(getattr(node.target, "_schema", ""))
     return CaptureError(
         line(node) or UNKNOWN,
         Problem(
-            "attention with dropout draws random numbers that depend on the strategy"
-            if attention
-            else f"{name} draws random numbers, which would depend on the strategy",
-            "set the attention's dropout to 0, or apply torch.nn.functional.dropout to its output"
-            if attention
+            f"{name} draws random numbers, which would depend on the strategy",
+            "set its dropout to 0, and apply torch.nn.functional.dropout to what it returns"
+            if inside
             else "draw them outside of the model and pass them as an argument, or use dropout",
         ),
     )
@@ -132,5 +130,25 @@ def value_wanted_in_region(where: str) -> CaptureError:
             "batch to batch",
             "take sizes from tensors (x.shape[0]) instead of numbers (.item()), and decide with "
             "torch.where, also in the backward of your own operators",
+        ),
+    )
+
+
+def sparse_gradient(name: str) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"the gradient of {name} is sparse",
+            "create the embedding with sparse=False",
+        ),
+    )
+
+
+def hidden_update(where: str) -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            "an operation in the region that begins here changes a buffer behind the trace's back",
+            "turn off its running statistics, or update the buffer in the module's own code",
         ),
     )

@@ -50,10 +50,10 @@ def _random(traced: Traced) -> fx.Node:
 def _is_random(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    # Attention is tagged because of its dropout: without one it is not random.
+    # Attention and recurrent layers are tagged because of their dropout.
     names = [argument.name for argument in node.target._schema.arguments]
-    if "dropout_p" not in names:
+    probability = next((name for name in ("dropout_p", "dropout") if name in names), None)
+    if probability is None:
         return True
-    position = names.index("dropout_p")
-    given = node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0)
-    return given != 0.0
+    given = [*node.args, *(None for _ in names)][names.index(probability)]
+    return (given or node.kwargs.get(probability) or 0.0) != 0.0

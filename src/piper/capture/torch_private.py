@@ -37,6 +37,8 @@ VALUE_WANTED = (
     DynamicOutputShapeException,
 )
 
+HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
+
 # Have a fused kernel, but would be taken apart while tracing: slower, and other roundings.
 _KEPT_WHOLE = (
     torch.ops.aten.silu_backward.default,

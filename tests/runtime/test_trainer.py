@@ -1,0 +1,288 @@
+"""What a user asks of the Trainer, each against plain PyTorch."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import piper
+from piper import Place, Split, Trainer, rehearse, where
+from piper.errors import CaptureError, InputError, StrategyError
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+TWO = [Place(where(PP=0), [0]), Place(where(PP=1), [1])]
+
+
+class Net(nn.Module):
+    """Two regions; what is between them is up to the test."""
+
+    def __init__(self, *middle: nn.Module, width: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first = nn.Linear(width, width)
+        self.middle = nn.Sequential(*middle)
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        with piper.annotate("PP"):
+            x = self.middle(torch.tanh(self.first(x)))
+        with piper.annotate("PP"):
+            return self.last(x) * scale
+
+
+def data(steps: int = 3, rows: int = 12, width: int = 6) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(9)
+    draw = partial(torch.randn, rows, width, generator=generator)
+    return [(draw(), draw()) for _ in range(steps)]
+
+
+def plainly(model, loss_fn, batches, parts: int = 1) -> tuple[list[float], dict[str, Tensor]]:
+    """A plain loop; the loss is the mean of the microbatches'."""
+    optimizer, losses = SGD(model.parameters()), []
+    for batch in batches:
+        optimizer.zero_grad()
+        total = 0.0
+        for k in range(parts):
+            rows = batch[0].shape[0] // parts
+            piece = [t[k * rows : (k + 1) * rows] if isinstance(t, Tensor) else t for t in batch]
+            loss = loss_fn(model(*piece[:-1]), piece[-1]) / parts
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(total)
+    return losses, {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def assert_equal(result: piper.rehearse, wanted: tuple[list[float], dict[str, Tensor]]) -> None:
+    losses, state = wanted
+    torch.testing.assert_close(torch.tensor(result.losses), torch.tensor(losses), rtol=1e-6, atol=0)
+    for name, tensor in result.parameters.items():
+        torch.testing.assert_close(tensor, state[name], rtol=1e-5, atol=1e-7)
+    assert set(result.parameters) <= set(state)
+
+
+def test_a_mean_over_tokens_that_count_is_weighted_by_them() -> None:
+    """Cross entropy that ignores tokens: microbatches with few tokens must weigh less."""
+    generator = torch.Generator().manual_seed(4)
+    labels = torch.randint(0, 6, (12,), generator=generator)
+    labels[[0, 1, 4]] = -100
+    batches = [(x, labels) for x, _ in data()]
+
+    result = rehearse(
+        Net(), functional.cross_entropy, [*TWO, Split("MB", 4)], batches, optimizer=SGD,
+        loss_weight=lambda x, y: (y != -100).sum(),
+    )  # fmt: skip
+
+    assert_equal(result, plainly(Net(), functional.cross_entropy, batches))
+
+
+def test_ignored_tokens_without_weights_are_refused() -> None:
+    """Equal weights would silently give another gradient."""
+    labels = torch.tensor([-100, 0, 1, 2])
+    batch = (data(rows=4)[0][0], labels)
+
+    with pytest.raises(InputError) as refused:
+        rehearse(Net(), functional.cross_entropy, [*TWO, Split("MB", 2)], [batch])
+
+    assert str(refused.value) == (
+        "batch: it has labels that cross_entropy ignores (-100), so microbatches weigh differently"
+        "\n  fix: give the Trainer loss_weight=lambda *microbatch: the number of labels that count"
+    )
+
+
+def test_a_microbatch_that_weighs_nothing_is_refused() -> None:
+    batch = (data(rows=4)[0][0], torch.tensor([-100, -100, 1, 2]))
+
+    with pytest.raises(InputError) as refused:
+        rehearse(
+            Net(), functional.cross_entropy, [*TWO, Split("MB", 2)], [batch],
+            loss_weight=lambda x, y: (y != -100).sum(),
+        )  # fmt: skip
+
+    assert str(refused.value) == (
+        "batch: microbatch 0 weighs 0: a mean over nothing is not a number\n"
+        '  fix: use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)'
+    )
+
+
+def test_a_sum_divided_by_the_total_weight_allows_empty_microbatches() -> None:
+    labels = torch.tensor([-100, -100, -100, 1, 2, -100])
+    batches = [(x, labels) for x, _ in data(rows=6)]
+
+    result = rehearse(
+        Net(), partial(functional.cross_entropy, reduction="sum"), [*TWO, Split("MB", 2)], batches,
+        optimizer=SGD, reduction="sum", loss_weight=lambda x, y: (y != -100).sum(),
+    )  # fmt: skip
+
+    assert_equal(result, plainly(Net(), functional.cross_entropy, batches))
+
+
+def test_a_loss_that_is_a_sum_adds_up() -> None:
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return 0.01 * (output - target).square().sum()
+
+    result = rehearse(
+        Net(), loss_fn, [*TWO, Split("MB", 3)], data(), optimizer=SGD, reduction="sum"
+    )
+
+    assert_equal(result, plainly(Net(), loss_fn, data()))
+
+
+def test_batch_norm_sees_its_microbatches_in_order() -> None:
+    make = partial(Net, nn.BatchNorm1d(6))
+
+    result = rehearse(make(), functional.mse_loss, [*TWO, Split("MB", 3)], data(), optimizer=SGD)
+
+    assert_equal(result, plainly(make(), functional.mse_loss, data(), parts=3))
+
+
+def test_dropout_is_the_same_for_every_strategy() -> None:
+    make = partial(Net, nn.Dropout(0.5))
+    strategies = [
+        [Place(where(), [0])],
+        [Place(where(), [0]), Split("MB", 4)],
+        [*TWO, Split("MB", 2)],
+        [*TWO, Split("MB", 6)],
+    ]
+
+    runs = [rehearse(make(), functional.mse_loss, s, data(), optimizer=SGD) for s in strategies]
+
+    for run in runs[1:]:
+        torch.testing.assert_close(run.losses, runs[0].losses, rtol=1e-6, atol=0)
+    assert runs[0].losses != plainly(make().eval(), functional.mse_loss, data())[0]
+
+
+def test_the_same_dropout_seed_repeats_a_run_and_another_does_not() -> None:
+    run = partial(
+        rehearse, loss_fn=functional.mse_loss, strategy=TWO, batches=data(), optimizer=SGD
+    )
+
+    first, again = run(Net(nn.Dropout(0.5))), run(Net(nn.Dropout(0.5)))
+    other = run(Net(nn.Dropout(0.5)), seed=1)
+
+    assert first.losses == again.losses != other.losses
+
+
+def test_numbers_among_the_inputs_are_constants_of_the_step() -> None:
+    batches = [(x, 0.5, y) for x, y in data()]
+
+    result = rehearse(Net(), functional.mse_loss, [*TWO, Split("MB", 2)], batches, optimizer=SGD)
+
+    assert_equal(result, plainly(Net(), functional.mse_loss, batches))
+
+
+def test_a_model_on_meta_starts_the_same_under_every_strategy() -> None:
+    def on_meta() -> Net:
+        with torch.device("meta"):
+            return Net()
+
+    one = rehearse(on_meta(), functional.mse_loss, [Place(where(), [0])], data(), optimizer=SGD)
+    two = rehearse(on_meta(), functional.mse_loss, [*TWO, Split("MB", 3)], data(), optimizer=SGD)
+
+    torch.testing.assert_close(one.losses, two.losses, rtol=1e-6, atol=0)
+
+
+def test_parameters_that_nothing_can_initialise_are_refused() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    with torch.device("meta"):
+        model = Scale()
+
+    with pytest.raises(CaptureError) as refused:
+        rehearse(model, functional.mse_loss, [Place(where(), [0])], data())
+
+    assert str(refused.value) == (
+        "parameter factor: it has no value, and Scale has no reset_parameters()\n"
+        "  fix: build the model on the CPU, or give Trainer init=function(name, tensor)"
+    )
+
+
+def test_batches_of_another_shape_compile_another_program_on_the_same_parameters() -> None:
+    short, long = data(rows=4), data(rows=8)
+    batches = [short[0], long[0], short[1]]
+    trainer = Trainer(
+        Net(), functional.mse_loss, [Place(where(), [0]), Split("MB", 2)],
+        example=short[0], optimizer=SGD,
+    )  # fmt: skip
+
+    losses = [trainer.step(*batch).loss for batch in batches]
+
+    torch.testing.assert_close(
+        losses, plainly(Net(), functional.mse_loss, batches)[0], rtol=1e-6, atol=0
+    )
+    assert len(trainer.programs) == 2
+
+
+def test_no_strategy_is_one_device() -> None:
+    trainer = Trainer(Net(), functional.mse_loss, example=data()[0], optimizer=SGD)
+
+    losses = [trainer.step(*batch).loss for batch in data()]
+
+    torch.testing.assert_close(
+        losses, plainly(Net(), functional.mse_loss, data())[0], rtol=1e-6, atol=0
+    )
+
+
+def test_a_model_may_return_its_loss() -> None:
+    class Whole(Net):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return functional.mse_loss(super().forward(x), y)
+
+    result = rehearse(Whole(), None, [*TWO, Split("MB", 2)], data(), optimizer=SGD)
+
+    assert_equal(result, plainly(Net(), functional.mse_loss, data()))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            (torch.zeros(7, 6), torch.zeros(7, 6)),
+            "batch: 7 rows do not divide into 4 microbatches\n"
+            "  fix: use a batch of 4 or 8 rows, or split into fewer microbatches",
+        ),
+        (
+            (torch.zeros(8, 6), torch.zeros(4, 6)),
+            "batch: its tensors have different numbers of rows: [8, 4]\n"
+            "  fix: give every tensor the batch as its first dimension",
+        ),
+        (
+            (1.0, 2.0),
+            "batch: it has no tensor with rows\n  fix: give a batch of tensors",
+        ),
+    ],
+    ids=["uneven", "different", "no tensors"],
+)
+def test_a_batch_that_cannot_be_cut_is_refused(batch: tuple, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        Trainer(Net(), functional.mse_loss, [*TWO, Split("MB", 4)], example=batch)
+
+    assert str(refused.value) == message
+
+
+def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
+    with pytest.raises(StrategyError) as refused:
+        Trainer(Net(), functional.mse_loss, TWO, example=data()[0])
+
+    assert str(refused.value) == (
+        "strategy: it uses devices [0, 1], but 1 process(es) were started\n"
+        "  fix: start it with `piper run SCRIPT -n 2`, and use devices 0 to 1"
+    )
+
+
+def test_every_example_compiles(capsys: pytest.CaptureFixture[str]) -> None:
+    from piper.cli.target import inspect
+
+    for script in sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py")):
+        assert inspect(script, []).compiled.plans
