@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 RUNS = (
     ["compile_time.py"],
     ["host_time.py"],
+    ["capture_memory.py"],
     ["one_device.py", "--compiled"],
 )
 

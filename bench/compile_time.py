@@ -1,4 +1,4 @@
-"""Compile time of everything after capture, for 1k, 10k and 100k nodes; no torch needed.
+"""Compile time of everything after capture, for 1k, 10k and 100k nodes.
 
 python bench/compile_time.py
 Goal: linear, 100k nodes under 10 s.
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from common import save  # noqa: E402
 from synthetic import chain  # noqa: E402
 
 from piper.compiler import compile_strategy  # noqa: E402
@@ -20,6 +21,7 @@ STAGES = 8
 
 
 def main() -> None:
+    results = {}
     for name in ("1f1b", "zb-h1"):
         previous = None
         for nodes in (1_000, 10_000, 100_000):
@@ -36,6 +38,8 @@ def main() -> None:
                 flush=True,
             )
             previous = (seconds, count)
+            results[f"{name} {nodes}"] = {"nodes": count, "seconds": seconds}
+    save("compile_time", results)
 
 
 if __name__ == "__main__":

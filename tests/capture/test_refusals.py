@@ -138,6 +138,19 @@ def test_attention_with_dropout() -> None:
     )
 
 
+def test_lstm() -> None:
+    lstm = nn.LSTM(8, 8)
+
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return lstm(self.layer(x))[0].mean()
+
+    lstm.requires_grad_(False)
+    assert refusal(forward) == (
+        "line 1: nn.LSTM hands a workspace to its backward that depends on autograd being there\n"
+        "  fix: loop over nn.LSTMCell, or use nn.GRU"
+    )
+
+
 def test_sparse_gradients() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:

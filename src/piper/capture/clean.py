@@ -19,6 +19,7 @@ _ASSERTIONS = frozenset({
     aten._assert_scalar.default, aten._assert_async.msg, aten._assert_async.default,
     aten._assert_tensor_metadata.default,
 })  # fmt: skip
+_LSTM = frozenset({aten.lstm.input, aten.lstm.data})
 
 
 def clean(traced: Traced) -> None:
@@ -33,6 +34,8 @@ def clean(traced: Traced) -> None:
                 _drop_if_nothing_changes(node)
             elif node.target in _ASSERTIONS:
                 graph.erase_node(node)
+            elif node.target in _LSTM:
+                raise messages.lstm(node)
         _own_results(traced)
         _settle_updates(traced)
     graph.eliminate_dead_code(is_impure_node=_must_stay)

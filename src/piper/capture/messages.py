@@ -152,3 +152,13 @@ def hidden_update(where: str) -> CaptureError:
             "turn off its running statistics, or update the buffer in the module's own code",
         ),
     )
+
+
+def lstm(node: fx.Node) -> CaptureError:
+    return CaptureError(
+        line(node) or UNKNOWN,
+        Problem(
+            "nn.LSTM hands a workspace to its backward that depends on autograd being there",
+            "loop over nn.LSTMCell, or use nn.GRU",
+        ),
+    )

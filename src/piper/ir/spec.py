@@ -18,14 +18,17 @@ BUG = "this is a bug of Piper, please report it with the strategy"
 
 
 def every_read_has_a_writer(dag: Dag) -> Iterator[Problem]:
-    for node in dag.nodes.values():
-        for value in chain.from_iterable(node.reads):
-            known = dag.values.get(value)
-            if known is None or (known.origin is Origin.FLOW and value not in dag.producers):
-                yield Problem(f"{node.id} reads {value}, which nothing writes", BUG)
+    given = [value for value in dag.consumers if value not in dag.producers]
+    for value in given:
+        known = dag.values.get(value)
+        if known is None or known.origin is Origin.FLOW:
+            for node in dict.fromkeys(dag.consumers[value]):
+                yield Problem(f"{node} reads {value}, which nothing writes", BUG)
 
 
 def every_value_is_written_once(dag: Dag) -> Iterator[Problem]:
+    if len(dag.producers) == sum(len(node.writes) for node in dag.nodes.values()):
+        return
     written: dict[str, NodeId] = {}
     for node in dag.nodes.values():
         for value in node.writes:

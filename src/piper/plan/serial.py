@@ -1,0 +1,42 @@
+"""Plans as JSON, without pickle: the same bytes for the same plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+from piper.plan.instructions import (
+    Add, Free, Instruction, Keep, Load, Plan, Recv, Run, Send, State, Total, Update,
+)  # fmt: skip
+
+KINDS: dict[str, type[Instruction]] = {
+    kind.__name__.lower(): kind
+    for kind in (Load, Run, Keep, Add, Send, Recv, Total, Update, Free)
+}
+
+
+def to_json(plan: Plan) -> str:
+    """One instruction per line."""
+    head = {"device": plan.device, "states": [row(state) for state in plan.states]}
+    lines = [json.dumps([type(one).__name__.lower(), *row(one)]) for one in plan.instructions]
+    body = ",\n  ".join(lines)
+    return f'{json.dumps(head)[:-1]}, "instructions": [\n  {body}\n]}}\n'
+
+
+def from_json(text: str) -> Plan:
+    found = json.loads(text)
+    return Plan(
+        found["device"],
+        tuple(State(*state) for state in found["states"]),
+        tuple(KINDS[kind](*map(frozen, values)) for kind, *values in found["instructions"]),
+    )
+
+
+def row(record: Any) -> list[Any]:
+    return [getattr(record, field.name) for field in fields(record)]
+
+
+def frozen(value: Any) -> Any:
+    """JSON has lists where plans have tuples."""
+    return tuple(map(frozen, value)) if isinstance(value, list) else value

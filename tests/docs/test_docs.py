@@ -1,0 +1,48 @@
+"""The pages say what the code says."""
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import piper
+from piper.errors import PiperError
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+
+
+def picture(directive: type) -> str:
+    """The `rewrite:` picture of a directive's docstring."""
+    lines = directive.__doc__.split("rewrite:\n")[1]
+    return dedent(lines).strip("\n").rstrip()
+
+
+@pytest.mark.parametrize("directive", [piper.Place, piper.Split, piper.Order])
+def test_a_directives_page_has_the_picture_of_its_docstring(directive: type) -> None:
+    page = (DOCS / "directives" / f"{directive.__name__.lower()}.md").read_text()
+
+    assert picture(directive) in page
+
+
+def test_every_error_is_on_the_page_of_errors() -> None:
+    from piper import errors
+
+    page = (DOCS / "errors.md").read_text()
+    names = [
+        name
+        for name, found in vars(errors).items()
+        if isinstance(found, type) and issubclass(found, PiperError)
+    ]
+
+    missing = [name for name in names if f"`{name}`" not in page and name != "Located"]
+
+    assert not missing
+
+
+def test_every_link_of_every_page_leads_somewhere() -> None:
+    import re
+
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
