@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree as pytree
 
 from piper.capture import Captured, capture
 from piper.compiler import Compiled, compile_strategy
@@ -22,8 +21,17 @@ from piper.directives import Place, Strategy
 from piper.errors import InputError, Problem, StrategyError
 from piper.ir.filters import where
 from piper.plan.instructions import Plan, Recv, Send
+from piper.runtime.batch import (
+    Batch,
+    microbatch,
+    refuse_empty,
+    refuse_ignored,
+    refuse_uneven,
+    shape_key,
+    tensors_of,
+)  # fmt: skip
 from piper.runtime.comm import Comm, ProcessComm
-from piper.runtime.execute import Batch, Program, part_of
+from piper.runtime.execute import Program
 from piper.runtime.initial import initial_values
 from piper.runtime.state import DeviceState, MakeOptimizer
 
@@ -262,33 +270,6 @@ def refuse_reduction(reduction: str) -> None:
         )
 
 
-def refuse_ignored(inputs: Sequence[torch.Tensor], ignored: Sequence[tuple[int, int]]) -> None:
-    """A mean over the labels that count is not the mean of the microbatches' means."""
-    for index, label in ignored:
-        if (inputs[index] == label).any():
-            raise InputError(
-                "batch",
-                Problem(
-                    f"it has labels that cross_entropy ignores ({label}), so microbatches weigh "
-                    "differently",
-                    "give the Trainer loss_weight=lambda *microbatch: the number of labels that "
-                    "count",
-                ),
-            )
-
-
-def refuse_empty(weights: Sequence[float]) -> None:
-    for part, weight in enumerate(weights):
-        if weight <= 0:
-            raise InputError(
-                "batch",
-                Problem(
-                    f"microbatch {part} weighs {weight:g}: a mean over nothing is not a number",
-                    'use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)',
-                ),
-            )
-
-
 def streams(compiled: Compiled) -> list[str]:
     found = (
         instruction.stream
@@ -297,45 +278,3 @@ def streams(compiled: Compiled) -> list[str]:
         if isinstance(instruction, Send | Recv)
     )
     return sorted(set(found))
-
-
-def tensors_of(batch: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    return tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
-
-
-def microbatch(batch: tuple[Any, ...], part: int, parts: int) -> tuple[Any, ...]:
-    def cut(leaf: Any) -> Any:
-        return part_of(leaf, part, parts) if isinstance(leaf, torch.Tensor) else leaf
-
-    return pytree.tree_map(cut, batch)
-
-
-def shape_key(batch: tuple[Any, ...]) -> tuple[Any, ...]:
-    leaves, spec = pytree.tree_flatten(batch)
-    return tuple(
-        (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else repr(x) for x in leaves
-    ) + (str(spec),)
-
-
-def refuse_uneven(batch: tuple[Any, ...], parts: int) -> None:
-    """All tensors with rows have equally many, and a number that divides into microbatches."""
-    rows = [tensor.shape[0] for tensor in tensors_of(batch) if tensor.dim()]
-    if not rows:
-        raise InputError("batch", Problem("it has no tensor with rows", "give a batch of tensors"))
-    if len(set(rows)) > 1:
-        raise InputError(
-            "batch",
-            Problem(
-                f"its tensors have different numbers of rows: {rows}",
-                "give every tensor the batch as its first dimension",
-            ),
-        )
-    if rows[0] % parts:
-        near = max(rows[0] // parts, 1) * parts
-        raise InputError(
-            "batch",
-            Problem(
-                f"{rows[0]} rows do not divide into {parts} microbatches",
-                f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
-            ),
-        )

@@ -7,12 +7,22 @@ from dataclasses import fields
 from typing import Any
 
 from piper.plan.instructions import (
-    Add, Free, Instruction, Keep, Load, Plan, Recv, Run, Send, State, Total, Update,
+    Add,
+    Free,
+    Instruction,
+    Keep,
+    Load,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    State,
+    Total,
+    Update,
 )  # fmt: skip
 
 KINDS: dict[str, type[Instruction]] = {
-    kind.__name__.lower(): kind
-    for kind in (Load, Run, Keep, Add, Send, Recv, Total, Update, Free)
+    kind.__name__.lower(): kind for kind in (Load, Run, Keep, Add, Send, Recv, Total, Update, Free)
 }
 
 

@@ -23,21 +23,12 @@ from piper.plan.instructions import (
     Update,
     line,
 )  # fmt: skip
+from piper.runtime.batch import Batch, part_of
 from piper.runtime.comm import Comm, Handle
 from piper.runtime.state import DeviceState
 
 Act = Callable[[], None]
 Kernel = Callable[..., Sequence[Any]]
-
-
-@dataclass
-class Batch:
-    """What one step works on: this replica's inputs, and what each microbatch weighs."""
-
-    inputs: tuple[torch.Tensor, ...]
-    weights: tuple[float, ...]  # of each microbatch in the loss; they add up to 1 for a mean
-    seed: int = 0
-    max_norm: float | None = None
 
 
 @dataclass
@@ -272,14 +263,6 @@ def is_async(instruction: Instruction) -> bool:
 
 def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
     return (value,) if isinstance(value, torch.Tensor) else tuple(value)
-
-
-def part_of(tensor: torch.Tensor, part: int, parts: int) -> torch.Tensor:
-    """One microbatch's rows; a tensor without rows is whole for every microbatch."""
-    if tensor.dim() == 0:
-        return tensor
-    rows = tensor.shape[0] // parts
-    return tensor.narrow(0, part * rows, rows)
 
 
 def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | None) -> None:

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from piper.plan.instructions import Plan
+from piper.runtime.batch import Batch
 from piper.runtime.comm import Comm, Hub, ThreadComm
-from piper.runtime.execute import Batch, Program
+from piper.runtime.execute import Program
 
 
 def run_together(

@@ -1,0 +1,99 @@
+"""What a step works on: batches cut into microbatches, and batches that cannot be, refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from piper.errors import InputError, Problem
+
+
+@dataclass
+class Batch:
+    """What one step works on: this replica's inputs, and what each microbatch weighs."""
+
+    inputs: tuple[torch.Tensor, ...]
+    weights: tuple[float, ...]  # of each microbatch in the loss; they add up to 1 for a mean
+    seed: int = 0
+    max_norm: float | None = None
+
+
+def part_of(tensor: torch.Tensor, part: int, parts: int) -> torch.Tensor:
+    """One microbatch's rows; a tensor without rows is whole for every microbatch."""
+    if tensor.dim() == 0:
+        return tensor
+    rows = tensor.shape[0] // parts
+    return tensor.narrow(0, part * rows, rows)
+
+
+def refuse_ignored(inputs: Sequence[torch.Tensor], ignored: Sequence[tuple[int, int]]) -> None:
+    """A mean over the labels that count is not the mean of the microbatches' means."""
+    for index, label in ignored:
+        if (inputs[index] == label).any():
+            raise InputError(
+                "batch",
+                Problem(
+                    f"it has labels that cross_entropy ignores ({label}), so microbatches weigh "
+                    "differently",
+                    "give the Trainer loss_weight=lambda *microbatch: the number of labels that "
+                    "count",
+                ),
+            )
+
+
+def refuse_empty(weights: Sequence[float]) -> None:
+    for part, weight in enumerate(weights):
+        if weight <= 0:
+            raise InputError(
+                "batch",
+                Problem(
+                    f"microbatch {part} weighs {weight:g}: a mean over nothing is not a number",
+                    'use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)',
+                ),
+            )
+
+
+def tensors_of(batch: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
+def microbatch(batch: tuple[Any, ...], part: int, parts: int) -> tuple[Any, ...]:
+    def cut(leaf: Any) -> Any:
+        return part_of(leaf, part, parts) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(cut, batch)
+
+
+def shape_key(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    leaves, spec = pytree.tree_flatten(batch)
+    return tuple(
+        (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else repr(x) for x in leaves
+    ) + (str(spec),)
+
+
+def refuse_uneven(batch: tuple[Any, ...], parts: int) -> None:
+    """All tensors with rows have equally many, and a number that divides into microbatches."""
+    rows = [tensor.shape[0] for tensor in tensors_of(batch) if tensor.dim()]
+    if not rows:
+        raise InputError("batch", Problem("it has no tensor with rows", "give a batch of tensors"))
+    if len(set(rows)) > 1:
+        raise InputError(
+            "batch",
+            Problem(
+                f"its tensors have different numbers of rows: {rows}",
+                "give every tensor the batch as its first dimension",
+            ),
+        )
+    if rows[0] % parts:
+        near = max(rows[0] // parts, 1) * parts
+        raise InputError(
+            "batch",
+            Problem(
+                f"{rows[0]} rows do not divide into {parts} microbatches",
+                f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
+            ),
+        )
