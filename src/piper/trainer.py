@@ -21,6 +21,7 @@ from piper.directives import Place, Strategy
 from piper.errors import InputError, Problem, StrategyError
 from piper.ir.filters import where
 from piper.plan.instructions import Plan, Recv, Send
+from piper.runtime.agree import refuse_disagreement
 from piper.runtime.batch import (
     Batch,
     microbatch,
@@ -198,6 +199,8 @@ class Trainer:
     def build(self, batch: tuple[Any, ...]) -> Program:
         captured, compiled = self.compile(batch)
         refuse_wrong_world(compiled)
+        if not self.programs:
+            refuse_disagreement(compiled.plans, self.model)
         if self.comm is None:
             self.comm = ProcessComm(streams(compiled))
         return self.load(compiled.plan(self.rank), captured, self.state, self.comm)

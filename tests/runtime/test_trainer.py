@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import piper
 from piper import Place, Split, Trainer, rehearse, where
+from piper.cli.target import inspect
 from piper.errors import CaptureError, InputError, StrategyError
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -281,8 +282,15 @@ def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
     )
 
 
-def test_every_example_compiles(capsys: pytest.CaptureFixture[str]) -> None:
-    from piper.cli.target import inspect
+EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py"))
 
-    for script in sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py")):
-        assert inspect(script, []).compiled.plans
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_short_and_compiles(script: Path) -> None:
+    if "transformers" in script.read_text():
+        pytest.importorskip("transformers")
+
+    found = inspect(script, [])
+
+    assert found.compiled.plans
+    assert len(script.read_text().splitlines()) < 80

@@ -49,6 +49,8 @@ def main() -> None:
     while step < 3 or chosen.forever:
         step += 1
         bad = step == 2 and trainer.rank == chosen.bad_token
+        if bad:
+            (Path(chosen.pids) / "bad").touch()
         metrics = trainer.step(torch.full_like(tokens, 99) if bad else tokens, target)
     print(f"device {trainer.rank} loss {metrics.loss:.6f}\n", end="", flush=True)
 

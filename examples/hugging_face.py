@@ -1,0 +1,53 @@
+"""An unedited Hugging Face model as a pipeline: its modules are tagged by their paths.
+
+    piper run examples/hugging_face.py -n 2
+
+Needs transformers (pip install piper-train[hf]); the weights are random, nothing is downloaded.
+"""
+
+from functools import partial
+
+import torch
+import transformers
+
+import piper
+from piper.models.llama import cross_entropy
+
+LAYERS, STAGES, MICROBATCHES = 4, 2, 4
+
+
+def build() -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS,
+        num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    half = LAYERS // STAGES
+    first = ["model.embed_tokens", *(f"model.layers.{k}" for k in range(half))]
+    second = [*(f"model.layers.{k}" for k in range(half, LAYERS)), "model.norm", "lm_head"]
+    piper.tag(model, "PP", [first, second])
+    return model
+
+
+def loss_fn(output: transformers.utils.ModelOutput, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(output.logits, labels)
+
+
+def main() -> None:
+    tokens = torch.randint(0, 128, (MICROBATCHES, 16), generator=torch.Generator().manual_seed(1))
+    trainer = piper.Trainer(
+        build(),
+        loss_fn,
+        piper.strategies.one_f_one_b(pp=STAGES, microbatches=MICROBATCHES),
+        optimizer=partial(torch.optim.AdamW, lr=1e-2),
+        example=(tokens, tokens),
+    )
+    for _ in range(5):
+        metrics = trainer.step(tokens, tokens)
+        if trainer.rank == 0:
+            print(metrics, flush=True)
+
+
+if __name__ == "__main__":
+    main()
