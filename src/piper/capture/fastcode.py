@@ -1,6 +1,7 @@
 """The same operations through torch's own Python bindings: 2 to 6 microseconds less per call."""
 
 import copy
+import operator
 from typing import Any
 
 import torch
@@ -45,6 +46,9 @@ _METHODS: dict[Any, str] = {
     aten.permute.default: "permute",
     aten.unsqueeze.default: "unsqueeze",
 }
+_FRESH = frozenset(  # what returns memory of its own, by either name: terms are renamed first
+    {aten.mm.default, aten.mul.Tensor, aten.add.Tensor, torch.mm, torch.mul, torch.add, "add_"}
+)
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
@@ -57,8 +61,11 @@ def quickened(module: fx.GraphModule) -> fx.GraphModule:
             node.replace_all_uses_with(same)
             fast.graph.erase_node(node)
     fast.graph.eliminate_dead_code(is_impure_node=lambda node: not is_view(node))
+    _release_bundles(fast.graph)
     for node in fast.graph.nodes:
-        if node.target in _FUNCTIONS:
+        if _may_overwrite(node):
+            node.op, node.target = "call_method", "add_"
+        elif node.target in _FUNCTIONS:
             node.target = _FUNCTIONS[node.target]
         elif node.target in _METHODS and not node.kwargs:
             node.op, node.target = "call_method", _METHODS[node.target]
@@ -66,6 +73,37 @@ def quickened(module: fx.GraphModule) -> fx.GraphModule:
             _narrow(node)
     fast.recompile()
     return fast
+
+
+def release(bundle: Any) -> None:
+    """A bundle given as a list is the kernel's own: its tensors end as soon as they are used."""
+    if isinstance(bundle, list):
+        bundle.clear()
+
+
+def _release_bundles(graph: fx.Graph) -> None:
+    """Once a bundle is taken apart, nothing but the graph's own names holds its tensors."""
+    for bundle in graph.find_nodes(op="placeholder"):
+        taken = list(bundle.users)
+        if taken and all(user.target is operator.getitem for user in taken):
+            order = {node: index for index, node in enumerate(graph.nodes)}
+            with graph.inserting_after(max(taken, key=order.__getitem__)):
+                graph.call_function(release, (bundle,))
+
+
+def _may_overwrite(node: fx.Node) -> bool:
+    """Whether a sum can go into its first term: fresh memory that nothing else looks at."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return False
+    term, other = node.args
+    return (
+        isinstance(term, fx.Node)
+        and isinstance(other, fx.Node)
+        and term.target in _FRESH
+        and len(term.users) == 1
+        and term is not other
+        and same_layout(value(term), value(node))
+    )
 
 
 def _is_just(node: fx.Node) -> fx.Node | None:

@@ -51,6 +51,7 @@ class Program:
         for state in self.plan.states:
             self.slots[self.slot(state.value)] = self.state.buckets[state.value].tensors
         self.handles = [None] * len(self.plan.instructions)
+        self.ending = ending(self.plan)
         self.acts = [self.act(k, one) for k, one in enumerate(self.plan.instructions)]
 
     def step(self, batch: Batch) -> None:
@@ -116,7 +117,7 @@ class Program:
             case Load():
                 return self.load(instruction)
             case Run():
-                return self.run(instruction)
+                return self.run(k, instruction)
             case Keep():
                 return self.keep(instruction)
             case Add():
@@ -148,12 +149,16 @@ class Program:
 
         return {"batch": batch, "seed": seed, "random": random}[load.origin]
 
-    def run(self, run: Run) -> Act:
+    def run(self, position: int, run: Run) -> Act:
         kernel, slots = self.kernels(run.region, run.phase), self.slots
         reads = tuple(map(self.slot, run.reads))
         writes = tuple(map(self.slot, run.writes))
+        given = [self.slot(value) for value in run.reads if value in self.ending[position]]
 
         def act() -> None:
+            for k in given:
+                if isinstance(slots[k], tuple):
+                    slots[k] = list(slots[k])
             results = kernel(*[slots[k] for k in reads])
             for k, result in zip(writes, results, strict=True):
                 slots[k] = result
@@ -255,6 +260,24 @@ class Single:
     def wait(self) -> torch.Tensor:
         (tensor,) = self.arrival.wait()
         return tensor
+
+
+def ending(plan: Plan) -> dict[int, set[str]]:
+    """For each Run, what ends before the next one: a bundle among it is the kernel's to empty.
+
+    Kernels then let go of saved activations one by one, as autograd would.
+    """
+    found: dict[int, set[str]] = {}
+    soon: set[str] = set()
+    for position in reversed(range(len(plan.instructions))):
+        match plan.instructions[position]:
+            case Free(values):
+                soon.update(values)
+            case Run():
+                found[position], soon = soon, set()
+            case Send(value=value) | Keep(value=value) | Add(value=value):
+                soon.discard(value)
+    return found
 
 
 def is_async(instruction: Instruction) -> bool:
