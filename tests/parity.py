@@ -28,6 +28,7 @@ class Result:
     grads: list[dict[str, Tensor]]
     parameters: dict[str, Tensor]
     loss: list[float]
+    whole: dict[str, Tensor] | None = None  # the state dict of the whole model, on device 0
 
 
 def build(name: str, stages: int) -> tuple[nn.Module, Any]:
@@ -150,6 +151,7 @@ def train(
         result.loss.append(metrics.loss)
         result.grads.append(dict(grads))
     result.parameters = {n: t.clone() for n, t in trainer.state.named_parameters().items()}
+    result.whole = trainer.state_dict()
     trainer.close()
     return result
 
@@ -177,6 +179,8 @@ def assert_same(results: list[Result], reference: Result) -> None:
     for result in results:
         for name, tensor in result.parameters.items():
             close(tensor, reference.parameters[name], f"parameter {name}")
+    for name, tensor in (results[0].whole or {}).items():
+        close(tensor, reference.parameters.get(name, tensor), f"state {name}")
     everywhere = set().union(*(result.parameters for result in results))
     assert set(reference.grads[-1]) <= everywhere, "a parameter that no device has"
 

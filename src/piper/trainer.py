@@ -149,6 +149,18 @@ class Trainer:
         seed = self.seed * 1_000_003 + step
         return Batch(inputs, self.weights(batch), seed, self.max_norm)
 
+    def state_dict(self) -> dict[str, torch.Tensor] | None:
+        """The whole model's parameters and buffers on device 0, for `model.load_state_dict`.
+
+        Every process must call it; the others get None.
+        """
+        everywhere = gather(self.state.named_parameters())
+        if everywhere is None:
+            return None
+        found = {name: tensor for state in reversed(everywhere) for name, tensor in state.items()}
+        names = self.model.state_dict()
+        return {name: found.get(self.aliases.get(name, name), names[name]) for name in names}
+
     def close(self) -> None:
         """Give back the communicators; the process may go on with another Trainer."""
         if self.comm is not None:
@@ -192,7 +204,7 @@ class Trainer:
         parts = self.strategy.microbatches
         refuse_uneven(batch, parts)
         captured = self.captured or capture(self.model, self.loss_fn, microbatch(batch, 0, parts))
-        self.captured, self.ignored = None, captured.ignored
+        self.captured, self.ignored, self.aliases = None, captured.ignored, captured.aliases
         clip = self.max_norm is not None
         return captured, compile_strategy(captured.model, self.strategy.directives, clip=clip)
 
@@ -250,6 +262,16 @@ def join(timeout: float) -> int:
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def gather(mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+    """What each process has, on the first one."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [mine]
+    first = dist.get_rank() == 0
+    found: list[dict[str, torch.Tensor]] = [{}] * dist.get_world_size()
+    dist.gather_object(mine, found if first else None)
+    return found if first else None
 
 
 def refuse_wrong_world(compiled: Compiled) -> None:

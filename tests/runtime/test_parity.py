@@ -1,7 +1,7 @@
 """Every schedule gives the losses, gradients and parameters of plain PyTorch."""
 
 import pytest
-from parity import assert_same, plain, train
+from parity import assert_same, build, close, plain, train
 from pool import run_on
 
 from piper.errors import StrategyError
@@ -55,3 +55,16 @@ def test_a_schedule_that_no_builder_has_trains_as_plain_pytorch() -> None:
     results = run_on(2, train, "llama", 2, 4, from_csv(own).to_json())
 
     assert_same(results, plain("llama", 2, 4, 4))
+
+
+def test_the_whole_model_comes_back_as_a_state_dict() -> None:
+    strategy = BUILDERS["1f1b"](pp=2, microbatches=4)
+    model, _ = build("llama", 2)
+
+    results = run_on(2, train, "llama", 2, 4, strategy.to_json())
+
+    assert results[1].whole is None
+    model.load_state_dict(results[0].whole)
+    reference = plain("llama", 2, 4, 4).parameters
+    for name, parameter in model.named_parameters():
+        close(parameter.detach(), reference[name], name)
