@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import time
@@ -37,6 +38,7 @@ from piper.runtime.initial import initial_values
 from piper.runtime.state import DeviceState, MakeOptimizer
 
 Loss = Callable[..., torch.Tensor]
+LOG = logging.getLogger("piper")
 ADAMW = partial(torch.optim.AdamW, lr=3e-4)
 
 
@@ -203,10 +205,14 @@ class Trainer:
         """Capture the model for this shape of batch, and apply the strategy."""
         parts = self.strategy.microbatches
         refuse_uneven(batch, parts)
+        started = time.perf_counter()
         captured = self.captured or capture(self.model, self.loss_fn, microbatch(batch, 0, parts))
         self.captured, self.ignored, self.aliases = None, captured.ignored, captured.aliases
-        clip = self.max_norm is not None
-        return captured, compile_strategy(captured.model, self.strategy.directives, clip=clip)
+        LOG.info("captured %s in %.1f s", regions_text(captured), time.perf_counter() - started)
+        clip, started = self.max_norm is not None, time.perf_counter()
+        compiled = compile_strategy(captured.model, self.strategy.directives, clip=clip)
+        LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
+        return captured, compiled
 
     def build(self, batch: tuple[Any, ...]) -> Program:
         captured, compiled = self.compile(batch)
@@ -248,6 +254,16 @@ def inspecting() -> Iterator[None]:
         yield
     finally:
         _inspecting = False
+
+
+def regions_text(captured: Captured) -> str:
+    regions = captured.model.regions
+    return f"{len(regions)} regions, {len({region.code for region in regions})} of them unique"
+
+
+def plans_text(compiled: Compiled) -> str:
+    count = sum(len(plan.instructions) for plan in compiled.plans)
+    return f"and checked {len(compiled.plans)} plans, {count} instructions"
 
 
 def as_strategy(strategy: Strategy | Sequence[Any] | None) -> Strategy:

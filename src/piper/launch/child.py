@@ -6,6 +6,7 @@ python -m piper.launch.child REPORT PARENT SCRIPT ARGUMENTS...
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import runpy
 import signal
@@ -19,6 +20,7 @@ from piper.launch.local import SYMPTOM
 
 def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     die_with(parent)
+    tell_progress()
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
@@ -33,6 +35,15 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
         report.write_text(indent(traceback.format_exc()))
         return 1
     return 0
+
+
+def tell_progress() -> None:
+    """The first process says what Piper is doing before the first step."""
+    if os.environ.get("RANK") == "0":
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("piper: %(message)s"))
+        logging.getLogger("piper").addHandler(handler)
+        logging.getLogger("piper").setLevel(logging.INFO)
 
 
 def indent(text: str) -> str:
