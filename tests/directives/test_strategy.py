@@ -11,7 +11,7 @@ from synthetic import chain
 
 from piper.compiler import compile_strategy
 from piper.directives import Directive, Order, Place, Split, Strategy
-from piper.errors import StrategyError
+from piper.errors import Refused, StrategyError
 from piper.ir.filters import ANY, Filter, where
 
 A, C = Place(where(PP=0), [0]), Place(where(PP=1), [1])
@@ -278,3 +278,36 @@ def test_json_survives_letters_of_any_language() -> None:
     strategy = Strategy([Place(where(PP=0), [0], "réseau")])
 
     assert Strategy.from_json(strategy.to_json()) == strategy
+
+
+def test_strategies_and_directives_add_up_in_any_form() -> None:
+    place, split = Place(where(), [0]), Split("MB", 2)
+
+    assert Strategy([place]) + split == Strategy([place, split])
+    assert Strategy([place]) + [split] == Strategy([place, split])
+    assert [place] + Strategy([split]) == Strategy([place, split])
+
+
+def test_what_is_no_directive_is_refused() -> None:
+    with pytest.raises(StrategyError) as refused:
+        Strategy(["x"])
+
+    assert str(refused.value) == (
+        "strategy: 'x' is no directive\n  fix: write Place, Split or Order"
+    )
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        (where(), "where() is no list of slots\n  fix: write Order([[...], ...])"),
+        ([["x"]], "['x'] is no slot\n  fix: write a filter or a list: [where(PP=0)]"),
+        (["x"], "'x' is no slot\n  fix: write a filter or a list: [where(PP=0)]"),
+    ],
+    ids=["a filter", "a text in a slot", "a text"],
+)
+def test_an_order_of_something_else_is_refused(slots: object, message: str) -> None:
+    with pytest.raises(Refused) as refused:
+        Order(slots)
+
+    assert str(refused.value) == message

@@ -33,14 +33,21 @@ class Order:
     slots: tuple[Slot, ...]
 
     def __post_init__(self) -> None:
+        if isinstance(self.slots, Filter) or not isinstance(self.slots, list | tuple):
+            raise Refused(
+                Problem(f"{self.slots!r} is no list of slots", "write Order([[...], ...])")
+            )
         object.__setattr__(self, "slots", tuple(as_slot(slot) for slot in self.slots))
 
     def rewrite(self, dag: Dag) -> Dag:
         return apply_orders([("order", self)], dag)
 
 
-def as_slot(slot: Filter | Iterable[Filter]) -> Slot:
-    return (slot,) if isinstance(slot, Filter) else tuple(slot)
+def as_slot(slot: object) -> Slot:
+    filters = (slot,) if isinstance(slot, Filter) else slot
+    if not isinstance(filters, list | tuple) or not all(isinstance(f, Filter) for f in filters):
+        raise Refused(Problem(f"{slot!r} is no slot", "write a filter or a list: [where(PP=0)]"))
+    return tuple(filters)
 
 
 def apply_orders(orders: Sequence[tuple[str, Order]], dag: Dag) -> Dag:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from piper.directives.base import Directive
 from piper.directives.json import decode, encode
@@ -31,8 +32,11 @@ class Strategy:
     def __str__(self) -> str:
         return "\n".join(map(str, self.directives))
 
-    def __add__(self, other: Strategy | Iterable[Directive]) -> Strategy:
-        return Strategy((*self.directives, *flat(other)))
+    def __add__(self, other: Strategy | Directive | Iterable[Directive]) -> Strategy:
+        return Strategy((*self.directives, *flat([other])))
+
+    def __radd__(self, other: Iterable[Directive]) -> Strategy:
+        return Strategy((*flat(other), *self.directives))
 
     def __iter__(self) -> Iterator[Directive]:
         return iter(self.directives)
@@ -72,10 +76,13 @@ class Strategy:
         return Strategy(decode(row, f"directive {k}") for k, row in enumerate(rows, start=1))
 
 
-def flat(directives: Iterable[Directive] | Strategy) -> Iterator[Directive]:
+def flat(directives: Iterable[Any]) -> Iterator[Directive]:
     """Directives and lists of directives, as builders return them, in one row."""
     for item in directives:
         if isinstance(item, Strategy | list | tuple):
             yield from flat(item)
-        else:
+        elif callable(getattr(item, "rewrite", None)):
             yield item
+        else:
+            what = f"{item!r} is no directive"
+            raise StrategyError("strategy", Problem(what, "write Place, Split or Order"))
