@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from piper.capture import Captured
+from piper.errors import InputError, Problem
 from piper.plan.instructions import Plan
+from piper.runtime.batch import shape_key
 from piper.runtime.comm import Comm
 from piper.runtime.execute import Program
 from piper.runtime.state import DeviceState
@@ -43,6 +45,7 @@ def rehearse(
     """
     trainer = Trainer.__new__(Trainer)
     trainer.configure(model, loss_fn, strategy, captured=captured, **options)
+    refuse_different(batches)
     found, compiled = trainer.compile(batches[0])
     states = [DeviceState() for _ in compiled.plans]
 
@@ -60,6 +63,18 @@ def rehearse(
         parts=tuple({k: v for _, losses in rows for k, v in losses.items()} for rows in seen),
         parameters=parameters,
     )
+
+
+def refuse_different(batches: Sequence[tuple[Any, ...]]) -> None:
+    for number, batch in enumerate(batches):
+        if shape_key(batch) != shape_key(batches[0]):
+            raise InputError(
+                f"batch {number}",
+                Problem(
+                    "it has other shapes or numbers than the first one",
+                    "rehearse batches of one shape, with the same numbers among their inputs",
+                ),
+            )
 
 
 def remember(seen: list[list[Any]], number: int, program: Program) -> None:

@@ -138,6 +138,7 @@ class Trainer:
         """One optimizer step on one batch."""
         started = time.perf_counter()
         program = self.program(batch)
+        self.ignored = program.ignored
         work = self.batch(batch, self.steps)
         program.step(work)
         self.steps += 1
@@ -196,7 +197,7 @@ class Trainer:
 
     def program(self, batch: tuple[Any, ...]) -> Program:
         """The program for batches of this shape; compiled at the first of its kind."""
-        key = shape_key(batch)
+        key = shape_key(batch), flags(self.model)
         if key not in self.programs:
             self.programs[key] = self.build(batch)
         return self.programs[key]
@@ -231,7 +232,7 @@ class Trainer:
         state.add(plan.states, contents, trainable.__getitem__, self.initial, self.make_optimizer)
         kernel = partial(captured.kernel, compiled=self.compiled)
         dtype = captured.model.values[captured.model.loss].specs[0].dtype
-        return Program(plan, kernel, state, comm, getattr(torch, dtype))
+        return Program(plan, kernel, state, comm, getattr(torch, dtype), ignored=captured.ignored)
 
 
 class Inspected(BaseException):
@@ -264,6 +265,14 @@ def regions_text(captured: Captured) -> str:
 def plans_text(compiled: Compiled) -> str:
     count = sum(len(plan.instructions) for plan in compiled.plans)
     return f"and checked {len(compiled.plans)} plans, {count} instructions"
+
+
+def flags(model: torch.nn.Module) -> tuple[bool, ...]:
+    """What a user may switch between steps, and a captured step would not notice."""
+    return (
+        *(module.training for module in model.modules()),
+        *(parameter.requires_grad for parameter in model.parameters()),
+    )
 
 
 def as_strategy(strategy: Strategy | Sequence[Any] | None) -> Strategy:

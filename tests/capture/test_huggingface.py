@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from capture.grouped import grouped
 from capture.interpreter import assert_parity
-from capture.test_experts import grouped
 from torch import Tensor
 from torch.nn import functional
 

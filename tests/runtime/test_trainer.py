@@ -294,3 +294,112 @@ def test_every_example_is_short_and_compiles(script: Path) -> None:
 
     assert found.compiled.plans
     assert len(script.read_text().splitlines()) < 80
+
+
+class Straight(Net):
+    """A straight-through estimator: `.data` means detach."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return h + (self.last(h) - h).data
+
+
+class Branches(Net):
+    """Which parameters are used is chosen by a number."""
+
+    def forward(self, x: Tensor, flag: bool) -> Tensor:
+        return self.first(x) if flag else self.last(self.first(x))
+
+
+def on_one_device(model: nn.Module, batches: list, parts: int = 1, **options) -> list[float]:
+    strategy = [Place(where(), [0]), Split("MB", parts)]
+    trainer = Trainer(
+        model, functional.mse_loss, strategy, example=batches[0], optimizer=SGD, **options
+    )
+    return [trainer.step(*batch).loss for batch in batches]
+
+
+def test_data_is_detached() -> None:
+    losses, _ = plainly(Straight(), functional.mse_loss, data())
+
+    torch.testing.assert_close(on_one_device(Straight(), data()), losses, rtol=1e-6, atol=0)
+
+
+def test_batches_that_use_other_parameters_are_refused() -> None:
+    batches = [(x, step == 0, y) for step, (x, y) in enumerate(data(steps=2))]
+
+    with pytest.raises(InputError) as refused:
+        on_one_device(Branches(), batches)
+
+    assert "in another way than the batches before" in str(refused.value)
+
+
+def test_batches_that_are_not_contiguous_are_fine() -> None:
+    wide = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    batches = [(wide[:, :-2], wide[:, 2:])] * 3
+
+    found = on_one_device(Net(), batches, parts=2)
+
+    torch.testing.assert_close(found, plainly(Net(), functional.mse_loss, batches)[0])
+
+
+def test_compiled_regions_train_as_plain_pytorch() -> None:
+    found = on_one_device(Net(), data(), parts=2, compiled=True)
+
+    torch.testing.assert_close(found, plainly(Net(), functional.mse_loss, data())[0])
+
+
+def test_a_callers_autocast_does_not_reach_into_a_step() -> None:
+    trainer = Trainer(Net(), functional.mse_loss, example=data()[0], optimizer=SGD)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [trainer.step(*batch).loss for batch in data()]
+
+    torch.testing.assert_close(found, plainly(Net(), functional.mse_loss, data())[0])
+
+
+def test_eval_after_the_first_step_is_noticed() -> None:
+    model = Net(nn.Dropout(0.9))
+    trainer = Trainer(model, functional.mse_loss, example=data()[0], optimizer=SGD)
+    reference = Net()
+
+    model.eval()
+    found = [trainer.step(*batch).loss for batch in data()]
+
+    torch.testing.assert_close(found, plainly(reference, functional.mse_loss, data())[0])
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        partial(functional.cross_entropy, weight=torch.arange(1.0, 7.0)),
+        lambda output, labels: functional.cross_entropy(
+            output, torch.where(labels == 0, -100, labels)
+        ),
+        lambda output, labels: functional.cross_entropy(output, labels - 1, ignore_index=-1),
+    ],
+    ids=["class weights", "computed labels", "shifted labels"],
+)
+def test_means_that_may_weigh_microbatches_differently_are_refused(loss_fn) -> None:
+    batch = (data(rows=4)[0][0], torch.tensor([1, 2, 3, 4]))
+
+    with pytest.raises(InputError) as refused:
+        rehearse(Net(), loss_fn, [*TWO, Split("MB", 2)], [batch])
+
+    assert str(refused.value) == (
+        "loss: cross_entropy weighs classes, or its labels are computed, so microbatches may "
+        "weigh differently\n  fix: give the Trainer loss_weight=lambda *microbatch: the weight "
+        "of its labels, or 1 if all weigh the same"
+    )
+
+
+def test_a_rehearsal_of_different_batches_is_refused() -> None:
+    batches = [(x, float(step), y) for step, (x, y) in enumerate(data())]
+
+    with pytest.raises(InputError) as refused:
+        rehearse(Net(), functional.mse_loss, TWO, batches)
+
+    assert str(refused.value) == (
+        "batch 1: it has other shapes or numbers than the first one\n"
+        "  fix: rehearse batches of one shape, with the same numbers among their inputs"
+    )

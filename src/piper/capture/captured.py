@@ -20,7 +20,7 @@ from piper.capture.phases import phase_graphs
 from piper.capture.randomness import make_reproducible
 from piper.capture.regions import describe, number_tags, region_ids
 from piper.capture.trace import Loss, Traced, trace
-from piper.capture.weighing import ignored_labels
+from piper.capture.weighing import Ignored, ignored_labels
 from piper.ir.model import Model, Region
 from piper.ir.values import Origin, TensorSpec, Value
 from piper.names import BW, F, Phase, RegionId, ValueId
@@ -39,7 +39,7 @@ class Captured:
     device: str
     kernels: Kernels
     dropouts: dict[RegionId, int]  # number of each region's first dropout
-    ignored: tuple[tuple[int, int], ...]  # batch tensors with labels, and the label that is skipped
+    ignored: tuple[Ignored, ...]  # batch tensors with labels, and the label that is skipped
 
     def kernel(self, region: RegionId, phase: Phase, compiled: bool = False) -> Kernel:
         """What computes this phase of the region; made on first use, shared by equal regions."""

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from piper.capture.dropout import KEEP, keep
-from piper.capture.fastcode import quickened
+from piper.capture.fastcode import quickened, release
 from piper.capture.nodes import is_symbolic, value
 from piper.capture.torch_private import compile_graph
 from piper.names import Phase
@@ -78,8 +78,9 @@ def _packing(kernel: Callable[..., Any], structure: pytree.TreeSpec) -> Kernel:
     def call(*reads: Any) -> tuple:
         flat: list = []
         for read in reads:
-            if isinstance(read, tuple):
+            if isinstance(read, tuple | list):
                 flat += read
+                release(read)
             else:
                 flat.append(read)
         return pytree.tree_unflatten(kernel(*flat), structure)

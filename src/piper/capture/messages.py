@@ -162,3 +162,62 @@ def lstm(node: fx.Node) -> CaptureError:
             "loop over nn.LSTMCell, or use nn.GRU",
         ),
     )
+
+
+def gradient_hook(where: str) -> CaptureError:
+    return CaptureError(
+        where,
+        Problem(
+            "it has a hook on gradients, which explicit backward graphs never call",
+            "remove the hook, and change gradients in the loss or in the optimizer",
+        ),
+    )
+
+
+def shared_memory(one: str, other: str) -> CaptureError:
+    return CaptureError(
+        f"parameter {other}",
+        Problem(
+            f"it lies on the memory of {one}, but is another tensor",
+            f"tie them as one parameter: model.{other} = model.{one}",
+        ),
+    )
+
+
+def changed_attribute(path: str, name: str) -> CaptureError:
+    owner = f"module {path}" if path else "model"
+    return CaptureError(
+        owner,
+        Problem(
+            f"its forward changes self.{name}, which a captured step would not do again",
+            f'make it a buffer: self.register_buffer("{name}", torch.tensor(...))',
+        ),
+    )
+
+
+def changed_tensor(name: str) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"its forward changes {name} on another way than self.{name}",
+            f"change it as the registered buffer self.{name}; build the model again, since "
+            "the trace has changed it",
+        ),
+    )
+
+
+def changed_input(index: int) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"its forward writes to tensor {index} of the batch",
+            "write to a copy: x = x.clone()",
+        ),
+    )
+
+
+def inference_mode() -> CaptureError:
+    return CaptureError(
+        current_line() or UNKNOWN,
+        Problem("inference_mode cannot be captured", "use torch.no_grad()"),
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from piper.capture import functions, messages, torch_private
+from piper.capture import functions, messages, torch_private, unseen
 from piper.capture.annotate import recording
 from piper.capture.inputs import Inputs, inputs_of
 from piper.capture.tags import tagging
@@ -56,6 +56,8 @@ class Traced:
 
 
 def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], device: str) -> Traced:
+    unseen.refuse_hooks(model)
+    unseen.refuse_shared_memory(model)
     inputs = inputs_of(example)
     mode = torch_private.new_fake_mode()
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
@@ -72,19 +74,26 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
             if after[name] is not tensor or torch_private.was_updated(tensor)
         ]
         _refuse_updated_parameters([name for name in updated if name in parameters])
+        for index, tensor in enumerate(batch):
+            if torch_private.was_updated(tensor):
+                raise messages.changed_input(index)
         return [loss, *(after[name] for name in updated)]
 
     with ExitStack() as stack:
         stack.enter_context(functions.intercepted())
+        stack.enter_context(unseen.unchanged(model, view))
+        stack.enter_context(unseen.no_inference_mode())
         stack.enter_context(recording())
         stack.enter_context(tagging(view))
         stack.enter_context(mode)
+        stack.enter_context(unseen.DataIsDetached())
         root = _trace(
             forward,
             [_fake(tensor, device) for tensor in parameters.values()],
             [_fake(tensor, device) for tensor in buffers.values()],
             [_fake_input(spec, device) for spec in inputs.tensors],
         )
+    unseen.refuse_registered_constants(root, model)
     return Traced(
         root=root,
         mode=mode,
@@ -112,7 +121,7 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
 def _loss(
     view: nn.Module, state: dict[str, Tensor], loss_fn: Loss | None, arguments: tuple[Any, ...]
 ) -> Tensor:
-    """A float32 scalar, whatever the model computes in: its gradient is the seed."""
+    """A scalar of float32 or more, whatever the model computes in: its gradient is the seed."""
     if loss_fn is None:
         loss = torch.func.functional_call(view, state, arguments)
     else:
@@ -120,7 +129,8 @@ def _loss(
         loss = loss_fn(output, arguments[-1])
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise messages.not_a_loss(loss, given=loss_fn is not None)
-    return loss.reshape(()).float()
+    scalar = loss.reshape(())
+    return scalar if scalar.dtype == torch.float64 else scalar.float()
 
 
 def _throw_away(model: nn.Module) -> nn.Module:

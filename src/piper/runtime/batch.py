@@ -27,12 +27,24 @@ def part_of(tensor: torch.Tensor, part: int, parts: int) -> torch.Tensor:
     if tensor.dim() == 0:
         return tensor
     rows = tensor.shape[0] // parts
-    return tensor.narrow(0, part * rows, rows)
+    return tensor.narrow(0, part * rows, rows).contiguous()
 
 
-def refuse_ignored(inputs: Sequence[torch.Tensor], ignored: Sequence[tuple[int, int]]) -> None:
+def refuse_ignored(
+    inputs: Sequence[torch.Tensor], ignored: Sequence[tuple[int | None, int | None]]
+) -> None:
     """A mean over the labels that count is not the mean of the microbatches' means."""
     for index, label in ignored:
+        if index is None or label is None:
+            raise InputError(
+                "loss",
+                Problem(
+                    "cross_entropy weighs classes, or its labels are computed, so microbatches "
+                    "may weigh differently",
+                    "give the Trainer loss_weight=lambda *microbatch: the weight of its labels, "
+                    "or 1 if all weigh the same",
+                ),
+            )
         if (inputs[index] == label).any():
             raise InputError(
                 "batch",

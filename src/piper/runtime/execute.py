@@ -46,6 +46,7 @@ class Program:
     batch: Batch = field(default_factory=lambda: Batch((), ()))
     totals: torch.Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    ignored: tuple[tuple[int | None, int | None], ...] = ()  # labels that a mean leaves out
 
     def __post_init__(self) -> None:
         for state in self.plan.states:
@@ -60,7 +61,7 @@ class Program:
         self.losses = {}
         position = 0
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 for position, act in enumerate(self.acts):  # noqa: B007
                     act()
                 self.finish()
@@ -292,4 +293,4 @@ def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | 
     """As torch.nn.utils.clip_grad_norm_, with the norm over all devices."""
     assert max_norm is not None
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+    torch._foreach_mul_(grads, factor.float())

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from piper.errors import InputError, Problem
 from piper.plan.instructions import State
 
 MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
@@ -20,6 +21,7 @@ class BucketState:
     names: tuple[str, ...]
     parameters: tuple[torch.nn.Parameter, ...]
     optimizer: torch.optim.Optimizer | None
+    trained: bool = True
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -43,12 +45,29 @@ class DeviceState:
     ) -> None:
         """Make what a plan needs and is not there yet; `contents` are the buckets' parameters."""
         for state in states:
+            names = tuple(contents[state.bucket])
+            self.refuse_other_bucket(state.value, names, trainable(state.bucket))
             if state.value not in self.buckets:
-                names = tuple(contents[state.bucket])
                 trained = trainable(state.bucket)
                 self.buckets[state.value] = make_bucket(
                     names, trained, initial, make_optimizer if state.home and trained else None
                 )
+
+    def refuse_other_bucket(self, value: str, names: tuple[str, ...], trained: bool) -> None:
+        """Another program may read the same buckets, not the same parameters in other ones."""
+        known = self.buckets.get(value)
+        same = known and known.names == names and (known.trained == trained)
+        taken = {name for other in self.buckets.values() for name in other.names} & set(names)
+        if not same and (known or taken):
+            raise InputError(
+                "batch",
+                Problem(
+                    f"batches of this shape use {', '.join(sorted(names))[:80]} in another way "
+                    "than the batches before",
+                    "use a Trainer for one way of using parameters; give numbers that choose "
+                    "between them the same value in every batch",
+                ),
+            )
 
     def named_parameters(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer here, by name; a copy and its home are the same name."""
@@ -80,4 +99,4 @@ def make_bucket(
     parameters = tuple(torch.nn.Parameter(initial(name), requires_grad=trained) for name in names)
     named = list(zip(names, parameters, strict=True))
     optimizer = make_optimizer(named) if make_optimizer and named else None
-    return BucketState(names, parameters, optimizer)
+    return BucketState(names, parameters, optimizer, trained)

@@ -1,0 +1,132 @@
+"""What a trace cannot see is refused, never silently wrong."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from piper.capture import capture
+from piper.errors import CaptureError
+
+HOOK = (
+    "it has a hook on gradients, which explicit backward graphs never call\n"
+    "  fix: remove the hook, and change gradients in the loss or in the optimizer"
+)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.register_buffer("n", torch.ones(()))
+        self.count, self.seen = 0, []
+        self.all = [self.n]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+def hooked_parameter() -> nn.Module:
+    model = Net()
+    model.a.weight.register_hook(lambda grad: grad * 3)
+    return model
+
+
+def hooked_module() -> nn.Module:
+    model = Net()
+    model.b.register_full_backward_hook(lambda module, given, made: None)
+    return model
+
+
+def tied_by_memory() -> nn.Module:
+    model = Net()
+    model.b.weight.data = model.a.weight.data
+    return model
+
+
+class Counts(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return super().forward(x) * self.count
+
+
+class Collects(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.detach())
+        return super().forward(x)
+
+
+class WritesThroughAList(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.all[0].add_(1)
+        return super().forward(x) * self.n
+
+
+class WritesToItsInput(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2))
+
+
+class Inference(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            gate = self.a(x).sigmoid()
+        return self.b(x) * gate
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (hooked_parameter, f"parameter a.weight: {HOOK}"),
+        (hooked_module, f"module b: {HOOK}"),
+        (
+            tied_by_memory,
+            "parameter b.weight: it lies on the memory of a.weight, but is another tensor\n"
+            "  fix: tie them as one parameter: model.b.weight = model.a.weight",
+        ),
+        (
+            Counts,
+            "model: its forward changes self.count, which a captured step would not do again\n"
+            '  fix: make it a buffer: self.register_buffer("count", torch.tensor(...))',
+        ),
+        (
+            Collects,
+            "model: its forward changes self.seen, which a captured step would not do again\n"
+            '  fix: make it a buffer: self.register_buffer("seen", torch.tensor(...))',
+        ),
+        (
+            WritesToItsInput,
+            "model: its forward writes to tensor 0 of the batch\n"
+            "  fix: write to a copy: x = x.clone()",
+        ),
+    ],
+    ids=["hooked parameter", "hooked module", "tied by memory", "counts", "collects", "input"],
+)
+def test_what_a_trace_cannot_see_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(CaptureError) as refused:
+        capture(make(), nn.functional.mse_loss, (torch.zeros(2, 6), torch.zeros(2, 6)))
+
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (WritesThroughAList, "changes n on another way than self.n"),
+        (Inference, "inference_mode cannot be captured\n  fix: use torch.no_grad()"),
+    ],
+    ids=["through a list", "inference mode"],
+)
+def test_it_is_refused_where_it_happens(make: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(CaptureError) as refused:
+        capture(make(), nn.functional.mse_loss, (torch.zeros(2, 6), torch.zeros(2, 6)))
+
+    assert words in str(refused.value)
+
+
+def test_inference_mode_works_again_after_a_capture() -> None:
+    capture(Net(), nn.functional.mse_loss, (torch.zeros(2, 6), torch.zeros(2, 6)))
+
+    with torch.inference_mode():
+        assert torch.ones(1).is_inference()
