@@ -46,10 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=SIZES)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
-    for name, (dim, layers, length) in SIZES.items():
+    for name in chosen.sizes:
+        dim, layers, length = SIZES[name]
         config = LlamaConfig(vocab=1024, dim=dim, layers=layers, heads=4)
         model, data, parts = Staged(config, stages=2), batch(config, 8, length), 4
         strategy = [piper.Place(piper.where(), [0]), piper.Split("MB", parts)]

@@ -190,9 +190,9 @@ class Trainer:
         if self.loss_weight is None:
             return (1.0 if self.reduction == "sum" else 1.0 / parts,) * parts
         found = [float(self.loss_weight(*microbatch(batch, k, parts))) for k in range(parts)]
+        refuse_empty([sum(found)] if self.reduction == "sum" else found)
         if self.reduction == "sum":
             return (1.0 / sum(found),) * parts
-        refuse_empty(found)
         return tuple(weight / sum(found) for weight in found)
 
     def program(self, batch: tuple[Any, ...]) -> Program:
