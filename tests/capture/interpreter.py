@@ -38,7 +38,9 @@ class Interpreter:
         with torch.no_grad():
             for region in model.regions:
                 self.forward(region)
-            self.value_grads[model.loss] = torch.ones((), device=device)
+            self.value_grads[model.loss] = torch.ones(
+                (), device=device, dtype=getattr(torch, model.values[model.loss].specs[0].dtype)
+            )
             backward = [region for region in reversed(model.regions) if region.has_backward]
             later = [(region, *self.backward(region)) for region in backward]
             for region, carry, tangents in later:
@@ -143,7 +145,7 @@ def assert_same(
 ) -> None:
     """Losses and gradients that are equal bit by bit, unless not `exact`."""
     tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(found[0], expected[0].float(), **tolerance)
+    torch.testing.assert_close(found[0], expected[0].to(found[0].dtype), **tolerance)
     torch.testing.assert_close(found[1], expected[1], **tolerance)
 
 

@@ -493,14 +493,15 @@ def test_a_number_that_the_backward_needs() -> None:
     assert "float64" in [spec.dtype for spec in captured.model.by_id["all"].saved]
 
 
-def test_a_loss_in_another_type_becomes_float32() -> None:
+@pytest.mark.parametrize(("dtype", "kept"), [("bfloat16", "float32"), ("float64", "float64")])
+def test_a_loss_is_float32_or_better(dtype: str, kept: str) -> None:
     def forward(self: Model, x: Tensor) -> Tensor:
         return self.a(x).square().mean()
 
-    model = Model(forward).double()
-    captured = captured_like_eager(model, rows().double())
+    model = Model(forward).to(getattr(torch, dtype))
+    captured = captured_like_eager(model, rows().to(getattr(torch, dtype)))
 
-    assert captured.model.values["loss"].specs[0].dtype == "float32"
+    assert captured.model.values["loss"].specs[0].dtype == kept
 
 
 def test_nothing_of_the_trace_stays_on_the_model() -> None:

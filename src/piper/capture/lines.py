@@ -33,10 +33,15 @@ def current_line() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(_CAPTURE):
         frame = frame.f_back
     while frame is not None and not is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith(_CAPTURE):
+        if frame.f_code.co_filename.startswith(_CAPTURE) and not _is_passed_through(frame):
             return ""
         frame = frame.f_back
     return "" if frame is None else _short(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_passed_through(frame: FrameType) -> bool:
+    """A mode that sees every operation stands between the model and torch."""
+    return frame.f_code.co_name == "__torch_function__"
 
 
 def line_of(trace: TracebackType | None) -> str:
