@@ -31,7 +31,7 @@ from piper.runtime.batch import (
     refuse_uneven,
     shape_key,
     tensors_of,
-)  # fmt: skip
+)
 from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Program
 from piper.runtime.initial import initial_values

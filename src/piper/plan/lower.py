@@ -25,7 +25,7 @@ from piper.plan.instructions import (
     Total,
     Update,
     Waits,
-)  # fmt: skip
+)
 from piper.plan.rows import Row, Work, proven_received, receiver, rows, sender
 
 
@@ -51,7 +51,6 @@ class Lowering:
     started: set[str] = field(default_factory=set)  # sums that have their first part
     loaded: set[str] = field(default_factory=set)
     sent: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
-    sent_as: dict[NodeId, int] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

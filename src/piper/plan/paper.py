@@ -30,7 +30,7 @@ from piper.plan.instructions import (
     Total,
     Update,
     line,
-)  # fmt: skip
+)
 
 Channel = tuple[str, Device, Device]  # stream, sender, receiver
 Event = tuple[Device, int]  # an instruction of a device

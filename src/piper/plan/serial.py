@@ -19,7 +19,7 @@ from piper.plan.instructions import (
     State,
     Total,
     Update,
-)  # fmt: skip
+)
 
 KINDS: dict[str, type[Instruction]] = {
     kind.__name__.lower(): kind for kind in (Load, Run, Keep, Add, Send, Recv, Total, Update, Free)

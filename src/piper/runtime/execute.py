@@ -22,7 +22,7 @@ from piper.plan.instructions import (
     Total,
     Update,
     line,
-)  # fmt: skip
+)
 from piper.runtime.batch import Batch, part_of
 from piper.runtime.comm import Comm, Handle
 from piper.runtime.state import DeviceState
