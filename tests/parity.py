@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from piper.capture import Captured, capture
-from piper.directives import Strategy
+from piper.compiler import compile_strategy
+from piper.directives import Place, Split, Strategy
+from piper.errors import PiperError
+from piper.ir.filters import where
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.models.skips import Skips, squared_error
+from piper.runtime.agree import refuse_disagreement
 from piper.trainer import Trainer
 
 STEPS, LENGTH, VOCAB, FEATURES = 3, 6, 32, 8
@@ -189,3 +193,17 @@ def close(found: Tensor, wanted: Tensor, what: str) -> None:
     """Relative to the size of the whole tensor, as sums in another order differ."""
     error = (found.double() - wanted.double()).norm() / (wanted.double().norm() + 1e-30)
     assert error < 1e-6, f"{what}: relative error {error:.2e}"
+
+
+def compare_notes(rank: int, seed: int, parts: int) -> str:
+    """What a device says to the others' weights (other seeds) and plans (other parts)."""
+    torch.manual_seed(seed * rank)
+    model = nn.Sequential(nn.Linear(4, 4))
+    strategy = [Place(where(), [0]), Split("MB", 2 + parts * rank)]
+    example = (torch.zeros(6, 4), torch.zeros(6, 4))
+    try:
+        captured = capture(model, nn.functional.mse_loss, example)
+        refuse_disagreement(compile_strategy(captured.model, strategy).plans, model)
+    except PiperError as error:
+        return str(error)
+    return "fine"
