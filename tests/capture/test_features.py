@@ -546,3 +546,30 @@ def test_kernels_are_made_once() -> None:
     assert captured.kernel("all", F) is captured.kernel("all", F)
     assert captured.kernel("all", F) is not captured.kernel("all", B)
     assert eager(model, None, (rows(),))
+
+
+def test_what_is_overwritten_whole_gets_a_gradient_of_zero() -> None:
+    """Not none: an optimizer with weight decay changes a parameter whose gradient is zero."""
+
+    def forward(self: Model, x: Tensor) -> Tensor:
+        h = self.b(x).clone()
+        h.copy_(self.c(x))
+        return self.a(h).square().mean()
+
+    model = Model(forward)
+
+    captured = captured_like_eager(model, rows())
+
+    assert not captured.unused
+    assert model.b.weight.grad.count_nonzero() == 0
+
+
+def test_a_part_that_is_overwritten_lets_the_rest_through() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        h = self.b(x).clone()
+        h[:, :3] = self.c(x)[:, :3]
+        empty = torch.empty_like(h)
+        empty[...] = h
+        return self.a(empty).square().mean()
+
+    captured_like_eager(Model(forward), rows())

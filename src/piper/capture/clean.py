@@ -6,7 +6,7 @@ from torch import Tensor, fx
 from piper.capture import messages
 from piper.capture.nodes import closure, in_order, insert, same_layout, storages, value
 from piper.capture.runs import path_of
-from piper.capture.torch_private import MODE_SWITCHES, constant_of
+from piper.capture.torch_private import MODE_SWITCHES, constant_of, is_view
 from piper.capture.trace import Traced
 
 aten = torch.ops.aten
@@ -27,9 +27,10 @@ def clean(traced: Traced) -> None:
     graph = traced.root.graph
     with traced.mode:
         _restore_constants(traced.root)
+        trained = {traced.weights[name] for name, wanted in traced.parameters.items() if wanted}
         for node in list(graph.nodes):
             if node.target is aten.copy.default:
-                _replace_copy(node)
+                _replace_copy(node, trained)
             elif node.target in _CONVERSIONS:
                 _drop_if_nothing_changes(node)
             elif node.target in _ASSERTIONS:
@@ -58,8 +59,11 @@ def _restore_constants(root: fx.GraphModule) -> None:
         setattr(root, node.target, constant)
 
 
-def _replace_copy(node: fx.Node) -> None:
-    """`x[...] = y` is traced as `copy(x, y)`, which has no derivative: it is y, shaped as x."""
+def _replace_copy(node: fx.Node, trained: set[fx.Node]) -> None:
+    """`x[...] = y` is traced as `copy(x, y)`, which has no derivative: it is y, shaped as x.
+
+    What x was made from has a gradient of zero then, not none. A view has it from its base.
+    """
     old, result = node.args[:2]
     assert isinstance(old, fx.Node) and isinstance(result, fx.Node)
     to, given = value(old), value(result)
@@ -70,7 +74,13 @@ def _replace_copy(node: fx.Node) -> None:
         if str(to.shape) != str(given.shape):
             sizes = insert_sizes(node, old)
             result = insert(graph, node, aten.expand.default, result, sizes)
-        result = insert(graph, node, aten.clone.default, result)
+        if not is_view(old) and not trained.isdisjoint(closure([old], ())):
+            never = insert(
+                graph, node, aten.scalar_tensor.default, 0, dtype=torch.bool, device=to.device
+            )
+            result = insert(graph, node, aten.where.self, never, old, result)
+        else:
+            result = insert(graph, node, aten.clone.default, result)
     node.replace_all_uses_with(result)
     graph.erase_node(node)
 
