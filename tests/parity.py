@@ -17,6 +17,7 @@ from piper.ir.filters import where
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.models.skips import Skips, squared_error
 from piper.runtime.agree import refuse_disagreement
+from piper.runtime.state import assembled
 from piper.trainer import Trainer
 
 STEPS, LENGTH, VOCAB, FEATURES = 3, 6, 32, 8
@@ -141,11 +142,8 @@ def train(
     result = Result([], [], [], {}, [])
     grads: dict[str, Tensor] = {}
     for program in trainer.programs.values():
-        program.watch = lambda bucket, tensors: grads.update(  # type: ignore[method-assign]
-            (parameter.name, tensor.clone())
-            for parameter, tensor in zip(
-                found.model.buckets[bucket].parameters, tensors, strict=True
-            )
+        program.watch = lambda bucket: grads.update(  # type: ignore[method-assign]
+            (name, parameter.grad.clone()) for name, _, _, parameter in bucket.parts()
         )
     for batch in data:
         grads.clear()
@@ -154,7 +152,7 @@ def train(
         result.norms.append(metrics.grad_norm)
         result.loss.append(metrics.loss)
         result.grads.append(dict(grads))
-    result.parameters = {n: t.clone() for n, t in trainer.state.named_parameters().items()}
+    result.parameters = assembled(trainer.state.parts())
     result.whole = trainer.state_dict()
     trainer.close()
     return result

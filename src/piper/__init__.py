@@ -13,6 +13,7 @@ _HOMES = {
     "tag": "piper.capture",
     "where": "piper.ir.filters",
     "Place": "piper.directives",
+    "Replicate": "piper.directives",
     "Split": "piper.directives",
     "Order": "piper.directives",
     "Strategy": "piper.directives",

@@ -12,10 +12,10 @@ import torch
 from piper.capture import Captured
 from piper.errors import InputError, Problem
 from piper.plan.instructions import Plan
-from piper.runtime.batch import shape_key
+from piper.runtime.batch import Batch, microbatch, refuse_uneven, shape_key
 from piper.runtime.comm import Comm
 from piper.runtime.execute import Program
-from piper.runtime.state import DeviceState
+from piper.runtime.state import DeviceState, assembled
 from piper.runtime.together import run_together
 from piper.trainer import Trainer
 
@@ -26,7 +26,7 @@ class Rehearsal:
 
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
-    parts: tuple[Mapping[int, float], ...]  # the loss of each microbatch, step by step
+    parts: tuple[Mapping[int, float], ...]  # the loss of each microbatch of all replicas, by step
     parameters: Mapping[str, torch.Tensor]
 
 
@@ -41,28 +41,42 @@ def rehearse(
     """Train a few steps under a strategy, with all its devices in this process.
 
     For looking and testing: it is exact, but threads do not make it fast. `options` are those of
-    the Trainer. Every batch has the same shape.
+    the Trainer. Every batch has the same shape, and is that of all replicas together.
     """
     trainer = Trainer.__new__(Trainer)
     trainer.configure(model, loss_fn, strategy, captured=captured, **options)
     refuse_different(batches)
-    found, compiled = trainer.compile(batches[0])
+    refuse_uneven(batches[0], trainer.parts * trainer.replicas)
+    found, compiled = trainer.compile(microbatch(batches[0], 0, trainer.replicas))
     states = [DeviceState() for _ in compiled.plans]
 
     def load(plan: Plan, comm: Comm) -> Program:
         return trainer.load(plan, found, states[compiled.plans.index(plan)], comm)
 
-    steps = [trainer.batch(batch, number) for number, batch in enumerate(batches)]
+    steps = [fed(trainer, number, batch) for number, batch in enumerate(batches)]
     seen: list[list[tuple[torch.Tensor, dict[int, float]]]] = [[] for _ in steps]
     record = partial(remember, seen)
-    run_together(compiled.plans, load, steps, record)
-    parameters = {n: t for state in reversed(states) for n, t in state.named_parameters().items()}
+    feeds = [trainer.feeds.feed(plan.device) for plan in compiled.plans]
+    run_together(compiled.plans, load, [[step[feed] for step in steps] for feed in feeds], record)
+    parameters = assembled(part for state in reversed(states) for part in state.parts())
     return Rehearsal(
         losses=tuple(rows[0][0][0].item() for rows in seen),
         grad_norms=tuple(rows[0][0][1].item() ** 0.5 for rows in seen),
         parts=tuple({k: v for _, losses in rows for k, v in losses.items()} for rows in seen),
         parameters=parameters,
     )
+
+
+def fed(trainer: Trainer, step: int, batch: tuple[Any, ...]) -> list[Batch]:
+    """What each feed gets of a batch."""
+    count = trainer.replicas
+    parts = [microbatch(batch, k, count) for k in range(count)]
+    weights = [trainer.own_weights(part) for part in parts]
+    everyone = sum(map(sum, weights))
+    return [
+        trainer.batch(part, step, k, own, everyone)
+        for k, (part, own) in enumerate(zip(parts, weights, strict=True))
+    ]
 
 
 def refuse_different(batches: Sequence[tuple[Any, ...]]) -> None:
@@ -78,5 +92,6 @@ def refuse_different(batches: Sequence[tuple[Any, ...]]) -> None:
 
 
 def remember(seen: list[list[Any]], number: int, program: Program) -> None:
-    losses = {part: loss.item() for part, loss in program.losses.items()}
+    first = program.batch.first
+    losses = {first + part: loss.item() for part, loss in program.losses.items()}
     seen[number].append((program.totals.clone(), losses))

@@ -21,7 +21,8 @@ from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Strategy
 from piper.errors import InputError, Problem, StrategyError
 from piper.ir.filters import where
-from piper.plan.instructions import Plan, Recv, Send
+from piper.ir.replicas import replicas
+from piper.plan.instructions import Gather, Plan, Recv, Reduce, Send
 from piper.runtime.agree import refuse_disagreement
 from piper.runtime.batch import (
     Batch,
@@ -35,7 +36,8 @@ from piper.runtime.batch import (
 from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Program
 from piper.runtime.initial import initial_values
-from piper.runtime.state import DeviceState, MakeOptimizer
+from piper.runtime.shards import MakeOptimizer
+from piper.runtime.state import DeviceState, Part, assembled
 
 Loss = Callable[..., torch.Tensor]
 LOG = logging.getLogger("piper")
@@ -68,7 +70,8 @@ class Metrics:
 class Trainer:
     """Trains a model under a strategy; the same script runs on every device.
 
-    `example` is one whole batch of a replica, as `step` gets it. The loss is
+    `example` is one whole batch of a replica, as `step` gets it; every process gives the batch of
+    its replica (`trainer.replica` of `trainer.replicas`). The loss is
     `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a
     mean over the batch unless `reduction="sum"`; if microbatches weigh differently (ignored
     tokens), give `loss_weight(*microbatch)`, for example the number of tokens that count. With
@@ -122,45 +125,61 @@ class Trainer:
         self.compiled, self.seed = compiled, seed
         self.make_optimizer: MakeOptimizer = optimizer
         self.initial = initial_values(model, seed, init)
+        places = [d.devices for d in self.strategy if isinstance(d, Place)]
+        self.feeds = replicas(places)
         self.captured = captured  # what `capture` found before, for microbatches of this shape
 
     @property
     def replica(self) -> int:
         """Which part of the data this process must load."""
-        return 0
+        return self.feeds.feed(self.rank)
 
     @property
     def replicas(self) -> int:
-        """In how many parts the data is divided."""
-        return 1
+        """In how many parts the data is divided.
+
+        Replicas that share devices (as in DualPipe) share a batch: they count as one here.
+        """
+        return len(self.feeds.feeds)
+
+    @property
+    def parts(self) -> int:
+        """In how many microbatches the batch of a process is cut."""
+        return self.strategy.microbatches * len(self.feeds.feeds[0])
 
     def step(self, *batch: Any) -> Metrics:
         """One optimizer step on one batch."""
         started = time.perf_counter()
         program = self.program(batch)
         self.ignored = program.ignored
-        work = self.batch(batch, self.steps)
+        own = self.own_weights(batch)
+        everyone = self.share_weights(own)
+        work = self.batch(batch, self.steps, self.replica, own, everyone)
         program.step(work)
         self.steps += 1
         return self.metrics(program, work.inputs, time.perf_counter() - started)
 
-    def batch(self, batch: tuple[Any, ...], step: int) -> Batch:
+    def batch(
+        self, batch: tuple[Any, ...], step: int, feed: int, own: Sequence[float], everyone: float
+    ) -> Batch:
         """A batch as programs take it; dropout is seeded by the step."""
         inputs = tensors_of(batch)
-        if self.strategy.microbatches > 1 and self.reduction == "mean" and not self.loss_weight:
+        several = self.parts * self.replicas > 1
+        if several and self.reduction == "mean" and not self.loss_weight:
             refuse_ignored(inputs, self.ignored)
         seed = self.seed * 1_000_003 + step
-        return Batch(inputs, self.weights(batch), seed, self.max_norm)
+        weights = self.weights(own, everyone)
+        return Batch(inputs, weights, seed, self.max_norm, feed * self.parts)
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """The whole model's parameters and buffers on device 0, for `model.load_state_dict`.
 
         Every process must call it; the others get None.
         """
-        everywhere = gather(self.state.named_parameters())
+        everywhere = gather(self.state.parts(self.mine))
         if everywhere is None:
             return None
-        found = {name: tensor for state in reversed(everywhere) for name, tensor in state.items()}
+        found = assembled(part for parts in everywhere for part in parts)
         names = self.model.state_dict()
         return {name: found.get(self.aliases.get(name, name), names[name]) for name in names}
 
@@ -177,23 +196,35 @@ class Trainer:
             loss=loss,
             grad_norm=squares**0.5,
             seconds=seconds,
-            tokens=next(
-                (t.numel() for t in inputs if not t.is_floating_point()), inputs[0].shape[0]
-            ),
+            tokens=self.replicas
+            * next((t.numel() for t in inputs if not t.is_floating_point()), inputs[0].shape[0]),
             memory_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
             losses={part: tensor.item() for part, tensor in program.losses.items()},
         )
 
-    def weights(self, batch: tuple[Any, ...]) -> tuple[float, ...]:
-        """What each microbatch counts in the loss."""
-        parts = self.strategy.microbatches
+    def own_weights(self, batch: tuple[Any, ...]) -> list[float]:
+        """What the user says that each microbatch of this batch weighs."""
         if self.loss_weight is None:
-            return (1.0 if self.reduction == "sum" else 1.0 / parts,) * parts
-        found = [float(self.loss_weight(*microbatch(batch, k, parts))) for k in range(parts)]
+            return [1.0] * self.parts
+        weight = self.loss_weight
+        found = [float(weight(*microbatch(batch, k, self.parts))) for k in range(self.parts)]
         refuse_empty([sum(found)] if self.reduction == "sum" else found)
+        return found
+
+    def share_weights(self, own: Sequence[float]) -> float:
+        """The weight of the batches of all replicas together."""
+        if self.loss_weight is None or self.replicas == 1:
+            return sum(own) * self.replicas
+        everyone = torch.zeros(self.replicas, dtype=torch.float64)
+        everyone[self.replica] = sum(own)
+        dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
+        return float(everyone.sum())
+
+    def weights(self, own: Sequence[float], everyone: float) -> tuple[float, ...]:
+        """What each microbatch counts in the loss."""
         if self.reduction == "sum":
-            return (1.0 / sum(found),) * parts
-        return tuple(weight / sum(found) for weight in found)
+            return (1.0 if self.loss_weight is None else 1.0 / everyone,) * self.parts
+        return tuple(weight / everyone for weight in own)
 
     def program(self, batch: tuple[Any, ...]) -> Program:
         """The program for batches of this shape; compiled at the first of its kind."""
@@ -204,7 +235,7 @@ class Trainer:
 
     def compile(self, batch: tuple[Any, ...]) -> tuple[Captured, Compiled]:
         """Capture the model for this shape of batch, and apply the strategy."""
-        parts = self.strategy.microbatches
+        parts = self.parts
         refuse_uneven(batch, parts)
         started = time.perf_counter()
         captured = self.captured or capture(self.model, self.loss_fn, microbatch(batch, 0, parts))
@@ -221,13 +252,17 @@ class Trainer:
         if not self.programs:
             refuse_disagreement(compiled.plans, self.model)
         if self.comm is None:
-            self.comm = ProcessComm(streams(compiled))
+            self.comm = ProcessComm(streams(compiled), teams(compiled))
+            self.mine = first_holders(compiled, self.rank)
         return self.load(compiled.plan(self.rank), captured, self.state, self.comm)
 
     def load(self, plan: Plan, captured: Captured, state: DeviceState, comm: Comm) -> Program:
         """Make a plan ready: its parameters, its kernels, its way to the others."""
         buckets = captured.model.buckets
-        contents = {str(b.id): [p.name for p in b.parameters] for b in buckets.values()}
+        contents = {
+            str(b.id): [(p.name, fixed(p.spec.shape), p.spec.dtype) for p in b.parameters]
+            for b in buckets.values()
+        }
         trainable = {str(b.id): b.trainable for b in buckets.values()}
         state.add(plan.states, contents, trainable.__getitem__, self.initial, self.make_optimizer)
         kernel = partial(captured.kernel, compiled=self.compiled)
@@ -289,12 +324,12 @@ def join(timeout: float) -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def gather(mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+def gather(mine: list[Part]) -> list[list[Part]] | None:
     """What each process has, on the first one."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
     first = dist.get_rank() == 0
-    found: list[dict[str, torch.Tensor]] = [{}] * dist.get_world_size()
+    found: list[list[Part]] = [[]] * dist.get_world_size()
     dist.gather_object(mine, found if first else None)
     return found if first else None
 
@@ -328,3 +363,28 @@ def streams(compiled: Compiled) -> list[str]:
         if isinstance(instruction, Send | Recv)
     )
     return sorted(set(found))
+
+
+def teams(compiled: Compiled) -> list[tuple[str, tuple[int, ...]]]:
+    """The streams and groups of all collectives."""
+    found = (
+        (instruction.stream, instruction.group)
+        for plan in compiled.plans
+        for instruction in plan.instructions
+        if isinstance(instruction, Reduce | Gather)
+    )
+    return sorted(set(found))
+
+
+def first_holders(compiled: Compiled, device: int) -> set[str]:
+    """Of the states that several devices hold alike, those that this one speaks for."""
+    first: dict[tuple[str, int], int] = {}
+    for plan in compiled.plans:
+        for state in plan.states:
+            if state.home:
+                first.setdefault((state.bucket, state.shard), plan.device)
+    return {f"w:{bucket}" for (bucket, _), holder in first.items() if holder == device}
+
+
+def fixed(shape: tuple[int | None, ...]) -> tuple[int, ...]:
+    return tuple(size or 0 for size in shape)

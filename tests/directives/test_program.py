@@ -89,9 +89,11 @@ def test_a_directive_that_breaks_the_dag_is_caught_and_named() -> None:
             " put `Place` before `Split`",
         ),
         (
-            [Place(where(PP=0), [0]), Place(where(PP=1), [1, 2])],
+            [Place(where(PP=0), [0, 3]), Place(where(PP=1), [1, 2])],
+            "strategy: PP0 is on devices [0, 3], and nothing keeps its replicas equal\n"
+            "  fix: add Replicate(where(PP=0), devices=[0, 3])\n"
             "strategy: PP1 is on devices [1, 2], and nothing keeps its replicas equal\n"
-            "  fix: place it on one device: devices=[1]",
+            "  fix: add Replicate(where(PP=1), devices=[1, 2])",
         ),
     ],
     ids=["not placed", "backward elsewhere", "backward nowhere", "microbatches apart", "replicas"],

@@ -139,7 +139,7 @@ def test_the_form_of_the_published_system_loads(text: str) -> None:
     )
 
 
-OPS = "place, split, order"
+OPS = "place, replicate, split, order"
 NO_LIST = 'strategy: the JSON is no list\n  fix: write [{"op": "place", ...}, ...]'
 
 
@@ -293,7 +293,7 @@ def test_what_is_no_directive_is_refused() -> None:
         Strategy(["x"])
 
     assert str(refused.value) == (
-        "strategy: 'x' is no directive\n  fix: write Place, Split or Order"
+        "strategy: 'x' is no directive\n  fix: write Place, Replicate, Split or Order"
     )
 
 

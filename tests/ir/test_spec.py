@@ -9,11 +9,12 @@ import pytest
 from synthetic import chain
 
 from piper.compiler import compile_strategy
-from piper.directives import Place, Split
+from piper.directives import Place, Replicate, Split
 from piper.errors import Refused
 from piper.ir import spec
 from piper.ir.dag import Dag
 from piper.ir.filters import where
+from piper.ir.model import Model
 from piper.ir.nodes import Precedence, Update
 from piper.ir.spec import BUG, CAPTURED, LOWERABLE, PLACED, Rule, require
 from piper.ir.training import training_dag
@@ -50,6 +51,11 @@ def before(dag: Dag, first: str, second: str) -> Dag:
 def neighbours(one: tuple[int, ...], other: tuple[int, ...]) -> Dag:
     dag = training_dag(chain(2))
     return Place(where(PP=1), other).rewrite(Place(where(PP=0), one).rewrite(dag))
+
+
+def stateful() -> Model:
+    model = chain(1)
+    return replace(model, regions=(replace(model.regions[0], stateful=True),))
 
 
 def shared_buffers() -> Dag:
@@ -94,10 +100,27 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "PP0:B is on devices [1], its forward on devices [0]\n"
         "  fix: place a region's passes together: leave PASS out of the filter of `Place`",
     ),
-    spec.replicas_have_no_parameters: (
+    spec.replicas_are_kept_equal: (
         lambda: Place(where(), [0, 1]).rewrite(tiny()),
         "PP0 is on devices [0, 1], and nothing keeps its replicas equal\n"
-        "  fix: place it on one device: devices=[0]",
+        "  fix: add Replicate(where(PP=0), devices=[0, 1])",
+    ),
+    spec.replicas_are_where_they_are_placed: (
+        lambda: Place(where(), [0, 1]).rewrite(Replicate(where(), [0, 2]).rewrite(tiny())),
+        "PP0 is placed on devices [0, 1], but replicated on devices [0, 2]\n"
+        "  fix: write devices=[0, 1] in its `Replicate`",
+    ),
+    spec.replicas_update_no_buffers: (
+        lambda: Place(where(), [0, 1]).rewrite(training_dag(stateful())),
+        "PP0 updates buffers (running statistics) on devices [0, 1]: replicas would not stay "
+        "equal\n"
+        "  fix: use a norm without running statistics, put the module in eval mode, or place it "
+        "on one device: devices=[0]",
+    ),
+    spec.feeds_are_alike: (
+        lambda: neighbours((0, 1, 2), (1, 0, 3)),
+        "some devices serve 2 replicas, others 1: [[0, 1, 2], [1, 0, 3]]\n"
+        "  fix: give all regions the same device lists, or mirror all of them",
     ),
     spec.every_microbatch_of_a_region_is_placed_alike: (
         lambda: on(on(placed(microbatches=2), "PP0:F@1", 1), "PP0:B@1", 1),
@@ -115,9 +138,10 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "  fix: place PP0 and PP1 on the same devices",
     ),
     spec.replicas_stay_on_their_device: (
-        lambda: neighbours((0, 1), (1, 0)),
-        "PP0 is on devices [0, 1], PP1, which reads it, on devices [1, 0]\n"
-        "  fix: give both sides the same list, or lists without a common device",
+        lambda: neighbours((0, 1), (0, 2)),
+        "PP0 is on devices [0, 1], PP1, which reads it, on devices [0, 2]: some replicas stay "
+        "where they are, others do not\n"
+        "  fix: give both sides the same list, or lists that differ at every place",
     ),
     spec.neighbours_have_equally_many_replicas: (
         lambda: neighbours((0,), (1, 2)),

@@ -13,13 +13,14 @@ from piper.ir.model import Model
 from piper.ir.nodes import Transfer
 from piper.ir.spec import LOWERABLE, require
 from piper.ir.training import training_dag
+from piper.passes.homes import with_homes
 from piper.passes.transfers import insert_transfers
 
 
 def transferred(model: Model, devices: Sequence[int | list[int]], *more: Directive) -> Dag:
     lists = [[one] if isinstance(one, int) else one for one in devices]
     places = [Place(where(PP=k), where_to, stream=f"s{k}") for k, where_to in enumerate(lists)]
-    dag = insert_transfers(apply([*places, *more], training_dag(model)))
+    dag = insert_transfers(with_homes(apply([*places, *more], training_dag(model))))
     require(dag, LOWERABLE)
     return dag
 
@@ -159,7 +160,8 @@ def test_replica_i_sends_to_replica_i() -> None:
 
 
 def test_the_dag_before_stays_as_it_was() -> None:
-    before = apply([Place(where(PP=0), [0]), Place(where(PP=1), [1])], training_dag(chain(2)))
+    places = [Place(where(PP=0), [0]), Place(where(PP=1), [1])]
+    before = with_homes(apply(places, training_dag(chain(2))))
     nodes = dict(before.nodes)
 
     insert_transfers(before)

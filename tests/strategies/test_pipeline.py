@@ -14,7 +14,7 @@ from strategies.tables import every_schedule, table
 from synthetic import chain
 
 import piper.strategies
-from piper.directives import Directive, Order, Place, Split, Strategy, apply
+from piper.directives import Directive, Order, Place, Replicate, Split, Strategy, apply
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.ir.training import training_dag
@@ -100,7 +100,8 @@ def test_a_strategy_gives_back_its_table_and_its_json(strategy: Strategy) -> Non
     again = Strategy.from_json(strategy.to_json())
 
     assert again == strategy
-    assert to_directives(to_table(again), places(again)) == strategy.directives
+    without = tuple(d for d in strategy.directives if not isinstance(d, Replicate))
+    assert to_directives(to_table(again), places(again)) == without
 
 
 @pytest.mark.parametrize("name", BUILDERS)

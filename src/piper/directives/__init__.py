@@ -4,7 +4,8 @@ from piper.directives.base import Directive
 from piper.directives.order import Order
 from piper.directives.place import Place
 from piper.directives.program import apply
+from piper.directives.replicate import Replicate
 from piper.directives.split import Split
 from piper.directives.strategy import Strategy
 
-__all__ = ["Directive", "Order", "Place", "Split", "Strategy", "apply"]
+__all__ = ["Directive", "Order", "Place", "Replicate", "Split", "Strategy", "apply"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from piper.directives.base import Directive
 from piper.directives.order import Order
 from piper.directives.place import Place
+from piper.directives.replicate import Replicate
 from piper.directives.split import Split
 from piper.errors import Problem, Refused, StrategyError
 from piper.ir.filters import Filter, Wanted, where
@@ -28,6 +30,10 @@ def encode(directive: Directive) -> dict[str, Any]:
                 "op": "place", "filter": encode_filter(directive.filter),
                 "devices": list(directive.devices), "stream": directive.stream,
             }  # fmt: skip
+        case Replicate():
+            names = [field.name for field in fields(directive) if field.name != "filter"]
+            rest = {name: listed(getattr(directive, name)) for name in names}
+            return {"op": "replicate", "filter": encode_filter(directive.filter), **rest}
         case Split():
             return {
                 "op": "split", "filter": {},
@@ -38,6 +44,11 @@ def encode(directive: Directive) -> dict[str, Any]:
             return {"op": "order", "filters": slots}
         case _:
             raise TypeError(f"{type(directive).__name__} has no JSON form")
+
+
+def listed(value: Any) -> Any:
+    """JSON has lists where directives have tuples."""
+    return list(map(listed, value)) if isinstance(value, tuple) else value
 
 
 def encode_filter(wanted: Filter) -> dict[str, int | str]:
@@ -91,6 +102,21 @@ def read_place(row: Row) -> Place:
     return Place(decode_filter(row["filter"]), tuple(devices), row.get("stream", "pp"))
 
 
+def read_replicate(row: Row) -> Replicate:
+    """In our words, or in those of the published system."""
+    given = {key: value for key, value in row.items() if key in NUMBERS}
+    old = [key for key in PUBLISHED if key in row]
+    if old and "zero" in row:
+        raise Refused(Problem(f"zero and {old[0]} say the same thing", "keep zero only"))
+    if row.get("shard_params") or row.get("shard_grads"):
+        given["zero"] = 3 if row.get("shard_params") else 2
+    if row.get("bucket_size") is not None:
+        given["bucket_mb"] = row["bucket_size"]
+    if "prefetch_distance" in row:
+        given["gather_ahead"] = row["prefetch_distance"]
+    return Replicate(decode_filter(row["filter"]), row["devices"], **given)
+
+
 def read_split(row: Row) -> Split:
     if row.get("filter"):
         raise Refused(Problem("split takes the whole batch", 'leave "filter" empty'))
@@ -104,9 +130,18 @@ def read_order(row: Row) -> Order:
     return Order(tuple(tuple(map(decode_filter, slot)) for slot in slots))
 
 
+PUBLISHED = ("shard_grads", "shard_params")
+NUMBERS = (
+    "zero", "bucket_mb", "reduce_stream", "gather_stream", "gather_ahead", "gather_buffers",
+)  # fmt: skip
 Reader = Callable[[Row], Directive]
 READERS: dict[str, tuple[Reader, tuple[str, ...], tuple[str, ...]]] = {
     "place": (read_place, ("filter", "devices"), ("stream",)),
+    "replicate": (
+        read_replicate,
+        ("filter", "devices"),
+        (*NUMBERS, *PUBLISHED, "bucket_size", "prefetch_distance"),
+    ),
     "split": (read_split, ("dim_name", "num_microbatches"), ("filter",)),
     "order": (read_order, ("filters",), ()),
 }

@@ -10,9 +10,10 @@ from itertools import chain
 from piper.ir.filters import ANY, Filter, accepts
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.residency import Residency
 from piper.ir.topology import Topology, topology
 from piper.ir.values import Origin, Value
-from piper.names import PASS, Device, NodeId, ValueId
+from piper.names import PASS, BucketId, Device, NodeId, RegionId, ValueId
 
 Key = tuple[int | str | None, ...]
 ABOUT_NODES = ("producers", "consumers", "computes", "devices", "tag_names", "_indices", "proven")
@@ -22,7 +23,8 @@ ABOUT_NODES = ("producers", "consumers", "computes", "devices", "tag_names", "_i
 class Dag:
     """Nodes in a fixed order, the values they exchange, and what must precede what.
 
-    `makers` says which directive or pass made a node; `dimensions` what was split into how many.
+    `makers` says which directive or pass made a node; `dimensions` what was split into how many;
+    `residencies` how replicas share a bucket (those without one do not).
     """
 
     model: Model
@@ -31,6 +33,8 @@ class Dag:
     precedences: tuple[Precedence, ...] = ()
     dimensions: tuple[tuple[str, int], ...] = ()
     makers: Mapping[NodeId, str] = field(default_factory=dict)
+    residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
+    replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
 
     @cached_property

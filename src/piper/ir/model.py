@@ -75,6 +75,15 @@ class Model:
     def by_id(self) -> dict[RegionId, Region]:
         return {region.id: region for region in self.regions}
 
+    @cached_property
+    def first_uses(self) -> dict[BucketId, RegionId]:
+        """The first region that uses a bucket: where that is placed, the bucket is at home."""
+        found: dict[BucketId, RegionId] = {}
+        for region in self.regions:
+            for bucket in region.buckets:
+                found.setdefault(bucket, region.id)
+        return found
+
     def trained(self, region: Region) -> tuple[BucketId, ...]:
         """The buckets that the region's backward gives gradients for."""
         if not region.has_backward:

@@ -6,7 +6,9 @@ value contributes.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
+from piper.ir.layout import Message
 from piper.names import Device, NodeId, Phase, RegionId, ValueId
 
 Sum = tuple[ValueId, ...]  # values to be added up; nearly always one
@@ -40,6 +42,30 @@ class Transfer:
     stream: str
 
 
+class Kind(StrEnum):
+    """What a collective does with the bundles of its group."""
+
+    ALL_REDUCE = "all-reduce"  # everyone gets the sum
+    REDUCE_SCATTER = "reduce-scatter"  # everyone gets its shard of the sum
+    ALL_GATHER = "all-gather"  # everyone gets the whole of all shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """The devices of each group put their bundles together."""
+
+    id: NodeId
+    kind: Kind
+    tags: Tags = ()
+    reads: tuple[Sum, ...]
+    writes: tuple[ValueId, ...]
+    devices: tuple[Device, ...]
+    groups: tuple[tuple[Device, ...], ...]
+    stream: str
+    messages: tuple[Message, ...]
+    slot: int | None = None  # ALL_GATHER: which buffer it fills; None until the gathers pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Loss and gradient norm, added up over all devices.
@@ -67,7 +93,7 @@ class Update:
     devices: tuple[Device, ...] | None = None  # None until its first region is placed
 
 
-Node = Compute | Transfer | Totals | Update
+Node = Compute | Transfer | Collective | Totals | Update
 
 
 @dataclass(frozen=True, slots=True)

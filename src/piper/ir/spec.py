@@ -8,7 +8,8 @@ from itertools import chain
 from piper.errors import Problem, Refused
 from piper.ir.cycles import cycle
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Node, Totals, Transfer, Update
+from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer, Update
+from piper.ir.replicas import replicas
 from piper.ir.values import Origin
 from piper.names import BW, B, F, NodeId, Phase, RegionId
 
@@ -64,7 +65,7 @@ def every_gradient_is_counted_once(dag: Dag) -> Iterator[Problem]:
 
 
 def adds(node: Node) -> bool:
-    return isinstance(node, Update | Transfer)
+    return isinstance(node, Update | Transfer | Collective)
 
 
 def every_region_is_placed(dag: Dag) -> Iterator[Problem]:
@@ -92,16 +93,53 @@ def show(devices: tuple[int, ...] | None) -> str:
     return f"devices {list(devices)}" if devices else "no device"
 
 
-def replicas_have_no_parameters(dag: Dag) -> Iterator[Problem]:
-    """Until something averages their gradients, replicas would drift apart."""
-    place = {node.region: node.devices for node in dag.computes}
-    for region in dag.model.regions:
-        devices = place[region.id] or ()
-        if len(devices) > 1 and dag.model.trained(region):
+def replicas_are_kept_equal(dag: Dag) -> Iterator[Problem]:
+    """Without something that averages their gradients, replicas would drift apart."""
+    place = {node.region: node.devices or () for node in dag.computes}
+    for bucket, region in dag.model.first_uses.items():
+        devices, used = place[region], dag.model.buckets[bucket]
+        if len(devices) > 1 and used.trainable and bucket not in dag.residencies:
+            tags = ", ".join(f"{key}={index}" for key, index in dag.model.by_id[region].tags)
             yield Problem(
-                f"{region.id} is on {show(devices)}, and nothing keeps its replicas equal",
-                f"place it on one device: devices=[{devices[0]}]",
+                f"{region} is on {show(devices)}, and nothing keeps its replicas equal",
+                f"add Replicate(where({tags}), devices={list(devices)})",
             )
+
+
+def replicas_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
+    place = {node.region: node.devices or () for node in dag.computes}
+    for bucket, how in dag.residencies.items():
+        region = dag.model.first_uses[bucket]
+        if set(how.devices) != set(place[region]):
+            yield Problem(
+                f"{region} is placed on {show(place[region])}, but replicated on "
+                f"{show(how.devices)}",
+                f"write devices={list(place[region])} in its `Replicate`",
+            )
+
+
+def replicas_update_no_buffers(dag: Dag) -> Iterator[Problem]:
+    """Each replica would see its own data only, and go its own way."""
+    place = {node.region: node.devices or () for node in dag.computes}
+    for region in dag.model.regions:
+        if region.stateful and len(place[region.id]) > 1:
+            yield Problem(
+                f"{region.id} updates buffers (running statistics) on {show(place[region.id])}: "
+                "replicas would not stay equal",
+                "use a norm without running statistics, put the module in eval mode, or place "
+                f"it on one device: devices=[{place[region.id][0]}]",
+            )
+
+
+def feeds_are_alike(dag: Dag) -> Iterator[Problem]:
+    """Replicas that share devices are fed together: equally many in each feed."""
+    found = replicas(node.devices for node in dag.computes if node.devices)
+    if len(set(map(len, found.feeds))) > 1:
+        yield Problem(
+            f"some devices serve {len(found.feeds[0])} replicas, others "
+            f"{len(found.feeds[-1])}: {[list(row) for row in found.lists]}",
+            "give all regions the same device lists, or mirror all of them",
+        )
 
 
 def buffers_that_change_are_on_one_device(dag: Dag) -> Iterator[Problem]:
@@ -134,7 +172,8 @@ def every_microbatch_of_a_region_is_placed_alike(dag: Dag) -> Iterator[Problem]:
 
 
 def neighbours(dag: Dag) -> list[tuple[Home, Home]]:
-    """Regions on different devices of which the second reads what the first one writes."""
+    """Regions on different devices of which the second reads what the first one has: values that
+    it writes, or parameters that are at home there."""
     place = {node.region: node.devices or () for node in dag.computes}
     writer = {value: region.id for region in dag.model.regions for value in region.outputs}
     pairs = dict.fromkeys(
@@ -143,17 +182,23 @@ def neighbours(dag: Dag) -> list[tuple[Home, Home]]:
         for value in region.inputs
         if value in writer
     )
+    pairs |= dict.fromkeys(
+        (dag.model.first_uses[bucket], region.id)
+        for region in dag.model.regions
+        for bucket in region.buckets
+    )
     found = [((a, place[a]), (b, place[b])) for a, b in pairs]
     return [(one, other) for one, other in found if one[1] != other[1]]
 
 
 def replicas_stay_on_their_device(dag: Dag) -> Iterator[Problem]:
-    """A device of both lists would be two replicas at once."""
+    """Of two lists that differ, each replica has different devices."""
     for one, other in neighbours(dag):
-        if set(one[1]) & set(other[1]):
+        if any(a == b for a, b in zip(one[1], other[1], strict=False)):
             yield Problem(
-                f"{one[0]} is on {show(one[1])}, {other[0]}, which reads it, on {show(other[1])}",
-                "give both sides the same list, or lists without a common device",
+                f"{one[0]} is on {show(one[1])}, {other[0]}, which reads it, on {show(other[1])}: "
+                "some replicas stay where they are, others do not",
+                "give both sides the same list, or lists that differ at every place",
             )
 
 
@@ -213,9 +258,12 @@ PLACED: tuple[Rule, ...] = (
     every_region_is_placed,
     backward_runs_where_forward_ran,
     every_microbatch_of_a_region_is_placed_alike,
-    replicas_have_no_parameters,
     neighbours_have_equally_many_replicas,
     replicas_stay_on_their_device,
+    feeds_are_alike,
+    replicas_are_where_they_are_placed,
+    replicas_are_kept_equal,
+    replicas_update_no_buffers,
     buffers_that_change_are_on_one_device,
     orders_name_all_microbatches_or_none,
 )

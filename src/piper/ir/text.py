@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Node, Sum, Transfer
+from piper.ir.nodes import Collective, Compute, Node, Sum, Transfer
 
 
 def text(dag: Dag) -> str:
@@ -24,14 +24,27 @@ def lines(dag: Dag) -> Iterator[str]:
 
 
 def describe(node: Node) -> str:
-    kind = node.phase if isinstance(node, Compute) else type(node).__name__.lower()
+    kind = kind_of(node)
     reads = ", ".join(map(total_text, node.reads))
     return f"{kind:8} {node.id} on {where(node)}: ({reads}) -> {', '.join(node.writes)}"
+
+
+def kind_of(node: Node) -> str:
+    match node:
+        case Compute():
+            return node.phase
+        case Collective():
+            return node.kind
+        case _:
+            return type(node).__name__.lower()
 
 
 def where(node: Node) -> str:
     if isinstance(node, Transfer):
         return f"{list(node.source)} => {list(node.devices)} [{node.stream}]"
+    if isinstance(node, Collective):
+        groups = " ".join(str(list(group)) for group in node.groups)
+        return f"{groups} [{node.stream}]"
     return str(list(node.devices)) if node.devices else "nowhere yet"
 
 

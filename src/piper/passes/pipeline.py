@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from piper.errors import PassError, Refused
 from piper.ir.dag import Dag
-from piper.ir.spec import LOWERABLE, PLACED, Rule, require
+from piper.ir.spec import CAPTURED, LOWERABLE, PLACED, Rule, require
+from piper.passes.gathers import place_gathers
+from piper.passes.homes import with_homes
+from piper.passes.reductions import place_reductions
 from piper.passes.schedule import schedule
 from piper.passes.transfers import insert_transfers
 
@@ -17,8 +20,11 @@ def run_passes(dag: Dag) -> Dag:
     """From what the user asked for to one order in time of everything that must be done."""
     steps: tuple[tuple[str, Pass, tuple[Rule, ...]], ...] = (
         ("strategy", lambda dag: dag, PLACED),
+        ("homes", with_homes, ()),
+        ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),
         ("schedule", schedule, ()),
+        ("gathers", place_gathers, LOWERABLE),
     )
     for name, step, rules in steps:
         try:

@@ -14,13 +14,13 @@ from itertools import chain
 
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Node, Totals, Transfer
+from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer
 from piper.ir.topology import Topology
 from piper.names import BI, BW, B, F, NodeId, RegionId
 
 UNITS = {F: 1.0, B: 2.0, BI: 1.0, BW: 1.0}
 RANK = {B: 0, BI: 0, F: 1, BW: 2}
-BESIDE = -1  # the lane of what runs beside compute: transfers, totals
+BESIDE = -1  # the lane of what runs beside compute: transfers, collectives, totals
 Priority = tuple[int, int, int]
 
 
@@ -41,6 +41,7 @@ class Clock:
     flying: dict[RegionId, int] = field(default_factory=dict)  # forwards without their backward
     held: dict[RegionId, list[int]] = field(default_factory=dict)  # forwards over the limit
     sequence: list[NodeId] = field(default_factory=list)
+    arrivals: int = 0
 
     def __post_init__(self) -> None:
         self.graph = self.dag.topology
@@ -70,7 +71,9 @@ class Clock:
             elif self.lane[k] == BESIDE:
                 self.begin(k, now, 0.0)
             elif not self.hold(k):
-                heappush(self.ready.setdefault(self.lane[k], []), (priority(self.nodes[k], k), k))
+                self.arrivals += 1
+                rank = priority(self.nodes[k], k, self.arrivals)
+                heappush(self.ready.setdefault(self.lane[k], []), (rank, k))
 
     def begin(self, k: int, now: float, cost: float) -> None:
         self.sequence.append(self.graph.ids[k])
@@ -125,7 +128,7 @@ class Clock:
 
 
 def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
-    if isinstance(node, Transfer | Totals):
+    if isinstance(node, Transfer | Collective | Totals):
         return BESIDE
     assert node.devices is not None
     return table[node.devices]
@@ -135,10 +138,13 @@ def cost(node: Node) -> float:
     return UNITS[node.phase] if isinstance(node, Compute) else 1.0
 
 
-def priority(node: Node, k: int) -> Priority:
-    """Backward before forward, the oldest microbatch first, then the deepest region."""
+def priority(node: Node, k: int, arrival: int) -> Priority:
+    """Backward before forward, the oldest microbatch first, then the deepest region.
+
+    Updates last, in the order in which their gradients are there.
+    """
     if not isinstance(node, Compute):
-        return (3, 0, k)
+        return (3, arrival, k)
     part = node.tags[-1][1] if "@" in node.id else 0
     return (RANK[node.phase], part, -k if node.phase is F else k)
 

@@ -7,12 +7,21 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Node, Precedence, Sum, Tags, Totals, Transfer, Update
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Node,
+    Precedence,
+    Sum,
+    Tags,
+    Totals,
+    Transfer,
+    Update,
+)
 from piper.ir.training import TOTALS, weights
 from piper.ir.values import Origin, Value
-from piper.names import BucketId, Device, NodeId, RegionId, ValueId
-
-Devices = tuple[Device, ...]
+from piper.names import NodeId, RegionId, ValueId
+from piper.passes.homes import Devices, bucket_homes
 
 
 def insert_transfers(dag: Dag) -> Dag:
@@ -23,7 +32,6 @@ def insert_transfers(dag: Dag) -> Dag:
         -->
         F(PP=0) [0]  ->  Transfer 0 => 1  ->  F(PP=1) [1]
     """
-    dag = with_homes(dag)
     work = Work(dag)
     nodes = [work.localised(node) for node in dag.nodes.values()]
     copies = weight_copies(dag, work)
@@ -38,42 +46,16 @@ def uses_before_updates(dag: Dag) -> Iterator[Precedence]:
         for bucket in set(region.buckets) - set(dag.model.trained(region)):
             untrained.setdefault(bucket, set()).add(region.id)
     for node in dag.nodes.values():
-        if isinstance(node, Update) and node.bucket in untrained:
+        if isinstance(node, Update) and (node.bucket in untrained or dag.residencies):
             state = ValueId(node.writes[0].removesuffix("'"))
+            free = untrained.get(node.bucket, set())
             uses = [
                 use.id
                 for use in map(dag.nodes.__getitem__, dag.consumers.get(state, ()))
-                if isinstance(use, Compute) and use.region in untrained[node.bucket]
+                if isinstance(use, Collective) or (isinstance(use, Compute) and use.region in free)
             ]
             if uses:
                 yield Precedence(tuple(dict.fromkeys(uses)), (node.id,), "used, then updated")
-
-
-def with_homes(dag: Dag) -> Dag:
-    """A bucket lives where its first region runs; there it is updated. Totals are everywhere."""
-    homes = bucket_homes(dag)
-    moved: list[Node] = [
-        replace(node, devices=homes[BucketId(node.bucket)])
-        for node in dag.nodes.values()
-        if isinstance(node, Update)
-    ]
-    moved += [
-        replace(node, devices=dag.devices)
-        for node in dag.nodes.values()
-        if isinstance(node, Totals)
-    ]
-    return dag.with_nodes(moved)
-
-
-def bucket_homes(dag: Dag) -> dict[BucketId, Devices]:
-    homes: dict[BucketId, Devices] = {}
-    place = {node.region: node.devices for node in dag.computes}
-    for region in dag.model.regions:
-        devices = place[region.id]
-        assert devices is not None
-        for bucket in region.buckets:
-            homes.setdefault(bucket, devices)
-    return homes
 
 
 def devices_text(devices: Devices) -> str:
@@ -152,7 +134,7 @@ class Work:
 
     def stream(self, value: ValueId) -> str:
         maker = self.dag.nodes[self.dag.producers[value]]
-        return (maker.stream or "pp") if isinstance(maker, Compute) else "pp"
+        return (maker.stream or "pp") if isinstance(maker, Compute) else "weights"
 
     def weight_copy(self, value: ValueId, here: Devices) -> ValueId:
         """A parameter used away from its home is copied there, and kept equal after each update."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from piper.errors import PlanError, Problem
 from piper.ir.dag import Dag
-from piper.ir.nodes import Totals, Transfer
+from piper.ir.layout import messages
+from piper.ir.nodes import Collective, Kind, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.spec import BUG
-from piper.plan.instructions import Plan, line
-from piper.plan.paper import Machine, Together
+from piper.names import BucketId, Device
+from piper.plan.instructions import Layout, Plan, State, line
+from piper.plan.paper import Machine, Together, sent
 
 
 def check(dag: Dag, plans: Sequence[Plan]) -> None:
@@ -30,10 +31,9 @@ def check(dag: Dag, plans: Sequence[Plan]) -> None:
 
 
 def nothing_is_left(together: Together) -> Iterator[Problem]:
-    for (stream, source, target), (sends, recvs) in together.queues.items():
-        for device, at in chain(sends, recvs):
-            text = line(together.machines[device].plan.instructions[at])
-            yield Problem(f"«{text}» on {stream} from {source} to {target} meets nothing", BUG)
+    for what, (device, at) in together.wires.waiting():
+        text = line(together.machines[device].plan.instructions[at])
+        yield Problem(f"«{text}» {what}", BUG)
     for machine in together.machines.values():
         for buffer in machine.holds:
             if buffer not in machine.states:
@@ -42,9 +42,11 @@ def nothing_is_left(together: Together) -> Iterator[Problem]:
 
 def everything_ran_once(together: Together) -> Iterator[Problem]:
     for node in together.dag.nodes.values():
-        ends = (*node.source, *node.devices) if isinstance(node, Transfer) else node.devices or ()
-        for device in dict.fromkeys(ends):
-            if device not in together.machines or node.id not in together.machines[device].ran:
+        runs = [(device, str(node.id)) for device in node.devices or ()]
+        if isinstance(node, Transfer):
+            runs += [(device, sent(node.id)) for device in node.source]
+        for device, name in runs:
+            if device not in together.machines or name not in together.machines[device].ran:
                 yield Problem(f"{node.id} never runs on device {device}", BUG)
 
 
@@ -60,9 +62,10 @@ def orders_are_kept(together: Together) -> Iterator[Problem]:
 
 
 def totals_are_whole(together: Together) -> Iterator[Problem]:
-    """Each replica counts its losses and the gradients that its updates read, once."""
+    """Each replica counts its losses; the gradients that updates read are counted once, or every
+    shard of them is."""
     homes = {
-        frozenset(node.reads[0]): node.devices
+        frozenset(node.reads[0]): counters(together.dag, node)
         for node in together.dag.nodes.values()
         if isinstance(node, UpdateNode)
     }
@@ -74,17 +77,38 @@ def totals_are_whole(together: Together) -> Iterator[Problem]:
                 if found[frozenset([loss])] != len(devices):
                     yield Problem(f"{node.id} lacks {loss}", BUG)
             for total in node.reads[1:]:
-                if found[frozenset(total)] != len(homes[frozenset(total)] or ()):
+                if found[frozenset(total)] != homes[frozenset(total)]:
                     yield Problem(f"{node.id} lacks {total[0]}", BUG)
+
+
+def counters(dag: Dag, update: UpdateNode) -> int:
+    """How many devices count a gradient: one of each group that has the same."""
+    maker = dag.nodes[dag.producers[update.reads[0][0]]]
+    if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
+        return len(maker.groups)
+    return len(update.devices or ())
 
 
 def states_are_right(together: Together) -> Iterator[Problem]:
     """A state is the bucket its name says, at home where it is updated."""
     for machine in together.machines.values():
+        device = machine.plan.device
         for state in machine.plan.states:
             name, copy, _ = state.value.partition(">")
             if name != f"w:{state.bucket}" or state.home != (not copy):
                 yield Problem(f"{state.value} is not {state.bucket}", BUG)
+            elif (state.shard, state.ways, state.messages) != shard_of(together.dag, state, device):
+                yield Problem(f"{state.value} on device {device} is another shard", BUG)
+
+
+def shard_of(dag: Dag, state: State, device: Device) -> tuple[int, int, tuple[Layout, ...]]:
+    how = dag.residencies.get(BucketId(state.bucket))
+    if how is None or not how.sharded:
+        return 0, 1, ()
+    group = next(group for group in how.groups if device in group)
+    specs = dag.model.buckets[BucketId(state.bucket)].specs
+    layout = messages(specs, how.message_bytes, how.ways)
+    return group.index(device), how.ways, tuple((m.dtype, m.tensors, m.padded) for m in layout)
 
 
 def states_are_new(together: Together) -> Iterator[Problem]:

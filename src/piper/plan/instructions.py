@@ -1,8 +1,9 @@
 """The instruction set. A plan is data: it prints, and is the same for the same input.
 
 The host issues a plan's instructions in order. `Send` and `Recv` then go on by themselves, in order
-on their channel (stream, sender, receiver); all else runs in order on the compute stream. `waits`
-are the positions of earlier instructions of the same plan, on other streams, that must have ended.
+on their channel (stream, sender, receiver), `Reduce` and `Gather` on theirs (stream, group); all
+else runs in order on the compute stream. `waits` are the positions of earlier instructions of the
+same plan, on other streams, that must have ended.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from piper.names import COMPUTE, Device
 
 Waits = tuple[int, ...]
+Layout = tuple[str, tuple[int, ...], int]  # of a flat message: type, tensors, padded elements
 Shape = tuple[tuple[int | None, ...], str]  # sizes (None: not known before it is there) and type
 
 
@@ -91,6 +93,35 @@ class Recv:
 
 
 @dataclass(frozen=True, slots=True)
+class Reduce:
+    """Start to add up a bundle over the group; `value` ends, `into` is the sum or a shard of it."""
+
+    node: str
+    value: str
+    into: str
+    messages: tuple[Layout, ...]
+    group: tuple[Device, ...]
+    scatter: bool
+    stream: str
+    waits: Waits = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Start to put the shards of the group together, in a buffer of the plan."""
+
+    node: str
+    value: str
+    into: str
+    messages: tuple[Layout, ...]
+    shapes: tuple[Shape, ...]
+    group: tuple[Device, ...]
+    buffer: int
+    stream: str
+    waits: Waits = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Total:
     """Add up weighted losses and squared gradients here, then over the devices of the group."""
 
@@ -126,16 +157,22 @@ class Free:
     stream = COMPUTE
 
 
-Instruction = Load | Run | Keep | Add | Send | Recv | Total | Update | Free
+Instruction = Load | Run | Keep | Add | Send | Recv | Reduce | Gather | Total | Update | Free
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Memory that outlives the step: a bucket's parameters, at home or as a copy."""
+    """Memory that outlives the step: a bucket's parameters, at home or as a copy.
+
+    With `ways` above 1 it is shard `shard` of that many, cut as `messages` say.
+    """
 
     value: str
     bucket: str
     home: bool
+    shard: int = 0
+    ways: int = 1
+    messages: tuple[Layout, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +182,7 @@ class Plan:
     device: Device
     states: tuple[State, ...]
     instructions: tuple[Instruction, ...]
+    buffers: tuple[int, ...] = ()  # bytes of each buffer that gathers fill
 
     def __str__(self) -> str:
         return "\n".join([f"device {self.device}", *map(line, self.instructions)])
@@ -156,6 +194,11 @@ class Plan:
         return "\n".join(
             f"  {marks.get(k, ' ')} {k:4} {line(self.instructions[k])}" for k in range(first, last)
         )
+
+
+def among(collective: Reduce | Gather) -> str:
+    devices = ", ".join(map(str, collective.group))
+    return f"among {devices} on {collective.stream}"
 
 
 def line(instruction: Instruction) -> str:
@@ -179,6 +222,14 @@ def line(instruction: Instruction) -> str:
             text = f"send    {instruction.value} to {instruction.peer} on {instruction.stream}"
         case Recv():
             text = f"recv    {instruction.value} from {instruction.peer} on {instruction.stream}"
+        case Reduce():
+            what = "scatter" if instruction.scatter else "reduce"
+            text = f"{what:7} {instruction.value} -> {instruction.into} {among(instruction)}"
+        case Gather():
+            text = (
+                f"gather  {instruction.value} -> {instruction.into} [{instruction.buffer}] "
+                f"{among(instruction)}"
+            )
         case Total():
             names = [value for value, _ in instruction.losses] + list(instruction.grads)
             text = f"total   {', '.join(names)}"

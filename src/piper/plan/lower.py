@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Sum, Totals
+from piper.ir.layout import Message, messages
+from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.values import Origin, Value
-from piper.names import NodeId, ValueId
+from piper.names import BucketId, Device, NodeId, ValueId
 from piper.plan.instructions import (
     Add,
     Free,
+    Gather,
     Instruction,
     Keep,
+    Layout,
     Load,
     Plan,
     Recv,
+    Reduce,
     Run,
     Send,
     Shape,
@@ -26,6 +31,7 @@ from piper.plan.instructions import (
     Update,
     Waits,
 )
+from piper.plan.pool import offsets
 from piper.plan.rows import Row, Work, proven_received, receiver, rows, sender
 
 
@@ -51,22 +57,36 @@ class Lowering:
     started: set[str] = field(default_factory=set)  # sums that have their first part
     loaded: set[str] = field(default_factory=set)
     sent: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
+    scattering: list[str] = field(default_factory=list)  # shards on their way, not waited for
+    buffers: dict[int, int] = field(default_factory=dict)  # that gathers fill: bytes
     states: dict[str, State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sums = local_sums(self.row)
-        self.received = {transfer.writes[0] for transfer in self.row.gets.values()}
+        coming: list[Transfer | Collective] = [*self.row.gets.values(), *self.row.collectives]
+        self.received = {node.writes[0] for node in coming}
         self.ends = endings(self.row, self.sums, self.proofs)
 
     def plan(self) -> Plan:
+        self.start(0)
         for position, node in enumerate(self.row.work):
             self.post(position)
             self.do(node)
-            self.send(position + 1)
-            self.free(position)
+            self.start_and_free(position)
         self.post(len(self.row.work))
         self.free(len(self.row.work))
-        return Plan(self.row.device, tuple(self.states.values()), tuple(self.code))
+        buffers = tuple(self.buffers.get(k, 0) for k in range(max(self.buffers, default=-1) + 1))
+        return Plan(self.row.device, tuple(self.states.values()), tuple(self.code), buffers)
+
+    def start_and_free(self, position: int) -> None:
+        """What others wait for goes first, unless it needs the memory that ends here."""
+        starts = self.row.starts.get(position + 1, ())
+        if any(isinstance(node, Collective) and node.kind is Kind.ALL_GATHER for node in starts):
+            self.free(position)
+            self.start(position + 1)
+        else:
+            self.start(position + 1)
+            self.free(position)
 
     def emit(self, instruction: Instruction) -> int:
         self.code.append(instruction)
@@ -82,14 +102,77 @@ class Lowering:
                 )  # fmt: skip
             )
 
-    def send(self, position: int) -> None:
-        for transfer in self.row.sends.get(position, ()):
-            value = self.operand(transfer.reads[0])
-            peer = receiver(transfer, self.row.device)
-            waits = (self.made_by[value],) if value in self.made_by else ()
-            shapes = wire_shapes(self.dag.values[transfer.writes[0]])
-            k = self.emit(Send(transfer.id, value, shapes, peer, transfer.stream, waits))
-            self.sent.setdefault(value, []).append(k)
+    def start(self, position: int) -> None:
+        for node in self.row.starts.get(position, ()):
+            match node:
+                case Transfer():
+                    self.send(node)
+                case Collective(kind=Kind.ALL_GATHER):
+                    self.gather(node)
+                case Collective():
+                    self.reduce(node)
+
+    def send(self, transfer: Transfer) -> None:
+        value = self.operand(transfer.reads[0], transfer.source)
+        peer = receiver(transfer, self.row.device)
+        ready = self.wait_for((value,))
+        waits = ready or ((self.made_by[value],) if value in self.made_by else ())
+        shapes = wire_shapes(self.dag.values[transfer.writes[0]])
+        k = self.emit(Send(transfer.id, value, shapes, peer, transfer.stream, waits))
+        self.sent.setdefault(value, []).append(k)
+
+    def reduce(self, node: Collective) -> None:
+        """A shard is waited for before the next one is made: whole gradients live briefly."""
+        scatter = node.kind is Kind.REDUCE_SCATTER
+        value = self.operand(node.reads[0], node.devices)
+        waits = (*self.wait_for((value,)), *(self.settle() if scatter else ()))
+        ready = (self.made_by[value],) if value in self.made_by else ()
+        k = self.emit(
+            Reduce(
+                node.id,
+                value,
+                node.writes[0],
+                layouts(node.messages),
+                self.group(node),
+                scatter,
+                node.stream,
+                tuple(sorted({*ready, *waits})),
+            )  # fmt: skip
+        )
+        self.arriving[node.writes[0]] = k
+        if scatter:
+            self.scattering.append(node.writes[0])
+
+    def settle(self) -> Waits:
+        """Add up the shards that are on their way; what is no part of a sum is only waited for."""
+        coming, self.scattering = self.scattering, []
+        alone = [value for value in coming if value not in self.sums.of]
+        for value in coming:
+            if value in self.sums.of and value in self.arriving:
+                self.add(self.sums.of[value], ValueId(value))
+        return self.wait_for(tuple(alone))
+
+    def gather(self, node: Collective) -> None:
+        value, known = self.single(node.reads[0][0], node.devices), self.dag.values[node.writes[0]]
+        messages = layouts(node.messages)
+        assert node.slot is not None
+        size = max(offsets(messages)[-1], self.buffers.get(node.slot, 0))
+        self.buffers[node.slot] = size
+        self.arriving[node.writes[0]] = self.emit(
+            Gather(
+                node.id,
+                value,
+                node.writes[0],
+                messages,
+                wire_shapes(known),
+                self.group(node),
+                node.slot,
+                node.stream,
+            )  # fmt: skip
+        )
+
+    def group(self, node: Collective) -> tuple[Device, ...]:
+        return next(group for group in node.groups if self.row.device in group)
 
     def do(self, node: Work) -> None:
         match node:
@@ -101,7 +184,8 @@ class Lowering:
                 self.total(node)
 
     def run(self, node: Compute) -> None:
-        reads = tuple(self.operand(total) for total in node.reads)
+        assert node.devices is not None
+        reads = tuple([self.operand(total, node.devices) for total in node.reads])
         waits = self.wait_for(reads)
         k = self.emit(Run(node.id, node.region, node.phase, reads, node.writes, waits))
         for value in node.writes:
@@ -110,7 +194,7 @@ class Lowering:
                 self.add(self.sums.of[value], value)
 
     def update(self, node: UpdateNode) -> None:
-        grad = self.operand(node.reads[0])
+        grad = self.operand(node.reads[0], node.devices or ())
         clip = len(node.reads) > 1
         waits = (*self.wait_for((grad,)), *(self.wait_for(("totals",)) if clip else ()))
         self.state(weights_of(node))
@@ -118,46 +202,75 @@ class Lowering:
         self.made_by[weights_of(node)] = k
 
     def total(self, node: Totals) -> None:
-        """Of all that is added up, what this device made."""
-        made = enumerate(node.reads[0])
-        losses = tuple((loss, part) for part, loss in made if loss in self.made_by)
-        grads = tuple(self.operand(total) for total in node.reads[1:] if self.is_here(total))
+        """Of all that is added up, what this device made, or is the first to have."""
         assert node.devices is not None
-        self.arriving["totals"] = self.emit(
-            Total(node.id, losses, grads, node.devices, self.wait_for(grads))
+        grads = tuple(
+            self.operand(total, ())
+            for total in node.reads[1:]
+            if self.is_here(total) and counts_here(self.dag, total[0], self.row.device)
         )
+        self.arriving["totals"] = self.emit(
+            Total(node.id, tuple(self.losses(node)), grads, node.devices, self.wait_for(grads))
+        )
+
+    def losses(self, node: Totals) -> Iterator[tuple[str, int]]:
+        """The losses made here, and which microbatch of the batch each is of."""
+        for part, loss in enumerate(node.reads[0]):
+            if loss in self.made_by:
+                devices = self.dag.nodes[self.dag.producers[loss]].devices or ()
+                first, _ = self.row.replicas.place(devices, self.row.device)
+                yield loss, first * len(node.reads[0]) + part
 
     def is_here(self, total: Sum) -> bool:
         return total in self.sums.names or total[0] in self.made_by or total[0] in self.received
 
-    def operand(self, total: Sum) -> str:
+    def operand(self, total: Sum, devices: tuple[Device, ...]) -> str:
         """The buffer that holds a sum once all its parts are in."""
         if total not in self.sums.names:
-            return self.single(total[0])
+            return self.single(total[0], devices)
         name = self.sums.names[total]
         for value in total:
             if value in self.arriving:
                 self.add(name, value)
         return name
 
-    def single(self, value: ValueId) -> str:
+    def single(self, value: ValueId, devices: tuple[Device, ...]) -> str:
         if value in self.made_by or value in self.arriving:
             return value
         known = self.dag.values[value]
         if known.origin is Origin.WEIGHTS:
             self.state(value)
-        elif known.origin is not Origin.FLOW and value not in self.loaded:
-            self.loaded.add(value)
-            self.emit(Load(value, known.origin, known.index, known.part, known.parts))
+        elif known.origin is not Origin.FLOW:
+            return self.load(value, known, devices)
         return self.storage(value)
+
+    def load(self, value: ValueId, known: Value, devices: tuple[Device, ...]) -> str:
+        name = self.row.name(value, devices)
+        if name not in self.loaded:
+            self.loaded.add(name)
+            first, of = self.row.replicas.place(devices, self.row.device)
+            part, parts = first * known.parts + known.part, of * known.parts
+            self.emit(Load(name, known.origin, known.index, part, parts))
+        return name
 
     def storage(self, value: str) -> str:
         """New parameters are where the old ones were."""
         return value.removesuffix("'")
 
     def state(self, value: str) -> None:
-        bucket = value.removeprefix("w:").partition(">")[0]
-        self.states.setdefault(value, State(value, bucket, home=">" not in value))
+        if value in self.states:
+            return
+        bucket, copy = BucketId(value.removeprefix("w:").partition(">")[0]), ">" in value
+        how = self.dag.residencies.get(bucket)
+        if how is None or not how.sharded:
+            self.states[value] = State(value, bucket, home=not copy)
+            return
+        group = next(group for group in how.groups if self.row.device in group)
+        layout = layouts(
+            messages(self.dag.model.buckets[bucket].specs, how.message_bytes, how.ways)
+        )
+        shard = group.index(self.row.device)
+        self.states[value] = State(value, bucket, True, shard, how.ways, layout)
 
     def add(self, name: str, value: ValueId) -> None:
         waits = self.wait_for((value,))
@@ -186,7 +299,7 @@ class Sums:
 
 
 def local_sums(row: Row) -> Sums:
-    nodes = chain(row.work, chain.from_iterable(row.sends.values()))
+    nodes = chain(row.work, chain.from_iterable(row.starts.values()))
     owners = [node for node in nodes if not isinstance(node, Totals)]
     names: dict[Sum, str] = {}
     for node in owners:
@@ -199,22 +312,37 @@ def local_sums(row: Row) -> Sums:
 def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[str]]:
     """After which work each buffer ends: its last use, or the proof that it was received."""
     last: dict[str, int] = {transfer.writes[0]: len(row.work) for transfer in row.gets.values()}
+    last.update((node.writes[0], len(row.work)) for node in row.collectives)
     for position, node in enumerate(row.work):
         last.update((value, position) for value in node.writes)
         if isinstance(node, Totals):
             named = [sums.names.get(total, total[0]) for total in node.reads[1:]]
             last.update((name, position) for name in (*node.reads[0], *named) if name in last)
         else:
-            last.update((sums.names.get(total, total[0]), position) for total in node.reads)
-    for transfer in chain.from_iterable(row.sends.values()):
+            last.update((sums.names.get(total, name), position) for total, name in row.names(node))
+    for transfer in row.sends:
         buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])
         proof = proofs.get(transfer.id, len(row.work))
         last[buffer] = max(last.get(buffer, 0), proof)
+    taken = {sums.names.get(node.reads[0], node.reads[0][0]) for node in row.collectives}
     ends: dict[int, list[str]] = {}
     for buffer, position in last.items():
-        if not buffer.startswith("w:") and buffer not in sums.of and buffer != "totals":
+        kept = buffer.startswith("w:") or buffer in sums.of or buffer in taken
+        if not kept and buffer != "totals":
             ends.setdefault(position, []).append(buffer)
     return ends
+
+
+def counts_here(dag: Dag, value: ValueId, device: Device) -> bool:
+    """What everyone of a group has is counted by the first one only."""
+    maker = dag.nodes[dag.producers[value]]
+    if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
+        return any(group[0] == device for group in maker.groups)
+    return True
+
+
+def layouts(found: Sequence[Message]) -> tuple[Layout, ...]:
+    return tuple((message.dtype, message.tensors, message.padded) for message in found)
 
 
 def weights_of(node: UpdateNode) -> str:

@@ -13,27 +13,30 @@ from typing import Any
 
 from piper.errors import PlanError, Problem
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Totals, Transfer
+from piper.ir.nodes import Collective, Compute, Kind, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
+from piper.ir.replicas import replicas
 from piper.ir.spec import BUG
+from piper.ir.values import Origin
 from piper.names import COMPUTE, Device
 from piper.plan.instructions import (
     Add,
     Free,
+    Gather,
     Instruction,
     Keep,
     Load,
     Plan,
     Recv,
+    Reduce,
     Run,
     Send,
     Total,
     Update,
     line,
 )
-
-Channel = tuple[str, Device, Device]  # stream, sender, receiver
-Event = tuple[Device, int]  # an instruction of a device
+from piper.plan.pool import offsets
+from piper.plan.wires import Event, Wires
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Machine:
     used: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
     waited: set[int] = field(default_factory=set)  # instructions known to have ended
     ran: dict[str, int] = field(default_factory=dict)  # node -> instruction
+    filled: dict[int, str] = field(default_factory=dict)  # buffer of the plan -> what is in it
 
     def __post_init__(self) -> None:
         self.states = {state.value for state in self.plan.states}
@@ -60,7 +64,7 @@ class Together:
     dag: Dag
     machines: dict[Device, Machine]
     ended: set[Event] = field(default_factory=set)
-    queues: dict[Channel, tuple[deque[Event], deque[Event]]] = field(default_factory=dict)
+    wires: Wires = field(default_factory=Wires)
     totals: dict[str, list[Event]] = field(default_factory=dict)
     asleep: dict[Event, Device] = field(default_factory=dict)  # who waits for it
     woken: list[Device] = field(default_factory=list)
@@ -70,7 +74,9 @@ class Together:
         self.handlers: dict[type[Instruction], Callable[[Machine, Any], None]] = {
             Load: self.load, Run: self.compute, Keep: self.keep, Add: self.add, Free: self.free,
             Send: self.transfer, Recv: self.transfer, Total: self.total, Update: self.update,
+            Reduce: self.reduce, Gather: self.gather,
         }  # fmt: skip
+        self.replicas = replicas(node.devices for node in self.dag.computes if node.devices)
 
     def run(self) -> None:
         awake = deque(self.machines)
@@ -147,9 +153,13 @@ class Together:
         machine.ran[node] = machine.at
 
     def load(self, machine: Machine, load: Load) -> None:
-        known = self.dag.values.get(load.value)  # type: ignore[call-overload]
-        wanted = known and (known.origin, known.index, known.part, known.parts)
-        if (load.origin, load.index, load.part, load.parts) != wanted:
+        name, _, replica = load.value.partition("#")
+        known = self.dag.values.get(name)  # type: ignore[call-overload]
+        first, of = int(replica or 0), len(self.replicas.feeds[0])
+        wanted = known and (
+            known.origin, known.index, first * known.parts + known.part, of * known.parts,
+        )  # fmt: skip
+        if (load.origin, load.index, load.part, load.parts) != wanted or first >= of:
             self.refuse(machine, f"it loads something else than {load.value}")
         self.write(machine, load.value, {load.value})
 
@@ -160,13 +170,25 @@ class Together:
         self.once(machine, run.node)
         if (run.region, run.phase) != (node.region, node.phase):
             self.refuse(machine, f"{run.node} is not {run.region} {run.phase}")
-        self.compare(machine, run.reads, node.reads)
+        self.compare(machine, run.reads, self.expected(machine, node))
         if len(run.writes) != len(node.writes):
             self.refuse(
                 machine, f"it writes {len(run.writes)} values instead of {len(node.writes)}"
             )
         for buffer, value in zip(run.writes, node.writes, strict=True):
             self.write(machine, buffer, {value})
+
+    def expected(self, machine: Machine, node: Compute) -> Sequence[Sequence[str]]:
+        """What a node reads; on a device with several replicas, inputs of its own replica."""
+        assert node.devices is not None
+        replica, of = self.replicas.place(node.devices, machine.plan.device)
+        if of == 1 or not replica:
+            return node.reads
+        given = self.dag.values
+        return [
+            [v if given[v].origin in (Origin.FLOW, Origin.WEIGHTS) else f"{v}#{replica}" for v in t]
+            for t in node.reads
+        ]
 
     def compare(
         self, machine: Machine, buffers: Sequence[str], wanted: Sequence[Sequence[str]]
@@ -196,10 +218,10 @@ class Together:
         node = self.dag.nodes.get(moved.node)  # type: ignore[call-overload]
         if not isinstance(node, Transfer):
             self.refuse(machine, f"{moved.node} is no transfer")
-        self.once(machine, moved.node)
+        self.once(machine, sent(moved.node) if isinstance(moved, Send) else moved.node)
         self.refuse_other_wire(machine, moved, node)
         if isinstance(moved, Send):
-            self.refuse_early_send(machine, moved)
+            self.refuse_early(machine, moved.value, moved.waits)
             self.compare(machine, [moved.value], node.reads)
             machine.used.setdefault(moved.value, []).append(machine.at)
         else:
@@ -218,20 +240,18 @@ class Together:
         if isinstance(moved, Recv) and moved.bundle != value.bundle:
             self.refuse(machine, f"{node.id} is {'a' if value.bundle else 'no'} bundle")
 
-    def refuse_early_send(self, machine: Machine, send: Send) -> None:
-        made = machine.made.get(send.value)
-        if made is not None and made not in send.waits and made not in machine.waited:
-            self.refuse(machine, f"{send.value} is sent before it is ready")
+    def refuse_early(self, machine: Machine, value: str, waits: Sequence[int]) -> None:
+        made = machine.made.get(value)
+        if made is not None and made not in waits and made not in machine.waited:
+            self.refuse(machine, f"{value} is sent before it is ready")
 
     def meet(self, machine: Machine, moved: Send | Recv) -> None:
         here, is_send = machine.plan.device, isinstance(moved, Send)
         ends = (here, moved.peer) if is_send else (moved.peer, here)
         if moved.peer not in self.machines:
             self.refuse(machine, f"there is no device {moved.peer}")
-        sends, recvs = self.queues.setdefault((moved.stream, *ends), (deque(), deque()))
-        (sends if is_send else recvs).append((here, machine.at))
-        while sends and recvs:
-            self.pair(machine, sends.popleft(), recvs.popleft())
+        for sent_by, got_by in self.wires.moved((moved.stream, *ends), (here, machine.at)):
+            self.pair(machine, sent_by, got_by)
 
     def pair(self, machine: Machine, sent: Event, got: Event) -> None:
         one, other = (self.machines[d].plan.instructions[k] for d, k in (sent, got))
@@ -241,6 +261,57 @@ class Together:
             self.refuse(machine, what)
         self.end(sent, got)
 
+    def reduce(self, machine: Machine, reduce: Reduce) -> None:
+        kind = Kind.REDUCE_SCATTER if reduce.scatter else Kind.ALL_REDUCE
+        node = self.collective(machine, reduce, kind)
+        self.refuse_early(machine, reduce.value, reduce.waits)
+        self.compare(machine, [reduce.value], node.reads)
+        self.take(machine, reduce.value)
+        self.write(machine, reduce.into, {node.writes[0]})
+        self.join(machine, reduce)
+
+    def gather(self, machine: Machine, gather: Gather) -> None:
+        node = self.collective(machine, gather, Kind.ALL_GATHER)
+        self.compare(machine, [gather.value], node.reads)
+        machine.used.setdefault(gather.value, []).append(machine.at)
+        known = self.dag.values[node.writes[0]]
+        if gather.shapes != tuple((spec.shape, spec.dtype) for spec in known.specs):
+            self.refuse(machine, f"{gather.into} has other shapes")
+        self.fill(machine, gather)
+        self.write(machine, gather.into, {node.writes[0]})
+        self.join(machine, gather)
+
+    def fill(self, machine: Machine, gather: Gather) -> None:
+        """A buffer takes one gather at a time, and has room for it."""
+        sizes, inside = machine.plan.buffers, machine.filled.get(gather.buffer)
+        if inside is not None and inside in machine.holds:
+            self.refuse(machine, f"buffer {gather.buffer} still holds {inside}")
+        if gather.buffer >= len(sizes) or sizes[gather.buffer] < offsets(gather.messages)[-1]:
+            self.refuse(machine, f"buffer {gather.buffer} has no room for {gather.into}")
+        machine.filled[gather.buffer] = gather.into
+
+    def collective(self, machine: Machine, one: Reduce | Gather, kind: Kind) -> Collective:
+        """The node behind an instruction, which must be just like it."""
+        node, here = self.dag.nodes.get(one.node), machine.plan.device  # type: ignore[call-overload]
+        if not isinstance(node, Collective) or node.kind is not kind or here not in one.group:
+            self.refuse(machine, f"{one.node} is no {kind} of device {here}")
+        self.once(machine, one.node)
+        messages = tuple((m.dtype, m.tensors, m.padded) for m in node.messages)
+        wanted = (messages, node.stream)
+        if one.group not in node.groups or (one.messages, one.stream) != wanted:
+            self.refuse(machine, f"{one.node} is not among {list(one.group)} like this")
+        found: Collective = node
+        return found
+
+    def join(self, machine: Machine, one: Reduce | Gather) -> None:
+        """It ends when all of the group are at it; they must come in the same order."""
+        for heads in self.wires.joined((one.stream, one.group), (machine.plan.device, machine.at)):
+            nodes = {d: self.machines[d].plan.instructions[k].node for d, k in heads}  # type: ignore[union-attr]
+            if len(set(nodes.values())) > 1:
+                which = ", ".join(f"device {d} is at {node}" for d, node in nodes.items())
+                self.refuse(machine, f"on {one.stream}, {which}")
+            self.end(*heads)
+
     def total(self, machine: Machine, total: Total) -> None:
         self.once(machine, total.node)
         node = self.dag.nodes.get(total.node)  # type: ignore[call-overload]
@@ -248,9 +319,7 @@ class Together:
             self.refuse(machine, f"{total.node} is no total")
         if total.group != node.devices or machine.plan.device not in (node.devices or ()):
             self.refuse(machine, f"{total.node} is over devices {list(node.devices or ())}")
-        self.compare(
-            machine, [v for v, _ in total.losses], [[node.reads[0][k]] for _, k in total.losses]
-        )
+        self.refuse_wrong_parts(machine, total, node)
         wanted = {frozenset(parts) for parts in node.reads[1:]}
         for buffer in total.grads:
             if frozenset(self.read(machine, buffer)) not in wanted:
@@ -264,6 +333,16 @@ class Together:
         if len(here) == len(total.group):
             self.end(*here)
 
+    def refuse_wrong_parts(self, machine: Machine, total: Total, node: Totals) -> None:
+        """Every loss is weighed as the microbatch of the replica that it is of."""
+        all_losses = node.reads[0]
+        for buffer, part in total.losses:
+            replica, k = divmod(part, len(all_losses))
+            self.compare(machine, [buffer], [[all_losses[k]]])
+            devices = self.dag.nodes[self.dag.producers[all_losses[k]]].devices or ()
+            if self.replicas.place(devices, machine.plan.device)[0] != replica:
+                self.refuse(machine, f"{buffer} is counted for another replica")
+
     def update(self, machine: Machine, update: Update) -> None:
         node = self.dag.nodes.get(update.node)  # type: ignore[call-overload]
         if not isinstance(node, UpdateNode) or machine.plan.device not in (node.devices or ()):
@@ -273,6 +352,7 @@ class Together:
         state = node.writes[0].removesuffix("'")
         if update.bucket != node.bucket or machine.holds.get(state) != {state}:
             self.refuse(machine, f"{update.bucket} is not what {update.node} updates")
+        self.refuse_unsent(machine, state, update.waits)
         if update.clip != (len(node.reads) > 1):
             self.refuse(machine, "clipping is not as compiled")
         if update.clip and not any(
@@ -299,6 +379,11 @@ class Together:
         first = next(w for w in instruction.waits if not self.has_ended(machine, w))
         other = machine.plan.instructions[first]
         return f"device {device} at «{line(instruction)}» waits for «{line(other)}»"
+
+
+def sent(node: str) -> str:
+    """A device may be at both ends of a transfer, for different replicas."""
+    return f"{node} (sent)"
 
 
 def difference(found: set[str], wanted: set[str]) -> str:

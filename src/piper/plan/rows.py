@@ -7,36 +7,70 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Node, Totals, Transfer
+from piper.ir.nodes import Collective, Compute, Node, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
+from piper.ir.replicas import Replicas, replicas
+from piper.ir.values import Origin
 from piper.names import Device, NodeId, ValueId
 
 Work = Compute | UpdateNode | Totals
+Start = Transfer | Collective  # goes on by itself
+GIVEN = (Origin.BATCH, Origin.SEED, Origin.RANDOM)
 
 
 @dataclass
 class Row:
     """One device's share of the sequence. Positions count its work."""
 
+    dag: Dag
     device: Device
+    replicas: Replicas
     work: list[Work] = field(default_factory=list)
     position: dict[NodeId, int] = field(default_factory=dict)
-    sends: dict[int, list[Transfer]] = field(default_factory=dict)  # after this much work
+    starts: dict[int, list[Start]] = field(default_factory=dict)  # after this much work
+    started: dict[NodeId, int] = field(default_factory=dict)  # collectives: after how much work
     gets: dict[NodeId, Transfer] = field(default_factory=dict)
     uses: dict[NodeId, int | None] = field(default_factory=dict)  # first work that reads it
     posts: dict[int, list[Transfer]] = field(default_factory=dict)  # before this work
 
+    @property
+    def sends(self) -> list[Transfer]:
+        nodes = chain.from_iterable(self.starts.values())
+        return [node for node in nodes if isinstance(node, Transfer)]
+
+    @property
+    def collectives(self) -> list[Collective]:
+        nodes = chain.from_iterable(self.starts.values())
+        return [node for node in nodes if isinstance(node, Collective)]
+
+    def name(self, value: ValueId, devices: tuple[Device, ...]) -> str:
+        """The buffer of a value; inputs of a second replica on this device have their own."""
+        if len(self.replicas.feeds[0]) == 1 or self.dag.values[value].origin not in GIVEN:
+            return value
+        part, _ = self.replicas.place(devices, self.device)
+        return f"{value}#{part}" if part else value
+
+    def names(self, node: Node) -> list[tuple[Sum, str]]:
+        """What a node reads, and the buffer of each single value."""
+        return [(total, self.name(total[0], node.devices or ())) for total in node.reads]
+
 
 def rows(dag: Dag) -> dict[Device, Row]:
-    found = {device: Row(device) for device in dag.devices}
+    known = replicas(node.devices for node in dag.computes if node.devices)
+    found = {device: Row(dag, device, known) for device in dag.devices}
     for name in dag.sequence:
         node = dag.nodes[name]
         if isinstance(node, Transfer):
             for device in node.source:
                 row = found[device]
-                row.sends.setdefault(len(row.work), []).append(node)
+                row.starts.setdefault(len(row.work), []).append(node)
             for device in node.devices:
                 found[device].gets[node.id] = node
+        elif isinstance(node, Collective):
+            for device in node.devices:
+                row = found[device]
+                row.started[node.id] = len(row.work)
+                row.starts.setdefault(len(row.work), []).append(node)
         else:
             for device in node.devices or ():
                 row = found[device]
@@ -52,6 +86,7 @@ def first_uses(dag: Dag, row: Row) -> None:
     for transfer in row.gets.values():
         readers = dag.consumers.get(transfer.writes[0], ())
         here = [row.position[reader] for reader in readers if reader in row.position]
+        here += [row.started[reader] for reader in readers if reader in row.started]
         row.uses[transfer.id] = min(here, default=None)
 
 
@@ -88,7 +123,7 @@ def proven_received(dag: Dag, all_rows: dict[Device, Row], row: Row) -> dict[Nod
     """
     heard = {peer: evidence(dag, all_rows[peer], row) for peer in peers(row)}
     proofs: dict[NodeId, int] = {}
-    for transfer in chain.from_iterable(row.sends.values()):
+    for transfer in row.sends:
         peer = receiver(transfer, row.device)
         use = all_rows[peer].uses[transfer.id]
         if use is None:
@@ -101,8 +136,7 @@ def proven_received(dag: Dag, all_rows: dict[Device, Row], row: Row) -> dict[Nod
 
 
 def peers(row: Row) -> list[Device]:
-    sends = chain.from_iterable(row.sends.values())
-    return list(dict.fromkeys(receiver(transfer, row.device) for transfer in sends))
+    return list(dict.fromkeys(receiver(transfer, row.device) for transfer in row.sends))
 
 
 def evidence(dag: Dag, peer: Row, row: Row) -> tuple[list[int], list[int]]:

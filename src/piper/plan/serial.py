@@ -9,11 +9,13 @@ from typing import Any
 from piper.plan.instructions import (
     Add,
     Free,
+    Gather,
     Instruction,
     Keep,
     Load,
     Plan,
     Recv,
+    Reduce,
     Run,
     Send,
     State,
@@ -22,13 +24,15 @@ from piper.plan.instructions import (
 )
 
 KINDS: dict[str, type[Instruction]] = {
-    kind.__name__.lower(): kind for kind in (Load, Run, Keep, Add, Send, Recv, Total, Update, Free)
+    kind.__name__.lower(): kind
+    for kind in (Load, Run, Keep, Add, Send, Recv, Reduce, Gather, Total, Update, Free)
 }
 
 
 def to_json(plan: Plan) -> str:
     """One instruction per line."""
-    head = {"device": plan.device, "states": [row(state) for state in plan.states]}
+    head: dict[str, Any] = {"device": plan.device, "states": [row(state) for state in plan.states]}
+    head["buffers"] = plan.buffers
     lines = [json.dumps([type(one).__name__.lower(), *row(one)]) for one in plan.instructions]
     body = ",\n  ".join(lines)
     return f'{json.dumps(head)[:-1]}, "instructions": [\n  {body}\n]}}\n'
@@ -38,8 +42,9 @@ def from_json(text: str) -> Plan:
     found = json.loads(text)
     return Plan(
         found["device"],
-        tuple(State(*state) for state in found["states"]),
+        tuple(State(*map(frozen, state)) for state in found["states"]),
         tuple(KINDS[kind](*map(frozen, values)) for kind, *values in found["instructions"]),
+        tuple(found["buffers"]),
     )
 
 

@@ -20,6 +20,7 @@ class Batch:
     weights: tuple[float, ...]  # of each microbatch in the loss; they add up to 1 for a mean
     seed: int = 0
     max_norm: float | None = None
+    first: int = 0  # number of its first microbatch among those of all replicas
 
 
 def part_of(tensor: torch.Tensor, part: int, parts: int) -> torch.Tensor:

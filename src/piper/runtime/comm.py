@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +12,7 @@ import torch.distributed as dist
 from piper.plan.instructions import Shape
 
 Tensors = tuple[torch.Tensor, ...]
+Group = tuple[int, ...]  # devices that put something together, in rising order
 
 
 class Handle(Protocol):
@@ -29,6 +27,12 @@ class Arrival(Protocol):
     def wait(self) -> Tensors: ...
 
 
+class Shard(Protocol):
+    """Something under way that ends with this device's shard of a sum."""
+
+    def wait(self) -> torch.Tensor: ...
+
+
 class Comm(Protocol):
     """What a worker needs of the others."""
 
@@ -37,6 +41,14 @@ class Comm(Protocol):
     def recv(
         self, shapes: Sequence[Shape], peer: int, stream: str, into: Tensors | None
     ) -> Arrival: ...
+
+    def all_reduce(self, flat: torch.Tensor, stream: str, group: Group) -> Handle: ...
+
+    def reduce_scatter(self, flat: torch.Tensor, stream: str, group: Group) -> Shard: ...
+
+    def all_gather(
+        self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
+    ) -> Handle: ...
 
     def add_up(self, tensor: torch.Tensor) -> Handle: ...
 
@@ -81,18 +93,34 @@ class SizedLater:
         return Works(works, tuple(tensors)).wait()
 
 
+@dataclass(slots=True)
+class SumOfPieces:
+    """What all of a group sent to this one, to be added up in the order of the devices."""
+
+    work: dist.Work
+    pieces: torch.Tensor
+    whole: torch.Tensor  # being sent: kept until it has been
+
+    def wait(self) -> torch.Tensor:
+        self.work.wait()
+        return self.pieces.sum(0)
+
+
 @dataclass
 class ProcessComm:
     """Processes joined by torch.distributed. Streams have process groups of their own."""
 
     streams: Sequence[str]
-    groups: dict[str, dist.ProcessGroup | None] = field(default_factory=dict)
+    teams: Sequence[tuple[str, Group]] = ()  # streams and the groups that do collectives on them
+    groups: dict[str | tuple[str, Group], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Every process makes the same groups in the same order."""
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         for stream in (*self.streams, "totals"):
             self.groups[stream] = None if alone else dist.new_group()
+        for stream, group in self.teams:
+            self.groups[stream, group] = dist.new_group(list(group))
 
     def send(self, tensors: Tensors, shapes: Sequence[Shape], peer: int, stream: str) -> Handle:
         whole = tuple(tensor.contiguous() for tensor in tensors)
@@ -122,6 +150,24 @@ class ProcessComm:
         assert work is not None
         return work
 
+    def all_reduce(self, flat: torch.Tensor, stream: str, group: Group) -> Handle:
+        work = dist.all_reduce(flat, group=self.groups[stream, group], async_op=True)
+        assert work is not None
+        return work
+
+    def reduce_scatter(self, flat: torch.Tensor, stream: str, group: Group) -> Shard:
+        """Pieces go straight to where they are added up: half the bytes of gloo's own."""
+        pieces = torch.empty_like(flat)
+        work = dist.all_to_all_single(pieces, flat, group=self.groups[stream, group], async_op=True)
+        assert work is not None
+        return SumOfPieces(work, pieces.view(len(group), -1), flat)
+
+    def all_gather(
+        self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
+    ) -> Handle:
+        team = self.groups[stream, group]
+        return Works([gather_flat(whole, shard, group=team, async_op=True)], (whole, shard))
+
     def add_up(self, tensor: torch.Tensor) -> Handle:
         group = self.groups["totals"]
         if group is None:
@@ -132,98 +178,9 @@ class ProcessComm:
 
     def close(self) -> None:
         for group in self.groups.values():
-            if group is not None:
+            if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.destroy_process_group(group)
 
 
-Message = Future[Tensors]
-
-
-@dataclass
-class Hub:
-    """Joins devices that are threads of one process; for tests, and for looking at a strategy."""
-
-    devices: int
-    timeout: float = 60.0
-    messages: dict[tuple[str, int, int, int], Message] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.devices)
-
-    def message(self, stream: str, source: int, target: int, number: int) -> Message:
-        """The n-th message of a channel, whether it was sent or asked for first."""
-        with self.lock:
-            return self.messages.setdefault((stream, source, target, number), Message())
-
-
-class Done:
-    """Has ended already."""
-
-    def wait(self) -> None: ...
-
-
-@dataclass
-class ThreadComm:
-    """One device of a hub."""
-
-    hub: Hub
-    device: int
-    round: int = 0
-    sent: Counter[tuple[str, int]] = field(default_factory=Counter)
-    asked: Counter[tuple[str, int]] = field(default_factory=Counter)
-
-    def send(self, tensors: Tensors, shapes: Sequence[Shape], peer: int, stream: str) -> Handle:
-        number = self.sent[stream, peer]
-        self.sent[stream, peer] += 1
-        copies = tuple(tensor.detach().clone() for tensor in tensors)
-        self.hub.message(stream, self.device, peer, number).set_result(copies)
-        return Done()
-
-    def recv(
-        self, shapes: Sequence[Shape], peer: int, stream: str, into: Tensors | None
-    ) -> Arrival:
-        number = self.asked[stream, peer]
-        self.asked[stream, peer] += 1
-        message = self.hub.message(stream, peer, self.device, number)
-        return Pickup(message, into, self.hub.timeout)
-
-    def add_up(self, tensor: torch.Tensor) -> Handle:
-        self.round += 1
-        return SumUp(self.hub, self.round, tensor)
-
-
-@dataclass
-class Pickup:
-    """A message that may not be there yet."""
-
-    message: Message
-    into: Tensors | None
-    timeout: float
-
-    def wait(self) -> Tensors:
-        tensors = self.message.result(timeout=self.timeout)
-        for state, new in zip(self.into or (), tensors, strict=False):
-            state.copy_(new)
-        return self.into or tensors
-
-
-@dataclass
-class SumUp:
-    """Adds a tensor up over all threads, in place."""
-
-    hub: Hub
-    round: int
-    tensor: torch.Tensor
-    done: bool = False
-
-    def wait(self) -> None:
-        if self.done:
-            return
-        with self.hub.lock:
-            self.hub.sums.setdefault(self.round, []).append(self.tensor.clone())
-        self.hub.barrier.wait(self.hub.timeout)
-        parts = sorted(self.hub.sums[self.round], key=lambda t: t.tolist())
-        self.tensor.copy_(torch.stack(parts).sum(0))
-        self.done = True
+# The newer name, where there is one: the older one warns.
+gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -12,11 +12,13 @@ from piper.errors import PeerLost, RunError
 from piper.plan.instructions import (
     Add,
     Free,
+    Gather,
     Instruction,
     Keep,
     Load,
     Plan,
     Recv,
+    Reduce,
     Run,
     Send,
     Total,
@@ -24,8 +26,9 @@ from piper.plan.instructions import (
     line,
 )
 from piper.runtime.batch import Batch, part_of
-from piper.runtime.comm import Comm, Handle
-from piper.runtime.state import DeviceState
+from piper.runtime.comm import Comm, Handle, Shard
+from piper.runtime.flat import message_views, packed, unpacked, whole_shapes
+from piper.runtime.state import BucketState, DeviceState
 
 Act = Callable[[], None]
 Kernel = Callable[..., Sequence[Any]]
@@ -52,6 +55,8 @@ class Program:
         for state in self.plan.states:
             self.slots[self.slot(state.value)] = self.state.buckets[state.value].tensors
         self.handles = [None] * len(self.plan.instructions)
+        self.buffers = [torch.empty(size, dtype=torch.uint8) for size in self.plan.buffers]
+        self.results = {k: self.slot(name) for k, name in results(self.plan)}
         self.ending = ending(self.plan)
         self.acts = [self.act(k, one) for k, one in enumerate(self.plan.instructions)]
 
@@ -95,9 +100,8 @@ class Program:
                 arrived = handle.wait()
             except Exception as error:
                 raise ConnectionError(f"{line(self.plan.instructions[k])}: {error}") from error
-            instruction = self.plan.instructions[k]
-            if isinstance(instruction, Recv):
-                self.slots[self.numbers[instruction.value]] = arrived
+            if k in self.results:
+                self.slots[self.results[k]] = arrived
 
     def act(self, k: int, instruction: Instruction) -> Act:
         """One instruction as a function without arguments."""
@@ -127,6 +131,10 @@ class Program:
                 return self.send(k, instruction)
             case Recv():
                 return self.recv(k, instruction)
+            case Reduce():
+                return self.reduce(k, instruction)
+            case Gather():
+                return self.gather(k, instruction)
             case Total():
                 return self.total(k, instruction)
             case Update():
@@ -146,7 +154,7 @@ class Program:
             slots[into] = torch.tensor(self.batch.weights[load.part], dtype=self.loss_dtype)
 
         def random() -> None:
-            slots[into] = torch.tensor([self.batch.seed, load.part], dtype=torch.int64)
+            slots[into] = torch.tensor([self.batch.seed, self.batch.first + load.part])
 
         return {"batch": batch, "seed": seed, "random": random}[load.origin]
 
@@ -204,6 +212,35 @@ class Program:
 
         return act
 
+    def reduce(self, k: int, reduce: Reduce) -> Act:
+        slots, value = self.slots, self.slot(reduce.value)
+
+        def act() -> None:
+            tensors, slots[value] = list(as_tuple(slots[value])), None
+            shapes = [tensor.shape for tensor in tensors]
+            flats = [packed(tensors, message) for message in reduce.messages]
+            if reduce.scatter:
+                start = self.comm.reduce_scatter
+                shards = [start(flats.pop(0), reduce.stream, reduce.group) for _ in reduce.messages]
+                self.handles[k] = Shards(shards)
+            else:
+                works = [self.comm.all_reduce(f, reduce.stream, reduce.group) for f in flats]
+                self.handles[k] = Arrived(works, unpacked(flats, reduce.messages, shapes))
+
+        return act
+
+    def gather(self, k: int, gather: Gather) -> Act:
+        shards = self.state.buckets[gather.value].tensors
+        flats = message_views(self.buffers[gather.buffer], gather.messages)
+        views = unpacked(flats, gather.messages, whole_shapes(gather.shapes))
+
+        def act() -> None:
+            pairs = zip(flats, shards, strict=True)
+            works = [self.comm.all_gather(f, s, gather.stream, gather.group) for f, s in pairs]
+            self.handles[k] = Arrived(works, views)
+
+        return act
+
     def total(self, k: int, total: Total) -> Act:
         losses = [(self.slot(value), part) for value, part in total.losses]
         grads = [self.slot(value) for value in total.grads]
@@ -229,17 +266,17 @@ class Program:
             grads = as_tuple(slots[grad])
             if update.clip:
                 clip(grads, self.totals[1].sqrt(), self.batch.max_norm)
-            for parameter, tensor in zip(bucket.parameters, grads, strict=True):
+            for parameter, tensor in zip(bucket.parameters, bucket.views(grads), strict=True):
                 parameter.grad = tensor
-            assert bucket.optimizer is not None
-            bucket.optimizer.step()
-            self.watch(update.bucket, grads)
+            if bucket.optimizer is not None:
+                bucket.optimizer.step()
+            self.watch(bucket)
             for parameter in bucket.parameters:
                 parameter.grad = None
 
         return act
 
-    def watch(self, bucket: str, grads: tuple[torch.Tensor, ...]) -> None:
+    def watch(self, bucket: BucketState) -> None:
         """A place for tests and tools to look at final gradients; does nothing by itself."""
 
     def free(self, free: Free) -> Act:
@@ -263,6 +300,37 @@ class Single:
         return tensor
 
 
+@dataclass(slots=True)
+class Arrived:
+    """Works that end with tensors which are there already."""
+
+    works: list[Handle]
+    tensors: tuple[torch.Tensor, ...]
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        for work in self.works:
+            work.wait()
+        return self.tensors
+
+
+@dataclass(slots=True)
+class Shards:
+    """This device's shards of several messages."""
+
+    coming: list[Shard]
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        return tuple(shard.wait() for shard in self.coming)
+
+
+def results(plan: Plan) -> Iterator[tuple[int, str]]:
+    """What is there only once an instruction was waited for."""
+    for k, one in enumerate(plan.instructions):
+        match one:
+            case Recv(value=name) | Reduce(into=name) | Gather(into=name):
+                yield k, name
+
+
 def ending(plan: Plan) -> dict[int, set[str]]:
     """For each Run, what ends before the next one: a bundle among it is the kernel's to empty.
 
@@ -276,13 +344,13 @@ def ending(plan: Plan) -> dict[int, set[str]]:
                 soon.update(values)
             case Run():
                 found[position], soon = soon, set()
-            case Send(value=value) | Keep(value=value) | Add(value=value):
+            case Send(value=value) | Keep(value=value) | Add(value=value) | Reduce(value=value):
                 soon.discard(value)
     return found
 
 
 def is_async(instruction: Instruction) -> bool:
-    return isinstance(instruction, Send | Recv | Total)
+    return isinstance(instruction, Send | Recv | Reduce | Gather | Total)
 
 
 def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:

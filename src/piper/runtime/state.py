@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from piper.errors import InputError, Problem
 from piper.plan.instructions import State
+from piper.runtime.flat import Piece, pieces
+from piper.runtime.shards import MakeOptimizer, sharded_optimizer
 
-MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+Named = tuple[str, tuple[int, ...], str]  # a parameter's name, shape and type
 
 
 @dataclass(slots=True)
 class BucketState:
-    """One bucket on one device: named tensors, and the optimizer where the bucket is at home."""
+    """One bucket on one device, whole or a shard, with the optimizer where it is at home.
+
+    `tensors` is the memory that plans name; `parameters` are views of it that optimizers see.
+    """
 
     names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    tensors: tuple[torch.Tensor, ...]
     parameters: tuple[torch.nn.Parameter, ...]
     optimizer: torch.optim.Optimizer | None
     trained: bool = True
+    pieces: tuple[Piece, ...] | None = None  # None: whole
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Plain tensors on the same memory: kernels must not see autograd."""
-        return tuple(parameter.data for parameter in self.parameters)
+    def views(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Of what lies like `tensors`, the parts that belong to `parameters`."""
+        return tensors if self.pieces is None else [piece.of(tensors) for piece in self.pieces]
+
+    def parts(self) -> Iterator[tuple[str, int, torch.Size, torch.nn.Parameter]]:
+        """Name, first element, whole shape, and the parameter or piece of it."""
+        if self.pieces is None:
+            for name, shape, parameter in zip(
+                self.names, self.shapes, self.parameters, strict=True
+            ):
+                yield name, 0, shape, parameter
+        else:
+            for piece, parameter in zip(self.pieces, self.parameters, strict=True):
+                yield self.names[piece.tensor], piece.start, self.shapes[piece.tensor], parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some elements of a parameter or of something that lies like it, for assembly elsewhere."""
+
+    name: str
+    first: int
+    shape: tuple[int, ...]
+    values: torch.Tensor
 
 
 @dataclass
@@ -38,26 +65,28 @@ class DeviceState:
     def add(
         self,
         states: Iterable[State],
-        contents: Mapping[str, Sequence[str]],
+        contents: Mapping[str, Sequence[Named]],
         trainable: Callable[[str], bool],
         initial: Callable[[str], torch.Tensor],
         make_optimizer: MakeOptimizer,
     ) -> None:
         """Make what a plan needs and is not there yet; `contents` are the buckets' parameters."""
         for state in states:
-            names = tuple(contents[state.bucket])
+            names = tuple(name for name, _, _ in contents[state.bucket])
             self.refuse_other_bucket(state.value, names, trainable(state.bucket))
             if state.value not in self.buckets:
                 trained = trainable(state.bucket)
                 self.buckets[state.value] = make_bucket(
-                    names, trained, initial, make_optimizer if state.home and trained else None
+                    state, contents[state.bucket], trained, initial, make_optimizer
                 )
 
     def refuse_other_bucket(self, value: str, names: tuple[str, ...], trained: bool) -> None:
         """Another program may read the same buckets, not the same parameters in other ones."""
         known = self.buckets.get(value)
         same = known and known.names == names and (known.trained == trained)
-        taken = {name for other in self.buckets.values() for name in other.names} & set(names)
+        bucket = value.partition(">")[0]
+        others = [b.names for v, b in self.buckets.items() if v.partition(">")[0] != bucket]
+        taken = {name for other in others for name in other} & set(names)
         if not same and (known or taken):
             raise InputError(
                 "batch",
@@ -69,34 +98,85 @@ class DeviceState:
                 ),
             )
 
-    def named_parameters(self) -> dict[str, torch.Tensor]:
-        """Every parameter and buffer here, by name; a copy and its home are the same name."""
-        return {
-            name: tensor
-            for bucket in self.buckets.values()
-            for name, tensor in zip(bucket.names, bucket.tensors, strict=True)
-        }
+    def parts(self, values: Container[str] | None = None) -> list[Part]:
+        """Every parameter and buffer here, or of these states only, whole or in parts."""
+        return [
+            Part(name, first, tuple(shape), parameter.data.flatten())
+            for value, bucket in self.buckets.items()
+            if values is None or value in values
+            for name, first, shape, parameter in bucket.parts()
+        ]
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {v: b.optimizer for v, b in self.buckets.items() if b.optimizer is not None}
 
-    def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """The optimizer's state of every parameter at home here, by parameter name."""
-        found: dict[str, dict[str, Any]] = {}
+    def optimizer_parts(self) -> dict[str, list[Part]]:
+        """By the name of a state ("exp_avg"), what optimizers here hold of it."""
+        found: dict[str, list[Part]] = {}
         for bucket in self.buckets.values():
             if bucket.optimizer is not None:
-                for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
-                    found[name] = dict(bucket.optimizer.state.get(parameter, {}))
+                for name, first, shape, parameter in bucket.parts():
+                    for key, value in bucket.optimizer.state.get(parameter, {}).items():
+                        whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                        flat = value.flatten() if whole else torch.as_tensor(value).reshape(1)
+                        part = Part(name, first, tuple(shape), flat) if whole else None
+                        found.setdefault(key, []).append(part or Part(name, 0, (), flat))
         return found
 
 
+def assembled(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
+    """Whole tensors from their parts, wherever these were; equal parts may come twice."""
+    found: dict[str, torch.Tensor] = {}
+    for part in parts:
+        if part.name not in found:
+            found[part.name] = part.values.new_empty(part.shape)
+        flat = found[part.name].view(-1)
+        flat[part.first : part.first + part.values.numel()] = part.values
+    return found
+
+
 def make_bucket(
-    names: tuple[str, ...],
+    state: State,
+    contents: Sequence[Named],
     trained: bool,
     initial: Callable[[str], torch.Tensor],
-    make_optimizer: MakeOptimizer | None,
+    make_optimizer: MakeOptimizer,
 ) -> BucketState:
-    parameters = tuple(torch.nn.Parameter(initial(name), requires_grad=trained) for name in names)
+    if state.ways > 1:
+        return make_shard(state, contents, trained, initial, make_optimizer)
+    names = tuple(name for name, _, _ in contents)
+    values = [initial(name) for name in names]
+    parameters = tuple(torch.nn.Parameter(value, requires_grad=trained) for value in values)
     named = list(zip(names, parameters, strict=True))
-    optimizer = make_optimizer(named) if make_optimizer and named else None
-    return BucketState(names, parameters, optimizer, trained)
+    optimizer = make_optimizer(named) if state.home and trained and named else None
+    tensors = tuple(parameter.data for parameter in parameters)  # kernels must not see autograd
+    shapes = tuple(value.shape for value in values)
+    return BucketState(names, shapes, tensors, parameters, optimizer, trained)
+
+
+def make_shard(
+    state: State,
+    contents: Sequence[Named],
+    trained: bool,
+    initial: Callable[[str], torch.Tensor],
+    make_optimizer: MakeOptimizer,
+) -> BucketState:
+    """One parameter after the other is made whole, and only this shard's piece of it is kept."""
+    flats = tuple(
+        torch.zeros(padded // state.ways, dtype=getattr(torch, dtype))
+        for dtype, _, padded in state.messages
+    )
+    names = tuple(name for name, _, _ in contents)
+    shapes = tuple(torch.Size(shape) for _, shape, _ in contents)
+    numels = [shape.numel() for shape in shapes]
+    found = tuple(pieces(state.messages, numels, state.shard, state.ways))
+    for piece in found:
+        value = initial(names[piece.tensor]).flatten()
+        piece.of(flats).copy_(value[piece.start : piece.stop])
+    parameters = tuple(torch.nn.Parameter(p.of(flats), requires_grad=trained) for p in found)
+    optimizer = None
+    if trained:
+        wholes = [torch.zeros((), dtype=getattr(torch, d)).expand(s) for _, s, d in contents]
+        held = list(zip(found, parameters, strict=True))
+        optimizer = sharded_optimizer(make_optimizer, names, wholes, held)
+    return BucketState(names, shapes, flats, parameters, optimizer, trained, found)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 
 from piper.plan.instructions import Plan
 from piper.runtime.batch import Batch
-from piper.runtime.comm import Comm, Hub, ThreadComm
+from piper.runtime.comm import Comm
 from piper.runtime.execute import Program
+from piper.runtime.threads import Hub, ThreadComm
 
 
 def run_together(
     plans: Sequence[Plan],
     load: Callable[[Plan, Comm], Program],
-    batches: Sequence[Batch],
+    batches: Sequence[Sequence[Batch]],  # of each plan, its steps
     after_step: Callable[[int, Program], None],
 ) -> None:
     """Run the steps on every device at once; the first error of any device is raised."""
@@ -22,16 +23,17 @@ def run_together(
     programs = [load(plan, ThreadComm(hub, plan.device)) for plan in plans]
     errors: list[BaseException] = []
 
-    def work(program: Program) -> None:
+    def work(program: Program, mine: Sequence[Batch]) -> None:
         try:
-            for number, batch in enumerate(batches):
+            for number, batch in enumerate(mine):
                 program.step(batch)
                 after_step(number, program)
         except BaseException as error:
             errors.append(error)
             hub.barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(program,)) for program in programs]
+    pairs = zip(programs, batches, strict=True)
+    threads = [threading.Thread(target=work, args=pair) for pair in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:

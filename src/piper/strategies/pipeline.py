@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from piper.directives import Directive, Order, Place, Split, Strategy
+from piper.directives import Directive, Order, Place, Replicate, Split, Strategy
+from piper.errors import Problem, StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase
 from piper.strategies import schedules
@@ -15,12 +17,17 @@ from piper.strategies.text import parse_csv
 Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
 
 
-def gpipe(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
-    """All forwards, then all backwards, of `pp` stages on as many devices."""
-    return built(schedules.gpipe(pp, microbatches), stream)
+def gpipe(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
+    """All forwards, then all backwards, of `pp` stages on as many devices.
+
+    Every schedule takes `dp`, the number of replicas: replica r of a stage is r * pp devices
+    further. They are kept equal by `Replicate`, which has the other options (`zero` and so on);
+    `stream` is that of the transfers between stages.
+    """
+    return built(schedules.gpipe(pp, microbatches), dp, **options)
 
 
-def one_f_one_b(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+def one_f_one_b(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
     """One forward, one backward: as fast as GPipe, with fewer live activations.
 
     >>> print(one_f_one_b(pp=1, microbatches=1))
@@ -28,41 +35,46 @@ def one_f_one_b(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
     Split(name='MB', n=1)
     Order(slots=((where(PP=0, MB=0, PASS='F'),), (where(PP=0, MB=0, PASS='B'),)))
     """
-    return built(schedules.one_f_one_b(pp, microbatches), stream)
+    return built(schedules.one_f_one_b(pp, microbatches), dp, **options)
 
 
 def interleaved_one_f_one_b(
-    pp: int, microbatches: int, virtual: int = 2, stream: str = "pp"
+    pp: int, microbatches: int, virtual: int = 2, dp: int = 1, **options: Any
 ) -> Strategy:
     """1F1B of `pp * virtual` stages, stage s on device s % pp."""
-    return built(schedules.interleaved_one_f_one_b(pp, microbatches, virtual), stream)
+    return built(schedules.interleaved_one_f_one_b(pp, microbatches, virtual), dp, **options)
 
 
-def zb_h1(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+def zb_h1(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
     """1F1B whose weight gradients fill a part of the bubble."""
-    return built(schedules.zb_h1(pp, microbatches), stream)
+    return built(schedules.zb_h1(pp, microbatches), dp, **options)
 
 
-def interleaved_zb(pp: int, microbatches: int, virtual: int = 2, stream: str = "pp") -> Strategy:
+def interleaved_zb(
+    pp: int, microbatches: int, virtual: int = 2, dp: int = 1, **options: Any
+) -> Strategy:
     """ZB-H1 of `pp * virtual` stages, stage s on device s % pp."""
-    return built(schedules.interleaved_zb(pp, microbatches, virtual), stream)
+    return built(schedules.interleaved_zb(pp, microbatches, virtual), dp, **options)
 
 
-def zbv(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+def zbv(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
     """Zero bubble for `2 * pp` stages, stage s on device min(s, 2*pp - 1 - s)."""
-    return built(schedules.zbv(pp, microbatches), stream)
+    return built(schedules.zbv(pp, microbatches), dp, **options)
 
 
-def dualpipev(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
+def dualpipev(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
     """Overlapped forwards and backwards for `2 * pp` stages, placed as for `zbv`."""
-    return built(schedules.dualpipev(pp, microbatches), stream)
+    return built(schedules.dualpipev(pp, microbatches), dp, **options)
 
 
-def dualpipe(pp: int, microbatches: int, stream: str = "pp") -> Strategy:
-    """Two replicas of `pp` stages in opposite directions: stage s on devices s and pp-1-s."""
+def dualpipe(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
+    """Two replicas of `pp` stages in opposite directions: stage s on devices s and pp-1-s.
+
+    Both are fed one batch, and each takes half of it; `dp` counts such pairs.
+    """
     table = schedules.dualpipe(pp, microbatches)
     mirrored = {stage: (stage, pp - 1 - stage) for stage in range(pp)}
-    return Strategy(to_directives(table, mirrored, stream))
+    return replicated(table, mirrored, pp, dp, **options)
 
 
 def from_csv(text: str, stream: str = "pp") -> Strategy:
@@ -77,12 +89,29 @@ def from_csv(text: str, stream: str = "pp") -> Strategy:
 def from_table(table: Table, stream: str = "pp") -> Strategy:
     """The strategy of a schedule, row r on device r; refuses a table that is no schedule."""
     check(table)
-    return built(table, stream)
+    return built(table, stream=stream)
 
 
-def built(table: Table, stream: str) -> Strategy:
+def built(table: Table, dp: int = 1, **options: Any) -> Strategy:
     places = {stage: (rank,) for stage, rank in ranks_of(table).items()}
-    return Strategy(to_directives(table, places, stream))
+    return replicated(table, places, len(table.rows), dp, **options)
+
+
+def replicated(
+    table: Table, places: Places, pp: int, dp: int, stream: str = "pp", **options: Any
+) -> Strategy:
+    """Every place `dp` times, `pp` devices apart, and what keeps the replicas equal."""
+    if type(dp) is not int or dp < 1:
+        raise StrategyError("strategy", Problem(f"dp={dp!r}", "write a number, 1 or more"))
+    homes = {
+        stage: tuple(device + pp * copy for copy in range(dp) for device in devices)
+        for stage, devices in places.items()
+    }
+    keep = [Replicate(where(PP=s), homes[s], **options) for s in sorted(homes)]
+    several = max(map(len, homes.values())) > 1
+    first, *rest = to_directives(table, homes, stream)
+    count = len(homes) - 1
+    return Strategy((first, *rest[:count], *(keep if several else ()), *rest[count:]))
 
 
 def to_directives(table: Table, places: Places, stream: str = "pp") -> tuple[Directive, ...]:

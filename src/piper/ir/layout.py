@@ -1,0 +1,51 @@
+"""How a bundle of tensors lies in flat messages: what a collective moves, and how it is sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from piper.ir.values import ITEM_BYTES, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Tensors of one type, one after the other, padded so that every shard is equally long."""
+
+    dtype: str
+    tensors: tuple[int, ...]  # positions in the bundle
+    numel: int
+    padded: int  # `numel`, rounded up to a multiple of the number of shards
+
+    @property
+    def nbytes(self) -> int:
+        return self.padded * ITEM_BYTES[self.dtype]
+
+
+def messages(specs: Sequence[TensorSpec], limit: int, ways: int) -> tuple[Message, ...]:
+    """Few messages of at most `limit` bytes each; a tensor that is larger has one of its own.
+
+    >>> [m.tensors for m in messages([TensorSpec((2,)), TensorSpec((3,)), TensorSpec((9,))], 20, 2)]
+    [(0, 1), (2,)]
+    """
+    done: list[Message] = []
+    filling: dict[str, list[int]] = {}
+
+    def close(dtype: str) -> None:
+        chosen = filling.pop(dtype)
+        numel = sum(specs[k].numel for k in chosen)
+        done.append(Message(dtype, tuple(chosen), numel, -(-numel // ways) * ways))
+
+    for k, spec in enumerate(specs):
+        held = sum(specs[j].nbytes for j in filling.get(spec.dtype, ()))
+        if held and held + spec.nbytes > limit:
+            close(spec.dtype)
+        filling.setdefault(spec.dtype, []).append(k)
+    for dtype in list(filling):
+        close(dtype)
+    return tuple(done)
+
+
+def shard_specs(layout: Sequence[Message], ways: int) -> tuple[TensorSpec, ...]:
+    """One flat tensor for each message: what one of `ways` devices keeps of it."""
+    return tuple(TensorSpec((message.padded // ways,), message.dtype) for message in layout)

@@ -1,0 +1,40 @@
+"""How the replicas of a bucket share its parameters, gradients and optimizer state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from piper.names import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """What `Replicate` asks for. Devices of a group shard among themselves, groups replicate."""
+
+    groups: tuple[tuple[Device, ...], ...]
+    zero: int = 0  # what is sharded: 0 nothing, 1 optimizer, 2 gradients too, 3 parameters too
+    message_bytes: int
+    reduce_stream: str
+    gather_stream: str
+    gather_ahead: int
+    gather_buffers: int
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(chain.from_iterable(self.groups))
+
+    @property
+    def ways(self) -> int:
+        """In how many shards the state is cut; one shard is no shard."""
+        return len(self.groups[0]) if self.zero else 1
+
+    @property
+    def sharded(self) -> bool:
+        return self.ways > 1
+
+    @property
+    def across(self) -> tuple[tuple[Device, ...], ...]:
+        """Devices that hold the same: all of them, or those with the same shard."""
+        rows = zip(*self.groups, strict=True) if self.sharded else (self.devices,)
+        return tuple(tuple(sorted(row)) for row in rows)

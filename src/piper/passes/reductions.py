@@ -1,0 +1,195 @@
+"""Put between the gradients of a bucket and its update what its replicas exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from piper.ir.dag import Dag
+from piper.ir.layout import Message, messages, shard_specs
+from piper.ir.nodes import Collective, Compute, Kind, Node, Precedence, Sum, Totals, Update
+from piper.ir.residency import Residency
+from piper.ir.training import TOTALS, weights
+from piper.ir.values import Value
+from piper.names import BucketId, NodeId, ValueId
+from piper.passes.homes import Devices, bucket_homes
+
+
+def place_reductions(dag: Dag) -> Dag:
+    """Replicas add up their gradients; those that shard parameters gather them before use.
+
+    rewrite:
+        B@0, B@1 -> Update                                       on devices [0, 2]
+        -->
+        B@0, B@1 -> all-reduce -> Update                         zero=0
+        gather -> F, B;  B@0, B@1 -> reduce-scatter -> Update    zero=1: of a shard
+        B@0 -> reduce-scatter -> Update                          zero=2: as gradients come
+        B@1 -> reduce-scatter -/                                 zero=3: gathers come later
+    """
+    if not dag.residencies:
+        return dag
+    work = Work(dag)
+    reduced = {node.id: work.reduced(node) for node in updates(dag)}
+    read = {dag.nodes[name].reads[0]: node.reads[0] for name, node in reduced.items()}
+    work.shard_states()
+    nodes = [work.rewired(reduced.get(node.id, node), read) for node in dag.nodes.values()]
+    after = dag.with_values(work.values).with_nodes((*nodes, *work.made))
+    after = after.known_to(replace(after, residencies=work.residencies))
+    return after.with_precedences(updates_before_totals(after))
+
+
+def updates(dag: Dag) -> list[Update]:
+    return [node for node in dag.nodes.values() if isinstance(node, Update)]
+
+
+def updates_before_totals(dag: Dag) -> Iterator[Precedence]:
+    """A norm that nothing waits for must not keep updates from starting."""
+    steps = updates(dag)
+    if steps and not any((TOTALS,) in step.reads for step in steps):
+        totals = [node.id for node in dag.nodes.values() if isinstance(node, Totals)]
+        yield Precedence(tuple(step.id for step in steps), tuple(totals), "updates do not wait")
+
+
+@dataclass
+class Work:
+    """What one run of the pass has made so far."""
+
+    dag: Dag
+    made: list[Collective] = field(default_factory=list)
+    values: dict[ValueId, Value] = field(default_factory=dict)
+    whole: dict[ValueId, ValueId] = field(default_factory=dict)  # sharded state -> gathered
+    residencies: dict[BucketId, Residency] = field(default_factory=dict)  # as they turn out
+
+    def __post_init__(self) -> None:
+        self.homes = bucket_homes(self.dag)
+        self.trained = {BucketId(node.bucket) for node in updates(self.dag)}
+
+    def layout(self, bucket: BucketId) -> tuple[Message, ...]:
+        how = self.dag.residencies[bucket]
+        return messages(self.dag.model.buckets[bucket].specs, how.message_bytes, how.ways)
+
+    def reduced(self, update: Update) -> Update:
+        """The update, reading what its replicas added up together."""
+        bucket = BucketId(update.bucket)
+        how = self.dag.residencies.get(bucket)
+        if how is None or len(how.devices) == 1:
+            return update
+        total, home = update.reads[0], self.homes[bucket]
+        if how.sharded:
+            total = tuple(
+                self.scattered(bucket, how, part) for part in self.parts(total, how, home)
+            )
+        if len(how.across[0]) > 1:
+            total = (self.summed(bucket, how, total),)
+        return replace(update, reads=(total, *update.reads[1:]))
+
+    def parts(self, total: Sum, how: Residency, home: Devices) -> list[Sum]:
+        """What is scattered at once: all of it, or the gradients of each microbatch."""
+        if how.zero == 1:
+            return [total]
+        found: dict[object, list[ValueId]] = {}
+        for value in total:
+            maker = self.dag.nodes[self.dag.producers[value]]
+            part = microbatch(self.dag, maker) if maker.devices == home else "sent, added up"
+            found.setdefault((maker.devices, part), []).append(value)
+        return [tuple(values) for values in found.values()]
+
+    def scattered(self, bucket: BucketId, how: Residency, total: Sum) -> ValueId:
+        layout = self.layout(bucket)
+        name = ValueId(f"S:{total[0].removeprefix('g:')}")
+        self.values[name] = Value(shard_specs(layout, how.ways), bundle=True)
+        self.made.append(
+            Collective(
+                id=NodeId(f"reduce-scatter {name}"),
+                kind=Kind.REDUCE_SCATTER,
+                reads=(total,),
+                writes=(name,),
+                devices=self.homes[bucket],
+                groups=how.groups,
+                stream=how.reduce_stream,
+                messages=layout,
+            )  # fmt: skip
+        )
+        return name
+
+    def summed(self, bucket: BucketId, how: Residency, total: Sum) -> ValueId:
+        specs = self.dag.model.buckets[bucket].specs
+        if how.sharded:
+            specs = shard_specs(self.layout(bucket), how.ways)
+        name = ValueId(f"R:{bucket}")
+        self.values[name] = Value(specs, bundle=True)
+        self.made.append(
+            Collective(
+                id=NodeId(f"all-reduce {name}"),
+                kind=Kind.ALL_REDUCE,
+                reads=(total,),
+                writes=(name,),
+                devices=self.homes[bucket],
+                groups=how.across,
+                stream=how.reduce_stream,
+                messages=messages(specs, how.message_bytes, 1),
+            )  # fmt: skip
+        )
+        return name
+
+    def shard_states(self) -> None:
+        """Sharded parameters are gathered once per step, or (zero=3) wherever they are used.
+
+        Frozen parameters are sharded with zero=3 only, buffers never.
+        """
+        for bucket, how in self.dag.residencies.items():
+            known = self.dag.model.buckets[bucket]
+            shardable = not known.buffers and (bucket in self.trained or how.zero == 3)
+            self.residencies[bucket] = how if shardable else replace(how, zero=0)
+            if self.residencies[bucket].sharded:
+                shard = Value(shard_specs(self.layout(bucket), how.ways), bundle=True)
+                state = weights(bucket)
+                old = self.dag.values[state]
+                self.values[state] = replace(old, specs=shard.specs)
+                self.values[ValueId(f"{state}'")] = shard
+                if how.zero < 3 or self.is_used_elsewhere(bucket):
+                    self.gathered(bucket, how)
+
+    def is_used_elsewhere(self, bucket: BucketId) -> bool:
+        readers = map(self.dag.nodes.__getitem__, self.dag.consumers.get(weights(bucket), ()))
+        return any(node.devices != self.homes[bucket] for node in readers)
+
+    def gathered(self, bucket: BucketId, how: Residency) -> None:
+        self.whole[weights(bucket)] = ValueId(f"W:{bucket}")
+        gather, whole = gather_of(self.dag, bucket, how, "")
+        self.values[gather.writes[0]] = whole
+        self.made.append(replace(gather, devices=self.homes[bucket]))
+
+    def rewired(self, node: Node, read: dict[Sum, Sum]) -> Node:
+        """Computes read gathered parameters, totals read what updates read."""
+        if isinstance(node, Totals):
+            return replace(node, reads=(node.reads[0], *(read[t] for t in node.reads[1:])))
+        if not isinstance(node, Compute) or not any(t[0] in self.whole for t in node.reads):
+            return node
+        return replace(node, reads=tuple(self.readable(node, total) for total in node.reads))
+
+    def readable(self, node: Compute, total: Sum) -> Sum:
+        if total[0] not in self.whole:
+            return total
+        bucket = BucketId(total[0].removeprefix("w:"))
+        here = node.devices == self.homes[bucket]
+        if here and self.dag.residencies[bucket].zero == 3:
+            return total
+        return (self.whole[total[0]],)
+
+
+def microbatch(dag: Dag, maker: Node) -> object:
+    """Which microbatch a gradient is of."""
+    names = {name for name, _ in dag.dimensions}
+    return tuple(tag for tag in maker.tags if tag[0] in names)
+
+
+def gather_of(dag: Dag, bucket: BucketId, how: Residency, number: str) -> tuple[Collective, Value]:
+    """A node that puts the shards of a bucket together, and what it gives."""
+    known, name = dag.model.buckets[bucket], ValueId(f"W:{bucket}{number}")
+    node = Collective(
+        id=NodeId(f"all-gather {name}"), kind=Kind.ALL_GATHER, reads=((weights(bucket),),),
+        writes=(name,), devices=how.devices, groups=how.groups, stream=how.gather_stream,
+        messages=messages(known.specs, how.message_bytes, how.ways),
+    )  # fmt: skip
+    return node, Value(known.specs, bundle=True)

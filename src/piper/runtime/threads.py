@@ -1,0 +1,171 @@
+"""Devices that are threads of one process: for tests, and for looking at a strategy."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+
+from piper.plan.instructions import Shape
+from piper.runtime.comm import Arrival, Group, Handle, Shard, Tensors
+
+Message = Future[Tensors]
+
+
+@dataclass
+class Meeting:
+    """What the devices of a group brought, complete when all have."""
+
+    size: int
+    brought: dict[int, torch.Tensor] = field(default_factory=dict)
+    complete: Future[list[torch.Tensor]] = field(default_factory=Future)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def bring(self, device: int, tensor: torch.Tensor) -> None:
+        with self.lock:
+            self.brought[device] = tensor.detach().clone()
+            if len(self.brought) == self.size:
+                self.complete.set_result([self.brought[d] for d in sorted(self.brought)])
+
+
+@dataclass
+class Hub:
+    """Joins devices that are threads of one process; for tests, and for looking at a strategy."""
+
+    devices: int
+    timeout: float = 60.0
+    messages: dict[tuple[str, int, int, int], Message] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    meetings: dict[tuple[str, Group, int], Meeting] = field(default_factory=dict)
+
+    def meeting(self, stream: str, group: Group, number: int) -> Meeting:
+        """The n-th time that a group puts something together on a stream."""
+        with self.lock:
+            return self.meetings.setdefault((stream, group, number), Meeting(len(group)))
+
+    def __post_init__(self) -> None:
+        self.barrier = threading.Barrier(self.devices)
+
+    def message(self, stream: str, source: int, target: int, number: int) -> Message:
+        """The n-th message of a channel, whether it was sent or asked for first."""
+        with self.lock:
+            return self.messages.setdefault((stream, source, target, number), Message())
+
+
+class Done:
+    """Has ended already."""
+
+    def wait(self) -> None: ...
+
+
+@dataclass
+class ThreadComm:
+    """One device of a hub."""
+
+    hub: Hub
+    device: int
+    round: int = 0
+    sent: Counter[tuple[str, int]] = field(default_factory=Counter)
+    asked: Counter[tuple[str, int]] = field(default_factory=Counter)
+    met: Counter[tuple[str, Group]] = field(default_factory=Counter)
+
+    def send(self, tensors: Tensors, shapes: Sequence[Shape], peer: int, stream: str) -> Handle:
+        number = self.sent[stream, peer]
+        self.sent[stream, peer] += 1
+        copies = tuple(tensor.detach().clone() for tensor in tensors)
+        self.hub.message(stream, self.device, peer, number).set_result(copies)
+        return Done()
+
+    def recv(
+        self, shapes: Sequence[Shape], peer: int, stream: str, into: Tensors | None
+    ) -> Arrival:
+        number = self.asked[stream, peer]
+        self.asked[stream, peer] += 1
+        message = self.hub.message(stream, peer, self.device, number)
+        return Pickup(message, into, self.hub.timeout)
+
+    def meet(self, tensor: torch.Tensor, stream: str, group: Group) -> Future[list[torch.Tensor]]:
+        meeting = self.hub.meeting(stream, group, self.met[stream, group])
+        self.met[stream, group] += 1
+        meeting.bring(self.device, tensor)
+        return meeting.complete
+
+    def all_reduce(self, flat: torch.Tensor, stream: str, group: Group) -> Handle:
+        return Later(
+            self.meet(flat, stream, group),
+            self.hub.timeout,
+            lambda parts: flat.copy_(torch.stack(parts).sum(0)),
+        )
+
+    def reduce_scatter(self, flat: torch.Tensor, stream: str, group: Group) -> Shard:
+        mine, ways = group.index(self.device), len(group)
+        return Later(
+            self.meet(flat, stream, group),
+            self.hub.timeout,
+            lambda parts: torch.stack([part.view(ways, -1)[mine] for part in parts]).sum(0),
+        )
+
+    def all_gather(
+        self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
+    ) -> Handle:
+        return Later(
+            self.meet(shard, stream, group),
+            self.hub.timeout,
+            lambda parts: whole.copy_(torch.cat(parts)),
+        )
+
+    def add_up(self, tensor: torch.Tensor) -> Handle:
+        self.round += 1
+        return SumUp(self.hub, self.round, tensor)
+
+
+@dataclass
+class Later:
+    """What follows when a group is complete."""
+
+    complete: Future[list[torch.Tensor]]
+    timeout: float
+    then: Callable[[list[torch.Tensor]], torch.Tensor]
+
+    def wait(self) -> torch.Tensor:
+        return self.then(self.complete.result(timeout=self.timeout))
+
+
+@dataclass
+class Pickup:
+    """A message that may not be there yet."""
+
+    message: Message
+    into: Tensors | None
+    timeout: float
+
+    def wait(self) -> Tensors:
+        tensors = self.message.result(timeout=self.timeout)
+        for state, new in zip(self.into or (), tensors, strict=False):
+            state.copy_(new)
+        return self.into or tensors
+
+
+@dataclass
+class SumUp:
+    """Adds a tensor up over all threads, in place."""
+
+    hub: Hub
+    round: int
+    tensor: torch.Tensor
+    done: bool = False
+
+    def wait(self) -> None:
+        if self.done:
+            return
+        with self.hub.lock:
+            self.hub.sums.setdefault(self.round, []).append(self.tensor.clone())
+        self.hub.barrier.wait(self.hub.timeout)
+        parts = sorted(self.hub.sums[self.round], key=lambda t: t.tolist())
+        self.tensor.copy_(torch.stack(parts).sum(0))
+        self.done = True
