@@ -1,0 +1,229 @@
+"""Replicas against one process on the whole batch, in float64: what is not exact shows at once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper.capture import Captured, annotate, capture
+from piper.directives import Place, Strategy
+from piper.ir.replicas import replicas
+from piper.models.llama import Llama, LlamaConfig
+from piper.runtime.state import Part, assembled
+from piper.trainer import Trainer
+
+STEPS, VOCAB, LENGTH, FEATURES = 3, 17, 5, 7
+TOLERANCE = 1e-12
+ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
+
+
+class Uneven(nn.Module):
+    """Sizes that divide by nothing, a single number, a frozen layer, a matrix that is tied."""
+
+    def __init__(self, stages: int, layers: int = 2) -> None:
+        super().__init__()
+        self.stages, self.layers = stages, layers
+        count = stages * layers
+        self.wide = nn.ModuleList(nn.Linear(FEATURES, 5) for _ in range(count))
+        self.back = nn.ModuleList(nn.Linear(5, FEATURES) for _ in range(count))
+        self.gain = nn.ParameterList(nn.Parameter(torch.ones(1)) for _ in range(count))
+        self.tied = nn.Parameter(torch.randn(FEATURES, FEATURES) / 3)
+        for layer in self.back[::2]:
+            layer.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with annotate("PP", 0):
+            x = x @ self.tied
+        for k in range(self.stages * self.layers):
+            with annotate("PP", k // self.layers), annotate("L", k):
+                x = x + self.gain[k] * torch.tanh(self.back[k](self.wide[k](x)))
+        with annotate("PP", self.stages - 1):
+            return x @ self.tied.t()
+
+
+@dataclass
+class Run:
+    """What one device saw, step by step; parts of parameters, since it may have shards only."""
+
+    losses: list[dict[int, float]] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    grads: list[list[Part]] = field(default_factory=list)
+    digests: list[dict[str, str]] = field(default_factory=list)
+    parameters: list[Part] = field(default_factory=list)
+    optimizer: dict[str, list[Part]] = field(default_factory=dict)
+    whole: dict[str, Tensor] | None = None
+
+
+def build(name: str, stages: int) -> tuple[nn.Module, Any]:
+    torch.manual_seed(3)
+    if name == "uneven":
+        return Uneven(stages).double(), functional.mse_loss
+    config = LlamaConfig(vocab=VOCAB, dim=12, heads=2, hidden=10, layers=stages, tied=True)
+    return Llama(config, stages=stages).double(), cross_entropy
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def batches(name: str, rows: int) -> list[tuple[Tensor, Tensor]]:
+    """Different data in every row and step."""
+    draw = torch.Generator().manual_seed(11)
+    if name == "uneven":
+        size = (rows, FEATURES)
+        rand = partial(torch.randn, size, generator=draw, dtype=torch.float64)
+    else:
+        rand = partial(torch.randint, 0, VOCAB, (rows, LENGTH), generator=draw)
+    return [(rand(), rand()) for _ in range(STEPS)]
+
+
+@cache
+def plain(name: str, stages: int, rows: int, parts: int, max_norm: float | None = None) -> Run:
+    """Plain autograd in one process, on the batch of all replicas."""
+    model, loss_fn = build(name, stages)
+    optimizer = ADAMW(p for p in model.parameters() if p.requires_grad)
+    run = Run()
+    for x, y in batches(name, rows):
+        optimizer.zero_grad()
+        losses = {}
+        for part, (a, b) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+            loss = loss_fn(model(a), b)
+            (loss / parts).backward()
+            losses[part] = loss.item()
+        named = [(n, p) for n, p in model.named_parameters() if p.grad is not None]
+        limit = float("inf") if max_norm is None else max_norm
+        run.norms.append(nn.utils.clip_grad_norm_([p for _, p in named], limit).item())
+        run.grads.append([part_of(n, p.grad.clone()) for n, p in named])
+        run.losses.append(losses)
+        run.loss.append(sum(losses.values()) / parts)
+        optimizer.step()
+    run.parameters = [part_of(n, p.detach()) for n, p in model.named_parameters()]
+    for name_, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            run.optimizer.setdefault(key, []).append(part_of(name_, value))
+    return run
+
+
+def part_of(name: str, tensor: Tensor) -> Part:
+    return Part(name, 0, tuple(tensor.shape), tensor.flatten())
+
+
+@cache
+def captured(name: str, stages: int, size: int) -> tuple[nn.Module, Any, Captured]:
+    model, loss_fn = build(name, stages)
+    return model, loss_fn, capture(model, loss_fn, batches(name, size)[0])
+
+
+def train_all(
+    rank: int, name: str, stages: int, rows: int, texts: Sequence[str], **options: Any
+) -> list[Run]:
+    return [train(rank, name, stages, rows, text, **options) for text in texts]
+
+
+def train(rank: int, name: str, stages: int, rows: int, text: str, **options: Any) -> Run:
+    """One device; `rows` are those of all replicas together, of which it feeds its own."""
+    strategy = Strategy.from_json(text)
+    feeds = replicas(d.devices for d in strategy if isinstance(d, Place))
+    parts = strategy.microbatches * sum(map(len, feeds.feeds))
+    model, loss_fn, found = captured(name, stages, rows // parts)
+    mine = [tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
+            for batch in batches(name, rows)]  # fmt: skip
+    trainer = Trainer(
+        model, loss_fn, strategy, optimizer=ADAMW, example=mine[0], captured=found, **options
+    )
+    assert (trainer.replica, trainer.replicas) == (feeds.feed(rank), len(feeds.feeds))
+    run, grads = Run(), []
+    for program in trainer.programs.values():
+        program.watch = lambda bucket: grads.extend(  # type: ignore[method-assign]
+            Part(name, first, tuple(shape), parameter.grad.flatten().clone())
+            for name, first, shape, parameter in bucket.parts()
+        )
+    for batch in mine:
+        grads.clear()
+        metrics = trainer.step(*batch)
+        first = trainer.replica * trainer.parts
+        run.losses.append({first + part: loss for part, loss in metrics.losses.items()})
+        run.norms.append(metrics.grad_norm)
+        run.loss.append(metrics.loss)
+        run.grads.append(list(grads))
+        run.digests.append(digests(trainer))
+    run.parameters = [
+        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer.state.parts()
+    ]
+    run.optimizer = trainer.state.optimizer_parts()
+    run.whole = trainer.state_dict()
+    trainer.close()
+    return run
+
+
+def digests(trainer: Trainer) -> dict[str, str]:
+    """The exact bits of every parameter here."""
+    return {
+        f"{part.name}[{part.first}:]": hashlib.sha256(part.values.numpy().tobytes()).hexdigest()
+        for part in trainer.state.parts()
+    }
+
+
+def assert_same(runs: Sequence[Run], reference: Run) -> None:
+    """Losses, gradients, norm, parameters, optimizer state; replicas equal to the bit."""
+    for step in range(STEPS):
+        losses = {part: loss for run in runs for part, loss in run.losses[step].items()}
+        close(losses, reference.losses[step], f"losses of step {step}")
+        compare([run.grads[step] for run in runs], reference.grads[step], f"gradient, step {step}")
+        for run in runs:
+            assert abs(run.norms[step] / reference.norms[step] - 1) < TOLERANCE, "norm"
+            assert abs(run.loss[step] / reference.loss[step] - 1) < TOLERANCE, "loss"
+        assert_bitwise(runs, step)
+    compare([run.parameters for run in runs], reference.parameters, "parameter")
+    for key, parts in reference.optimizer.items():
+        compare([run.optimizer[key] for run in runs if key in run.optimizer], parts, key)
+    whole = {n: t for n, t in (runs[0].whole or {}).items()}
+    for part in reference.parameters:
+        close_tensors(whole[part.name].flatten(), part.values, f"state dict, {part.name}")
+
+
+def assert_bitwise(runs: Sequence[Run], step: int) -> None:
+    found: dict[str, str] = {}
+    for run in runs:
+        for name, digest in run.digests[step].items():
+            assert found.setdefault(name, digest) == digest, f"replicas differ in {name}"
+
+
+def compare(parts: Sequence[Sequence[Part]], reference: Sequence[Part], what: str) -> None:
+    """All parts together cover every element, and every part is right by itself."""
+    wanted = {part.name: part.values for part in reference}
+    for part in (part for row in parts for part in row):
+        there = wanted[part.name][part.first : part.first + part.values.numel()]
+        close_tensors(part.values, there, f"{what} of {part.name}")
+    names = {part.name for row in parts for part in row}
+    assert names == set(wanted), f"{what}: {set(wanted) ^ names}"
+    whole = assembled(filled(parts))
+    for name, tensor in whole.items():
+        assert not tensor.isnan().any(), f"{what} of {name} is not whole"
+
+
+def filled(parts: Sequence[Sequence[Part]]) -> list[Part]:
+    """Parts on a ground of NaNs, which shows what no part covers."""
+    flat = [part for row in parts for part in row]
+    ground = {part.name: torch.full(part.shape, float("nan")).flatten().double() for part in flat}
+    shapes = {part.name: part.shape for part in flat}
+    return [*(Part(name, 0, shapes[name], tensor) for name, tensor in ground.items()), *flat]
+
+
+def close(found: dict[int, float], wanted: dict[int, float], what: str) -> None:
+    assert found.keys() == wanted.keys(), what
+    for part, loss in wanted.items():
+        assert abs(found[part] / loss - 1) < TOLERANCE, f"{what}: {part}"
+
+
+def close_tensors(found: Tensor, wanted: Tensor, what: str) -> None:
+    error = (found.double() - wanted.double()).norm() / (wanted.double().norm() + 1e-30)
+    assert error < TOLERANCE, f"{what}: relative error {error:.2e}"

@@ -1,0 +1,48 @@
+"""Replicas under every schedule and every ZeRO level train as one process on the whole batch."""
+
+import pytest
+from pool import run_on
+from replicas import assert_same, plain, train_all
+
+from piper.directives import Strategy
+from piper.errors import StrategyError
+from piper.strategies import BUILDERS
+
+LEVELS = (0, 1, 2, 3)
+
+
+def stages_of(strategy: Strategy) -> int:
+    return sum(type(directive).__name__ == "Place" for directive in strategy)
+
+
+def legal(schedule: str, pp: int, **options: object) -> Strategy:
+    """With the fewest microbatches above one that the schedule allows."""
+    for microbatches in (2, 4, 6):
+        try:
+            return BUILDERS[schedule](pp=pp, microbatches=microbatches, **options)
+        except StrategyError:
+            continue
+    raise AssertionError(f"{schedule} allows nothing")
+
+
+@pytest.mark.parametrize("model", ["llama", "uneven"])
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_replicas_train_as_one_process_on_the_whole_batch(
+    schedule: str, pp: int, model: str
+) -> None:
+    if schedule == "dualpipe" and pp == 1:
+        pytest.skip("DualPipe mirrors an even number of stages")
+    dp = 1 if schedule == "dualpipe" else 2
+    sizes = (1e-6, 25.0, 25.0, 2e-4)  # from one parameter in a message to everything in one
+    strategies = [
+        legal(schedule, pp, dp=dp, zero=zero, bucket_mb=size, gather_buffers=1)
+        for zero, size in zip(LEVELS, sizes, strict=True)
+    ]
+    parts, stages = 2 * strategies[0].microbatches, stages_of(strategies[0])
+    texts = [strategy.to_json() for strategy in strategies]
+
+    runs = run_on(pp * dp, train_all, model, stages, parts, texts)
+
+    for of_level in zip(*runs, strict=True):
+        assert_same(of_level, plain(model, stages, parts, parts))
