@@ -123,12 +123,19 @@ def captured(name: str, stages: int, size: int) -> tuple[nn.Module, Any, Capture
 
 
 def train_all(
-    rank: int, name: str, stages: int, rows: int, texts: Sequence[str], **options: Any
+    rank: int,
+    name: str,
+    stages: int,
+    rows: int,
+    texts: Sequence[str],
+    max_norm: float | None = None,
 ) -> list[Run]:
-    return [train(rank, name, stages, rows, text, **options) for text in texts]
+    return [train(rank, name, stages, rows, text, max_norm) for text in texts]
 
 
-def train(rank: int, name: str, stages: int, rows: int, text: str, **options: Any) -> Run:
+def train(
+    rank: int, name: str, stages: int, rows: int, text: str, max_norm: float | None = None
+) -> Run:
     """One device; `rows` are those of all replicas together, of which it feeds its own."""
     strategy = Strategy.from_json(text)
     feeds = replicas(d.devices for d in strategy if isinstance(d, Place))
@@ -137,8 +144,9 @@ def train(rank: int, name: str, stages: int, rows: int, text: str, **options: An
     mine = [tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
             for batch in batches(name, rows)]  # fmt: skip
     trainer = Trainer(
-        model, loss_fn, strategy, optimizer=ADAMW, example=mine[0], captured=found, **options
-    )
+        model, loss_fn, strategy, optimizer=ADAMW, example=mine[0], captured=found,
+        max_norm=max_norm,
+    )  # fmt: skip
     assert (trainer.replica, trainer.replicas) == (feeds.feed(rank), len(feeds.feeds))
     run, grads = Run(), []
     for program in trainer.programs.values():
@@ -185,7 +193,7 @@ def assert_same(runs: Sequence[Run], reference: Run) -> None:
     compare([run.parameters for run in runs], reference.parameters, "parameter")
     for key, parts in reference.optimizer.items():
         compare([run.optimizer[key] for run in runs if key in run.optimizer], parts, key)
-    whole = {n: t for n, t in (runs[0].whole or {}).items()}
+    whole = dict(runs[0].whole or {})
     for part in reference.parameters:
         close_tensors(whole[part.name].flatten(), part.values, f"state dict, {part.name}")
 
@@ -227,3 +235,48 @@ def close(found: dict[int, float], wanted: dict[int, float], what: str) -> None:
 def close_tensors(found: Tensor, wanted: Tensor, what: str) -> None:
     error = (found.double() - wanted.double()).norm() / (wanted.double().norm() + 1e-30)
     assert error < TOLERANCE, f"{what}: relative error {error:.2e}"
+
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def data(rows: int = 24, width: int = 6, steps: int = 3) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(9)
+    draw = partial(torch.randn, rows, width, generator=generator, dtype=torch.float64)
+    return [(draw(), draw()) for _ in range(steps)]
+
+
+class Net(nn.Module):
+    """Two regions; what is between them is up to the test."""
+
+    def __init__(self, *middle: nn.Module, width: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, width)
+        self.middle = nn.Sequential(*middle)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with annotate("PP"):
+            x = self.middle(torch.tanh(self.first(x)))
+        with annotate("PP"):
+            return self.last(x)
+
+
+def masked(output: Tensor, target: Tensor) -> Tensor:
+    """A mean over the rows that count: different numbers of them in every microbatch."""
+    counts = (target[:, 0] > -0.7).double()
+    return ((output - target).square().mean(1) * counts).sum() / counts.sum()
+
+
+def train_weighed(rank: int, text: str) -> tuple[list[float], dict[str, Tensor] | None]:
+    """One device of two whose batches weigh differently."""
+    mine = [tuple(t.chunk(2)[rank] for t in batch) for batch in data()]
+    trainer = Trainer(
+        Net(), masked, Strategy.from_json(text), example=mine[0], optimizer=SGD,
+        loss_weight=lambda x, y: (y[:, 0] > -0.7).sum(),
+    )  # fmt: skip
+    losses = [trainer.step(*batch).loss for batch in mine]
+    whole = trainer.state_dict()
+    trainer.close()
+    return losses, whole

@@ -42,6 +42,7 @@ def phase_graphs(
     outputs = [node for i, node in enumerate(joint.results) if i not in updates.values()]
     kept = [cut.saved] if joint.tangents else []
     forward.compute([*joint.results, *cut.saved])
+    forward.keep_clear_of(joint.arguments[:weights])
     results = forward.take([*outputs, *kept])  # first: the old values of buffers may be kept
     for buffer, new in updates.items():
         forward.update(joint.arguments[buffer], joint.results[new])
@@ -93,8 +94,10 @@ def _backward_graph(
 ) -> fx.GraphModule:
     writer = _Writer(joint.module)
     writer.read(*reads)
+    weights = [node for node in joint.arguments if node in writer.copies]
     writer.compute(_flat([*gradients, *kept]), late=recomputed)
     shared = {storage for node in _flat([*reads, *kept]) for storage in storages(node)}
+    writer.keep_clear_of(weights)
     return writer.finish([*writer.own(gradients, shared), *writer.take(kept)])
 
 
@@ -127,6 +130,7 @@ class _Writer:
     def __init__(self, source: fx.GraphModule) -> None:
         self.source, self.graph = source, fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}
+        self.shared: set[int] = set()
 
     def read(self, *terms: Term) -> None:
         """One argument per term; bundles are taken apart."""
@@ -170,6 +174,10 @@ class _Writer:
             if any(isinstance(option, torch.device) for option in copy.kwargs.values()):
                 copy.kwargs = {key: _anywhere(option) for key, option in copy.kwargs.items()}
 
+    def keep_clear_of(self, nodes: Iterable[fx.Node]) -> None:
+        """Results must not share memory with these: parameters may be dropped after use."""
+        self.shared = {storage for node in nodes for storage in storages(node)}
+
     def take(self, terms: Iterable[Term]) -> list[fx.Node | tuple[fx.Node, ...]]:
         """Results as they are. Numbers become tensors: bundles hold nothing else."""
         return [
@@ -207,6 +215,8 @@ class _Writer:
             return self._add(aten.scalar_tensor.default, node, dtype=number_dtype(node))
         if node.op == "placeholder":  # a buffer that this region updates: keep its old value
             return self._add(aten.clone.default, node)
+        if not self.shared.isdisjoint(storages(node)):
+            return self._add(aten.clone.default, node, memory_format=torch.contiguous_format)
         return self.copies[node]
 
     def _unpacked(self, bundle: fx.Node, position: int, node: fx.Node) -> fx.Node:

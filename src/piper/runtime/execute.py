@@ -361,4 +361,6 @@ def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | 
     """As torch.nn.utils.clip_grad_norm_, with the norm over all devices."""
     assert max_norm is not None
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    torch._foreach_mul_(grads, factor.float())
+    for dtype in dict.fromkeys(grad.dtype for grad in grads):
+        alike = [grad for grad in grads if grad.dtype is dtype]
+        torch._foreach_mul_(alike, factor.to(dtype))

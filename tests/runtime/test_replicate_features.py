@@ -1,0 +1,313 @@
+"""What users of replicas rely on, each against plain PyTorch."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from pool import run_on
+from replicas import (
+    ADAMW,
+    SGD,
+    Net,
+    assert_same,
+    captured,
+    data,
+    masked,
+    plain,
+    train_all,
+    train_weighed,
+)
+from replicas import batches as parity_batches
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper import Place, Replicate, Split, annotate, rehearse, where
+from piper.directives import Strategy
+from piper.errors import PassError, StrategyError
+from piper.strategies import BUILDERS
+
+LEVELS = (0, 1, 2, 3)
+double = partial(torch.tensor, dtype=torch.float64)
+close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-14)
+
+
+def two(zero: int, parts: int = 2, **options: object) -> Strategy:
+    """Everything twice."""
+    keep = Replicate(where(), [0, 1], zero=zero, **options)
+    return Strategy([Place(where(), [0, 1]), keep, Split("MB", parts)])
+
+
+def plainly(model: nn.Module, loss_fn, batches, optimizer) -> tuple[list[float], dict]:
+    """The whole batch at once."""
+    steps, losses = optimizer(list(model.named_parameters())), []
+    for x, y in batches:
+        steps.zero_grad()
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        steps.step()
+        losses.append(loss.item())
+    return losses, {name: tensor.detach() for name, tensor in model.named_parameters()}
+
+
+def assert_trains(result, reference: tuple[list[float], dict[str, Tensor]]) -> None:
+    losses, parameters = reference
+    close(double(result.losses), double(losses))
+    for name, tensor in parameters.items():
+        close(result.parameters[name], tensor)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_four_replicas_train_as_one_process(schedule: str, pp: int) -> None:
+    if schedule == "dualpipe" and pp == 1:
+        pytest.skip("DualPipe mirrors an even number of stages")
+    dp = 2 if schedule == "dualpipe" else 4
+    parts = 2 if pp == 1 else 4
+    for zero in LEVELS:
+        strategy = BUILDERS[schedule](pp=pp, microbatches=parts, dp=dp, zero=zero)
+        stages = sum(isinstance(directive, Place) for directive in strategy)
+        model, loss_fn, found = captured("uneven", stages, 1)
+        reference = plain("uneven", stages, 4 * parts, 4 * parts)
+        batches = parity_batches("uneven", 4 * parts)
+
+        result = rehearse(model, loss_fn, strategy, batches, found, optimizer=ADAMW)
+
+        close(double(result.losses), double(reference.loss))
+        close(double(result.grad_norms), double(reference.norms))
+        for part in reference.parameters:
+            close(result.parameters[part.name].flatten(), part.values)
+
+
+def test_four_processes_shard_within_pairs_and_replicate_across() -> None:
+    texts = []
+    for zero in LEVELS:
+        keep = Replicate(where(), [[0, 1], [2, 3]], zero=zero, reduce_stream="r")
+        strategy = Strategy([Place(where(), [0, 1, 2, 3]), keep, Split("MB", 2)])
+        texts.append(strategy.to_json())
+
+    runs = run_on(4, train_all, "uneven", 2, 8, texts)
+
+    for of_level in zip(*runs, strict=True):
+        assert_same(of_level, plain("uneven", 2, 8, 8))
+
+
+def test_clipping_uses_the_norm_of_the_averaged_gradients() -> None:
+    texts = [two(zero).to_json() for zero in LEVELS]
+    reference = plain("uneven", 2, 4, 4, max_norm=0.05)
+    assert min(reference.norms) > 0.05, "nothing is clipped"
+
+    runs = run_on(2, train_all, "uneven", 2, 4, texts, 0.05)
+
+    for of_level in zip(*runs, strict=True):
+        assert_same(of_level, reference)
+
+
+@pytest.mark.parametrize("zero", LEVELS)
+def test_different_levels_for_different_regions(zero: int) -> None:
+    places = [Place(where(), [0, 1]), Split("MB", 3)]
+    keep = [Replicate(where(PP=k), [0, 1], zero=(zero + k) % 4) for k in range(2)]
+    reference = plainly(Net(), functional.mse_loss, data(), lambda named: SGD(named))
+
+    result = rehearse(Net(), functional.mse_loss, [*places, *keep], data(), optimizer=SGD)
+
+    assert_trains(result, reference)
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_microbatches_of_all_replicas_weigh_what_the_user_says(zero: int) -> None:
+    reference = plainly(Net(), masked, data(), lambda named: SGD(named))
+
+    result = rehearse(
+        Net(), masked, two(zero), data(), optimizer=SGD,
+        loss_weight=lambda x, y: (y[:, 0] > -0.7).sum(),
+    )  # fmt: skip
+
+    assert_trains(result, reference)
+
+
+def test_processes_tell_each_other_what_their_batches_weigh() -> None:
+    runs = run_on(2, train_weighed, two(2).to_json())
+
+    losses, parameters = plainly(Net(), masked, data(), lambda named: SGD(named))
+    for found, ours in runs:
+        close(double(found), double(losses))
+        for name, tensor in (ours or {}).items():
+            close(tensor, parameters[name])
+
+
+def test_a_sum_is_the_sum_over_all_replicas() -> None:
+    def summed(output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square().sum()
+
+    slow = partial(torch.optim.SGD, lr=1e-3)
+    reference = plainly(Net(), summed, data(), lambda named: slow(named))
+
+    result = rehearse(Net(), summed, two(1), data(), optimizer=slow, reduction="sum")
+
+    assert_trains(result, reference)
+
+
+def test_dropout_is_the_same_however_many_replicas_there_are() -> None:
+    model = partial(Net, nn.Dropout(0.5))
+    alone = rehearse(
+        model(), functional.mse_loss, [Place(where(), [0])], data(), optimizer=SGD, seed=4
+    )
+
+    both = rehearse(model(), functional.mse_loss, two(3), data(), optimizer=SGD, seed=4)
+
+    assert_trains(both, (list(alone.losses), dict(alone.parameters)))
+    assert (
+        both.losses
+        != rehearse(model(), functional.mse_loss, two(3), data(), optimizer=SGD, seed=5).losses
+    )
+
+
+def by_shape_and_name(named) -> torch.optim.Optimizer:
+    """Weight decay for matrices only, and a learning rate of its own for one of them."""
+    named = list(named)
+    decayed = [p for n, p in named if p.ndim > 1 and "last" not in n]
+    plain_ = [p for n, p in named if p.ndim < 2]
+    last = [p for n, p in named if p.ndim > 1 and "last" in n]
+    groups = [
+        {"params": decayed, "weight_decay": 0.5},
+        {"params": plain_, "weight_decay": 0.0},
+        {"params": last, "lr": 0.03},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-2)
+
+
+@pytest.mark.parametrize("zero", LEVELS)
+def test_parameter_groups_are_chosen_by_name_and_shape_as_on_one_device(zero: int) -> None:
+    reference = plainly(Net(), functional.mse_loss, data(), by_shape_and_name)
+
+    result = rehearse(Net(), functional.mse_loss, two(zero), data(), optimizer=by_shape_and_name)
+
+    assert_trains(result, reference)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop"])
+def test_optimizers_that_treat_elements_by_themselves_are_exact_on_shards(kind: str) -> None:
+    make = partial(getattr(torch.optim, kind), lr=1e-2)
+    reference = plainly(Net(), functional.mse_loss, data(), lambda named: make(named))
+
+    result = rehearse(Net(), functional.mse_loss, two(2), data(), optimizer=make)
+
+    assert_trains(result, reference)
+
+
+def test_an_optimizer_that_needs_whole_parameters_is_refused_on_shards() -> None:
+    with pytest.raises(StrategyError) as refused:
+        rehearse(Net(), functional.mse_loss, two(1), data(), optimizer=torch.optim.Adafactor)
+
+    assert str(refused.value) == (
+        "optimizer: Adafactor may need whole parameters, and zero=1, 2 and 3 give it shards\n"
+        "  fix: use zero=0, or one of SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, "
+        "RMSprop, Rprop, ASGD; if it treats every element by itself, say so with the class "
+        "attribute elementwise = True"
+    )
+
+
+def test_an_optimizer_that_needs_whole_parameters_has_them_with_zero_0() -> None:
+    make = partial(torch.optim.Adafactor, lr=1e-2)
+    reference = plainly(Net(), functional.mse_loss, data(), lambda named: make(named))
+
+    result = rehearse(Net(), functional.mse_loss, two(0), data(), optimizer=make)
+
+    assert_trains(result, reference)
+
+
+@pytest.mark.parametrize("zero", LEVELS)
+def test_one_replica_needs_nobody(zero: int) -> None:
+    strategy = [Place(where(), [0]), Replicate(where(), [0], zero=zero), Split("MB", 2)]
+    reference = plainly(Net(), functional.mse_loss, data(), lambda named: SGD(named))
+
+    result = rehearse(Net(), functional.mse_loss, strategy, data(), optimizer=SGD)
+
+    assert_trains(result, reference)
+
+
+def test_running_statistics_of_replicas_are_refused() -> None:
+    with pytest.raises(PassError) as refused:
+        rehearse(Net(nn.BatchNorm1d(6)), functional.mse_loss, two(0), data(), optimizer=SGD)
+
+    assert str(refused.value) == (
+        "strategy: PP0 updates buffers (running statistics) on devices [0, 1]: replicas would not "
+        "stay equal\n"
+        "  fix: use a norm without running statistics, put the module in eval mode, or place it "
+        "on one device: devices=[0]"
+    )
+
+
+class Shared(nn.Module):
+    """Gradients that are one tensor, and a region that hands on a view of its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.a, self.b = (nn.Parameter(torch.randn(6)) for _ in range(2))
+        self.table = nn.Parameter(torch.randn(8, 6))
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with annotate("L"):
+            rows = self.table[1:2]  # no copy: memory of the parameter itself
+            x = x + self.a + self.b
+        for layer in self.layers:
+            with annotate("L"):
+                x = torch.tanh(layer(x))
+        with annotate("L"):
+            return x + rows
+
+
+@pytest.mark.parametrize("zero", LEVELS)
+def test_what_is_kept_of_dropped_parameters_stays_what_it_was(zero: int) -> None:
+    reference = plainly(Shared(), functional.mse_loss, data(), lambda named: SGD(named))
+
+    result = rehearse(
+        Shared(), functional.mse_loss, two(zero, gather_buffers=1), data(), optimizer=SGD
+    )
+
+    assert_trains(result, reference)
+
+
+class Mixed(nn.Module):
+    """One region with parameters of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.fine = nn.Linear(6, 6).double()
+        self.coarse = nn.Parameter(torch.randn(5).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fine(x) * self.coarse.double().sum()
+
+
+@pytest.mark.parametrize("zero", LEVELS)
+def test_parameters_of_several_types_travel_in_messages_of_their_own(zero: int) -> None:
+    losses, parameters = plainly(Mixed(), functional.mse_loss, data(), lambda named: SGD(named))
+
+    result = rehearse(Mixed(), functional.mse_loss, two(zero), data(), optimizer=SGD)
+
+    torch.testing.assert_close(torch.tensor(result.losses), torch.tensor(losses), rtol=1e-6, atol=0)
+    for name, tensor in parameters.items():
+        torch.testing.assert_close(result.parameters[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_replicas_of_different_lists_are_consistent() -> None:
+    """Every pair of neighbours in a ring of lists that share no place."""
+    lists = [(0, 1, 2), (1, 2, 0), (2, 0, 1)]
+    for one, other in pairwise(lists):
+        strategy = [
+            Place(where(PP=0), one), Place(where(PP=1), other), Split("MB", 2),
+            Replicate(where(PP=0), one, zero=3), Replicate(where(PP=1), other, zero=2),
+        ]  # fmt: skip
+        reference = plainly(Net(), functional.mse_loss, data(), lambda named: SGD(named))
+
+        result = rehearse(Net(), functional.mse_loss, strategy, data(), optimizer=SGD)
+
+        assert_trains(result, reference)
