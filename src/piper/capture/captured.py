@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from piper.capture import flops, messages
+from piper.capture import flops, messages, workspace
 from piper.capture.buckets import Bucketed, make_buckets
 from piper.capture.clean import clean
 from piper.capture.cut import Chunk, cut
@@ -18,7 +18,7 @@ from piper.capture.lower import Lowered, lower
 from piper.capture.nodes import value
 from piper.capture.phases import phase_graphs
 from piper.capture.randomness import make_reproducible
-from piper.capture.regions import describe, number_tags, region_ids
+from piper.capture.regions import Cost, describe, number_tags, region_ids
 from piper.capture.trace import Loss, Traced, trace
 from piper.capture.weighing import Ignored, ignored_labels
 from piper.ir.model import Model, Region
@@ -93,8 +93,11 @@ def _require(device: str) -> None:
         raise messages.no_device(device)  # torch would abort the process
 
 
-def _count(phases: dict[Phase, fx.GraphModule]) -> dict[Phase, float]:
-    return {phase: flops.count(graph) for phase, graph in phases.items()}
+def _count(phases: dict[Phase, fx.GraphModule]) -> Cost:
+    return Cost(
+        {phase: flops.count(graph) for phase, graph in phases.items()},
+        {phase: workspace.count(graph, phase) for phase, graph in phases.items()},
+    )
 
 
 def _refuse_shared_updates(

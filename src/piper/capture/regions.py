@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -50,6 +51,14 @@ def region_ids(tags: Sequence[Tags]) -> list[RegionId]:
     return ids
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run of each phase takes."""
+
+    flops: dict[Phase, float]
+    workspace: dict[Phase, int]  # bytes beyond what is there when it starts
+
+
 def describe(
     lowered: Lowered,
     id: RegionId,
@@ -57,7 +66,7 @@ def describe(
     code: str,
     values: Mapping[fx.Node, ValueId],
     part: Part,
-    flops: Mapping[Phase, float],
+    cost: Cost,
 ) -> Region:
     chunk, cut = lowered.chunk, lowered.cut
     buckets, layout = part
@@ -83,7 +92,8 @@ def describe(
         carry=_specs(cut.carry),
         stateful=bool(chunk.updates),
         has_backward=bool(tangents),
-        flops=dict(flops),
+        flops=cost.flops,
+        workspace=cost.workspace,
     )
 
 

@@ -60,6 +60,7 @@ class Region:
     stateful: bool = False  # F updates buffers: its microbatches keep their order
     has_backward: bool = True
     flops: Mapping[Phase, float] = field(default_factory=dict)
+    workspace: Mapping[Phase, int] = field(default_factory=dict)  # bytes, while it runs
 
 
 @dataclass(frozen=True, kw_only=True)

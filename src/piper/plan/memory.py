@@ -1,0 +1,165 @@
+"""How much memory a device needs, and what holds it at the worst moment: read off the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from piper.ir.dag import Dag
+from piper.ir.values import ITEM_BYTES
+from piper.names import Phase, RegionId
+from piper.plan.instructions import (
+    Add,
+    Free,
+    Gather,
+    Instruction,
+    Keep,
+    Layout,
+    Plan,
+    Recv,
+    Reduce,
+    Run,
+    Update,
+)
+
+PARAMETERS, OPTIMIZER, BUFFERS = "parameters", "optimizer", "gather buffers"
+GRADIENTS, ACTIVATIONS, MOVING, WORKSPACE = "gradients", "activations", "moving", "workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The worst moment of a step on one device."""
+
+    total: int
+    at: int  # the instruction
+    held: Mapping[str, int]  # bytes, by what they are for
+
+    def __str__(self) -> str:
+        rows = [f"  {what:15} {size / 2**20:10.2f} MiB" for what, size in self.held.items() if size]
+        return "\n".join([f"{self.total / 2**20:.2f} MiB at instruction {self.at}", *rows])
+
+
+def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak:
+    """Walk the plan. Inputs belong to the caller and count nothing.
+
+    `optimizer`: its state, in multiples of the parameters it updates (Adam: 2). `staging`: how
+    often a reduce-scatter holds a whole gradient besides the one it sends (1 on gloo, 0 on NCCL).
+    """
+    walk = Walk(dag, plan, staging)
+    for position, instruction in enumerate(plan.instructions):
+        for wait in instruction.waits:
+            walk.settle(wait)
+        walk.do(position, instruction)
+    fixed = dict(lasting(dag, plan, optimizer))
+    total = walk.worst + sum(fixed.values())
+    return Peak(total, walk.at, {**fixed, **walk.held})
+
+
+def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]:
+    """What outlives the step."""
+    sizes = {state.value: dag.values[state.value].nbytes for state in plan.states}  # type: ignore[index]
+    updated = {one.bucket for one in plan.instructions if isinstance(one, Update)}
+    trained = [s.value for s in plan.states if s.home and s.bucket in updated]
+    yield PARAMETERS, sum(sizes.values())
+    yield OPTIMIZER, int(optimizer * sum(sizes[value] for value in trained))
+    yield BUFFERS, sum(plan.buffers)
+
+
+@dataclass
+class Walk:
+    """What is held as the plan goes on."""
+
+    dag: Dag
+    plan: Plan
+    staging: int
+    sizes: dict[str, tuple[str, int]] = field(default_factory=dict)  # buffer -> kind, bytes
+    now: Counter[str] = field(default_factory=Counter)  # bytes, by kind
+    coming: dict[int, tuple[str, int]] = field(default_factory=dict)  # shards under way
+    worst: int = 0
+    at: int = 0
+    held: dict[str, int] = field(default_factory=dict)
+
+    def do(self, position: int, one: Instruction) -> None:
+        match one:
+            case Run():
+                self.run(position, one)
+            case Recv() if one.value not in {state.value for state in self.plan.states}:
+                self.put(one.value, ACTIVATIONS, self.size(one.value))
+            case Keep():
+                self.sizes[one.into] = self.sizes.pop(one.value)
+            case Add():
+                self.drop(one.value)
+            case Reduce():
+                self.reduce(position, one)
+            case Update():
+                self.look(position, self.largest(one))
+            case Free():
+                for value in one.values:
+                    self.drop(value)
+            case Gather() | _:
+                pass
+        self.look(position)
+
+    def run(self, position: int, run: Run) -> None:
+        """While it runs, its results are a part of its workspace; what was kept for it ends."""
+        region = self.dag.model.by_id[RegionId(run.region)]
+        self.look(position, region.workspace.get(Phase(run.phase), 0))
+        for value in run.reads:
+            if value.startswith(("saved:", "carry:")):
+                self.drop(value)
+        for value in run.writes:
+            kind = GRADIENTS if value.startswith("g:") else ACTIVATIONS
+            self.put(value, kind, self.size(value))
+
+    def reduce(self, position: int, one: Reduce) -> None:
+        """Gradients are copied message by message; those that are one tensor are not."""
+        flat = sum(map(message_bytes, one.messages))
+        copied = [m for m in one.messages if len(m[1]) > 1 or self.is_padded(one, m)]
+        self.look(position, max(map(message_bytes, copied), default=0))
+        self.drop(one.value)
+        if one.scatter:
+            self.now[MOVING] += flat * (1 + self.staging)
+            self.coming[position] = (one.into, flat * (1 + self.staging))
+        else:
+            self.put(one.into, GRADIENTS, flat)
+
+    def is_padded(self, one: Reduce, message: Layout) -> bool:
+        known = self.dag.values[self.dag.nodes[one.node].reads[0][0]]  # type: ignore[index]
+        return sum(known.specs[k].numel for k in message[1]) != message[2]
+
+    def settle(self, position: int) -> None:
+        """A shard is there; the whole gradient is gone."""
+        if position in self.coming:
+            into, moving = self.coming.pop(position)
+            self.look(position, self.size(into))
+            self.now[MOVING] -= moving
+            self.put(into, GRADIENTS, self.size(into))
+
+    def size(self, value: str) -> int:
+        known = self.dag.values.get(value)  # type: ignore[call-overload]
+        return known.nbytes if known else 0
+
+    def largest(self, update: Update) -> int:
+        """An optimizer works on one tensor at a time, with a copy of it or two."""
+        specs = self.dag.values[f"w:{update.bucket}'"].specs  # type: ignore[index]
+        return 2 * max((spec.nbytes for spec in specs), default=0)
+
+    def put(self, value: str, kind: str, size: int) -> None:
+        self.sizes[value] = (kind, size)
+        self.now[kind] += size
+
+    def drop(self, value: str) -> None:
+        kind, size = self.sizes.pop(value, (ACTIVATIONS, 0))
+        self.now[kind] -= size
+
+    def look(self, position: int, more: int = 0) -> None:
+        total = self.now.total() + more
+        if total > self.worst:
+            self.worst, self.at = total, position
+            self.held = {**self.now, WORKSPACE: more}
+
+
+def message_bytes(message: Layout) -> int:
+    dtype, _, padded = message
+    return padded * ITEM_BYTES[dtype]

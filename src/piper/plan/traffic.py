@@ -1,0 +1,37 @@
+"""What a device sends in a step: bytes on each stream, read off the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+
+from piper.ir.values import ITEM_BYTES
+from piper.plan.instructions import Gather, Layout, Plan, Reduce, Send, Shape
+
+
+def traffic(plan: Plan) -> dict[str, int]:
+    """Bytes that leave the device, by stream; unknown sizes count nothing.
+
+    Of S bytes among n devices an all-reduce sends 2 (n-1)/n S, each half of it one (n-1)/n S.
+    """
+    found: Counter[str] = Counter()
+    for one in plan.instructions:
+        match one:
+            case Send():
+                found[one.stream] += sum(map(shape_bytes, one.shapes))
+            case Reduce():
+                found[one.stream] += (1 if one.scatter else 2) * shared(one.messages, one.group)
+            case Gather():
+                found[one.stream] += shared(one.messages, one.group)
+    return dict(found)
+
+
+def shared(messages: tuple[Layout, ...], group: tuple[int, ...]) -> int:
+    """What a device sends so that everyone of the group has its part of the messages."""
+    whole = sum(padded * ITEM_BYTES[dtype] for dtype, _, padded in messages)
+    return whole * (len(group) - 1) // len(group)
+
+
+def shape_bytes(shape: Shape) -> int:
+    sizes, dtype = shape
+    return prod(size or 0 for size in sizes) * ITEM_BYTES[dtype]
