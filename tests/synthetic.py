@@ -55,6 +55,28 @@ def frozen(model: Model) -> Model:
     return replace(model, buckets=buckets)
 
 
+def without_buffers(model: Model) -> Model:
+    """The same model where no region updates buffers: such a region has no replicas."""
+    regions = tuple(replace(region, stateful=False) for region in model.regions)
+    return replace(model, regions=regions)
+
+
+def with_odd_parameters(model: Model, random: Random) -> Model:
+    """The same model with several parameters in a bucket, of two types, of sizes that no number of
+    shards divides."""
+    return replace(
+        model, buckets={name: odd(bucket, random) for name, bucket in model.buckets.items()}
+    )
+
+
+def odd(bucket: Bucket, random: Random) -> Bucket:
+    shapes = [random.choice([(), (3,), (7,), (2, 2), (5, 3)]) for _ in range(random.randint(1, 4))]
+    dtypes = [random.choice(["float32", "float32", "bfloat16"]) for _ in shapes]
+    specs = [TensorSpec(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    named = tuple(Parameter(f"{bucket.id}.{k}", spec) for k, spec in enumerate(specs))
+    return replace(bucket, parameters=named)
+
+
 def network(random: Random, regions: int) -> Model:
     """Any directed graph of regions PP0, PP1, ... that ends in a loss.
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
-from synthetic import chain, network
+from synthetic import chain, network, with_odd_parameters, without_buffers
 
-from piper.directives import Directive, Order, Place, Split
+from piper.directives import Directive, Order, Place, Replicate, Split
 from piper.ir.filters import Filter, where
 from piper.ir.model import Model
 
 Pass = tuple[str, int, int]  # phase, stage, microbatch
+COPIES = (1, 1, 2, 2, 3, 4)
+STREAMS = ("dp", "pp", "side")
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,11 @@ class Program:
     """A model and a strategy for it, with all that the test must know about them."""
 
     model: Model
-    device_of: tuple[int, ...]  # by stage
+    device_of: tuple[int, ...]  # by stage: where its first replica is
     microbatches: int
+    copies: int = 1  # replicas of everything
+    mirrored: bool = False  # every second replica goes through the devices the other way round
+    replicates: tuple[tuple[int, Replicate], ...] = ()  # with their places among the directives
     clip: bool = False
     split: bool = True  # without it there is one microbatch and no MB
     halved: frozenset[tuple[int, int]] = frozenset()  # (stage, microbatch) with BI and BW
@@ -33,15 +39,64 @@ class Program:
 
     @property
     def directives(self) -> list[Directive]:
-        places = [Place(where(PP=s), [d]) for s, d in enumerate(self.device_of)]
+        places = [Place(where(PP=s), self.devices(s)) for s in range(len(self.device_of))]
         split = [Split("MB", self.microbatches)] if self.split else []
-        return [*places, *split, *self.orders]
+        found: list[Directive] = [*places, *split, *self.orders]
+        for at, replicate in self.replicates:
+            found.insert(at, replicate)
+        return found
+
+    @property
+    def width(self) -> int:
+        """Devices that one replica may use; an even number has a mirror image."""
+        used = max(self.device_of) + 1
+        return used + used % 2 if self.mirrored else used
+
+    def devices(self, stage: int) -> list[int]:
+        return [self.device(stage, replica) for replica in range(self.copies)]
+
+    def device(self, stage: int, replica: int) -> int:
+        first = self.device_of[stage]
+        if not self.mirrored:
+            return first + replica * self.width
+        there = self.width - 1 - first if replica % 2 else first
+        return there + replica // 2 * self.width
+
+    @property
+    def shared(self) -> bool:
+        """Whether two replicas meet on a device, and so are fed one batch together."""
+        return self.mirrored and any(self.width - 1 - d in self.device_of for d in self.device_of)
+
+    @property
+    def feeds(self) -> int:
+        return self.copies // 2 if self.shared else self.copies
+
+    @property
+    def parts(self) -> int:
+        """Microbatches of each feed's batch."""
+        return self.microbatches * self.copies // self.feeds
+
+    @property
+    def feed_of(self) -> dict[int, int]:
+        """By device."""
+        together = self.copies // self.feeds
+        stages, replicas = range(len(self.device_of)), range(self.copies)
+        return {self.device(s, r): r // together for s in stages for r in replicas}
 
     @property
     def orders(self) -> list[Order]:
-        rows = [[device] for device in self.ordered] if self.apart else [list(self.ordered)]
-        mine = [[one for one in self.run if self.device_of[one[1]] in row] for row in rows if row]
+        lanes = dict.fromkeys(map(self.lane, self.ordered))
+        rows = [[lane] for lane in lanes] if self.apart else [list(lanes)]
+        mine = [[one for one in self.run if self.is_ordered(one, row)] for row in rows if row]
         return [Order(self.slots(passes)) for passes in mine]
+
+    def lane(self, device: int) -> int:
+        """Devices that run one common list have one number."""
+        return min(device, self.width - 1 - device) if self.mirrored else device
+
+    def is_ordered(self, one: Pass, lanes: list[int]) -> bool:
+        device = self.device_of[one[1]]
+        return device in self.ordered and self.lane(device) in lanes
 
     def slots(self, passes: Iterable[Pass]) -> list[list[Filter]]:
         slots: list[list[Filter]] = []
@@ -107,9 +162,11 @@ def random_program(
     all_ordered: bool = False,
     overlapping: bool = True,
     clip: bool | None = None,
+    copies: int | None = None,
 ) -> Program:
     """`min_devices`: at least so many are used. `all_ordered`: orders leave no choice anywhere."""
-    device_of = [s if s < min_devices else random.randrange(stages) for s in range(stages)]
+    most = max(min_devices, random.choice([1, 2, stages, stages]))
+    device_of = [s if s < min_devices else random.randrange(most) for s in range(stages)]
     random.shuffle(device_of)
     share = 1.0 if all_ordered else random.choice([0.0, 0.5, 1.0])
     blank = Program(
@@ -121,11 +178,56 @@ def random_program(
         ordered=tuple(device for device in sorted({*device_of}) if random.random() < share),
         apart=random.random() < 0.5,
     )
+    blank = with_copies(blank, random, random.choice(COPIES) if copies is None else copies)
     blank = replace(blank, halved=random_halves(blank, random))
     share = random.choice([0.0, 0.2]) if overlapping else 0.0
     run = random_run(blank, random)
     overlaps = frozenset(k for k in range(len(run)) if random.random() < share)
-    return replace(blank, run=run, overlaps=overlaps)
+    done = replace(blank, run=run, overlaps=overlaps)
+    return replace(done, replicates=random_replicates(done, random))
+
+
+def with_copies(program: Program, random: Random, copies: int) -> Program:
+    if copies == 1:
+        return program
+    model = without_buffers(program.model)
+    if random.random() < 0.7:
+        model = with_odd_parameters(model, random)
+    mirrored = copies % 2 == 0 and random.random() < 0.4
+    return replace(program, model=model, copies=copies, mirrored=mirrored)
+
+
+def random_replicates(program: Program, random: Random) -> tuple[tuple[int, Replicate], ...]:
+    """One for each stage, or one for all; anywhere among the other directives.
+
+    Stages often share their settings, and then the buffers for gathered parameters.
+    """
+    if program.copies == 1 and random.random() < 0.8:
+        return ()  # needs none, but may have some
+    alike = len({*program.device_of}) == 1 and random.random() < 0.3
+    filters = [where()] if alike else [where(PP=s) for s in range(len(program.device_of))]
+    known = [random_settings(random) for _ in range(random.choice([1, 1, 2, len(filters)]))]
+    mixed = random.sample(range(program.copies), program.copies)
+    grouped = program.copies == 4 and random.random() < 0.6
+    last = len(program.directives)
+    found = []
+    for s, wanted in enumerate(filters):
+        devices = [program.device(s, replica) for replica in mixed]
+        groups = [devices[:2], devices[2:]] if grouped else devices
+        found.append((random.randint(0, last), Replicate(wanted, groups, **random.choice(known))))
+    return tuple(found)
+
+
+def random_settings(random: Random) -> dict[str, Any]:
+    """Messages from one for each parameter to one for all; three streams, one of them busy."""
+    return {
+        "zero": random.choice([0, 1, 2, 3, 3]),
+        "bucket_mb": random.choice([1, 30, 64, 2**20]) / 2**20,
+        "reduce_stream": random.choice(STREAMS),
+        "gather_stream": random.choice(STREAMS),
+        "gather_ahead": random.randrange(4),
+        "gather_buffers": random.choice([1, 1, 2, 3]),
+    }
 
 
 def random_halves(program: Program, random: Random) -> frozenset[tuple[int, int]]:

@@ -6,7 +6,7 @@ import pytest
 from synthetic import chain
 
 from piper.compiler import Compiled, compile_strategy
-from piper.directives import Order, Place, Split
+from piper.directives import Order, Place, Replicate, Split
 from piper.ir.filters import where
 from piper.ir.text import text
 
@@ -33,14 +33,27 @@ def rich() -> Compiled:
     return compile_strategy(model, [*places, Split("MB", 2), Order(slots)], clip=True)
 
 
-@pytest.mark.parametrize("make", [plain, rich], ids=lambda make: make.__name__)
+def replicated() -> Compiled:
+    """Two replicas of two stages: one keeps all its parameters, the other one gathers them."""
+    places = [Place(where(PP=0), [0, 2]), Place(where(PP=1), [1, 3])]
+    replicates = [
+        Replicate(where(PP=0), [0, 2], zero=3, gather_stream="gather"),
+        Replicate(where(PP=1), [1, 3], zero=0),
+    ]
+    return compile_strategy(chain(2), [*places, *replicates, Split("MB", 2)])
+
+
+ALL = [plain, rich, replicated]
+
+
+@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_plans_print_as_they_did(make: Callable[[], Compiled], golden: Golden) -> None:
     plans = make().plans
 
     golden(f"plans_{make.__name__}.txt", "\n\n".join(map(str, plans)) + "\n")
 
 
-@pytest.mark.parametrize("make", [plain, rich], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_dags_print_as_they_did(make: Callable[[], Compiled], golden: Golden) -> None:
     dag = make().dag
 

@@ -10,7 +10,7 @@ import pytest
 from synthetic import chain
 
 from piper.compiler import compile_strategy
-from piper.directives import Directive, Order, Place, Split
+from piper.directives import Directive, Order, Place, Replicate, Split
 from piper.ir.filters import where
 
 AT_MOST = 2.3  # times the calls for twice the nodes
@@ -55,6 +55,30 @@ def uses_of_one_value(n: int) -> object:
     return compile_strategy(chain(n, skips), [Place(where(), [0]), Split("MB", 2)])
 
 
+def replicates(stages: int, zero: int, buffers: int) -> list[Directive]:
+    """Two replicas on four devices, two stages on each."""
+    devices = [[s % 2, s % 2 + 2] for s in range(stages)]
+    placed = [Place(where(PP=s), found) for s, found in enumerate(devices)]
+    kept = [
+        Replicate(where(PP=s), found, zero, gather_buffers=buffers)
+        for s, found in enumerate(devices)
+    ]
+    return [*placed, *kept]
+
+
+def microbatches_with_sharded_gradients(n: int) -> object:
+    return compile_strategy(chain(4), [*replicates(4, zero=2, buffers=1), Split("MB", n)])
+
+
+def microbatches_with_gathered_parameters(n: int) -> object:
+    """One buffer for two stages: it is filled again and again."""
+    return compile_strategy(chain(4), [*replicates(4, zero=3, buffers=1), Split("MB", n)])
+
+
+def stages_with_gathered_parameters(n: int) -> object:
+    return compile_strategy(chain(n), [*replicates(n, zero=3, buffers=2), Split("MB", 2)])
+
+
 @pytest.mark.parametrize(
     ("compiled", "size"),
     [
@@ -64,6 +88,9 @@ def uses_of_one_value(n: int) -> object:
         (stages_on_eight_devices, 60),
         (stages_placed_after_the_split, 60),
         (uses_of_one_value, 60),
+        (microbatches_with_sharded_gradients, 40),
+        (microbatches_with_gathered_parameters, 40),
+        (stages_with_gathered_parameters, 40),
     ],
 )
 def test_twice_the_nodes_cost_twice_the_calls(compiled: Callable[[int], object], size: int) -> None:

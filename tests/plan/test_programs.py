@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 from hypothesis import given, settings
-from plan.numbers import EARLY, LATE, executed, expected
+from plan.devices import EARLY, LATE, executed
+from plan.numbers import expected
 from plan.programs import Program, programs, random_program
 from synthetic import ROW, bucket, chain
 
@@ -22,13 +23,13 @@ STEPS = 2  # the second one sees what the first one left behind
 
 def must_be_right(program: Program) -> None:
     plans = compile_strategy(program.model, program.directives, clip=program.clip).plans
-    right = expected(program.model, program.microbatches, program.clip, STEPS)
+    right = expected(program.model, program.parts, program.clip, STEPS, program.feeds)
 
     for when in (EARLY, LATE):
-        assert executed(program.model, plans, when, STEPS) == right
+        assert executed(program.model, plans, when, STEPS, program.feed_of) == right
 
 
-@settings(max_examples=150)
+@settings(max_examples=250)
 @given(programs())
 def test_any_legal_strategy_computes_what_plain_training_computes(program: Program) -> None:
     must_be_right(program)

@@ -3,7 +3,7 @@
 from synthetic import chain
 
 from piper.compiler import compile_strategy
-from piper.directives import Place, Split
+from piper.directives import Place, Replicate, Split
 from piper.ir.filters import where
 from piper.plan.serial import from_json, to_json
 from piper.strategies import zb_h1
@@ -14,6 +14,7 @@ def test_a_plan_that_was_written_is_read_back_equal() -> None:
     model = chain(3, skips=((0, 2),), tied=True)
     plans = (
         *compile_strategy(model, [*places, Split("MB", 3)], clip=True).plans,
+        *compile_strategy(chain(2), [Place(where(), [0, 1]), Replicate(where(), [0, 1], 3)]).plans,
         *compile_strategy(chain(2), zb_h1(pp=2, microbatches=4).directives).plans,
     )
 
