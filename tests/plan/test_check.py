@@ -71,13 +71,18 @@ def test_plans_with_a_slip_are_refused(name: str) -> None:
 def test_plans_of_replicas_with_a_slip_are_refused(name: str) -> None:
     found = list(mutants(SLIPS_OF_REPLICAS[name], replicated(), EXAMPLES))
 
-    must_be_refused(found)
+    must_be_refused(found, unless_right="wait" in name or "before it is there" in name)
 
 
-def must_be_refused(found: list[tuple[Program, Compiled, Plans]]) -> None:
-    wrongly = [plans for _, compiled, plans in found if accepted(compiled, plans)]
+def must_be_refused(
+    found: list[tuple[Program, Compiled, Plans]], unless_right: bool = False
+) -> None:
+    """`unless_right`: a wait may be left out where another one says as much."""
+    passed = [(program, plans) for program, dag, plans in found if accepted(dag, plans)]
+    wrongly = [p for program, p in passed if not (unless_right and is_right(program, p))]
 
     assert len(found) >= 100
+    assert len(passed) < len(found) / 4
     assert not wrongly, f"{len(wrongly)} of {len(found)} are accepted"
 
 
@@ -146,7 +151,6 @@ def one_stage_of_a_pipeline(zero: int) -> tuple[Compiled, Plan]:
     return compiled, compiled.plan(1)
 
 
-@pytest.mark.xfail(strict=True, reason="what a send has waited for counts for reductions too")
 def test_a_wait_on_one_stream_is_no_wait_on_another() -> None:
     """A backward makes what is sent and what is reduced; both wait for it, on their own streams."""
     compiled, plan = one_stage_of_a_pipeline(zero=2)
@@ -159,7 +163,6 @@ def test_a_wait_on_one_stream_is_no_wait_on_another() -> None:
     assert not accepted(compiled, plans)
 
 
-@pytest.mark.xfail(strict=True, reason="a negative number counts from the end")
 def test_a_buffer_with_a_negative_number_is_refused() -> None:
     compiled, plan = one_stage_of_a_pipeline(zero=3)
     (at,) = positions(plan, Gather)
@@ -188,7 +191,7 @@ def test_a_refusal_shows_the_device_and_the_instruction() -> None:
     text = refusal(compiled, changed(compiled.plans, plan, at, waits=()))
 
     assert text == (
-        "device 1: h0>1 is read before it has arrived\n"
+        "device 1: h0>1 is read before it is there\n"
         "       0 recv    h0>1 from 0 on pp\n"
         "       1 load    y\n"
         "  >    2 run     PP1:F (w:PP1, h0>1, y) -> loss, saved:PP1\n"

@@ -105,21 +105,17 @@ def test_a_pipeline_of_replicas_has_no_races(zero: int) -> None:
     assert replicated(chain(2), zero, PP0=[0, 2], PP1=[1, 3]) == []
 
 
-@pytest.mark.xfail(strict=True, reason="gathers do not wait for the last reader of their buffer")
 def test_a_buffer_is_filled_again_after_its_last_use() -> None:
     assert replicated(chain(2), 3, 1, PP0=[0, 1], PP1=[0, 1]) == []
 
 
-@pytest.mark.xfail(strict=True, reason="only the send waits for the gather, the pass here does not")
 def test_what_is_gathered_is_waited_for_where_it_is_used_and_where_it_is_sent() -> None:
     assert replicated(chain(2, tied=True), 1, PP0=[0, 2], PP1=[1, 3]) == []
 
 
-@pytest.mark.xfail(strict=True, reason="only the next reduction waits for it, the update does not")
 def test_an_update_waits_for_its_shard() -> None:
     assert replicated(chain(1, tied=True), 1, PP0=[0, 1]) == []
 
 
-@pytest.mark.xfail(strict=True, reason="a receive in place does not wait for the last reader")
 def test_new_parameters_arrive_after_the_last_use_of_the_old_ones() -> None:
     assert replicated(chain(2, tied=True), 0, PP0=[0], PP1=[1]) == []

@@ -17,7 +17,8 @@ from piper.ir.nodes import Update as UpdateNode
 from piper.ir.spec import BUG
 from piper.names import BucketId, Device
 from piper.plan.instructions import Layout, Plan, State, line
-from piper.plan.paper import Machine, Together, sent
+from piper.plan.paper import Machine, Together
+from piper.plan.wires import sent
 
 
 def check(dag: Dag, plans: Sequence[Plan]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -11,7 +11,7 @@ from piper.ir.layout import Message, messages
 from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.values import Origin, Value
-from piper.names import BucketId, Device, NodeId, ValueId
+from piper.names import COMPUTE, BucketId, Device, NodeId, ValueId
 from piper.plan.instructions import (
     Add,
     Free,
@@ -53,7 +53,11 @@ class Lowering:
     proofs: dict[NodeId, int]
     code: list[Instruction] = field(default_factory=list)
     made_by: dict[str, int] = field(default_factory=dict)  # buffer -> instruction to wait for
-    arriving: dict[str, int] = field(default_factory=dict)  # received, not waited for yet
+    arriving: dict[str, int] = field(default_factory=dict)  # what comes on another stream
+    heard: set[tuple[str, int]] = field(default_factory=set)  # what a stream has waited for
+    added: set[str] = field(default_factory=set)  # what came and is a part of a sum now
+    readers: dict[str, list[int]] = field(default_factory=dict)  # of states and gather buffers
+    slots: dict[str, str] = field(default_factory=dict)  # gathered value -> its buffer
     started: set[str] = field(default_factory=set)  # sums that have their first part
     loaded: set[str] = field(default_factory=set)
     sent: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
@@ -96,10 +100,10 @@ class Lowering:
         for transfer in self.row.posts.get(position, ()):
             value, known = self.storage(transfer.writes[0]), self.dag.values[transfer.writes[0]]
             peer = sender(transfer, self.row.device)
+            waits = self.free_of_readers(value, transfer.stream)
+            shapes, stream = wire_shapes(known), transfer.stream
             self.arriving[value] = self.emit(
-                Recv(
-                    transfer.id, value, wire_shapes(known), peer, transfer.stream, known.bundle
-                )  # fmt: skip
+                Recv(transfer.id, value, shapes, peer, stream, known.bundle, waits)
             )
 
     def start(self, position: int) -> None:
@@ -115,42 +119,38 @@ class Lowering:
     def send(self, transfer: Transfer) -> None:
         value = self.operand(transfer.reads[0], transfer.source)
         peer = receiver(transfer, self.row.device)
-        ready = self.wait_for((value,))
+        ready = self.wait_for((value,), transfer.stream)
         waits = ready or ((self.made_by[value],) if value in self.made_by else ())
         shapes = wire_shapes(self.dag.values[transfer.writes[0]])
         k = self.emit(Send(transfer.id, value, shapes, peer, transfer.stream, waits))
         self.sent.setdefault(value, []).append(k)
+        self.note_reader(value, k)
 
     def reduce(self, node: Collective) -> None:
         """A shard is waited for before the next one is made: whole gradients live briefly."""
         scatter = node.kind is Kind.REDUCE_SCATTER
         value = self.operand(node.reads[0], node.devices)
-        waits = (*self.wait_for((value,)), *(self.settle() if scatter else ()))
+        waits = self.wait_for((value,), node.stream)
+        waits += self.settle(node.stream) if scatter else ()
         ready = (self.made_by[value],) if value in self.made_by else ()
         k = self.emit(
             Reduce(
-                node.id,
-                value,
-                node.writes[0],
-                layouts(node.messages),
-                self.group(node),
-                scatter,
-                node.stream,
-                tuple(sorted({*ready, *waits})),
-            )  # fmt: skip
-        )
+                node.id, value, node.writes[0], layouts(node.messages), self.group(node),
+                scatter, node.stream, tuple(sorted({*ready, *waits})),
+            )
+        )  # fmt: skip
         self.arriving[node.writes[0]] = k
         if scatter:
             self.scattering.append(node.writes[0])
 
-    def settle(self) -> Waits:
+    def settle(self, stream: str) -> Waits:
         """Add up the shards that are on their way; what is no part of a sum is only waited for."""
         coming, self.scattering = self.scattering, []
         alone = [value for value in coming if value not in self.sums.of]
         for value in coming:
-            if value in self.sums.of and value in self.arriving:
+            if value in self.sums.of and value not in self.added:
                 self.add(self.sums.of[value], ValueId(value))
-        return self.wait_for(tuple(alone))
+        return self.wait_for(tuple(alone), stream)
 
     def gather(self, node: Collective) -> None:
         value, known = self.single(node.reads[0][0], node.devices), self.dag.values[node.writes[0]]
@@ -158,18 +158,16 @@ class Lowering:
         assert node.slot is not None
         size = max(offsets(messages)[-1], self.buffers.get(node.slot, 0))
         self.buffers[node.slot] = size
-        self.arriving[node.writes[0]] = self.emit(
+        self.slots[node.writes[0]] = f"buffer {node.slot}"
+        waits = self.free_of_readers(f"buffer {node.slot}", node.stream)
+        k = self.emit(
             Gather(
-                node.id,
-                value,
-                node.writes[0],
-                messages,
-                wire_shapes(known),
-                self.group(node),
-                node.slot,
-                node.stream,
-            )  # fmt: skip
-        )
+                node.id, value, node.writes[0], messages, wire_shapes(known), self.group(node),
+                node.slot, node.stream, waits,
+            )
+        )  # fmt: skip
+        self.arriving[node.writes[0]] = k
+        self.note_reader(value, k)
 
     def group(self, node: Collective) -> tuple[Device, ...]:
         return next(group for group in node.groups if self.row.device in group)
@@ -188,6 +186,8 @@ class Lowering:
         reads = tuple([self.operand(total, node.devices) for total in node.reads])
         waits = self.wait_for(reads)
         k = self.emit(Run(node.id, node.region, node.phase, reads, node.writes, waits))
+        for value in reads:
+            self.note_reader(value, k)
         for value in node.writes:
             self.made_by[value] = k
             if value in self.sums.of:
@@ -196,8 +196,11 @@ class Lowering:
     def update(self, node: UpdateNode) -> None:
         grad = self.operand(node.reads[0], node.devices or ())
         clip = len(node.reads) > 1
-        waits = (*self.wait_for((grad,)), *(self.wait_for(("totals",)) if clip else ()))
         self.state(weights_of(node))
+        waits = (
+            *self.wait_for((grad, "totals") if clip else (grad,)),
+            *self.free_of_readers(weights_of(node), COMPUTE),
+        )
         k = self.emit(Update(node.id, node.bucket, grad, clip, waits))
         self.made_by[weights_of(node)] = k
 
@@ -230,7 +233,7 @@ class Lowering:
             return self.single(total[0], devices)
         name = self.sums.names[total]
         for value in total:
-            if value in self.arriving:
+            if value in self.arriving and value not in self.added:
                 self.add(name, value)
         return name
 
@@ -274,14 +277,32 @@ class Lowering:
 
     def add(self, name: str, value: ValueId) -> None:
         waits = self.wait_for((value,))
+        self.added.add(value)
         first = name not in self.started
         self.started.add(name)
         self.made_by[name] = self.emit((Keep if first else Add)(name, value, waits))
 
-    def wait_for(self, buffers: tuple[str, ...]) -> Waits:
-        """Positions of the receives that these buffers come from, once per receive."""
-        found = [self.arriving.pop(buffer) for buffer in buffers if buffer in self.arriving]
-        return tuple(sorted(found))
+    def wait_for(self, buffers: tuple[str, ...], stream: str = COMPUTE) -> Waits:
+        """Positions of what these buffers come from, once for each stream that reads them."""
+        found = [self.arriving[buffer] for buffer in buffers if buffer in self.arriving]
+        return self.unheard(found, stream)
+
+    def unheard(self, positions: Iterable[int], stream: str) -> Waits:
+        new = sorted({k for k in positions if (stream, k) not in self.heard})
+        self.heard.update((stream, k) for k in new)
+        return tuple(new)
+
+    def note_reader(self, value: str, position: int) -> None:
+        """Memory that is written again must know who reads it: states, gather buffers."""
+        if value in self.slots or value in self.states:
+            self.readers.setdefault(self.slots.get(value, value), []).append(position)
+
+    def free_of_readers(self, memory: str, stream: str) -> Waits:
+        """What must have ended before this memory is written: of compute, the last is enough."""
+        found = self.readers.pop(memory, [])
+        compute = [k for k in found if self.code[k].stream == COMPUTE][-1:]
+        others = [k for k in found if self.code[k].stream != COMPUTE]
+        return self.unheard([*others, *(compute if stream != COMPUTE else ())], stream)
 
     def free(self, position: int) -> None:
         values = self.ends.get(position, ())

@@ -35,8 +35,9 @@ from piper.plan.instructions import (
     Update,
     line,
 )
+from piper.plan.knowledge import Knowledge, stream_of
 from piper.plan.pool import offsets
-from piper.plan.wires import Event, Wires
+from piper.plan.wires import Event, Wires, difference, sent
 
 
 @dataclass
@@ -48,11 +49,12 @@ class Machine:
     holds: dict[str, set[str]] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)  # buffer -> instruction that wrote it
     used: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
-    waited: set[int] = field(default_factory=set)  # instructions known to have ended
+    read_at: dict[str, int] = field(default_factory=dict)  # buffer -> last run that read it
     ran: dict[str, int] = field(default_factory=dict)  # node -> instruction
     filled: dict[int, str] = field(default_factory=dict)  # buffer of the plan -> what is in it
 
     def __post_init__(self) -> None:
+        self.knows = Knowledge(self.plan)
         self.states = {state.value for state in self.plan.states}
         self.holds.update((state, {state}) for state in self.states)
 
@@ -99,7 +101,7 @@ class Together:
                     self.asleep[device, position] = device
                     return
             if instruction.waits:
-                machine.waited.update(instruction.waits)
+                machine.knows.wait(machine.at, instruction)
             self.handlers[type(instruction)](machine, instruction)
             machine.at += 1
 
@@ -132,18 +134,20 @@ class Together:
         machine.made[buffer] = machine.at
 
     def read(self, machine: Machine, buffer: str) -> set[str]:
-        """What a buffer holds; refused if it is empty, or still on its way."""
+        """What a buffer holds; refused if it is empty, or not there yet for all that is known."""
         if buffer not in machine.holds:
             self.refuse(machine, f"{buffer} is read but nothing is in it")
-        made = machine.made.get(buffer)
-        moved = made is not None and machine.plan.instructions[made].stream != COMPUTE
-        if moved and made not in machine.waited:
-            self.refuse(machine, f"{buffer} is read before it has arrived")
+        made, stream = machine.made.get(buffer), self.stream(machine)
+        if made is not None and not machine.knows.has(stream, made):
+            self.refuse(machine, f"{buffer} is read before it is there")
         return machine.holds[buffer]
+
+    def stream(self, machine: Machine) -> str:
+        return stream_of(machine.plan.instructions[machine.at])
 
     def take(self, machine: Machine, buffer: str) -> set[str]:
         content = self.read(machine, buffer)
-        self.refuse_unsent(machine, buffer, ())
+        self.refuse_unsent(machine, buffer)
         del machine.holds[buffer]
         return content
 
@@ -171,6 +175,7 @@ class Together:
         if (run.region, run.phase) != (node.region, node.phase):
             self.refuse(machine, f"{run.node} is not {run.region} {run.phase}")
         self.compare(machine, run.reads, self.expected(machine, node))
+        machine.read_at.update((buffer, machine.at) for buffer in run.reads)
         if len(run.writes) != len(node.writes):
             self.refuse(
                 machine, f"it writes {len(run.writes)} values instead of {len(node.writes)}"
@@ -204,15 +209,19 @@ class Together:
         total, part = self.read(machine, add.into), self.take(machine, add.value)
         if not total.isdisjoint(part):
             self.refuse(machine, f"{sorted(total & part)[0]} is added twice")
-        self.refuse_unsent(machine, add.into, ())
+        self.refuse_unsent(machine, add.into)
         total |= part
         machine.made[add.into] = machine.at
 
-    def refuse_unsent(self, machine: Machine, buffer: str, waits: Sequence[int]) -> None:
-        """A buffer that is being sent must neither change nor end."""
+    def refuse_unsent(self, machine: Machine, buffer: str) -> None:
+        """A buffer that is being sent or read must neither change nor end."""
+        stream = self.stream(machine)
         for send in machine.used.get(buffer, ()):
-            if send not in waits and send not in machine.waited:
+            if not machine.knows.has(stream, send):
                 self.refuse(machine, f"{buffer} changes or ends while it is being sent")
+        read = machine.read_at.get(buffer)
+        if read is not None and not machine.knows.has(stream, read):
+            self.refuse(machine, f"{buffer} changes while it is in use")
 
     def transfer(self, machine: Machine, moved: Send | Recv) -> None:
         node = self.dag.nodes.get(moved.node)  # type: ignore[call-overload]
@@ -221,11 +230,12 @@ class Together:
         self.once(machine, sent(moved.node) if isinstance(moved, Send) else moved.node)
         self.refuse_other_wire(machine, moved, node)
         if isinstance(moved, Send):
-            self.refuse_early(machine, moved.value, moved.waits)
             self.compare(machine, [moved.value], node.reads)
             machine.used.setdefault(moved.value, []).append(machine.at)
         else:
-            machine.holds.pop(moved.value, None) if moved.value in machine.states else None
+            if moved.value in machine.states:
+                self.refuse_unsent(machine, moved.value)
+                machine.holds.pop(moved.value, None)
             self.write(machine, moved.value, {node.writes[0]})
         self.meet(machine, moved)
 
@@ -239,11 +249,6 @@ class Together:
             self.refuse(machine, f"{node.id} does not go from {ends[0]} to {ends[1]} like this")
         if isinstance(moved, Recv) and moved.bundle != value.bundle:
             self.refuse(machine, f"{node.id} is {'a' if value.bundle else 'no'} bundle")
-
-    def refuse_early(self, machine: Machine, value: str, waits: Sequence[int]) -> None:
-        made = machine.made.get(value)
-        if made is not None and made not in waits and made not in machine.waited:
-            self.refuse(machine, f"{value} is sent before it is ready")
 
     def meet(self, machine: Machine, moved: Send | Recv) -> None:
         here, is_send = machine.plan.device, isinstance(moved, Send)
@@ -264,7 +269,6 @@ class Together:
     def reduce(self, machine: Machine, reduce: Reduce) -> None:
         kind = Kind.REDUCE_SCATTER if reduce.scatter else Kind.ALL_REDUCE
         node = self.collective(machine, reduce, kind)
-        self.refuse_early(machine, reduce.value, reduce.waits)
         self.compare(machine, [reduce.value], node.reads)
         self.take(machine, reduce.value)
         self.write(machine, reduce.into, {node.writes[0]})
@@ -284,9 +288,14 @@ class Together:
     def fill(self, machine: Machine, gather: Gather) -> None:
         """A buffer takes one gather at a time, and has room for it."""
         sizes, inside = machine.plan.buffers, machine.filled.get(gather.buffer)
-        if inside is not None and inside in machine.holds:
-            self.refuse(machine, f"buffer {gather.buffer} still holds {inside}")
-        if gather.buffer >= len(sizes) or sizes[gather.buffer] < offsets(gather.messages)[-1]:
+        if inside is not None:
+            self.refuse_unsent(machine, inside)
+            if inside in machine.holds:
+                self.refuse(machine, f"buffer {gather.buffer} still holds {inside}")
+        if (
+            not 0 <= gather.buffer < len(sizes)
+            or sizes[gather.buffer] < offsets(gather.messages)[-1]
+        ):
             self.refuse(machine, f"buffer {gather.buffer} has no room for {gather.into}")
         machine.filled[gather.buffer] = gather.into
 
@@ -352,11 +361,11 @@ class Together:
         state = node.writes[0].removesuffix("'")
         if update.bucket != node.bucket or machine.holds.get(state) != {state}:
             self.refuse(machine, f"{update.bucket} is not what {update.node} updates")
-        self.refuse_unsent(machine, state, update.waits)
+        self.refuse_unsent(machine, state)
         if update.clip != (len(node.reads) > 1):
             self.refuse(machine, "clipping is not as compiled")
         if update.clip and not any(
-            isinstance(machine.plan.instructions[k], Total) for k in machine.waited
+            isinstance(machine.plan.instructions[k], Total) for k in machine.knows.learned
         ):
             self.refuse(machine, "it is clipped before the norm is there")
         machine.holds[state] = {node.writes[0]}
@@ -364,7 +373,7 @@ class Together:
 
     def free(self, machine: Machine, free: Free) -> None:
         for buffer in free.values:
-            self.refuse_unsent(machine, buffer, free.waits)
+            self.refuse_unsent(machine, buffer)
             self.read(machine, buffer)
             if buffer not in machine.holds or buffer in machine.states:
                 self.refuse(machine, f"{buffer} is freed but nothing is in it")
@@ -379,15 +388,3 @@ class Together:
         first = next(w for w in instruction.waits if not self.has_ended(machine, w))
         other = machine.plan.instructions[first]
         return f"device {device} at «{line(instruction)}» waits for «{line(other)}»"
-
-
-def sent(node: str) -> str:
-    """A device may be at both ends of a transfer, for different replicas."""
-    return f"{node} (sent)"
-
-
-def difference(found: set[str], wanted: set[str]) -> str:
-    missing, extra = sorted(wanted - found), sorted(found - wanted)
-    parts = [f"lacks {missing[0]}"] if missing else []
-    parts += [f"holds {extra[0]}, which does not belong there"] if extra else []
-    return " and ".join(parts)

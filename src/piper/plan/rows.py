@@ -77,9 +77,19 @@ def rows(dag: Dag) -> dict[Device, Row]:
                 row.position[node.id] = len(row.work)
                 row.work.append(node)
     for row in found.values():
+        for starts in row.starts.values():
+            starts.sort(key=lambda node: is_late(dag, node))
         first_uses(dag, row)
         post_receives(row)
     return found
+
+
+def is_late(dag: Dag, node: Start) -> bool:
+    """Others wait for what is sent: it goes before collectives, unless it comes from one."""
+    if isinstance(node, Collective):
+        return True
+    makers = [dag.nodes[dag.producers[v]] for v in node.reads[0] if v in dag.producers]
+    return any(isinstance(maker, Collective) for maker in makers)
 
 
 def first_uses(dag: Dag, row: Row) -> None:

@@ -44,3 +44,15 @@ class Wires:
             for row in rows.values():
                 for event in row:
                     yield f"on {stream} is not met by all of its group", event
+
+
+def sent(node: str) -> str:
+    """A device may be at both ends of a transfer, for different replicas."""
+    return f"{node} (sent)"
+
+
+def difference(found: set[str], wanted: set[str]) -> str:
+    missing, extra = sorted(wanted - found), sorted(found - wanted)
+    parts = [f"lacks {missing[0]}"] if missing else []
+    parts += [f"holds {extra[0]}, which does not belong there"] if extra else []
+    return " and ".join(parts)
