@@ -1,4 +1,4 @@
-"""Data parallelism of torch itself, as a careful user writes it: DDP, FSDP2, and pipelining x FSDP2.
+"""Data parallelism of torch itself as a careful user writes it: DDP, FSDP2, pipelining x FSDP2.
 
 On CPU, FSDP2 has no streams and blocks on every all-gather. With `ahead` it gathers asynchronously
 and one layer ahead of use: the fair opponent there.
@@ -51,9 +51,9 @@ def accumulating(
     return step
 
 
-def ddp(model: Staged, data: Data, parts: int) -> Step:
-    """Gradients are reduced during the last backward only."""
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+def ddp(model: Staged, data: Data, parts: int, bucket_mb: float = 25.0) -> Step:
+    """Gradients are reduced during the last backward only, in buckets (25 MB unless told)."""
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
     return accumulating(wrapped, data, parts, lambda last: None if last else wrapped.no_sync())
 
 

@@ -27,6 +27,8 @@ Need = dict[BucketId, list[int]]  # positions in a lane's order at which a bucke
 def place_gathers(dag: Dag) -> Dag:
     """The DAG with a gather wherever a use finds its parameters dropped, or not there yet.
 
+    Gathers that happen once per step come as far ahead of their first use.
+
     rewrite:
         F(PP=0) ... B(PP=0)                      zero=3, one buffer, others use it in between
         -->
@@ -36,7 +38,37 @@ def place_gathers(dag: Dag) -> Dag:
     done = [Pool(dag, row, how, lane) for lane, row in rows.items() for how in pools(dag, row)]
     for pool in done:
         pool.fill()
-    return with_slots(with_gathers(dag, done), done)
+    return with_slots(with_gathers(just_ahead(dag, rows), done), done)
+
+
+def just_ahead(dag: Dag, rows: dict[int, list[Compute]]) -> Dag:
+    """Not all at the start: then the first one, which is waited for, would share its link."""
+    gathers = [node for node in dag.nodes.values() if is_gather(node)]
+    singles = {node.writes[0]: node for node in gathers if stays(dag, node)}
+    if not singles:
+        return dag
+    before: dict[NodeId, list[NodeId]] = {}
+    moved: set[NodeId] = set()
+    for row in rows.values():
+        for position, node in enumerate(row):
+            for value in (total[0] for total in node.reads if total[0] in singles):
+                gather = singles[value]
+                if gather.id not in moved:
+                    how = dag.residencies[BucketId(value.removeprefix("W:"))]
+                    ahead = row[max(0, position - how.gather_ahead)]
+                    before.setdefault(ahead.id, []).append(gather.id)
+                    moved.add(gather.id)
+    sequence: list[NodeId] = []
+    for name in dag.sequence:
+        if name not in moved:
+            sequence += [*before.get(name, ()), name]
+    return dag.known_to(replace(dag, sequence=tuple(sequence)))
+
+
+def stays(dag: Dag, gather: Collective) -> bool:
+    """What is sent on to other devices cannot wait for its use here."""
+    readers = dag.consumers.get(gather.writes[0], ())
+    return all(isinstance(dag.nodes[reader], Compute) for reader in readers)
 
 
 def lane_orders(dag: Dag) -> dict[int, list[Compute]]:

@@ -205,12 +205,12 @@ class Lowering:
         self.made_by[weights_of(node)] = k
 
     def total(self, node: Totals) -> None:
-        """Of all that is added up, what this device made, or is the first to have."""
+        """Of all that is added up, what this device made, or counts for its group."""
         assert node.devices is not None
         grads = tuple(
             self.operand(total, ())
-            for total in node.reads[1:]
-            if self.is_here(total) and counts_here(self.dag, total[0], self.row.device)
+            for k, total in enumerate(node.reads[1:])
+            if self.is_here(total) and counts_here(self.dag, total[0], self.row.device, k)
         )
         self.arriving["totals"] = self.emit(
             Total(node.id, tuple(self.losses(node)), grads, node.devices, self.wait_for(grads))
@@ -354,11 +354,11 @@ def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[s
     return ends
 
 
-def counts_here(dag: Dag, value: ValueId, device: Device) -> bool:
-    """What everyone of a group has is counted by the first one only."""
+def counts_here(dag: Dag, value: ValueId, device: Device, number: int) -> bool:
+    """What everyone of a group has is counted by one of them; they take turns."""
     maker = dag.nodes[dag.producers[value]]
     if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
-        return any(group[0] == device for group in maker.groups)
+        return any(group[number % len(group)] == device for group in maker.groups)
     return True
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Node, Sum, Totals, Transfer
+from piper.ir.nodes import Collective, Compute, Kind, Node, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.replicas import Replicas, replicas
 from piper.ir.values import Origin
@@ -78,18 +78,18 @@ def rows(dag: Dag) -> dict[Device, Row]:
                 row.work.append(node)
     for row in found.values():
         for starts in row.starts.values():
-            starts.sort(key=lambda node: is_late(dag, node))
+            starts.sort(key=lambda node: urgency(dag, node))
         first_uses(dag, row)
         post_receives(row)
     return found
 
 
-def is_late(dag: Dag, node: Start) -> bool:
-    """Others wait for what is sent: it goes before collectives, unless it comes from one."""
+def urgency(dag: Dag, node: Start) -> int:
+    """Others wait for what is sent; what is gathered is needed before what is reduced."""
     if isinstance(node, Collective):
-        return True
+        return 1 if node.kind is Kind.ALL_GATHER else 3
     makers = [dag.nodes[dag.producers[v]] for v in node.reads[0] if v in dag.producers]
-    return any(isinstance(maker, Collective) for maker in makers)
+    return 2 if any(isinstance(maker, Collective) for maker in makers) else 0
 
 
 def first_uses(dag: Dag, row: Row) -> None:
