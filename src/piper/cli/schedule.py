@@ -29,6 +29,8 @@ def schedule(
     pp: Annotated[int, typer.Option(help="pipeline ranks", min=1)],
     microbatches: Annotated[int, typer.Option(help="microbatches per step", min=1)],
     virtual: Annotated[int | None, typer.Option(help="stages per rank (interleaved)")] = None,
+    dp: Annotated[int, typer.Option(help="replicas of every stage", min=1)] = 1,
+    zero: Annotated[int, typer.Option(help="ZeRO level of the replicas", min=0, max=3)] = 0,
     format: Annotated[Format, typer.Option(help="csv is PyTorch's form")] = Format.GRID,
 ) -> None:
     """Print the order in which a schedule runs."""
@@ -36,7 +38,7 @@ def schedule(
         problem = Problem(f"there is no schedule {name!r}", f"choose one of {', '.join(BUILDERS)}")
         raise StrategyError("schedule", problem)
     build = BUILDERS[name]
-    options = {"pp": pp, "microbatches": microbatches}
+    options = {"pp": pp, "microbatches": microbatches, "dp": dp, "zero": zero}
     if virtual is not None:
         refuse_unused(name, "virtual", inspect.signature(build).parameters)
         options["virtual"] = virtual

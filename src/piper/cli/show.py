@@ -13,6 +13,7 @@ from piper.directives import apply
 from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.strategies import draw, to_table
+from piper.view.costs import costs
 from piper.view.grid import grid, summary
 from piper.view.svg import svg as picture
 
@@ -52,6 +53,7 @@ def show(
         console = Console(soft_wrap=True)
         console.print(grid(found.compiled.dag, colour=console.is_terminal), highlight=False)
         print(summary(found.compiled.dag))
+        print(costs(found.compiled.dag, found.compiled.plans))
 
 
 def show_strategy(target: Path) -> None:

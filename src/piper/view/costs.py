@@ -1,0 +1,46 @@
+"""What every device holds and sends, as text; devices that are alike share a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piper.ir.dag import Dag
+from piper.plan.instructions import Plan
+from piper.plan.memory import Peak, peak
+from piper.plan.traffic import traffic
+
+
+def costs(dag: Dag, plans: Sequence[Plan]) -> str:
+    """Peak memory and bytes sent in a step; the optimizer is taken to be Adam."""
+    alike: dict[str, list[int]] = {}
+    for plan in plans:
+        alike.setdefault(cost(peak(dag, plan), traffic(plan)), []).append(plan.device)
+    return "\n".join(f"{devices_text(devices)}  {text}" for text, devices in alike.items())
+
+
+def cost(found: Peak, sent: dict[str, int]) -> str:
+    held = ", ".join(f"{what} {size_text(size)}" for what, size in found.held.items() if size)
+    moved = ", ".join(f"{size_text(size)} on {stream}" for stream, size in sorted(sent.items()))
+    return f"peak {size_text(found.total)} ({held}); sends {moved or 'nothing'}"
+
+
+def devices_text(devices: Sequence[int]) -> str:
+    """
+    >>> devices_text([0, 2, 4, 6, 8])
+    'devices 0, 2, 4 and 2 more'
+    """
+    names = ", ".join(map(str, devices[:3]))
+    more = f" and {len(devices) - 3} more" if len(devices) > 3 else ""
+    return f"device{'s' if len(devices) > 1 else ''} {names}{more}"
+
+
+def size_text(size: float) -> str:
+    """
+    >>> size_text(3 * 2**20)
+    '3.0 MiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

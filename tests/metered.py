@@ -1,0 +1,94 @@
+"""One device of a run whose memory is measured, computed, and given in closed form."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper.capture import Captured, annotate, capture
+from piper.directives import Strategy
+from piper.models.llama import Llama, LlamaConfig, cross_entropy, rotary_tables
+from piper.plan.memory import Peak, peak
+from piper.plan.pool import ALIGNED
+from piper.runtime.meter import Meter
+from piper.trainer import Trainer
+
+VOCAB, LENGTH = 64, 16
+
+
+class Layered(Llama):
+    """Every layer a region of its own, inside its stage."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        cos, sin = rotary_tables(self.config, tokens, self.embedding.weight.dtype)
+        with annotate("PP", 0), annotate("L", 0):
+            x = self.embedding(tokens)
+        for k, block in enumerate(self.blocks):
+            with annotate("PP", self.stage(k)), annotate("L", k + 1):
+                x = block(x, cos, sin)
+        with annotate("PP", self.stages - 1), annotate("L", self.config.layers + 1):
+            return self.head(self.norm(x))
+
+
+def build(stages: int) -> Layered:
+    torch.manual_seed(0)
+    return Layered(LlamaConfig(vocab=VOCAB, dim=32, heads=2, layers=8), stages=stages)
+
+
+@cache
+def captured(stages: int, rows: int) -> tuple[Layered, Captured]:
+    model, tokens = build(stages), torch.zeros(rows, LENGTH, dtype=torch.int64)
+    return model, capture(model, cross_entropy, (tokens, tokens))
+
+
+def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, Peak]:
+    """The most bytes that tensors held in a step, and what the compiler says of it."""
+    strategy = Strategy.from_json(text)
+    model, found = captured(stages, rows)
+    tokens = torch.randint(0, VOCAB, (rows * strategy.microbatches, LENGTH))
+    trainer = Trainer(
+        model, cross_entropy, strategy, example=(tokens, tokens), captured=found,
+        optimizer=torch.optim.AdamW,
+    )  # fmt: skip
+    program = next(iter(trainer.programs.values()))
+    states = [tensor for bucket in trainer.state.buckets.values() for tensor in bucket.tensors]
+    with Meter([*states, *program.buffers], [tokens]) as meter:
+        trainer.step(tokens, tokens)  # the first one makes the optimizer's state
+        meter.peak = 0
+        trainer.step(tokens, tokens)
+    trainer.captured = found
+    _, compiled = trainer.compile((tokens, tokens))
+    computed = peak(compiled.dag, compiled.plan(rank))
+    trainer.close()
+    return meter.peak, computed
+
+
+def closed_form(found: Captured, stage: int, n: int, zero: int, alive: int) -> float:
+    """Of 1F1B, for Adam: parameters, optimizer, gradients, gather buffers, live activations.
+
+    While a layer runs backward, its gradients are there besides; with zero=2 and 3 those of the
+    layer before it are on their way as well, in two copies on gloo.
+    """
+    regions = [region for region in found.model.regions if dict(region.tags).get("PP") == stage]
+    sizes = [parameters(found, region) for region in regions]
+    whole, layer = sum(sizes), max(sizes)
+    shards = n if zero else 1
+    gradients = whole if zero < 2 else whole / n
+    buffers = {0: 0, 1: whole, 2: whole, 3: 2 * (layer + ALIGNED)}[zero]
+    moving = layer + (2 * layer if zero > 1 else 0)
+    return 3 * whole / shards + gradients + buffers + alive * kept(found, regions) + moving
+
+
+def parameters(found: Captured, region: Any) -> int:
+    return sum(spec.nbytes for name in region.buckets for spec in found.model.buckets[name].specs)
+
+
+def kept(found: Captured, regions: list[Any]) -> int:
+    """What a microbatch leaves behind for its backward: saved values, and inputs read again."""
+    again = {region.inputs[k] for region in regions for k in region.backward_inputs}
+    values = found.model.values
+    inputs = sum(values[name].nbytes for name in again if not name.startswith("batch"))
+    return inputs + sum(spec.nbytes for region in regions for spec in region.saved)
