@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from piper.capture import Captured, annotate, capture
-from piper.directives import Strategy
+from piper.directives import Place, Strategy
+from piper.ir.replicas import replicas
 from piper.models.llama import Llama, LlamaConfig, cross_entropy, rotary_tables
 from piper.plan.memory import Peak, peak
 from piper.plan.pool import ALIGNED
@@ -48,7 +49,9 @@ def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, Peak]:
     """The most bytes that tensors held in a step, and what the compiler says of it."""
     strategy = Strategy.from_json(text)
     model, found = captured(stages, rows)
-    tokens = torch.randint(0, VOCAB, (rows * strategy.microbatches, LENGTH))
+    feeds = replicas(place.devices for place in strategy if isinstance(place, Place)).feeds
+    parts = strategy.microbatches * len(feeds[0])
+    tokens = torch.randint(0, VOCAB, (rows * parts, LENGTH))
     trainer = Trainer(
         model, cross_entropy, strategy, example=(tokens, tokens), captured=found,
         optimizer=torch.optim.AdamW,

@@ -30,6 +30,7 @@ class Meter(TorchDispatchMode):
             self.see(tensor)
 
     def see(self, tensor: torch.Tensor) -> None:
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what is here
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.storages and key not in self.others:
