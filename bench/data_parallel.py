@@ -141,7 +141,6 @@ def main() -> None:
     size = 4 * sum(p.numel() for p in model.parameters())
     whole, rank = batch(config, RANKS * chosen.rows, chosen.length), dist.get_rank()
     data = tuple(tensor.chunk(RANKS)[rank] for tensor in whole)
-    results: dict[str, object] = {"parameter_bytes": size}
     for parts in chosen.microbatches:
         steps = contenders(model, data, parts, chosen.zero)
         same_losses(steps)
@@ -151,9 +150,9 @@ def main() -> None:
             alone = 1e3 * statistics.median(times["compute"])
             print(f"{where}: compute alone {alone:.0f} ms, parameters {size / 1e6:.1f} MB")
         ratios = report(times, chosen.zero, where)
-        results[f"{parts} microbatches"] = {"ratios": ratios, "seconds": times}
-    if rank == 0:
-        save(f"data_parallel_{chosen.link}", results)
+        results = {"parameter_bytes": size, "ratios": ratios, "seconds": times}
+        if rank == 0:
+            save(f"data_parallel_{chosen.link}_{parts}", results)
     dist.barrier()
 
 

@@ -94,7 +94,6 @@ def main() -> None:
     config = LlamaConfig(vocab=1024, dim=chosen.dim, layers=chosen.layers, heads=4)
     whole = batch(config, DP * chosen.microbatches, chosen.length)
     data = tuple(tensor.chunk(DP)[dist.get_rank() // PP] for tensor in whole)
-    results: dict[str, object] = {}
     for name in chosen.schedules:
         model = Staged(config, PP * SCHEDULES[name][1])
         steps = contenders(name, model, data, chosen.microbatches, chosen.zero)
@@ -107,9 +106,8 @@ def main() -> None:
                 ratios[pair] = ratio(times, f"zero={zero}", peer)
                 if dist.get_rank() == 0:
                     show(f"{chosen.link}, {pair}", ratios[pair])
-        results[name] = {"ratios": ratios, "seconds": times}
-    if dist.get_rank() == 0:
-        save(f"pipeline_zero_{chosen.link}", results)
+        if dist.get_rank() == 0:
+            save(f"pipeline_zero_{chosen.link}_{name}", {"ratios": ratios, "seconds": times})
     dist.barrier()
 
 

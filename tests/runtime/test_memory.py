@@ -20,7 +20,7 @@ def test_peak_memory_of_a_pipeline_of_replicas_is_its_closed_form(zero: int) -> 
         assert abs(measured / closed - 1) < 0.05, (device, measured, closed, str(computed))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "zbv", "dualpipe"])
+@pytest.mark.parametrize("schedule", ["zb-h1", "dualpipe"])
 def test_the_compiler_knows_the_memory_of_every_schedule(schedule: str) -> None:
     dp = 1 if schedule == "dualpipe" else 2
     strategy = BUILDERS[schedule](pp=2, microbatches=4, dp=dp, zero=2)

@@ -25,9 +25,11 @@ def legal(schedule: str, pp: int, **options: object) -> Strategy:
     raise AssertionError(f"{schedule} allows nothing")
 
 
-@pytest.mark.parametrize("model", ["llama", "uneven"])
-@pytest.mark.parametrize("pp", [1, 2])
-@pytest.mark.parametrize("schedule", BUILDERS)
+CASES = [(schedule, pp, "uneven") for schedule in BUILDERS for pp in (1, 2)]
+CASES += [("1f1b", 2, "llama"), ("dualpipev", 2, "llama"), ("dualpipe", 2, "llama")]
+
+
+@pytest.mark.parametrize(("schedule", "pp", "model"), CASES)
 def test_replicas_train_as_one_process_on_the_whole_batch(
     schedule: str, pp: int, model: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from itertools import pairwise
 
@@ -26,7 +27,7 @@ from torch.nn import functional
 
 from piper import Place, Replicate, Split, annotate, rehearse, where
 from piper.directives import Strategy
-from piper.errors import PassError, StrategyError
+from piper.errors import PassError, RunError, StrategyError
 from piper.strategies import BUILDERS
 
 LEVELS = (0, 1, 2, 3)
@@ -311,3 +312,16 @@ def test_replicas_of_different_lists_are_consistent() -> None:
         result = rehearse(Net(), functional.mse_loss, strategy, data(), optimizer=SGD)
 
         assert_trains(result, reference)
+
+
+def test_a_device_that_fails_ends_the_others_at_once() -> None:
+    def broken(named) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(named, lr=0.1)
+        optimizer.step = lambda: 1 / 0  # type: ignore[method-assign]
+        return optimizer
+
+    started = time.perf_counter()
+    with pytest.raises(RunError, match="ZeroDivisionError"):
+        rehearse(Net(), functional.mse_loss, two(0), data(), optimizer=broken)
+
+    assert time.perf_counter() - started < 30

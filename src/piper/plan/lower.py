@@ -187,7 +187,8 @@ class Lowering:
         waits = self.wait_for(reads)
         k = self.emit(Run(node.id, node.region, node.phase, reads, node.writes, waits))
         for value in reads:
-            self.note_reader(value, k)
+            if value in self.states or value in self.slots:
+                self.note_reader(value, k)
         for value in node.writes:
             self.made_by[value] = k
             if value in self.sums.of:

@@ -49,7 +49,8 @@ class Machine:
     holds: dict[str, set[str]] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)  # buffer -> instruction that wrote it
     used: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
-    read_at: dict[str, int] = field(default_factory=dict)  # buffer -> last run that read it
+    rewritten: set[str] = field(default_factory=set)  # what other streams write again
+    read_at: dict[str, int] = field(default_factory=dict)  # of these, the last run that read it
     ran: dict[str, int] = field(default_factory=dict)  # node -> instruction
     filled: dict[int, str] = field(default_factory=dict)  # buffer of the plan -> what is in it
 
@@ -57,6 +58,7 @@ class Machine:
         self.knows = Knowledge(self.plan)
         self.states = {state.value for state in self.plan.states}
         self.holds.update((state, {state}) for state in self.states)
+        self.rewritten |= self.states
 
 
 @dataclass
@@ -175,7 +177,9 @@ class Together:
         if (run.region, run.phase) != (node.region, node.phase):
             self.refuse(machine, f"{run.node} is not {run.region} {run.phase}")
         self.compare(machine, run.reads, self.expected(machine, node))
-        machine.read_at.update((buffer, machine.at) for buffer in run.reads)
+        for buffer in run.reads:
+            if buffer in machine.rewritten:
+                machine.read_at[buffer] = machine.at
         if len(run.writes) != len(node.writes):
             self.refuse(
                 machine, f"it writes {len(run.writes)} values instead of {len(node.writes)}"
@@ -298,6 +302,7 @@ class Together:
         ):
             self.refuse(machine, f"buffer {gather.buffer} has no room for {gather.into}")
         machine.filled[gather.buffer] = gather.into
+        machine.rewritten.add(gather.into)
 
     def collective(self, machine: Machine, one: Reduce | Gather, kind: Kind) -> Collective:
         """The node behind an instruction, which must be just like it."""

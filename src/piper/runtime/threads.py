@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ class Meeting:
     def bring(self, device: int, tensor: torch.Tensor) -> None:
         with self.lock:
             self.brought[device] = tensor.detach().clone()
-            if len(self.brought) == self.size:
+            if len(self.brought) == self.size and not self.complete.done():
                 self.complete.set_result([self.brought[d] for d in sorted(self.brought)])
 
 
@@ -43,10 +44,28 @@ class Hub:
     sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     meetings: dict[tuple[str, Group, int], Meeting] = field(default_factory=dict)
 
+    broken: bool = False
+
     def meeting(self, stream: str, group: Group, number: int) -> Meeting:
         """The n-th time that a group puts something together on a stream."""
         with self.lock:
-            return self.meetings.setdefault((stream, group, number), Meeting(len(group)))
+            found = self.meetings.setdefault((stream, group, number), Meeting(len(group)))
+            self.refuse_if_broken(found.complete)
+            return found
+
+    def fail(self) -> None:
+        """A device stopped: nobody must wait for it."""
+        with self.lock:
+            self.broken = True
+            waiting: list[Future[Any]] = [*self.messages.values()]
+            waiting += [meeting.complete for meeting in self.meetings.values()]
+            for future in waiting:
+                self.refuse_if_broken(future)
+        self.barrier.abort()
+
+    def refuse_if_broken(self, future: Future[Any]) -> None:
+        if self.broken and not future.done():
+            future.set_exception(ConnectionError("another device stopped"))
 
     def __post_init__(self) -> None:
         self.barrier = threading.Barrier(self.devices)
@@ -54,7 +73,9 @@ class Hub:
     def message(self, stream: str, source: int, target: int, number: int) -> Message:
         """The n-th message of a channel, whether it was sent or asked for first."""
         with self.lock:
-            return self.messages.setdefault((stream, source, target, number), Message())
+            found = self.messages.setdefault((stream, source, target, number), Message())
+            self.refuse_if_broken(found)
+            return found
 
 
 class Done:
@@ -78,7 +99,9 @@ class ThreadComm:
         number = self.sent[stream, peer]
         self.sent[stream, peer] += 1
         copies = tuple(tensor.detach().clone() for tensor in tensors)
-        self.hub.message(stream, self.device, peer, number).set_result(copies)
+        message = self.hub.message(stream, self.device, peer, number)
+        if not self.hub.broken:
+            message.set_result(copies)
         return Done()
 
     def recv(

@@ -30,7 +30,7 @@ def run_together(
                 after_step(number, program)
         except BaseException as error:
             errors.append(error)
-            hub.barrier.abort()
+            hub.fail()
 
     pairs = zip(programs, batches, strict=True)
     threads = [threading.Thread(target=work, args=pair) for pair in pairs]
