@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from piper.capture import Captured, annotate, capture
-from piper.directives import Place, Strategy
+from piper.directives import Place, Replicate, Split, Strategy
+from piper.errors import PiperError
+from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.models.llama import Llama, LlamaConfig
 from piper.runtime.state import Part, assembled
@@ -280,3 +282,58 @@ def train_weighed(rank: int, text: str) -> tuple[list[float], dict[str, Tensor] 
     whole = trainer.state_dict()
     trainer.close()
     return losses, whole
+
+
+def train_differently(rank: int, case: str) -> str:
+    """Two replicas with batches of different lengths, or two stages with different data."""
+    x, y = data()[0]
+    if case == "shapes":
+        strategy = Strategy([Place(where(), [0, 1]), Replicate(where(), [0, 1]), Split("MB", 2)])
+        later = (x[: 8 - 4 * rank], y[: 8 - 4 * rank])
+    else:
+        strategy = Strategy([Place(where(PP=0), [0]), Place(where(PP=1), [1]), Split("MB", 2)])
+        later = (x[8 * rank : 8 + 8 * rank], y[8 * rank : 8 + 8 * rank])
+    example = (x[:8], y[:8])
+    trainer = Trainer(Net(), functional.mse_loss, strategy, example=example, optimizer=SGD)
+    try:
+        trainer.step(*later)
+    except PiperError as error:
+        return str(error)
+    finally:
+        trainer.close()
+    return "nothing was said"
+
+
+class Growing(nn.Module):
+    """Large batches use one more layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.more = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with annotate("PP"):
+            x = torch.tanh(self.first(x))
+        with annotate("PP"):
+            return self.more(x) if x.shape[0] > 4 else x * 2
+
+
+def train_growing(rank: int) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
+    """The second kind of batch brings in parameters, and a stream, that the first had not."""
+    x, y = data()[0]
+    keep = [Replicate(where(PP=0), [0, 1], zero=1)]
+    keep += [Replicate(where(PP=1), [0, 1], zero=2, reduce_stream="other")]
+    strategy = Strategy([Place(where(), [0, 1]), *keep])
+    trainer = Trainer(
+        Growing(), functional.mse_loss, strategy, example=(x[:4], y[:4]), optimizer=SGD
+    )
+    for rows in (4, 8, 8):
+        trainer.step(x[:rows], y[:rows])
+    mine = [Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer.state.parts()]
+    everyone: list[list[Part]] = [[], []]
+    torch.distributed.all_gather_object(everyone, mine)
+    whole = trainer.state_dict()
+    trainer.close()
+    return whole, assembled(part for parts in everyone for part in parts)

@@ -12,7 +12,13 @@ import torch
 from piper.capture import Captured
 from piper.errors import InputError, Problem
 from piper.plan.instructions import Plan
-from piper.runtime.batch import Batch, microbatch, refuse_uneven, shape_key
+from piper.runtime.batch import (
+    Batch,
+    microbatch,
+    refuse_uneven,
+    refuse_weightless,
+    shape_key,
+)
 from piper.runtime.comm import Comm
 from piper.runtime.execute import Program
 from piper.runtime.state import DeviceState, assembled
@@ -73,6 +79,7 @@ def fed(trainer: Trainer, step: int, batch: tuple[Any, ...]) -> list[Batch]:
     parts = [microbatch(batch, k, count) for k in range(count)]
     weights = [trainer.own_weights(part) for part in parts]
     everyone = sum(map(sum, weights))
+    refuse_weightless(everyone)
     return [
         trainer.batch(part, step, k, own, everyone)
         for k, (part, own) in enumerate(zip(parts, weights, strict=True))

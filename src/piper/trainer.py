@@ -23,13 +23,14 @@ from piper.errors import InputError, Problem, StrategyError
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.plan.instructions import Gather, Plan, Recv, Reduce, Send
-from piper.runtime.agree import refuse_disagreement
+from piper.runtime.agree import agree_on_step, refuse_disagreement
 from piper.runtime.batch import (
     Batch,
     microbatch,
     refuse_empty,
     refuse_ignored,
     refuse_uneven,
+    refuse_weightless,
     shape_key,
     tensors_of,
 )
@@ -99,6 +100,8 @@ class Trainer:
         self.state = DeviceState()
         self.comm: ProcessComm | None = None
         self.programs: dict[Any, Program] = {}
+        self.mine: set[str] = set()  # states that this process gives to a state dict
+        self.stepped: set[Any] = set()  # kinds of batches whose data were compared
         self.steps = 0
         self.program(example)
 
@@ -150,10 +153,10 @@ class Trainer:
     def step(self, *batch: Any) -> Metrics:
         """One optimizer step on one batch."""
         started = time.perf_counter()
+        own = self.own_weights(batch)
+        everyone = self.agreed(batch, own)
         program = self.program(batch)
         self.ignored = program.ignored
-        own = self.own_weights(batch)
-        everyone = self.share_weights(own)
         work = self.batch(batch, self.steps, self.replica, own, everyone)
         program.step(work)
         self.steps += 1
@@ -208,17 +211,20 @@ class Trainer:
             return [1.0] * self.parts
         weight = self.loss_weight
         found = [float(weight(*microbatch(batch, k, self.parts))) for k in range(self.parts)]
-        refuse_empty([sum(found)] if self.reduction == "sum" else found)
+        if self.reduction == "mean":
+            refuse_empty(found)
         return found
 
-    def share_weights(self, own: Sequence[float]) -> float:
-        """The weight of the batches of all replicas together."""
-        if self.loss_weight is None or self.replicas == 1:
-            return sum(own) * self.replicas
-        everyone = torch.zeros(self.replicas, dtype=torch.float64)
-        everyone[self.replica] = sum(own)
-        dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
-        return float(everyone.sum())
+    def agreed(self, batch: tuple[Any, ...], own: Sequence[float]) -> float:
+        """The weight of the batches of all replicas; refused if processes do different things."""
+        everyone = sum(own) * self.replicas
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            key = self.key(batch)
+            data = None if key in self.stepped else tensors_of(batch)
+            everyone = agree_on_step(key, data, self.replica, self.replicas, sum(own))
+            self.stepped.add(key)
+        refuse_weightless(everyone)
+        return everyone
 
     def weights(self, own: Sequence[float], everyone: float) -> tuple[float, ...]:
         """What each microbatch counts in the loss."""
@@ -228,10 +234,14 @@ class Trainer:
 
     def program(self, batch: tuple[Any, ...]) -> Program:
         """The program for batches of this shape; compiled at the first of its kind."""
-        key = shape_key(batch), flags(self.model)
+        key = self.key(batch)
         if key not in self.programs:
             self.programs[key] = self.build(batch)
         return self.programs[key]
+
+    def key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a program is compiled for."""
+        return shape_key(batch), flags(self.model)
 
     def compile(self, batch: tuple[Any, ...]) -> tuple[Captured, Compiled]:
         """Capture the model for this shape of batch, and apply the strategy."""
@@ -252,8 +262,9 @@ class Trainer:
         if not self.programs:
             refuse_disagreement(compiled.plans, self.model)
         if self.comm is None:
-            self.comm = ProcessComm(streams(compiled), teams(compiled))
-            self.mine = first_holders(compiled, self.rank)
+            self.comm = ProcessComm(())
+        self.comm.extend(streams(compiled), teams(compiled))
+        self.mine |= first_holders(compiled, self.rank)
         return self.load(compiled.plan(self.rank), captured, self.state, self.comm)
 
     def load(self, plan: Plan, captured: Captured, state: DeviceState, comm: Comm) -> Program:

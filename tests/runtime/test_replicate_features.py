@@ -19,6 +19,8 @@ from replicas import (
     masked,
     plain,
     train_all,
+    train_differently,
+    train_growing,
     train_weighed,
 )
 from replicas import batches as parity_batches
@@ -325,3 +327,141 @@ def test_a_device_that_fails_ends_the_others_at_once() -> None:
         rehearse(Net(), functional.mse_loss, two(0), data(), optimizer=broken)
 
     assert time.perf_counter() - started < 30
+
+
+def test_the_norm_is_that_of_the_gradients_before_an_optimizer_changes_them() -> None:
+    nesterov = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True, foreach=True)
+    alone = rehearse(Net(), functional.mse_loss, [Place(where(), [0])], data(), optimizer=nesterov)
+
+    both = rehearse(Net(), functional.mse_loss, two(0), data(), optimizer=nesterov)
+
+    close(double(both.grad_norms), double(alone.grad_norms))
+
+
+class Anchored(torch.optim.SGD):
+    """Pulls parameters back to where they started: its state is made of their first values."""
+
+    elementwise = True
+
+    def __init__(self, named) -> None:
+        super().__init__(named, lr=0.1)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["anchor"] = parameter.detach().clone()
+
+    def step(self, closure=None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.lerp_(self.state[parameter]["anchor"], 0.3)
+
+
+@pytest.mark.parametrize("zero", LEVELS)
+def test_what_an_optimizer_makes_of_first_values_is_cut_into_shards(zero: int) -> None:
+    reference = plainly(Net(), functional.mse_loss, data(), Anchored)
+
+    result = rehearse(Net(), functional.mse_loss, two(zero), data(), optimizer=Anchored)
+
+    assert_trains(result, reference)
+
+
+def of_the_model(named) -> torch.optim.Optimizer:
+    return torch.optim.SGD(Net().parameters(), lr=0.1)
+
+
+def one_for_all() -> object:
+    made: list[torch.optim.Optimizer] = []
+
+    def make(named) -> torch.optim.Optimizer:
+        if made:
+            made[0].add_param_group({"params": [p for _, p in named]})
+        else:
+            made.append(torch.optim.SGD([p for _, p in named], lr=0.1))
+        return made[0]
+
+    return make
+
+
+def hooked(named) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(named, lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    return optimizer
+
+
+def hooking(named) -> torch.optim.Optimizer:
+    named = list(named)
+    named[0][1].register_hook(lambda grad: grad)
+    return torch.optim.SGD(named, lr=0.1)
+
+
+def choosy(named) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for n, p in named if "first" in n], lr=0.1)
+
+
+class Hoarder(torch.optim.SGD):
+    """Keeps parameters of its own accord."""
+
+    elementwise = True
+
+    def __init__(self, named) -> None:
+        super().__init__(named, lr=0.1)
+        self.mine = [p for group in self.param_groups for p in group["params"]]
+
+
+BAD_OPTIMIZERS = {
+    "of other parameters": (of_the_model, "but has other parameters than these", LEVELS),
+    "one for all": (one_for_all(), "but has other parameters than these", (1,)),
+    "none": (lambda named: None, "it made NoneType, which is no torch.optim.Optimizer", (0, 2)),
+    "step hooks": (hooked, "it has step hooks, which would see some of the", (0, 3)),
+    "gradient hooks": (hooking, "it puts hooks on gradients, which nothing would call", (0, 1)),
+    "nothing chosen": (choosy, "it was given last.weight, last.bias and chose none", (0, 2)),
+    "a hoarder": (Hoarder, "it keeps parameters besides those in param_groups", (1, 3)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPTIMIZERS)
+def test_an_optimizer_that_would_train_something_else_is_refused(case: str) -> None:
+    make, message, levels = BAD_OPTIMIZERS[case]
+    for zero in levels:
+        with pytest.raises(StrategyError, match=message):
+            rehearse(Net(), functional.mse_loss, two(zero), data(), optimizer=make)
+
+
+def test_a_replica_in_which_nothing_counts_adds_nothing_to_a_sum() -> None:
+    def summed(output: Tensor, target: Tensor) -> Tensor:
+        return ((output - target).square().sum(1) * (target[:, 0] > 0)).sum()
+
+    batches = data()
+    for _, y in batches:
+        y[12:, 0] = -1.0  # the rows of the second replica
+    slow = partial(torch.optim.SGD, lr=1e-2)
+    count = lambda x, y: (y[:, 0] > 0).sum()  # noqa: E731
+    reference = plainly(
+        Net(), lambda o, t: summed(o, t) / count(o, t), batches, lambda named: slow(named)
+    )
+
+    result = rehearse(
+        Net(), summed, two(1), batches, optimizer=slow, reduction="sum", loss_weight=count
+    )
+
+    assert_trains(result, reference)
+
+
+@pytest.mark.parametrize("case", ["shapes", "data"])
+def test_processes_that_do_different_things_are_told(case: str) -> None:
+    found = run_on(2, train_differently, case)
+
+    wanted = {
+        "shapes": "batch: process 1 has a batch of other shapes, or a model in another mode, than "
+        "process 0:",
+        "data": "batch: the processes of replica 0 were given different batches\n"
+        "  fix: load the data by trainer.replica of trainer.replicas, not by rank",
+    }
+    assert all(text.startswith(wanted[case]) for text in found), found
+
+
+def test_a_state_dict_has_what_a_later_kind_of_batch_brought_in() -> None:
+    for whole, trained in run_on(2, train_growing):
+        if whole is not None:
+            for name, tensor in trained.items():
+                close(whole[name], tensor)

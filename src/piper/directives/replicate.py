@@ -55,7 +55,7 @@ class Replicate:
 
     def __post_init__(self) -> None:
         groups = device_groups(self.devices)
-        flat = isinstance(self.devices, list | tuple) and type(self.devices[0]) is int
+        flat = isinstance(self.devices, range) or type(self.devices[0]) is int
         object.__setattr__(self, "devices", groups[0] if flat else groups)
         refuse_numbers(self)
         for stream in (self.reduce_stream, self.gather_stream):

@@ -8,6 +8,8 @@ ITEM_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "complex128": 16,
     "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
     "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4,
 }  # fmt: skip
 
 

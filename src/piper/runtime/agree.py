@@ -35,7 +35,8 @@ def digests(model: torch.nn.Module) -> Digests:
 
 
 def sample(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().flatten()
+    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    flat = real.flatten()
     some = flat[:: max(1, flat.numel() // SAMPLE)].to("cpu", torch.float64, copy=True)
     return f"{tuple(tensor.shape)}{tensor.dtype}".encode() + bytes(some.view(torch.uint8).tolist())
 
@@ -63,3 +64,67 @@ def disagreement(rank: int, name: str) -> Exception:
             "call torch.manual_seed(...) before the model is built, or load a checkpoint",
         ),
     )
+
+
+def agree_on_step(
+    kind: tuple[object, ...],
+    batch: Sequence[torch.Tensor] | None,
+    feed: int,
+    feeds: int,
+    own: float,
+) -> float:
+    """One small message before each step: that all processes take a step of the same kind, and
+    what the batches of all replicas weigh together.
+
+    `kind` is what a program is compiled for. With `batch`, processes of one replica must also have
+    been given the same data.
+    """
+    mine = torch.full((2 + 3 * feeds,), float("-inf"), dtype=torch.float64)
+    mine[0], mine[1] = number(repr(kind)), -number(repr(kind))
+    mine[2 + feed] = own
+    if batch is not None:
+        seen = number(digest(sample(tensor) for tensor in batch))
+        mine[2 + feeds + feed], mine[2 + 2 * feeds + feed] = seen, -seen
+    most = mine.clone()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    if most[0] != -most[1]:
+        raise different_steps(kind)
+    data = most[2 + feeds :].view(2, feeds)
+    if batch is not None and not torch.equal(data[0], -data[1]):
+        replica = int((data[0] != -data[1]).nonzero()[0])
+        raise different_data(replica)
+    return float(most[2 : 2 + feeds].sum())
+
+
+def number(text: str) -> int:
+    """As many bits of a digest as a float64 holds."""
+    return int(digest([text.encode()])[:12], 16)
+
+
+def different_steps(kind: tuple[object, ...]) -> Exception:
+    everyone: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, kind)
+    other = next(rank for rank, theirs in enumerate(everyone) if theirs != everyone[0])
+    return InputError(
+        "batch",
+        Problem(
+            f"process {other} has a batch of other shapes, or a model in another mode, than "
+            f"process 0: {short(everyone[other])}, not {short(everyone[0])}",
+            "give every process batches of the same shape in the same step (drop_last=True), and "
+            "switch train(), eval() and requires_grad in all of them",
+        ),
+    )
+
+
+def different_data(replica: int) -> Exception:
+    return InputError(
+        "batch",
+        Problem(
+            f"the processes of replica {replica} were given different batches",
+            "load the data by trainer.replica of trainer.replicas, not by rank",
+        ),
+    )
+
+
+def short(kind: object) -> str:
+    return str(kind[0] if isinstance(kind, tuple) else kind)[:80]

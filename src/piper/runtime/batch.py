@@ -70,6 +70,17 @@ def refuse_empty(weights: Sequence[float]) -> None:
             )
 
 
+def refuse_weightless(everyone: float) -> None:
+    if everyone <= 0:
+        raise InputError(
+            "batch",
+            Problem(
+                "no microbatch of any replica weighs anything",
+                "leave such a batch out, or let loss_weight count something in it",
+            ),
+        )
+
+
 def tensors_of(batch: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 

@@ -115,12 +115,17 @@ class ProcessComm:
     groups: dict[str | tuple[str, Group], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Every process makes the same groups in the same order."""
+        self.extend(self.streams, self.teams)
+
+    def extend(self, streams: Sequence[str], teams: Sequence[tuple[str, Group]]) -> None:
+        """Every process makes the same groups in the same order, those that it has not yet."""
         alone = not dist.is_initialized() or dist.get_world_size() == 1
-        for stream in (*self.streams, "totals"):
-            self.groups[stream] = None if alone else dist.new_group()
-        for stream, group in self.teams:
-            self.groups[stream, group] = dist.new_group(list(group))
+        for stream in (*streams, "totals"):
+            if stream not in self.groups:
+                self.groups[stream] = None if alone else dist.new_group()
+        for team in teams:
+            if team not in self.groups:
+                self.groups[team] = dist.new_group(list(team[1]))
 
     def send(self, tensors: Tensors, shapes: Sequence[Shape], peer: int, stream: str) -> Handle:
         whole = tuple(tensor.contiguous() for tensor in tensors)
@@ -165,8 +170,10 @@ class ProcessComm:
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
     ) -> Handle:
-        team = self.groups[stream, group]
-        return Works([gather_flat(whole, shard, group=team, async_op=True)], (whole, shard))
+        """As bytes: not every type of a parameter is one that gloo knows."""
+        given, into = shard.view(torch.uint8), whole.view(torch.uint8)
+        work = gather_flat(into, given, group=self.groups[stream, group], async_op=True)
+        return Works([work], (whole, shard))
 
     def add_up(self, tensor: torch.Tensor) -> Handle:
         group = self.groups["totals"]

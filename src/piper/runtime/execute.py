@@ -55,7 +55,9 @@ class Program:
         for state in self.plan.states:
             self.slots[self.slot(state.value)] = self.state.buckets[state.value].tensors
         self.handles = [None] * len(self.plan.instructions)
-        self.buffers = [torch.empty(size, dtype=torch.uint8) for size in self.plan.buffers]
+        self.buffers = [self.state.buffer(k, size) for k, size in enumerate(self.plan.buffers)]
+        self.squares: dict[int, torch.Tensor] = {}
+        self.counted = dict(counted(self.plan))
         self.results = {k: self.slot(name) for k, name in results(self.plan)}
         self.ending = ending(self.plan)
         self.acts = [self.act(k, one) for k, one in enumerate(self.plan.instructions)]
@@ -138,7 +140,7 @@ class Program:
             case Total():
                 return self.total(k, instruction)
             case Update():
-                return self.update(instruction)
+                return self.update(k, instruction)
             case Free():
                 return self.free(instruction)
             case _:
@@ -250,20 +252,22 @@ class Program:
             self.totals = torch.zeros(2, dtype=torch.float64)
             for part, loss in self.losses.items():
                 self.totals[0] += loss.double() * self.batch.weights[part]
-            tensors = [tensor for k in grads for tensor in as_tuple(self.slots[k])]
-            if tensors:
-                norms = torch._foreach_norm(tensors)
-                self.totals[1] = torch.stack([n.double() for n in norms]).square().sum()
+            for grad in grads:
+                found = self.squares.pop(grad, None)
+                self.totals[1] += square(self.slots[grad]) if found is None else found
             self.handles[k] = self.comm.add_up(self.totals)
 
         return act
 
-    def update(self, update: Update) -> Act:
+    def update(self, k: int, update: Update) -> Act:
         bucket = self.state.buckets[f"w:{update.bucket}"]
         slots, grad = self.slots, self.slot(update.grad)
+        counts = self.counted.get(update.grad, k) > k
 
         def act() -> None:
             grads = as_tuple(slots[grad])
+            if counts:  # before they are: an optimizer may change the gradients it is given
+                self.squares[grad] = square(grads)
             if update.clip:
                 clip(grads, self.totals[1].sqrt(), self.batch.max_norm)
             for parameter, tensor in zip(bucket.parameters, bucket.views(grads), strict=True):
@@ -347,6 +351,25 @@ def ending(plan: Plan) -> dict[int, set[str]]:
             case Send(value=value) | Keep(value=value) | Add(value=value) | Reduce(value=value):
                 soon.discard(value)
     return found
+
+
+def counted(plan: Plan) -> Iterator[tuple[str, int]]:
+    """The gradients that a total counts, and where it does."""
+    for k, one in enumerate(plan.instructions):
+        if isinstance(one, Total):
+            yield from ((grad, k) for grad in one.grads)
+
+
+def square(grads: Any) -> torch.Tensor:
+    """The squared norm, in double precision; of types that are coarse, added up in a finer one."""
+    tensors = [tensor for tensor in as_tuple(grads) if tensor.numel()]
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64)
+    coarse = [t for t in tensors if t.dtype in (torch.bfloat16, torch.float16)]
+    fine = [t for t in tensors if t.dtype not in (torch.bfloat16, torch.float16)]
+    norms = [*(torch._foreach_norm(fine) if fine else ())]
+    norms += torch._foreach_norm(coarse, 2, torch.float32) if coarse else ()
+    return torch.stack([norm.double() for norm in norms]).square().sum()
 
 
 def is_async(instruction: Instruction) -> bool:

@@ -1,7 +1,9 @@
-"""The optimizer of a shard: the user's own, on pieces of parameters."""
+"""The user's optimizer: made for each bucket, checked, and moved to the pieces of a shard."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,6 +13,8 @@ from piper.errors import Problem, StrategyError
 from piper.runtime.flat import Piece
 
 MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+Named = list[tuple[str, torch.nn.Parameter]]
+Held = Sequence[tuple[Piece, torch.nn.Parameter]]
 
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop",
@@ -18,34 +22,91 @@ ELEMENTWISE = (
 )  # fmt: skip
 
 
-def sharded_optimizer(
-    make: MakeOptimizer,
-    names: Sequence[str],
-    wholes: Sequence[torch.Tensor],
-    held: Sequence[tuple[Piece, torch.nn.Parameter]],
-) -> torch.optim.Optimizer | None:
+def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
+    """What the user makes of these parameters; refused if it would not train just these."""
+    try:
+        optimizer = make(list(named))
+    except ValueError as error:
+        if "empty parameter list" not in str(error):
+            raise
+        raise refused(
+            f"it was given {names_text(named)} and chose none of them: it is called once for each "
+            "group of parameters that live together",
+            "freeze what must not be trained with requires_grad_(False)",
+        ) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise refused(
+            f"it made {type(optimizer).__name__}, which is no torch.optim.Optimizer",
+            "write optimizer=partial(torch.optim.AdamW, lr=3e-4)",
+        )
+    refuse_other_parameters(optimizer, named)
+    refuse_hooks(optimizer, named)
+    return optimizer
+
+
+def refuse_other_parameters(optimizer: torch.optim.Optimizer, named: Named) -> None:
+    given = {id(parameter) for _, parameter in named}
+    used = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if used - given:
+        raise refused(
+            f"it was given {names_text(named)}, but has other parameters than these",
+            "make a new optimizer at each call, of what it is given: "
+            "optimizer=lambda named: torch.optim.AdamW(named, lr=3e-4)",
+        )
+
+
+def refuse_hooks(optimizer: torch.optim.Optimizer, named: Named) -> None:
+    """They would see a part of the gradients only, or nothing at all."""
+    own = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    if any(getattr(optimizer, name, None) for name in own):
+        raise refused(
+            "it has step hooks, which would see some of the parameters only",
+            "leave them out; to clip by the norm of all gradients, give Trainer(max_norm=...)",
+        )
+    theirs = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    if any(getattr(parameter, name, None) for _, parameter in named for name in theirs):
+        raise refused(
+            "it puts hooks on gradients, which nothing would call",
+            "change gradients in the optimizer's step instead",
+        )
+
+
+def names_text(named: Named) -> str:
+    names = ", ".join(name for name, _ in named[:3])
+    return f"{names} and {len(named) - 3} more" if len(named) > 3 else names
+
+
+def refused(what: str, fix: str) -> StrategyError:
+    return StrategyError("optimizer", Problem(what, fix))
+
+
+def sharded_optimizer(make: MakeOptimizer, wholes: Named, held: Held) -> torch.optim.Optimizer:
     """What the user makes of whole parameters, then on the pieces that are here.
 
-    The user's function sees parameters with their names and shapes (but without memory), so that
-    groups chosen by them are those of one device.
+    The user's function sees whole parameters with their names and first values, so that what it
+    makes of them is what it makes on one device. `wholes` is emptied.
     """
-    stand_ins = [torch.nn.Parameter(whole) for whole in wholes]
-    optimizer = make(list(zip(names, stand_ins, strict=True)))
+    optimizer = make_checked(make, wholes)
     refuse_whole_tensors(optimizer)
-    here = {id(stand_ins[piece.tensor]): (piece, parameter) for piece, parameter in held}
+    move(optimizer, wholes, held)
+    refuse_kept(wholes)
+    return optimizer
+
+
+def move(optimizer: torch.optim.Optimizer, wholes: Named, held: Held) -> None:
+    """Put pieces in the place of whole parameters; what is not here is left out."""
+    here = {id(wholes[piece.tensor][1]): (piece, parameter) for piece, parameter in held}
     for group in optimizer.param_groups:
         given = group["params"]
         if "param_names" in group:
             pairs = zip(given, group["param_names"], strict=True)
             group["param_names"] = [name for p, name in pairs if id(p) in here]
         group["params"] = [here[id(p)][1] for p in given if id(p) in here]
-    early = {id(p): state for p, state in optimizer.state.items()}
+    early = [(here.get(id(p)), p.shape, state) for p, state in optimizer.state.items()]
     optimizer.state.clear()
-    for stand_in in stand_ins:
-        if id(stand_in) in early and id(stand_in) in here:
-            piece, parameter = here[id(stand_in)]
-            optimizer.state[parameter] = cut(early[id(stand_in)], stand_in.shape, piece)
-    return optimizer if held else None
+    for found, shape, state in early:
+        if found is not None:
+            optimizer.state[found[1]] = cut(state, shape, found[0])
 
 
 def cut(state: dict[str, Any], shape: torch.Size, piece: Piece) -> dict[str, Any]:
@@ -59,16 +120,26 @@ def cut(state: dict[str, Any], shape: torch.Size, piece: Piece) -> dict[str, Any
     return {key: part(value) for key, value in state.items()}
 
 
+def refuse_kept(wholes: Named) -> None:
+    """An optimizer that keeps parameters of its own accord would go on with the wrong ones."""
+    watched = [weakref.ref(parameter) for _, parameter in wholes]
+    wholes.clear()
+    if any(ref() is not None for ref in watched):
+        gc.collect()
+    if any(ref() is not None for ref in watched):
+        raise refused(
+            "it keeps parameters besides those in param_groups, and zero=1, 2 and 3 give it shards",
+            "use zero=0, or look parameters up in param_groups at each step",
+        )
+
+
 def refuse_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
     """An optimizer that looks at whole tensors (norms, factors) would not see them in a shard."""
     kind = type(optimizer)
     known = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
     if not known and not getattr(kind, "elementwise", False):
-        raise StrategyError(
-            "optimizer",
-            Problem(
-                f"{kind.__name__} may need whole parameters, and zero=1, 2 and 3 give it shards",
-                "use zero=0, or one of " + ", ".join(ELEMENTWISE) + "; if it treats every element "
-                "by itself, say so with the class attribute elementwise = True",
-            ),
+        raise refused(
+            f"{kind.__name__} may need whole parameters, and zero=1, 2 and 3 give it shards",
+            "use zero=0, or one of " + ", ".join(ELEMENTWISE) + "; if it treats every element "
+            "by itself, say so with the class attribute elementwise = True",
         )

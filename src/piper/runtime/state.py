@@ -10,7 +10,7 @@ import torch
 from piper.errors import InputError, Problem
 from piper.plan.instructions import State
 from piper.runtime.flat import Piece, pieces
-from piper.runtime.shards import MakeOptimizer, sharded_optimizer
+from piper.runtime.shards import MakeOptimizer, make_checked, sharded_optimizer
 
 Named = tuple[str, tuple[int, ...], str]  # a parameter's name, shape and type
 
@@ -44,6 +44,9 @@ class BucketState:
         else:
             for piece, parameter in zip(self.pieces, self.parameters, strict=True):
                 yield self.names[piece.tensor], piece.start, self.shapes[piece.tensor], parameter
+            for name, shape in zip(self.names, self.shapes, strict=True):
+                if not shape.numel():  # in no piece, and still a parameter
+                    yield name, 0, shape, torch.nn.Parameter(torch.empty(shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,13 @@ class DeviceState:
     """All buckets of one device, by the name of their value in plans."""
 
     buckets: dict[str, BucketState] = field(default_factory=dict)
+    buffers: dict[int, torch.Tensor] = field(default_factory=dict)  # that gathers fill
+
+    def buffer(self, number: int, size: int) -> torch.Tensor:
+        """Memory that all programs of this device share: their steps never overlap."""
+        if number not in self.buffers or self.buffers[number].numel() < size:
+            self.buffers[number] = torch.empty(size, dtype=torch.uint8)
+        return self.buffers[number]
 
     def add(
         self,
@@ -87,6 +97,14 @@ class DeviceState:
         bucket = value.partition(">")[0]
         others = [b.names for v, b in self.buckets.items() if v.partition(">")[0] != bucket]
         taken = {name for other in others for name in other} & set(names)
+        if known and known.names == names and not same:
+            raise InputError(
+                "model",
+                Problem(
+                    f"{', '.join(names)[:80]} changed between frozen and trained (requires_grad)",
+                    "make a new Trainer, with a model that has loaded state_dict() of this one",
+                ),
+            )
         if not same and (known or taken):
             raise InputError(
                 "batch",
@@ -148,7 +166,7 @@ def make_bucket(
     values = [initial(name) for name in names]
     parameters = tuple(torch.nn.Parameter(value, requires_grad=trained) for value in values)
     named = list(zip(names, parameters, strict=True))
-    optimizer = make_optimizer(named) if state.home and trained and named else None
+    optimizer = make_checked(make_optimizer, named) if state.home and trained and named else None
     tensors = tuple(parameter.data for parameter in parameters)  # kernels must not see autograd
     shapes = tuple(value.shape for value in values)
     return BucketState(names, shapes, tensors, parameters, optimizer, trained)
@@ -161,7 +179,7 @@ def make_shard(
     initial: Callable[[str], torch.Tensor],
     make_optimizer: MakeOptimizer,
 ) -> BucketState:
-    """One parameter after the other is made whole, and only this shard's piece of it is kept."""
+    """Parameters are made whole, for the optimizer to see; only this shard's pieces are kept."""
     flats = tuple(
         torch.zeros(padded // state.ways, dtype=getattr(torch, dtype))
         for dtype, _, padded in state.messages
@@ -170,13 +188,13 @@ def make_shard(
     shapes = tuple(torch.Size(shape) for _, shape, _ in contents)
     numels = [shape.numel() for shape in shapes]
     found = tuple(pieces(state.messages, numels, state.shard, state.ways))
+    wholes = [(n, torch.nn.Parameter(initial(n), requires_grad=trained)) for n in names]
     for piece in found:
-        value = initial(names[piece.tensor]).flatten()
-        piece.of(flats).copy_(value[piece.start : piece.stop])
+        whole = wholes[piece.tensor][1].detach().flatten()
+        piece.of(flats).copy_(whole[piece.start : piece.stop])
     parameters = tuple(torch.nn.Parameter(p.of(flats), requires_grad=trained) for p in found)
     optimizer = None
-    if trained:
-        wholes = [torch.zeros((), dtype=getattr(torch, d)).expand(s) for _, s, d in contents]
+    if trained and wholes:
         held = list(zip(found, parameters, strict=True))
-        optimizer = sharded_optimizer(make_optimizer, names, wholes, held)
+        optimizer = sharded_optimizer(make_optimizer, wholes, held)
     return BucketState(names, shapes, flats, parameters, optimizer, trained, found)

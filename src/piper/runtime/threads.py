@@ -15,6 +15,7 @@ from piper.plan.instructions import Shape
 from piper.runtime.comm import Arrival, Group, Handle, Shard, Tensors
 
 Message = Future[Tensors]
+Then = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 @dataclass
@@ -25,6 +26,13 @@ class Meeting:
     brought: dict[int, torch.Tensor] = field(default_factory=dict)
     complete: Future[list[torch.Tensor]] = field(default_factory=Future)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    gone: int = 0
+
+    def left(self) -> bool:
+        """Someone has taken what it came for; whether all have."""
+        with self.lock:
+            self.gone += 1
+            return self.gone == self.size
 
     def bring(self, device: int, tensor: torch.Tensor) -> None:
         with self.lock:
@@ -43,7 +51,6 @@ class Hub:
     lock: threading.Lock = field(default_factory=threading.Lock)
     sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     meetings: dict[tuple[str, Group, int], Meeting] = field(default_factory=dict)
-
     broken: bool = False
 
     def meeting(self, stream: str, group: Group, number: int) -> Meeting:
@@ -110,37 +117,37 @@ class ThreadComm:
         number = self.asked[stream, peer]
         self.asked[stream, peer] += 1
         message = self.hub.message(stream, peer, self.device, number)
-        return Pickup(message, into, self.hub.timeout)
+        key = (stream, peer, self.device, number)
+        return Pickup(message, into, self.hub.timeout, lambda: self.hub.messages.pop(key, None))
 
-    def meet(self, tensor: torch.Tensor, stream: str, group: Group) -> Future[list[torch.Tensor]]:
-        meeting = self.hub.meeting(stream, group, self.met[stream, group])
+    def meet(self, tensor: torch.Tensor, stream: str, group: Group, then: Then) -> Later:
+        """Bring a tensor to the group; `then` is what follows when all have."""
+        key = stream, group, self.met[stream, group]
+        meeting = self.hub.meeting(*key)
         self.met[stream, group] += 1
         meeting.bring(self.device, tensor)
-        return meeting.complete
+
+        def forget() -> None:
+            if meeting.left():
+                self.hub.meetings.pop(key, None)
+
+        return Later(meeting.complete, self.hub.timeout, then, forget)
 
     def all_reduce(self, flat: torch.Tensor, stream: str, group: Group) -> Handle:
-        return Later(
-            self.meet(flat, stream, group),
-            self.hub.timeout,
-            lambda parts: flat.copy_(torch.stack(parts).sum(0)),
-        )
+        return self.meet(flat, stream, group, lambda parts: flat.copy_(torch.stack(parts).sum(0)))
 
     def reduce_scatter(self, flat: torch.Tensor, stream: str, group: Group) -> Shard:
         mine, ways = group.index(self.device), len(group)
-        return Later(
-            self.meet(flat, stream, group),
-            self.hub.timeout,
-            lambda parts: torch.stack([part.view(ways, -1)[mine] for part in parts]).sum(0),
-        )
+
+        def shard(parts: list[torch.Tensor]) -> torch.Tensor:
+            return torch.stack([part.view(ways, -1)[mine] for part in parts]).sum(0)
+
+        return self.meet(flat, stream, group, shard)
 
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
     ) -> Handle:
-        return Later(
-            self.meet(shard, stream, group),
-            self.hub.timeout,
-            lambda parts: whole.copy_(torch.cat(parts)),
-        )
+        return self.meet(shard, stream, group, lambda parts: whole.copy_(torch.cat(parts)))
 
     def add_up(self, tensor: torch.Tensor) -> Handle:
         self.round += 1
@@ -153,10 +160,13 @@ class Later:
 
     complete: Future[list[torch.Tensor]]
     timeout: float
-    then: Callable[[list[torch.Tensor]], torch.Tensor]
+    then: Then
+    forget: Callable[[], None]
 
     def wait(self) -> torch.Tensor:
-        return self.then(self.complete.result(timeout=self.timeout))
+        result = self.then(self.complete.result(timeout=self.timeout))
+        self.forget()
+        return result
 
 
 @dataclass
@@ -166,9 +176,11 @@ class Pickup:
     message: Message
     into: Tensors | None
     timeout: float
+    forget: Callable[[], object]
 
     def wait(self) -> Tensors:
         tensors = self.message.result(timeout=self.timeout)
+        self.forget()
         for state, new in zip(self.into or (), tensors, strict=False):
             state.copy_(new)
         return self.into or tensors
