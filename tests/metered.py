@@ -36,7 +36,7 @@ class Layered(Llama):
 
 def build(stages: int) -> Layered:
     torch.manual_seed(0)
-    return Layered(LlamaConfig(vocab=VOCAB, dim=32, heads=2, layers=8), stages=stages)
+    return Layered(LlamaConfig(vocab=VOCAB, dim=32, heads=2, layers=6), stages=stages)
 
 
 @cache

@@ -22,7 +22,8 @@ from piper.directives import Place, Strategy
 from piper.errors import InputError, Problem, StrategyError
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
-from piper.plan.instructions import Gather, Plan, Recv, Reduce, Send
+from piper.plan.channels import first_holders, streams, teams
+from piper.plan.instructions import Plan
 from piper.runtime.agree import agree_on_step, refuse_disagreement
 from piper.runtime.batch import (
     Batch,
@@ -263,8 +264,8 @@ class Trainer:
             refuse_disagreement(compiled.plans, self.model)
         if self.comm is None:
             self.comm = ProcessComm(())
-        self.comm.extend(streams(compiled), teams(compiled))
-        self.mine |= first_holders(compiled, self.rank)
+        self.comm.extend(streams(compiled.plans), teams(compiled.plans))
+        self.mine |= first_holders(compiled.plans, self.rank)
         return self.load(compiled.plan(self.rank), captured, self.state, self.comm)
 
     def load(self, plan: Plan, captured: Captured, state: DeviceState, comm: Comm) -> Program:
@@ -364,37 +365,6 @@ def refuse_reduction(reduction: str) -> None:
         raise InputError(
             "reduction", Problem(f"{reduction!r} is no reduction", 'write "mean" or "sum"')
         )
-
-
-def streams(compiled: Compiled) -> list[str]:
-    found = (
-        instruction.stream
-        for plan in compiled.plans
-        for instruction in plan.instructions
-        if isinstance(instruction, Send | Recv)
-    )
-    return sorted(set(found))
-
-
-def teams(compiled: Compiled) -> list[tuple[str, tuple[int, ...]]]:
-    """The streams and groups of all collectives."""
-    found = (
-        (instruction.stream, instruction.group)
-        for plan in compiled.plans
-        for instruction in plan.instructions
-        if isinstance(instruction, Reduce | Gather)
-    )
-    return sorted(set(found))
-
-
-def first_holders(compiled: Compiled, device: int) -> set[str]:
-    """Of the states that several devices hold alike, those that this one speaks for."""
-    first: dict[tuple[str, int], int] = {}
-    for plan in compiled.plans:
-        for state in plan.states:
-            if state.home:
-                first.setdefault((state.bucket, state.shard), plan.device)
-    return {f"w:{bucket}" for (bucket, _), holder in first.items() if holder == device}
 
 
 def fixed(shape: tuple[int | None, ...]) -> tuple[int, ...]:

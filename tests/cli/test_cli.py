@@ -64,11 +64,15 @@ def test_check_compiles_a_script_without_starting_anything() -> None:
 
 
 def test_show_draws_the_schedule_of_a_script() -> None:
-    assert call("show", str(SCRIPT)).splitlines() == [
+    drawn = call("show", str(SCRIPT)).splitlines()
+
+    assert drawn[:3] == [
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 --",
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
         "15 units long, 20% idle (F, BI, BW take 1 unit each, communication none)",
     ]
+    assert drawn[3].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
+    assert drawn[3].endswith("; sends 384 B on pp")
 
 
 def test_show_prints_the_plan_of_a_device_and_the_dag() -> None:

@@ -86,7 +86,7 @@ def kept(draw: st.DrawFn, stage: int, home: list[int]) -> Replicate:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(replicated())
 def test_any_replicated_strategy_trains_as_plain_pytorch(strategy: Strategy) -> None:
     losses, norms, parameters = reference()

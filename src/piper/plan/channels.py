@@ -1,0 +1,30 @@
+"""What plans need of their surroundings: communicators, and who speaks for a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piper.names import Device
+from piper.plan.instructions import Gather, Plan, Recv, Reduce, Send
+
+
+def streams(plans: Sequence[Plan]) -> list[str]:
+    """The streams on which values go from device to device."""
+    found = (one.stream for p in plans for one in p.instructions if isinstance(one, Send | Recv))
+    return sorted(set(found))
+
+
+def teams(plans: Sequence[Plan]) -> list[tuple[str, tuple[Device, ...]]]:
+    """The streams and groups of all collectives."""
+    every = (one for plan in plans for one in plan.instructions)
+    return sorted({(one.stream, one.group) for one in every if isinstance(one, Reduce | Gather)})
+
+
+def first_holders(plans: Sequence[Plan], device: Device) -> set[str]:
+    """Of the states that several devices hold alike, those that this one speaks for."""
+    first: dict[tuple[str, int], Device] = {}
+    for plan in plans:
+        for state in plan.states:
+            if state.home:
+                first.setdefault((state.bucket, state.shard), plan.device)
+    return {f"w:{bucket}" for (bucket, _), holder in first.items() if holder == device}
