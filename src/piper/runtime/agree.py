@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -80,7 +81,7 @@ def agree_on_step(
     been given the same data.
     """
     mine = torch.full((2 + 3 * feeds,), float("-inf"), dtype=torch.float64)
-    mine[0], mine[1] = number(repr(kind)), -number(repr(kind))
+    mine[0], mine[1] = kind_number(kind), -kind_number(kind)
     mine[2 + feed] = own
     if batch is not None:
         seen = number(digest(sample(tensor) for tensor in batch))
@@ -94,6 +95,12 @@ def agree_on_step(
         replica = int((data[0] != -data[1]).nonzero()[0])
         raise different_data(replica)
     return float(most[2 : 2 + feeds].sum())
+
+
+@cache
+def kind_number(kind: tuple[object, ...]) -> int:
+    """Made once for each kind of step: a model may have very many flags."""
+    return number(repr(kind))
 
 
 def number(text: str) -> int:
