@@ -26,7 +26,7 @@ def legal(schedule: str, pp: int, **options: object) -> Strategy:
 
 
 CASES = [(schedule, pp, "uneven") for schedule in BUILDERS for pp in (1, 2)]
-CASES += [("1f1b", 2, "llama"), ("dualpipev", 2, "llama"), ("dualpipe", 2, "llama")]
+CASES += [("1f1b", 2, "llama"), ("dualpipe", 2, "llama")]
 
 
 @pytest.mark.parametrize(("schedule", "pp", "model"), CASES)
