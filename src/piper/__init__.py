@@ -14,6 +14,7 @@ _HOMES = {
     "where": "piper.ir.filters",
     "Place": "piper.directives",
     "Replicate": "piper.directives",
+    "Shard": "piper.directives",
     "Split": "piper.directives",
     "Order": "piper.directives",
     "Strategy": "piper.directives",

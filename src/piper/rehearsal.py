@@ -57,7 +57,8 @@ def rehearse(
     states = [DeviceState() for _ in compiled.plans]
 
     def load(plan: Plan, comm: Comm) -> Program:
-        return trainer.load(plan, found, states[compiled.plans.index(plan)], comm)
+        state = states[compiled.plans.index(plan)]
+        return trainer.load(plan, found, compiled.dag.shardings, state, comm)
 
     steps = [fed(trainer, number, batch) for number, batch in enumerate(batches)]
     seen: list[list[tuple[torch.Tensor, dict[int, float]]]] = [[] for _ in steps]

@@ -22,7 +22,9 @@ from piper.directives import Place, Strategy
 from piper.errors import InputError, Problem, StrategyError
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
-from piper.plan.channels import first_holders, streams, teams
+from piper.ir.sharding import Shardings
+from piper.names import Phase, RegionId
+from piper.plan.channels import exchanging, first_holders, streams, teams
 from piper.plan.instructions import Plan
 from piper.runtime.agree import agree_on_step, refuse_disagreement
 from piper.runtime.batch import (
@@ -36,7 +38,7 @@ from piper.runtime.batch import (
     tensors_of,
 )
 from piper.runtime.comm import Comm, ProcessComm
-from piper.runtime.execute import Program
+from piper.runtime.execute import Kernel, Program
 from piper.runtime.initial import initial_values
 from piper.runtime.shards import MakeOptimizer
 from piper.runtime.state import DeviceState, Part, assembled
@@ -254,6 +256,8 @@ class Trainer:
         LOG.info("captured %s in %.1f s", regions_text(captured), time.perf_counter() - started)
         clip, started = self.max_norm is not None, time.perf_counter()
         compiled = compile_strategy(captured.model, self.strategy.directives, clip=clip)
+        for region in compiled.dag.shardings:
+            captured.experts.prove(captured.model.by_id[region].code)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
         return captured, compiled
 
@@ -264,11 +268,21 @@ class Trainer:
             refuse_disagreement(compiled.plans, self.model)
         if self.comm is None:
             self.comm = ProcessComm(())
-        self.comm.extend(streams(compiled.plans), teams(compiled.plans))
+        plans = compiled.plans
+        self.comm.extend(streams(plans), teams(plans), exchanging(plans))
         self.mine |= first_holders(compiled.plans, self.rank)
-        return self.load(compiled.plan(self.rank), captured, self.state, self.comm)
+        return self.load(
+            compiled.plan(self.rank), captured, compiled.dag.shardings, self.state, self.comm
+        )
 
-    def load(self, plan: Plan, captured: Captured, state: DeviceState, comm: Comm) -> Program:
+    def load(
+        self,
+        plan: Plan,
+        captured: Captured,
+        shardings: Shardings,
+        state: DeviceState,
+        comm: Comm,
+    ) -> Program:
         """Make a plan ready: its parameters, its kernels, its way to the others."""
         buckets = captured.model.buckets
         contents = {
@@ -277,7 +291,12 @@ class Trainer:
         }
         trainable = {str(b.id): b.trainable for b in buckets.values()}
         state.add(plan.states, contents, trainable.__getitem__, self.initial, self.make_optimizer)
-        kernel = partial(captured.kernel, compiled=self.compiled)
+        ways = {region: cut.ways for region, cut in shardings.items()}
+
+        def kernel(region: str, phase: str) -> Kernel:
+            name = RegionId(region)
+            return captured.kernel(name, Phase(phase), self.compiled, ways.get(name, 1))
+
         dtype = captured.model.values[captured.model.loss].specs[0].dtype
         return Program(plan, kernel, state, comm, getattr(torch, dtype), ignored=captured.ignored)
 

@@ -12,6 +12,7 @@ from piper.capture import flops, messages, workspace
 from piper.capture.buckets import Bucketed, make_buckets
 from piper.capture.clean import clean
 from piper.capture.cut import Chunk, cut
+from piper.capture.experts import ExpertCode, ExpertGraphs
 from piper.capture.inputs import Inputs, spec_of
 from piper.capture.kernels import Kernel, Kernels, numbered
 from piper.capture.lower import Lowered, lower
@@ -22,6 +23,7 @@ from piper.capture.regions import Cost, describe, number_tags, region_ids
 from piper.capture.trace import Loss, Traced, trace
 from piper.capture.weighing import Ignored, ignored_labels
 from piper.ir.model import Model, Region
+from piper.ir.sharding import Contract, contract
 from piper.ir.values import Origin, TensorSpec, Value
 from piper.names import BW, F, Phase, RegionId, ValueId
 
@@ -40,10 +42,20 @@ class Captured:
     kernels: Kernels
     dropouts: dict[RegionId, int]  # number of each region's first dropout
     ignored: tuple[Ignored, ...]  # batch tensors with labels, and the label that is skipped
+    experts: ExpertGraphs
 
-    def kernel(self, region: RegionId, phase: Phase, compiled: bool = False) -> Kernel:
-        """What computes this phase of the region; made on first use, shared by equal regions."""
+    def kernel(
+        self, region: RegionId, phase: Phase, compiled: bool = False, ways: int = 1
+    ) -> Kernel:
+        """What computes this phase of the region; made on first use, shared by equal regions.
+
+        With `ways` above 1, for one of so many shares of its experts.
+        """
         found = self.model.by_id[region]
+        if ways > 1:
+            name = f"{found.code}/{ways}"
+            self.kernels.graphs.setdefault(name, self.experts.get(found.code, ways))
+            return self.kernels.get(name, phase, compiled)
         kernel = self.kernels.get(found.code, phase, compiled)
         position = _random_position(found, phase)
         return kernel if position is None else numbered(kernel, position, self.dropouts[region])
@@ -76,8 +88,9 @@ def capture(
         describe(lowered[number], id, tag, code, names, bucketed.parts[number], counted[code])
         for number, (id, tag, code) in enumerate(zip(ids, tags, codes, strict=True))
     )
+    found = Model(regions=regions, values=values, buckets=bucketed.buckets, loss=LOSS)
     return Captured(
-        model=Model(regions=regions, values=values, buckets=bucketed.buckets, loss=LOSS),
+        model=found,
         inputs=traced.inputs,
         aliases=traced.aliases,
         unused=bucketed.unused,
@@ -85,7 +98,21 @@ def capture(
         kernels=Kernels(graphs),
         dropouts={id: chunk.first_dropout for id, chunk in zip(ids, chunks, strict=True)},
         ignored=ignored,
+        experts=_experts(found, lowered, bucketed, traced.mode),
     )
+
+
+def _experts(
+    model: Model, lowered: Sequence[Lowered], bucketed: Bucketed, mode: Any
+) -> ExpertGraphs:
+    """The regions that look like regions of experts."""
+    codes: dict[str, ExpertCode] = {}
+    for region, known, (_, layout) in zip(model.regions, lowered, bucketed.parts, strict=True):
+        if region.code not in codes:
+            fits = contract(model, region)
+            if isinstance(fits, Contract):
+                codes[region.code] = ExpertCode(known, layout, fits, mode)
+    return ExpertGraphs(codes)
 
 
 def _require(device: str) -> None:

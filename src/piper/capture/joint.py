@@ -32,37 +32,44 @@ def differentiable(chunk: Chunk, mode: Any, wants: Sequence[bool]) -> tuple[bool
     return tuple(result.requires_grad for result in results)
 
 
-def differentiate(chunk: Chunk, mode: Any, wants: Sequence[bool], given: Sequence[bool]) -> Joint:
+def differentiate(
+    chunk: Chunk,
+    mode: Any,
+    wants: Sequence[bool],
+    given: Sequence[bool],
+    arguments: Sequence[Tensor] | None = None,
+) -> Joint:
     """Trace the region with its derivative.
 
     `wants` says of each argument whether it wants a gradient, `given` of each result whether
-    there is a gradient for it.
+    there is a gradient for it. `arguments` are others than those that it was traced with.
     """
+    given_arguments = _arguments(chunk, wants, arguments)
 
     def forward(*arguments: Tensor) -> tuple[Tensor, ...]:
         results = fx.Interpreter(chunk.graph).run(*arguments)  # keeps the marks on nodes
         return tuple(map(_result, results, given))
 
     with mode:
-        module = torch_private.trace_joint(forward, _arguments(chunk, wants), backward=any(given))
+        module = torch_private.trace_joint(forward, given_arguments, backward=any(given))
     _fold_numbers(module)
     placeholders = module.graph.find_nodes(op="placeholder")
     outputs = list(module.graph.output_node().args[0])
-    arguments, tangents = placeholders[: len(wants)], placeholders[len(wants) :]
+    own, tangents = placeholders[: len(wants)], placeholders[len(wants) :]
     return Joint(
         module=module,
-        arguments=arguments,
+        arguments=own,
         tangents=tangents,
         results=outputs[: len(given)],
         gradients=_aligned(outputs[len(given) :], wants),
     )
 
 
-def _arguments(chunk: Chunk, wants: Sequence[bool]) -> list[Tensor]:
-    return [
-        value(node).detach().requires_grad_(want)
-        for node, want in zip(chunk.graph.graph.find_nodes(op="placeholder"), wants, strict=True)
-    ]
+def _arguments(
+    chunk: Chunk, wants: Sequence[bool], others: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    found = others or [value(node) for node in chunk.graph.graph.find_nodes(op="placeholder")]
+    return [tensor.detach().requires_grad_(want) for tensor, want in zip(found, wants, strict=True)]
 
 
 def _result(result: Tensor, given: bool) -> Tensor:

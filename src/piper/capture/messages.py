@@ -221,3 +221,27 @@ def inference_mode() -> CaptureError:
         current_line() or UNKNOWN,
         Problem("inference_mode cannot be captured", "use torch.no_grad()"),
     )
+
+
+def fixed_rows(where: str, error: str) -> CaptureError:
+    return CaptureError(
+        where,
+        Problem(
+            "this region of experts works for one number of rows or experts only: "
+            + error.strip().splitlines()[0][:200],
+            "take sizes from the tensors (rows.shape[0], counts.shape[0]) inside the region, and "
+            "let no loop go over the experts; or leave it out of `Shard`",
+        ),
+    )
+
+
+def mixed_rows(where: str) -> CaptureError:
+    return CaptureError(
+        where,
+        Problem(
+            "in this region the result of a row depends on rows of other experts, so it cannot "
+            "be divided over devices",
+            "let every row depend on itself and the parameters of its expert only; move what "
+            "looks at all rows out of the region",
+        ),
+    )

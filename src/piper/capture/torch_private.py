@@ -104,6 +104,14 @@ def compile_graph(
         return compile_fx(module, example, decompositions={**select_decomp_table(), **inside})
 
 
+def unknown_size(mode: Any) -> Any:
+    """A size that is known only when the graph runs, and may be 0."""
+    with mode.shape_env.ignore_fresh_unbacked_symbols():
+        size = mode.shape_env.create_unbacked_symint()
+    torch._check(size >= 0)
+    return size
+
+
 @contextmanager
 def fresh_symbols_ignored(mode: FakeTensorMode) -> Iterator[None]:
     """Sizes that depend on data may be made here and forgotten."""

@@ -5,7 +5,8 @@ from piper.directives.order import Order
 from piper.directives.place import Place
 from piper.directives.program import apply
 from piper.directives.replicate import Replicate
+from piper.directives.shard import Shard
 from piper.directives.split import Split
 from piper.directives.strategy import Strategy
 
-__all__ = ["Directive", "Order", "Place", "Replicate", "Split", "Strategy", "apply"]
+__all__ = ["Directive", "Order", "Place", "Replicate", "Shard", "Split", "Strategy", "apply"]

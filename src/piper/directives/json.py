@@ -11,6 +11,7 @@ from piper.directives.base import Directive
 from piper.directives.order import Order
 from piper.directives.place import Place
 from piper.directives.replicate import Replicate
+from piper.directives.shard import Shard
 from piper.directives.split import Split
 from piper.errors import Problem, Refused, StrategyError
 from piper.ir.filters import Filter, Wanted, where
@@ -34,6 +35,11 @@ def encode(directive: Directive) -> dict[str, Any]:
             names = [field.name for field in fields(directive) if field.name != "filter"]
             rest = {name: listed(getattr(directive, name)) for name in names}
             return {"op": "replicate", "filter": encode_filter(directive.filter), **rest}
+        case Shard():
+            return {
+                "op": "shard", "filter": encode_filter(directive.filter),
+                "devices": listed(directive.devices), "stream": directive.stream,
+            }  # fmt: skip
         case Split():
             return {
                 "op": "split", "filter": {},
@@ -117,6 +123,10 @@ def read_replicate(row: Row) -> Replicate:
     return Replicate(decode_filter(row["filter"]), row["devices"], **given)
 
 
+def read_shard(row: Row) -> Shard:
+    return Shard(decode_filter(row["filter"]), row["devices"], row.get("stream", "ep"))
+
+
 def read_split(row: Row) -> Split:
     if row.get("filter"):
         raise Refused(Problem("split takes the whole batch", 'leave "filter" empty'))
@@ -142,6 +152,7 @@ READERS: dict[str, tuple[Reader, tuple[str, ...], tuple[str, ...]]] = {
         ("filter", "devices"),
         (*NUMBERS, *PUBLISHED, "bucket_size", "prefetch_distance"),
     ),
+    "shard": (read_shard, ("filter", "devices"), ("stream",)),
     "split": (read_split, ("dim_name", "num_microbatches"), ("filter",)),
     "order": (read_order, ("filters",), ()),
 }

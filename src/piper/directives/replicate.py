@@ -72,7 +72,7 @@ class Replicate:
 
     def rewrite(self, dag: Dag) -> Dag:
         nodes = chosen(dag, self.filter)
-        self.refuse_parts(dag)
+        refuse_parts(self.filter, dag)
         self.refuse_elsewhere(nodes)
         regions = dict.fromkeys(node.region for node in nodes)
         mine = [b for b, region in dag.model.first_uses.items() if region in regions]
@@ -80,17 +80,6 @@ class Replicate:
         wider = replace(dag, residencies={**dag.residencies, **dict.fromkeys(mine, self.residency)})
         known = (*dag.replicated, *regions)
         return dag.known_to(replace(wider, replicated=known))
-
-    def refuse_parts(self, dag: Dag) -> None:
-        names = (PASS, *(name for name, _ in dag.dimensions))
-        wrong = [key for key in self.filter.keys if key in names]
-        if wrong:
-            raise Refused(
-                Problem(
-                    f"{self.filter} names a part of the work, parameters serve all of it",
-                    f"leave {wrong[0]} out of the filter",
-                )
-            )
 
     def refuse_elsewhere(self, nodes: Iterable[Compute]) -> None:
         mine = self.residency.devices
@@ -105,6 +94,18 @@ class Replicate:
                     for region, devices in found.items()
                 )
             )
+
+
+def refuse_parts(wanted: Filter, dag: Dag) -> None:
+    names = (PASS, *(name for name, _ in dag.dimensions))
+    wrong = [key for key in wanted.keys if key in names]
+    if wrong:
+        raise Refused(
+            Problem(
+                f"{wanted} names a part of the work, parameters serve all of it",
+                f"leave {wrong[0]} out of the filter",
+            )
+        )
 
 
 def sorted_devices(group: tuple[Device, ...]) -> tuple[Device, ...]:

@@ -85,4 +85,6 @@ def flat(directives: Iterable[Any]) -> Iterator[Directive]:
             yield item
         else:
             what = f"{item!r} is no directive"
-            raise StrategyError("strategy", Problem(what, "write Place, Replicate, Split or Order"))
+            raise StrategyError(
+                "strategy", Problem(what, "write Place, Replicate, Shard, Split or Order")
+            )

@@ -11,8 +11,9 @@ from piper.ir.filters import ANY, Filter, accepts
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
 from piper.ir.residency import Residency
+from piper.ir.sharding import Shardings, held_specs
 from piper.ir.topology import Topology, topology
-from piper.ir.values import Origin, Value
+from piper.ir.values import Origin, TensorSpec, Value
 from piper.names import PASS, BucketId, Device, NodeId, RegionId, ValueId
 
 Key = tuple[int | str | None, ...]
@@ -35,6 +36,7 @@ class Dag:
     makers: Mapping[NodeId, str] = field(default_factory=dict)
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
+    shardings: Shardings = field(default_factory=dict)  # how experts are divided
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
 
     @cached_property
@@ -112,6 +114,10 @@ class Dag:
         for value in chain.from_iterable(node.reads):
             if value in self.producers:
                 yield self.producers[value]
+
+    def held(self, bucket: BucketId) -> tuple[TensorSpec, ...]:
+        """What a device has of a bucket before ZeRO: all of it, or its share of the experts."""
+        return held_specs(self.model, self.shardings, bucket)
 
     def origin(self, value: ValueId) -> Origin:
         return self.values[value].origin

@@ -66,6 +66,37 @@ class Collective:
     slot: int | None = None  # ALL_GATHER: which buffer it fills; None until the gathers pass
 
 
+class Way(StrEnum):
+    """Where the rows of an exchange go."""
+
+    COUNTED = "counted"  # to their experts; the counts are exchanged first, and make the route
+    OUT = "out"  # to their experts again, by a known route
+    BACK = "back"  # home, by the same route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Rows go to the devices of their experts, or come back (an all-to-all in each group).
+
+    Reads rows (one value or several, all in the same order), then counts or the route. Writes rows;
+    COUNTED writes the counts of the experts here and the route, too.
+    """
+
+    id: NodeId
+    way: Way
+    tags: Tags = ()
+    reads: tuple[Sum, ...]
+    writes: tuple[ValueId, ...]
+    devices: tuple[Device, ...]
+    groups: tuple[tuple[Device, ...], ...]
+    stream: str
+
+    @property
+    def rows(self) -> tuple[ValueId, ...]:
+        """What arrives, but for counts and route."""
+        return self.writes[: len(self.reads) - 1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Loss and gradient norm, added up over all devices.
@@ -93,7 +124,7 @@ class Update:
     devices: tuple[Device, ...] | None = None  # None until its first region is placed
 
 
-Node = Compute | Transfer | Collective | Totals | Update
+Node = Compute | Transfer | Collective | Exchange | Totals | Update
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ class Residency:
     gather_stream: str
     gather_ahead: int
     gather_buffers: int
+    shares: int = 1  # of experts; the groups of each share stand together
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -36,5 +37,10 @@ class Residency:
     @property
     def across(self) -> tuple[tuple[Device, ...], ...]:
         """Devices that hold the same: all of them, or those with the same shard."""
-        rows = zip(*self.groups, strict=True) if self.sharded else (self.devices,)
+        size = len(self.groups) // self.shares
+        each = [self.groups[k : k + size] for k in range(0, len(self.groups), size)]
+        if self.sharded:
+            rows = [row for groups in each for row in zip(*groups, strict=True)]
+        else:
+            rows = [tuple(chain.from_iterable(groups)) for groups in each]
         return tuple(tuple(sorted(row)) for row in rows)

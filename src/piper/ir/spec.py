@@ -10,6 +10,7 @@ from piper.ir.cycles import cycle
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer, Update
 from piper.ir.replicas import replicas
+from piper.ir.sharding import sharding_of
 from piper.ir.values import Origin
 from piper.names import BW, B, F, NodeId, Phase, RegionId
 
@@ -98,6 +99,9 @@ def replicas_are_kept_equal(dag: Dag) -> Iterator[Problem]:
     place = {node.region: node.devices or () for node in dag.computes}
     for bucket, region in dag.model.first_uses.items():
         devices, used = place[region], dag.model.buckets[bucket]
+        cut = dag.shardings.get(region)
+        if cut and cut.ways == len(devices):
+            continue  # every device has experts of its own
         if len(devices) > 1 and used.trainable and bucket not in dag.residencies:
             tags = ", ".join(f"{key}={index}" for key, index in dag.model.by_id[region].tags)
             yield Problem(
@@ -115,6 +119,43 @@ def replicas_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
                 f"{region} is placed on {show(place[region])}, but replicated on "
                 f"{show(how.devices)}",
                 f"write devices={list(place[region])} in its `Replicate`",
+            )
+
+
+def experts_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
+    place = {node.region: node.devices or () for node in dag.computes}
+    for region, how in dag.shardings.items():
+        if set(how.devices) != set(place[region]):
+            yield Problem(
+                f"{region} is placed on {show(place[region])}, but sharded on {show(how.devices)}",
+                f"write devices={list(place[region])} in its `Shard`, or groups of them",
+            )
+
+
+def neighbours_of_experts_are_with_them(dag: Dag) -> Iterator[Problem]:
+    """Tokens leave for their experts from where they are, and come back there."""
+    if not dag.shardings:
+        return
+    for one, other in neighbours(dag):
+        for region, beside in ((one, other), (other, one)):
+            if region[0] in dag.shardings:
+                yield Problem(
+                    f"{region[0]} is sharded on {show(region[1])}, its neighbour {beside[0]} is on "
+                    f"{show(beside[1])}",
+                    f"place {beside[0]} on {show(region[1])} too",
+                )
+
+
+def groups_fit_the_experts(dag: Dag) -> Iterator[Problem]:
+    """ZeRO groups must cut the holders of each share of the experts alike."""
+    for bucket, how in dag.residencies.items():
+        cut = sharding_of(dag.model, dag.shardings, bucket)
+        if cut and len({len(set(g) & set(h)) for g in how.groups for h in cut.holders}) > 1:
+            yield Problem(
+                f"{bucket} is replicated in groups {[list(g) for g in how.groups]}, but its "
+                f"experts are in groups {[list(g) for g in cut.groups]}",
+                "write the same groups in its `Shard` and its `Replicate`, or no groups in the "
+                "`Replicate`",
             )
 
 
@@ -262,6 +303,9 @@ PLACED: tuple[Rule, ...] = (
     replicas_stay_on_their_device,
     feeds_are_alike,
     replicas_are_where_they_are_placed,
+    experts_are_where_they_are_placed,
+    neighbours_of_experts_are_with_them,
+    groups_fit_the_experts,
     replicas_are_kept_equal,
     replicas_update_no_buffers,
     buffers_that_change_are_on_one_device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Node, Sum, Transfer
+from piper.ir.nodes import Collective, Compute, Exchange, Node, Sum, Transfer
 
 
 def text(dag: Dag) -> str:
@@ -42,7 +42,7 @@ def kind_of(node: Node) -> str:
 def where(node: Node) -> str:
     if isinstance(node, Transfer):
         return f"{list(node.source)} => {list(node.devices)} [{node.stream}]"
-    if isinstance(node, Collective):
+    if isinstance(node, Collective | Exchange):
         groups = " ".join(str(list(group)) for group in node.groups)
         return f"{groups} [{node.stream}]"
     return str(list(node.devices)) if node.devices else "nowhere yet"

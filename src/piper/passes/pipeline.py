@@ -7,6 +7,7 @@ from collections.abc import Callable
 from piper.errors import PassError, Refused
 from piper.ir.dag import Dag
 from piper.ir.spec import CAPTURED, LOWERABLE, PLACED, Rule, require
+from piper.passes.exchanges import insert_exchanges
 from piper.passes.gathers import place_gathers
 from piper.passes.homes import with_homes
 from piper.passes.reductions import place_reductions
@@ -21,6 +22,7 @@ def run_passes(dag: Dag) -> Dag:
     steps: tuple[tuple[str, Pass, tuple[Rule, ...]], ...] = (
         ("strategy", lambda dag: dag, PLACED),
         ("homes", with_homes, ()),
+        ("exchanges", insert_exchanges, CAPTURED),
         ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),
         ("schedule", schedule, ()),

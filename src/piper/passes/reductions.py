@@ -66,7 +66,7 @@ class Work:
 
     def layout(self, bucket: BucketId) -> tuple[Message, ...]:
         how = self.dag.residencies[bucket]
-        return messages(self.dag.model.buckets[bucket].specs, how.message_bytes, how.ways)
+        return messages(self.dag.held(bucket), how.message_bytes, how.ways)
 
     def reduced(self, update: Update) -> Update:
         """The update, reading what its replicas added up together."""
@@ -113,7 +113,7 @@ class Work:
         return name
 
     def summed(self, bucket: BucketId, how: Residency, total: Sum) -> ValueId:
-        specs = self.dag.model.buckets[bucket].specs
+        specs = self.dag.held(bucket)
         if how.sharded:
             specs = shard_specs(self.layout(bucket), how.ways)
         name = ValueId(f"R:{bucket}")
@@ -186,10 +186,10 @@ def microbatch(dag: Dag, maker: Node) -> object:
 
 def gather_of(dag: Dag, bucket: BucketId, how: Residency, number: str) -> tuple[Collective, Value]:
     """A node that puts the shards of a bucket together, and what it gives."""
-    known, name = dag.model.buckets[bucket], ValueId(f"W:{bucket}{number}")
+    specs, name = dag.held(bucket), ValueId(f"W:{bucket}{number}")
     node = Collective(
         id=NodeId(f"all-gather {name}"), kind=Kind.ALL_GATHER, reads=((weights(bucket),),),
         writes=(name,), devices=how.devices, groups=how.groups, stream=how.gather_stream,
-        messages=messages(known.specs, how.message_bytes, how.ways),
+        messages=messages(specs, how.message_bytes, how.ways),
     )  # fmt: skip
-    return node, Value(known.specs, bundle=True)
+    return node, Value(specs, bundle=True)

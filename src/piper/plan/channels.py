@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from piper.names import Device
-from piper.plan.instructions import Gather, Plan, Recv, Reduce, Send
+from piper.plan.instructions import Exchange, Gather, Plan, Recv, Reduce, Send
 
 
 def streams(plans: Sequence[Plan]) -> list[str]:
@@ -17,14 +17,21 @@ def streams(plans: Sequence[Plan]) -> list[str]:
 def teams(plans: Sequence[Plan]) -> list[tuple[str, tuple[Device, ...]]]:
     """The streams and groups of all collectives."""
     every = (one for plan in plans for one in plan.instructions)
-    return sorted({(one.stream, one.group) for one in every if isinstance(one, Reduce | Gather)})
+    meetings = (one for one in every if isinstance(one, Reduce | Gather | Exchange))
+    return sorted({(one.stream, one.group) for one in meetings})
+
+
+def exchanging(plans: Sequence[Plan]) -> list[str]:
+    """The streams on which rows travel to experts."""
+    every = (one for plan in plans for one in plan.instructions)
+    return sorted({one.stream for one in every if isinstance(one, Exchange)})
 
 
 def first_holders(plans: Sequence[Plan], device: Device) -> set[str]:
     """Of the states that several devices hold alike, those that this one speaks for."""
-    first: dict[tuple[str, int], Device] = {}
+    first: dict[tuple[str, int, int], Device] = {}
     for plan in plans:
         for state in plan.states:
             if state.home:
-                first.setdefault((state.bucket, state.shard), plan.device)
-    return {f"w:{bucket}" for (bucket, _), holder in first.items() if holder == device}
+                first.setdefault((state.bucket, state.share, state.shard), plan.device)
+    return {f"w:{bucket}" for (bucket, _, _), holder in first.items() if holder == device}

@@ -14,10 +14,12 @@ from piper.ir.dag import Dag
 from piper.ir.layout import messages
 from piper.ir.nodes import Collective, Kind, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
+from piper.ir.sharding import sharding_of
 from piper.ir.spec import BUG
 from piper.names import BucketId, Device
 from piper.plan.instructions import Layout, Plan, State, line
-from piper.plan.paper import Machine, Together
+from piper.plan.machine import Machine
+from piper.plan.paper import Together
 from piper.plan.wires import sent
 
 
@@ -98,18 +100,24 @@ def states_are_right(together: Together) -> Iterator[Problem]:
             name, copy, _ = state.value.partition(">")
             if name != f"w:{state.bucket}" or state.home != (not copy):
                 yield Problem(f"{state.value} is not {state.bucket}", BUG)
-            elif (state.shard, state.ways, state.messages) != shard_of(together.dag, state, device):
+            elif shard_of(together.dag, state, device) != (
+                state.shard, state.ways, state.messages, state.share, state.shares,
+            ):  # fmt: skip
                 yield Problem(f"{state.value} on device {device} is another shard", BUG)
 
 
-def shard_of(dag: Dag, state: State, device: Device) -> tuple[int, int, tuple[Layout, ...]]:
+def shard_of(
+    dag: Dag, state: State, device: Device
+) -> tuple[int, int, tuple[Layout, ...], int, int]:
     how = dag.residencies.get(BucketId(state.bucket))
+    cut = sharding_of(dag.model, dag.shardings, BucketId(state.bucket))
+    share = (cut.share(device), cut.ways) if cut else (0, 1)
     if how is None or not how.sharded:
-        return 0, 1, ()
+        return 0, 1, (), *share
     group = next(group for group in how.groups if device in group)
-    specs = dag.model.buckets[BucketId(state.bucket)].specs
-    layout = messages(specs, how.message_bytes, how.ways)
-    return group.index(device), how.ways, tuple((m.dtype, m.tensors, m.padded) for m in layout)
+    layout = messages(dag.held(BucketId(state.bucket)), how.message_bytes, how.ways)
+    flat = tuple((m.dtype, m.tensors, m.padded) for m in layout)
+    return group.index(device), how.ways, flat, *share
 
 
 def states_are_new(together: Together) -> Iterator[Problem]:

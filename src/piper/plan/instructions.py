@@ -1,9 +1,9 @@
 """The instruction set. A plan is data: it prints, and is the same for the same input.
 
 The host issues a plan's instructions in order. `Send` and `Recv` then go on by themselves, in order
-on their channel (stream, sender, receiver), `Reduce` and `Gather` on theirs (stream, group); all
-else runs in order on the compute stream. `waits` are the positions of earlier instructions of the
-same plan, on other streams, that must have ended.
+on their channel (stream, sender, receiver), `Reduce`, `Gather` and `Exchange` on theirs (stream,
+group); all else runs in order on the compute stream. `waits` are the positions of earlier
+instructions of the same plan, on other streams, that must have ended.
 """
 
 from __future__ import annotations
@@ -122,6 +122,24 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """Start to bring rows to the devices of their experts, or back.
+
+    Reads rows, then how many each expert has, or the route that a counted exchange found; writes
+    rows, and when counted how many each expert here has, and the route.
+    """
+
+    node: str
+    way: str  # counted, out or back
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    shapes: tuple[Shape, ...]  # of the rows, when they are spread evenly
+    group: tuple[Device, ...]
+    stream: str
+    waits: Waits = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Total:
     """Add up weighted losses and squared gradients here, then over the devices of the group."""
 
@@ -157,14 +175,17 @@ class Free:
     stream = COMPUTE
 
 
-Instruction = Load | Run | Keep | Add | Send | Recv | Reduce | Gather | Total | Update | Free
+Instruction = (
+    Load | Run | Keep | Add | Send | Recv | Reduce | Gather | Exchange | Total | Update | Free
+)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """Memory that outlives the step: a bucket's parameters, at home or as a copy.
 
-    With `ways` above 1 it is shard `shard` of that many, cut as `messages` say.
+    With `ways` above 1 it is shard `shard` of that many, cut as `messages` say. With `shares`
+    above 1 it has share `share` of the experts only (of which it may be a shard).
     """
 
     value: str
@@ -173,6 +194,8 @@ class State:
     shard: int = 0
     ways: int = 1
     messages: tuple[Layout, ...] = ()
+    share: int = 0
+    shares: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +219,7 @@ class Plan:
         )
 
 
-def among(collective: Reduce | Gather) -> str:
+def among(collective: Reduce | Gather | Exchange) -> str:
     devices = ", ".join(map(str, collective.group))
     return f"among {devices} on {collective.stream}"
 
@@ -230,6 +253,9 @@ def line(instruction: Instruction) -> str:
                 f"gather  {instruction.value} -> {instruction.into} [{instruction.buffer}] "
                 f"{among(instruction)}"
             )
+        case Exchange():
+            reads, writes = ", ".join(instruction.reads), ", ".join(instruction.writes)
+            text = f"{instruction.way:7} {reads} -> {writes} {among(instruction)}"
         case Total():
             names = [value for value, _ in instruction.losses] + list(instruction.grads)
             text = f"total   {', '.join(names)}"

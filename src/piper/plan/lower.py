@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
 from piper.ir.dag import Dag
-from piper.ir.layout import Message, messages
 from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
+from piper.ir.nodes import Exchange as ExchangeNode
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.values import Origin, Value
 from piper.names import COMPUTE, BucketId, Device, NodeId, ValueId
+from piper.plan.holding import held, layouts
 from piper.plan.instructions import (
     Add,
+    Exchange,
     Free,
     Gather,
     Instruction,
     Keep,
-    Layout,
     Load,
     Plan,
     Recv,
@@ -69,6 +70,7 @@ class Lowering:
         self.sums = local_sums(self.row)
         coming: list[Transfer | Collective] = [*self.row.gets.values(), *self.row.collectives]
         self.received = {node.writes[0] for node in coming}
+        self.received.update(value for node in self.row.exchanges for value in node.writes)
         self.ends = endings(self.row, self.sums, self.proofs)
 
     def plan(self) -> Plan:
@@ -115,6 +117,8 @@ class Lowering:
                     self.gather(node)
                 case Collective():
                     self.reduce(node)
+                case ExchangeNode():
+                    self.exchange(node)
 
     def send(self, transfer: Transfer) -> None:
         value = self.operand(transfer.reads[0], transfer.source)
@@ -169,7 +173,23 @@ class Lowering:
         self.arriving[node.writes[0]] = k
         self.note_reader(value, k)
 
-    def group(self, node: Collective) -> tuple[Device, ...]:
+    def exchange(self, node: ExchangeNode) -> None:
+        """What it reads is written on the compute stream; so is all that is waited for there."""
+        reads = tuple(self.operand(total, node.devices) for total in node.reads)
+        made = max((self.made_by[value] for value in reads if value in self.made_by), default=None)
+        shapes = tuple(chain.from_iterable(wire_shapes(self.dag.values[v]) for v in node.rows))
+        waits = self.wait_for(reads, node.stream)
+        k = self.emit(
+            Exchange(
+                node.id, node.way, reads, node.writes, shapes, self.group(node), node.stream,
+                tuple(sorted({*waits, *(() if made is None else (made,))})),
+            )
+        )  # fmt: skip
+        for value in reads:
+            self.sent.setdefault(value, []).append(k)
+        self.arriving.update((value, k) for value in node.writes)
+
+    def group(self, node: Collective | ExchangeNode) -> tuple[Device, ...]:
         return next(group for group in node.groups if self.row.device in group)
 
     def do(self, node: Work) -> None:
@@ -265,16 +285,9 @@ class Lowering:
         if value in self.states:
             return
         bucket, copy = BucketId(value.removeprefix("w:").partition(">")[0]), ">" in value
-        how = self.dag.residencies.get(bucket)
-        if how is None or not how.sharded:
-            self.states[value] = State(value, bucket, home=not copy)
-            return
-        group = next(group for group in how.groups if self.row.device in group)
-        layout = layouts(
-            messages(self.dag.model.buckets[bucket].specs, how.message_bytes, how.ways)
+        self.states[value] = State(
+            value, bucket, not copy, *held(self.dag, bucket, self.row.device)
         )
-        shard = group.index(self.row.device)
-        self.states[value] = State(value, bucket, True, shard, how.ways, layout)
 
     def add(self, name: str, value: ValueId) -> None:
         waits = self.wait_for((value,))
@@ -335,6 +348,7 @@ def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[s
     """After which work each buffer ends: its last use, or the proof that it was received."""
     last: dict[str, int] = {transfer.writes[0]: len(row.work) for transfer in row.gets.values()}
     last.update((node.writes[0], len(row.work)) for node in row.collectives)
+    last.update((value, -1) for node in row.exchanges for value in node.writes)
     for position, node in enumerate(row.work):
         last.update((value, position) for value in node.writes)
         if isinstance(node, Totals):
@@ -342,6 +356,10 @@ def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[s
             last.update((name, position) for name in (*node.reads[0], *named) if name in last)
         else:
             last.update((sums.names.get(total, name), position) for total, name in row.names(node))
+    for exchange in row.exchanges:
+        arrived = row.arrived(exchange)
+        for value in (*(sums.names.get(t, t[0]) for t in exchange.reads), *exchange.writes):
+            last[value] = max(last.get(value, 0), arrived)
     for transfer in row.sends:
         buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])
         proof = proofs.get(transfer.id, len(row.work))
@@ -361,10 +379,6 @@ def counts_here(dag: Dag, value: ValueId, device: Device, number: int) -> bool:
     if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
         return any(group[number % len(group)] == device for group in maker.groups)
     return True
-
-
-def layouts(found: Sequence[Message]) -> tuple[Layout, ...]:
-    return tuple((message.dtype, message.tensors, message.padded) for message in found)
 
 
 def weights_of(node: UpdateNode) -> str:

@@ -11,6 +11,7 @@ from piper.ir.values import ITEM_BYTES
 from piper.names import Phase, RegionId
 from piper.plan.instructions import (
     Add,
+    Exchange,
     Free,
     Gather,
     Instruction,
@@ -92,6 +93,9 @@ class Walk:
                 self.drop(one.value)
             case Reduce():
                 self.reduce(position, one)
+            case Exchange():
+                for value in one.writes:
+                    self.put(value, ACTIVATIONS, self.size(value))
             case Update():
                 self.look(position, self.largest(one))
             case Free():

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Kind, Node, Sum, Totals, Transfer
+from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.replicas import Replicas, replicas
 from piper.ir.values import Origin
 from piper.names import Device, NodeId, ValueId
 
 Work = Compute | UpdateNode | Totals
-Start = Transfer | Collective  # goes on by itself
+Start = Transfer | Collective | Exchange  # goes on by itself
 GIVEN = (Origin.BATCH, Origin.SEED, Origin.RANDOM)
 
 
@@ -43,6 +43,17 @@ class Row:
         nodes = chain.from_iterable(self.starts.values())
         return [node for node in nodes if isinstance(node, Collective)]
 
+    @property
+    def exchanges(self) -> list[Exchange]:
+        nodes = chain.from_iterable(self.starts.values())
+        return [node for node in nodes if isinstance(node, Exchange)]
+
+    def arrived(self, exchange: Exchange) -> int:
+        """The first work that reads something an exchange brings: by then it has ended."""
+        readers = chain.from_iterable(self.dag.consumers.get(v, ()) for v in exchange.writes)
+        here = (self.position[reader] for reader in readers if reader in self.position)
+        return min(here, default=len(self.work))
+
     def name(self, value: ValueId, devices: tuple[Device, ...]) -> str:
         """The buffer of a value; inputs of a second replica on this device have their own."""
         if len(self.replicas.feeds[0]) == 1 or self.dag.values[value].origin not in GIVEN:
@@ -66,7 +77,7 @@ def rows(dag: Dag) -> dict[Device, Row]:
                 row.starts.setdefault(len(row.work), []).append(node)
             for device in node.devices:
                 found[device].gets[node.id] = node
-        elif isinstance(node, Collective):
+        elif isinstance(node, Collective | Exchange):
             for device in node.devices:
                 row = found[device]
                 row.started[node.id] = len(row.work)
@@ -86,6 +97,8 @@ def rows(dag: Dag) -> dict[Device, Row]:
 
 def urgency(dag: Dag, node: Start) -> int:
     """Others wait for what is sent; what is gathered is needed before what is reduced."""
+    if isinstance(node, Exchange):
+        return 0
     if isinstance(node, Collective):
         return 1 if node.kind is Kind.ALL_GATHER else 3
     makers = [dag.nodes[dag.producers[v]] for v in node.reads[0] if v in dag.producers]

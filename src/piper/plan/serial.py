@@ -8,6 +8,7 @@ from typing import Any
 
 from piper.plan.instructions import (
     Add,
+    Exchange,
     Free,
     Gather,
     Instruction,
@@ -25,7 +26,7 @@ from piper.plan.instructions import (
 
 KINDS: dict[str, type[Instruction]] = {
     kind.__name__.lower(): kind
-    for kind in (Load, Run, Keep, Add, Send, Recv, Reduce, Gather, Total, Update, Free)
+    for kind in (Load, Run, Keep, Add, Send, Recv, Reduce, Gather, Exchange, Total, Update, Free)
 }
 
 

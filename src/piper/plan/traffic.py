@@ -6,13 +6,14 @@ from collections import Counter
 from math import prod
 
 from piper.ir.values import ITEM_BYTES
-from piper.plan.instructions import Gather, Layout, Plan, Reduce, Send, Shape
+from piper.plan.instructions import Exchange, Gather, Layout, Plan, Reduce, Send, Shape
 
 
 def traffic(plan: Plan) -> dict[str, int]:
     """Bytes that leave the device, by stream; unknown sizes count nothing.
 
-    Of S bytes among n devices an all-reduce sends 2 (n-1)/n S, each half of it one (n-1)/n S.
+    Rows of experts count as if they were spread evenly. Of S bytes among n devices an all-reduce
+    sends 2 (n-1)/n S, each half of it one (n-1)/n S.
     """
     found: Counter[str] = Counter()
     for one in plan.instructions:
@@ -23,6 +24,9 @@ def traffic(plan: Plan) -> dict[str, int]:
                 found[one.stream] += (1 if one.scatter else 2) * shared(one.messages, one.group)
             case Gather():
                 found[one.stream] += shared(one.messages, one.group)
+            case Exchange():
+                rows = sum(map(shape_bytes, one.shapes))
+                found[one.stream] += rows * (len(one.group) - 1) // len(one.group)
     return dict(found)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from piper.plan.instructions import Shape
+from piper.runtime.courier import Courier
+from piper.runtime.routes import by_device, by_expert, by_source, local_counts, totals
 
 Tensors = tuple[torch.Tensor, ...]
 Group = tuple[int, ...]  # devices that put something together, in rising order
@@ -49,6 +51,10 @@ class Comm(Protocol):
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
     ) -> Handle: ...
+
+    def exchange(
+        self, rows: Tensors, where: Any, way: str, stream: str, group: Group
+    ) -> Arrival: ...
 
     def add_up(self, tensor: torch.Tensor) -> Handle: ...
 
@@ -106,6 +112,37 @@ class SumOfPieces:
         return self.pieces.sum(0)
 
 
+@dataclass(slots=True)
+class Journey:
+    """An exchange, as a courier does it."""
+
+    rows: Tensors
+    where: Any  # counts, or the route
+    way: str
+    team: dist.ProcessGroup | None
+
+    def __call__(self) -> tuple[Any, ...]:
+        if self.way == "counted":
+            return self.counted()
+        sent, got = self.where
+        if self.way == "out":
+            return tuple(by_expert(self.moved(r, sent, got), got) for r in self.rows)
+        return tuple(self.moved(by_source(r, got), got, sent) for r in self.rows)
+
+    def counted(self) -> tuple[Any, ...]:
+        sent = by_device(self.where, dist.get_world_size(self.team))
+        got = torch.empty_like(sent)
+        dist.all_to_all_single(got, sent, group=self.team)
+        rows = [by_expert(self.moved(r, sent, got), got) for r in self.rows]
+        return (*rows, local_counts(got, self.where), (sent, got))
+
+    def moved(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+        give, take = totals(sent), totals(got)
+        arrived = rows.new_empty((sum(take), *rows.shape[1:]))
+        dist.all_to_all_single(arrived, rows.contiguous(), take, give, group=self.team)
+        return arrived
+
+
 @dataclass
 class ProcessComm:
     """Processes joined by torch.distributed. Streams have process groups of their own."""
@@ -113,12 +150,21 @@ class ProcessComm:
     streams: Sequence[str]
     teams: Sequence[tuple[str, Group]] = ()  # streams and the groups that do collectives on them
     groups: dict[str | tuple[str, Group], dist.ProcessGroup | None] = field(default_factory=dict)
+    couriers: dict[str, Courier] = field(default_factory=dict)  # of streams that have exchanges
 
     def __post_init__(self) -> None:
         self.extend(self.streams, self.teams)
 
-    def extend(self, streams: Sequence[str], teams: Sequence[tuple[str, Group]]) -> None:
+    def extend(
+        self,
+        streams: Sequence[str],
+        teams: Sequence[tuple[str, Group]],
+        exchanging: Sequence[str] = (),
+    ) -> None:
         """Every process makes the same groups in the same order, those that it has not yet."""
+        for stream in exchanging:
+            if stream not in self.couriers:
+                self.couriers[stream] = Courier(stream)
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         for stream in (*streams, "totals"):
             if stream not in self.groups:
@@ -155,25 +201,40 @@ class ProcessComm:
         assert work is not None
         return work
 
+    def started(self, stream: str, start: Callable[[], Arrival]) -> Arrival:
+        """Something of a group; where a courier works, it does all of that stream, in order."""
+        courier = self.couriers.get(stream)
+        return courier.ask(lambda: start().wait()) if courier else start()
+
     def all_reduce(self, flat: torch.Tensor, stream: str, group: Group) -> Handle:
-        work = dist.all_reduce(flat, group=self.groups[stream, group], async_op=True)
-        assert work is not None
-        return work
+        team = self.groups[stream, group]
+        return self.started(
+            stream, lambda: Works([dist.all_reduce(flat, group=team, async_op=True)], (flat,))
+        )
 
     def reduce_scatter(self, flat: torch.Tensor, stream: str, group: Group) -> Shard:
         """Pieces go straight to where they are added up: half the bytes of gloo's own."""
-        pieces = torch.empty_like(flat)
-        work = dist.all_to_all_single(pieces, flat, group=self.groups[stream, group], async_op=True)
-        assert work is not None
-        return SumOfPieces(work, pieces.view(len(group), -1), flat)
+        team, pieces = self.groups[stream, group], torch.empty_like(flat)
+
+        def start() -> Any:
+            work = dist.all_to_all_single(pieces, flat, group=team, async_op=True)
+            return SumOfPieces(work, pieces.view(len(group), -1), flat)
+
+        return self.started(stream, start)
 
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
     ) -> Handle:
         """As bytes: not every type of a parameter is one that gloo knows."""
         given, into = shard.view(torch.uint8), whole.view(torch.uint8)
-        work = gather_flat(into, given, group=self.groups[stream, group], async_op=True)
-        return Works([work], (whole, shard))
+        team = self.groups[stream, group]
+        return self.started(
+            stream,
+            lambda: Works([gather_flat(into, given, group=team, async_op=True)], (whole, shard)),
+        )
+
+    def exchange(self, rows: Tensors, where: Any, way: str, stream: str, group: Group) -> Arrival:
+        return self.couriers[stream].ask(Journey(rows, where, way, self.groups[stream, group]))
 
     def add_up(self, tensor: torch.Tensor) -> Handle:
         group = self.groups["totals"]
@@ -184,6 +245,8 @@ class ProcessComm:
         return work
 
     def close(self) -> None:
+        for courier in self.couriers.values():
+            courier.close()
         for group in self.groups.values():
             if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.destroy_process_group(group)

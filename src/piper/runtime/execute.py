@@ -11,6 +11,7 @@ import torch
 from piper.errors import PeerLost, RunError
 from piper.plan.instructions import (
     Add,
+    Exchange,
     Free,
     Gather,
     Instruction,
@@ -26,8 +27,9 @@ from piper.plan.instructions import (
     line,
 )
 from piper.runtime.batch import Batch, part_of
-from piper.runtime.comm import Comm, Handle, Shard
+from piper.runtime.comm import Comm, Handle
 from piper.runtime.flat import message_views, packed, unpacked, whole_shapes
+from piper.runtime.handles import Arrived, Shards, Single
 from piper.runtime.state import BucketState, DeviceState
 
 Act = Callable[[], None]
@@ -59,6 +61,7 @@ class Program:
         self.squares: dict[int, torch.Tensor] = {}
         self.counted = dict(counted(self.plan))
         self.results = {k: self.slot(name) for k, name in results(self.plan)}
+        self.brought = {k: tuple(map(self.slot, names)) for k, names in brought(self.plan)}
         self.ending = ending(self.plan)
         self.acts = [self.act(k, one) for k, one in enumerate(self.plan.instructions)]
 
@@ -99,11 +102,14 @@ class Program:
         handle, self.handles[k] = self.handles[k], None
         if handle is not None:
             try:
-                arrived = handle.wait()
+                arrived: Any = handle.wait()
             except Exception as error:
                 raise ConnectionError(f"{line(self.plan.instructions[k])}: {error}") from error
             if k in self.results:
                 self.slots[self.results[k]] = arrived
+            elif k in self.brought:
+                for slot, tensor in zip(self.brought[k], arrived, strict=True):
+                    self.slots[slot] = tensor
 
     def act(self, k: int, instruction: Instruction) -> Act:
         """One instruction as a function without arguments."""
@@ -137,6 +143,8 @@ class Program:
                 return self.reduce(k, instruction)
             case Gather():
                 return self.gather(k, instruction)
+            case Exchange():
+                return self.exchange(k, instruction)
             case Total():
                 return self.total(k, instruction)
             case Update():
@@ -243,6 +251,15 @@ class Program:
 
         return act
 
+    def exchange(self, k: int, one: Exchange) -> Act:
+        slots, reads = self.slots, tuple(map(self.slot, one.reads))
+
+        def act() -> None:
+            *rows, where = [slots[r] for r in reads]
+            self.handles[k] = self.comm.exchange(tuple(rows), where, one.way, one.stream, one.group)
+
+        return act
+
     def total(self, k: int, total: Total) -> Act:
         losses = [(self.slot(value), part) for value, part in total.losses]
         grads = [self.slot(value) for value in total.grads]
@@ -293,46 +310,19 @@ class Program:
         return act
 
 
-@dataclass(slots=True)
-class Single:
-    """An arrival of one tensor that is no bundle."""
-
-    arrival: Any
-
-    def wait(self) -> torch.Tensor:
-        (tensor,) = self.arrival.wait()
-        return tensor
-
-
-@dataclass(slots=True)
-class Arrived:
-    """Works that end with tensors which are there already."""
-
-    works: list[Handle]
-    tensors: tuple[torch.Tensor, ...]
-
-    def wait(self) -> tuple[torch.Tensor, ...]:
-        for work in self.works:
-            work.wait()
-        return self.tensors
-
-
-@dataclass(slots=True)
-class Shards:
-    """This device's shards of several messages."""
-
-    coming: list[Shard]
-
-    def wait(self) -> tuple[torch.Tensor, ...]:
-        return tuple(shard.wait() for shard in self.coming)
-
-
 def results(plan: Plan) -> Iterator[tuple[int, str]]:
     """What is there only once an instruction was waited for."""
     for k, one in enumerate(plan.instructions):
         match one:
             case Recv(value=name) | Reduce(into=name) | Gather(into=name):
                 yield k, name
+
+
+def brought(plan: Plan) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """What exchanges end with: several values each."""
+    for k, one in enumerate(plan.instructions):
+        if isinstance(one, Exchange):
+            yield k, one.writes
 
 
 def ending(plan: Plan) -> dict[int, set[str]]:
@@ -350,6 +340,8 @@ def ending(plan: Plan) -> dict[int, set[str]]:
                 found[position], soon = soon, set()
             case Send(value=value) | Keep(value=value) | Add(value=value) | Reduce(value=value):
                 soon.discard(value)
+            case Exchange(reads=values):
+                soon.difference_update(values)
     return found
 
 
@@ -373,7 +365,7 @@ def square(grads: Any) -> torch.Tensor:
 
 
 def is_async(instruction: Instruction) -> bool:
-    return isinstance(instruction, Send | Recv | Reduce | Gather | Total)
+    return isinstance(instruction, Send | Recv | Reduce | Gather | Exchange | Total)
 
 
 def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:

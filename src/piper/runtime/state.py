@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -32,7 +33,10 @@ class BucketState:
 
     def views(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Of what lies like `tensors`, the parts that belong to `parameters`."""
-        return tensors if self.pieces is None else [piece.of(tensors) for piece in self.pieces]
+        if self.pieces is None:
+            return tensors
+        flats = [tensor.reshape(-1) for tensor in tensors]
+        return [piece.of(flats) for piece in self.pieces]
 
     def parts(self) -> Iterator[tuple[str, int, torch.Size, torch.nn.Parameter]]:
         """Name, first element, whole shape, and the parameter or piece of it."""
@@ -160,7 +164,7 @@ def make_bucket(
     initial: Callable[[str], torch.Tensor],
     make_optimizer: MakeOptimizer,
 ) -> BucketState:
-    if state.ways > 1:
+    if state.ways > 1 or state.shares > 1:
         return make_shard(state, contents, trained, initial, make_optimizer)
     names = tuple(name for name, _, _ in contents)
     values = [initial(name) for name in names]
@@ -180,14 +184,14 @@ def make_shard(
     make_optimizer: MakeOptimizer,
 ) -> BucketState:
     """Parameters are made whole, for the optimizer to see; only this shard's pieces are kept."""
-    flats = tuple(
-        torch.zeros(padded // state.ways, dtype=getattr(torch, dtype))
-        for dtype, _, padded in state.messages
-    )
     names = tuple(name for name, _, _ in contents)
     shapes = tuple(torch.Size(shape) for _, shape, _ in contents)
-    numels = [shape.numel() for shape in shapes]
-    found = tuple(pieces(state.messages, numels, state.shard, state.ways))
+    found = tuple(held_pieces(state, [shape.numel() for shape in shapes]))
+    layout = state.messages or [(dtype, (), share_size(s, state)) for (_, s, dtype) in contents]
+    flats = tuple(
+        torch.zeros(padded // state.ways, dtype=getattr(torch, dtype))
+        for dtype, _, padded in layout
+    )
     wholes = [(n, torch.nn.Parameter(initial(n), requires_grad=trained)) for n in names]
     for piece in found:
         whole = wholes[piece.tensor][1].detach().flatten()
@@ -197,4 +201,27 @@ def make_shard(
     if trained and wholes:
         held = list(zip(found, parameters, strict=True))
         optimizer = sharded_optimizer(make_optimizer, wholes, held)
-    return BucketState(names, shapes, flats, parameters, optimizer, trained, found)
+    tensors = flats if state.ways > 1 else tuple(map(partial(as_experts, state), flats, shapes))
+    return BucketState(names, shapes, tensors, parameters, optimizer, trained, found)
+
+
+def share_size(shape: tuple[int, ...], state: State) -> int:
+    """Elements of a share of the experts' parameters."""
+    return torch.Size(shape).numel() // state.shares
+
+
+def as_experts(state: State, flat: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return flat.view(shape[0] // state.shares, *shape[1:])
+
+
+def held_pieces(state: State, numels: Sequence[int]) -> Iterator[Piece]:
+    """What a state has of each parameter: a shard, of all of it or of a share of the experts."""
+    if state.ways == 1:
+        for k, numel in enumerate(numels):
+            part = numel // state.shares
+            yield Piece(k, state.share * part, (state.share + 1) * part, k, 0)
+        return
+    shared = [numel // state.shares for numel in numels]
+    for piece in pieces(state.messages, shared, state.shard, state.ways):
+        first = state.share * shared[piece.tensor]
+        yield replace(piece, start=first + piece.start, stop=first + piece.stop)

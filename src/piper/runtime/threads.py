@@ -13,9 +13,10 @@ import torch
 
 from piper.plan.instructions import Shape
 from piper.runtime.comm import Arrival, Group, Handle, Shard, Tensors
+from piper.runtime.routes import by_device, by_expert, by_source, gathered, local_counts
 
 Message = Future[Tensors]
-Then = Callable[[list[torch.Tensor]], torch.Tensor]
+Follow = Callable[[list[torch.Tensor]], Any]
 
 
 @dataclass
@@ -120,7 +121,7 @@ class ThreadComm:
         key = (stream, peer, self.device, number)
         return Pickup(message, into, self.hub.timeout, lambda: self.hub.messages.pop(key, None))
 
-    def meet(self, tensor: torch.Tensor, stream: str, group: Group, then: Then) -> Later:
+    def meet(self, tensor: torch.Tensor, stream: str, group: Group, then: Follow) -> Later:
         """Bring a tensor to the group; `then` is what follows when all have."""
         key = stream, group, self.met[stream, group]
         meeting = self.hub.meeting(*key)
@@ -149,9 +150,38 @@ class ThreadComm:
     ) -> Handle:
         return self.meet(shard, stream, group, lambda parts: whole.copy_(torch.cat(parts)))
 
+    def exchange(self, rows: Tensors, where: Any, way: str, stream: str, group: Group) -> Arrival:
+        """Everyone brings its rows, and how many of them are for each expert or device."""
+        mine = group.index(self.device)
+        sent = by_device(where, len(group)) if way == "counted" else where[way == "back"]
+        if way == "back":
+            rows = tuple(by_source(r, sent) for r in rows)
+        met = [self.meet(sent, stream, group, lambda parts: torch.stack(parts))]
+        met += [self.meet(r, stream, group, list) for r in rows]
+
+        def arrive() -> tuple[Any, ...]:
+            matrices, *brought = [later.wait() for later in met]
+            got = torch.stack([matrix[mine] for matrix in matrices])
+            here = [gathered(list(zip(parts, matrices, strict=True)), mine) for parts in brought]
+            if way != "back":
+                here = [by_expert(r, got) for r in here]
+            return (*here, local_counts(got, where), (sent, got)) if way == "counted" else (*here,)
+
+        return Then(arrive)
+
     def add_up(self, tensor: torch.Tensor) -> Handle:
         self.round += 1
         return SumUp(self.hub, self.round, tensor)
+
+
+@dataclass
+class Then:
+    """What is put together only when it is waited for."""
+
+    arrive: Callable[[], tuple[Any, ...]]
+
+    def wait(self) -> tuple[Any, ...]:
+        return self.arrive()
 
 
 @dataclass
@@ -160,10 +190,10 @@ class Later:
 
     complete: Future[list[torch.Tensor]]
     timeout: float
-    then: Then
+    then: Follow
     forget: Callable[[], None]
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> Any:
         result = self.then(self.complete.result(timeout=self.timeout))
         self.forget()
         return result

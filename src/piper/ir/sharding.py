@@ -1,0 +1,150 @@
+"""How the experts of a region are divided over devices, and what such a region must look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from piper.errors import Problem
+from piper.ir.model import Bucket, Model, Region
+from piper.ir.residency import Residency
+from piper.ir.values import TensorSpec
+from piper.names import BucketId, Device, RegionId
+
+WHOLE_NUMBERS = ("int64", "int32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """What `Shard` asks for: the devices of each group have all experts together."""
+
+    groups: tuple[tuple[Device, ...], ...]
+    stream: str
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(chain.from_iterable(self.groups))
+
+    @property
+    def ways(self) -> int:
+        return len(self.groups[0])
+
+    @property
+    def holders(self) -> tuple[tuple[Device, ...], ...]:
+        """For each share of the experts, the devices that hold it."""
+        return tuple(tuple(sorted(row)) for row in zip(*self.groups, strict=True))
+
+    def share(self, device: Device) -> int:
+        """Which of the shares a device holds."""
+        return next(group.index(device) for group in self.groups if device in group)
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The inputs of a region of experts: rows sorted by expert, and how many each expert has."""
+
+    experts: int
+    counts: int  # position among the inputs
+    rows: tuple[int, ...]  # the other inputs
+    length: int | None  # rows, of all experts together
+
+
+def contract(model: Model, region: Region) -> Contract | list[Problem]:
+    """What the region is as a region of experts, or all that keeps it from being one."""
+    specs = [model.values[value].specs[0] for value in region.inputs]
+    vectors = [k for k, s in enumerate(specs) if s.dtype in WHOLE_NUMBERS and len(s.shape) == 1]
+    rows = tuple(k for k in range(len(specs)) if k not in vectors)
+    if len(vectors) != 1 or specs[vectors[0]].shape[0] is None:
+        return [no_counts(region, specs)]
+    experts = specs[vectors[0]].shape[0]
+    assert experts is not None
+    lengths = [specs[k].shape[0] for k in rows if specs[k].shape]
+    found = Contract(experts, vectors[0], rows, lengths[0] if lengths else None)
+    problems = [*row_problems(model, region, found), *weight_problems(model, region, experts)]
+    return problems or found
+
+
+def no_counts(region: Region, specs: Sequence[TensorSpec]) -> Problem:
+    inputs = ", ".join(f"{v}: {s}" for v, s in zip(region.inputs, specs, strict=True))
+    return Problem(
+        f"{region.id} does not read exactly one vector of whole numbers, the rows of each expert "
+        f"(its inputs are {inputs or 'none'})",
+        "count the rows of each expert before the region, as int64[experts], and let the region "
+        "read the rows, sorted by expert, and these counts",
+    )
+
+
+def row_problems(model: Model, region: Region, found: Contract) -> Iterator[Problem]:
+    """Everything but the counts has a row for each token, in the same order, in and out."""
+    inputs = [("input", region.inputs[k]) for k in found.rows]
+    if not inputs:
+        yield Problem(f"{region.id} reads no rows", "let it read the rows of the tokens")
+    for what, value in (*inputs, *(("output", value) for value in region.outputs)):
+        spec = model.values[value].specs[0]
+        if not spec.shape or spec.shape[0] != found.length:
+            yield Problem(
+                f"{region.id}: {what} {value} is {spec}, not rows of tokens "
+                f"(expected a first dimension of {found.length})",
+                "let a region of experts read and write rows, sorted by expert, and nothing else",
+            )
+
+
+def weight_problems(model: Model, region: Region, experts: int) -> Iterator[Problem]:
+    for bucket in map(model.buckets.__getitem__, region.buckets):
+        yield from bucket_problems(model, region, bucket, experts)
+
+
+def bucket_problems(
+    model: Model, region: Region, bucket: Bucket, experts: int
+) -> Iterator[Problem]:
+    others = [r.id for r in model.regions if bucket.id in r.buckets and r.id != region.id]
+    for parameter in bucket.parameters:
+        if bucket.buffers:
+            yield Problem(
+                f"{region.id} uses the buffer {parameter.name}",
+                "let experts use parameters only, or compute it inside the region",
+            )
+        elif others:
+            yield Problem(
+                f"{region.id} shares the parameter {parameter.name} with {others[0]}",
+                "give every region of experts parameters of its own",
+            )
+        elif not parameter.spec.shape or parameter.spec.shape[0] != experts:
+            yield Problem(
+                f"{region.id}: parameter {parameter.name} is {parameter.spec} "
+                f"(expected a first dimension of {experts}, the number of experts)",
+                "stack the parameters of all experts, and use shared ones outside the region",
+            )
+
+
+Shardings = Mapping[RegionId, Sharding]
+
+
+def sharding_of(model: Model, shardings: Shardings, bucket: BucketId) -> Sharding | None:
+    return shardings.get(model.first_uses[bucket]) if shardings else None
+
+
+def held_specs(model: Model, shardings: Shardings, bucket: BucketId) -> tuple[TensorSpec, ...]:
+    """What a device has of a bucket before ZeRO: all of it, or its share of the experts."""
+    specs, how = model.buckets[bucket].specs, sharding_of(model, shardings, bucket)
+    return specs if how is None else tuple(share_of(spec, how.ways) for spec in specs)
+
+
+def share_of(spec: TensorSpec, ways: int) -> TensorSpec:
+    """
+    >>> print(share_of(TensorSpec((8, 3)), 2))
+    float32[4, 3]
+    """
+    return replace(spec, shape=((spec.shape[0] or 0) // ways, *spec.shape[1:]))
+
+
+def among_holders(how: Residency, sharding: Sharding) -> Residency:
+    """Only devices with the same experts have something to share or to add up."""
+    groups = tuple(
+        tuple(device for device in group if device in holders)
+        for holders in sharding.holders
+        for group in how.groups
+        if set(group) & set(holders)
+    )
+    return replace(how, groups=groups, shares=sharding.ways)

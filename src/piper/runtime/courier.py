@@ -1,0 +1,48 @@
+"""A thread that does what is asked on one stream, in order, while compute goes on.
+
+An exchange is two messages, of which the second needs what the first one brought: somebody must
+wait in between, and it must not be the thread that computes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+
+@dataclass(slots=True)
+class Errand:
+    """Something that a courier does, or has done."""
+
+    job: Callable[[], Any]
+    done: Future[Any] = field(default_factory=Future)
+
+    def wait(self) -> Any:
+        return self.done.result()
+
+
+class Courier:
+    """Does errands one after the other. Its thread never keeps the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self.errands: SimpleQueue[Errand | None] = SimpleQueue()
+        threading.Thread(target=self.work, name=f"piper {name}", daemon=True).start()
+
+    def ask(self, job: Callable[[], Any]) -> Errand:
+        errand = Errand(job)
+        self.errands.put(errand)
+        return errand
+
+    def work(self) -> None:
+        while (errand := self.errands.get()) is not None:
+            try:
+                errand.done.set_result(errand.job())
+            except BaseException as error:  # noqa: BLE001 (whoever waits for it gets it)
+                errand.done.set_exception(error)
+
+    def close(self) -> None:
+        self.errands.put(None)
