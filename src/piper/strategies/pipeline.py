@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from piper.directives import Directive, Order, Place, Replicate, Split, Strategy
+from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
 from piper.errors import Problem, StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase
@@ -14,15 +14,20 @@ from piper.strategies.check import check
 from piper.strategies.table import Action, Table, ranks_of
 from piper.strategies.text import parse_csv
 
-Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
+Places = Mapping[int, tuple[Device, ...]]  # the devices of each stage, one per replica
 
 
 def gpipe(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
     """All forwards, then all backwards, of `pp` stages on as many devices.
 
     Every schedule takes `dp`, the number of replicas: replica r of a stage is r * pp devices
-    further. They are kept equal by `Replicate`, which has the other options (`zero` and so on);
-    `stream` is that of the transfers between stages.
+    further. They are kept equal by `Replicate`, which has the other options (`zero` and so on).
+    With `ep`, so many replicas in a row share the experts of a stage (regions tagged EP), by
+    `Shard`; `expert_stages` are the stages that have any, by default all.
+
+    Streams: `stream` is that of the transfers between stages ("pp"), `ep_stream` that of tokens on
+    their way to experts ("ep"), `reduce_stream` ("dp") and `gather_stream` ("gather") are those of
+    `Replicate`. What is on one stream runs one after the other.
     """
     return built(schedules.gpipe(pp, microbatches), dp, **options)
 
@@ -63,7 +68,13 @@ def zbv(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
 
 
 def dualpipev(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
-    """Overlapped forwards and backwards for `2 * pp` stages, placed as for `zbv`."""
+    """Overlapped forwards and backwards for `2 * pp` stages, placed as for `zbv`.
+
+    With experts (`ep`), tokens of one pass travel while the other one computes.
+
+    >>> print(dualpipev(pp=1, microbatches=2, dp=2, ep=2, zero=2).directives[4])
+    Shard(filter=where(PP=0, EP='*'), devices=(0, 1), stream='ep')
+    """
     return built(schedules.dualpipev(pp, microbatches), dp, **options)
 
 
@@ -98,20 +109,60 @@ def built(table: Table, dp: int = 1, **options: Any) -> Strategy:
 
 
 def replicated(
-    table: Table, places: Places, pp: int, dp: int, stream: str = "pp", **options: Any
+    table: Table,
+    places: Places,
+    pp: int,
+    dp: int,
+    stream: str = "pp",
+    ep: int = 1,
+    ep_stream: str = "ep",
+    expert_stages: Iterable[int] | None = None,
+    gather_stream: str = "gather",
+    **options: Any,
 ) -> Strategy:
     """Every place `dp` times, `pp` devices apart, and what keeps the replicas equal."""
-    if type(dp) is not int or dp < 1:
-        raise StrategyError("strategy", Problem(f"dp={dp!r}", "write a number, 1 or more"))
+    refuse_count("dp", dp)
     homes = {
         stage: tuple(device + pp * copy for copy in range(dp) for device in devices)
         for stage, devices in places.items()
     }
-    keep = [Replicate(where(PP=s), homes[s], **options) for s in sorted(homes)]
+    where_at, *rest = split_at_places(to_directives(table, homes, stream), len(homes))
     several = max(map(len, homes.values())) > 1
-    first, *rest = to_directives(table, homes, stream)
-    count = len(homes) - 1
-    return Strategy((first, *rest[:count], *(keep if several else ()), *rest[count:]))
+    keep = [
+        Replicate(where(PP=s), homes[s], gather_stream=gather_stream, **options)
+        for s in sorted(homes)
+        if several
+    ]
+    cut = experts(homes, ep, ep_stream, expert_stages)
+    return Strategy((*where_at, *keep, *cut, *rest))
+
+
+def split_at_places(found: tuple[Directive, ...], count: int) -> tuple[Any, ...]:
+    return found[:count], *found[count:]
+
+
+def experts(homes: Places, ep: int, stream: str, stages: Iterable[int] | None) -> Iterator[Shard]:
+    """Of the replicas of a stage, each `ep` in a row have its experts together."""
+    refuse_count("ep", ep)
+    if ep == 1:
+        return
+    for stage in sorted(homes if stages is None else stages):
+        devices = homes[stage]
+        if len(devices) % ep:
+            raise StrategyError(
+                "strategy",
+                Problem(
+                    f"ep={ep} does not divide the {len(devices)} replicas of stage {stage}",
+                    f"write dp={ep}, or a multiple of it",
+                ),
+            )
+        groups = tuple(devices[k : k + ep] for k in range(0, len(devices), ep))
+        yield Shard(where(PP=stage, EP="*"), groups[0] if len(groups) == 1 else groups, stream)
+
+
+def refuse_count(name: str, value: int) -> None:
+    if type(value) is not int or value < 1:
+        raise StrategyError("strategy", Problem(f"{name}={value!r}", "write a number, 1 or more"))
 
 
 def to_directives(table: Table, places: Places, stream: str = "pp") -> tuple[Directive, ...]:
