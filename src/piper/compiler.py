@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper.directives import Directive, apply
+from piper.ir.costs import Costs
 from piper.ir.dag import Dag
 from piper.ir.model import Model
 from piper.ir.training import training_dag
@@ -29,12 +30,12 @@ class Compiled:
 
 
 def compile_strategy(
-    model: Model, strategy: Sequence[Directive], *, clip: bool = False
+    model: Model, strategy: Sequence[Directive], *, clip: bool = False, costs: Costs | None = None
 ) -> Compiled:
     """What every device does in a step of this model under this strategy."""
     with collector_off():
         dag = apply(tuple(strategy), training_dag(model, clip))
-        dag = run_passes(dag)
+        dag = run_passes(dag if costs is None else replace(dag, costs=costs))
         plans = lower(dag)
         check(dag, plans)
     return Compiled(dag, plans)

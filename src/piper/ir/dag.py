@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
+from piper.ir.costs import Costs
 from piper.ir.filters import ANY, Filter, accepts
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
@@ -37,7 +38,9 @@ class Dag:
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
+    costs: Costs = field(default_factory=Costs)
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
+    times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected
 
     @cached_property
     def producers(self) -> dict[ValueId, NodeId]:

@@ -9,6 +9,7 @@ from piper.ir.dag import Dag
 from piper.ir.spec import CAPTURED, LOWERABLE, PLACED, Rule, require
 from piper.passes.exchanges import insert_exchanges
 from piper.passes.gathers import place_gathers
+from piper.passes.halves import cut_backwards
 from piper.passes.homes import with_homes
 from piper.passes.reductions import place_reductions
 from piper.passes.schedule import schedule
@@ -22,6 +23,7 @@ def run_passes(dag: Dag) -> Dag:
     steps: tuple[tuple[str, Pass, tuple[Rule, ...]], ...] = (
         ("strategy", lambda dag: dag, PLACED),
         ("homes", with_homes, ()),
+        ("halves", cut_backwards, CAPTURED),
         ("exchanges", insert_exchanges, CAPTURED),
         ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),

@@ -1,8 +1,10 @@
 """Put all nodes in one order in time, which every device follows.
 
 A list scheduler on a clock: each lane (devices with one common list) runs the best ready node as
-soon as it is free. Orders leave it no choice; without one it works like 1F1B, backward first and no
-more microbatches in flight than the rest of the pipeline needs.
+soon as it is free. Orders leave it no choice, but for what shares a slot: there the node with the
+longest way to go is best, so that one's communication hides behind the other's compute. Without an
+order it works like 1F1B, backward first and no more microbatches in flight than the rest of the
+pipeline needs.
 """
 
 from __future__ import annotations
@@ -14,19 +16,21 @@ from itertools import chain
 
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer
+from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
 from piper.ir.topology import Topology
-from piper.names import BI, BW, B, F, NodeId, RegionId
+from piper.names import BI, BW, B, F, NodeId, Phase, RegionId
+from piper.passes.tails import tails
 
-UNITS = {F: 1.0, B: 2.0, BI: 1.0, BW: 1.0}
 RANK = {B: 0, BI: 0, F: 1, BW: 2}
 BESIDE = -1  # the lane of what runs beside compute: transfers, collectives, totals
-Priority = tuple[int, int, int]
+Priority = tuple[float, float, int]
 
 
 def schedule(dag: Dag) -> Dag:
-    """The DAG with its `sequence`: all nodes, by the time they start."""
-    return dag.known_to(replace(dag, sequence=tuple(Clock(dag).run())))
+    """The DAG with its `sequence`: all nodes, by the time they start; and these times."""
+    clock = Clock(dag)
+    sequence = tuple(clock.run())
+    return dag.known_to(replace(dag, sequence=sequence, times=clock.times))
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Clock:
     flying: dict[RegionId, int] = field(default_factory=dict)  # forwards without their backward
     held: dict[RegionId, list[int]] = field(default_factory=dict)  # forwards over the limit
     sequence: list[NodeId] = field(default_factory=list)
+    times: dict[NodeId, tuple[float, float]] = field(default_factory=dict)  # start, end
+    links: dict[tuple[int, str], float] = field(default_factory=dict)  # free again from then on
     arrivals: int = 0
 
     def __post_init__(self) -> None:
@@ -49,6 +55,9 @@ class Clock:
         self.nodes = list(self.dag.nodes.values())
         table = lanes(self.dag)
         self.lane = [lane_of(node, table) for node in self.nodes]
+        self.cost = durations(self.dag)
+        self.tail = tails(self.dag, self.cost)
+        self.table = table
         self.limit = flight_limits(self.dag, table)
         orders = [p for p in self.dag.precedences if p.maker.startswith("order")]
         self.ordered = set(chain.from_iterable((*p.before, *p.after) for p in orders))
@@ -69,22 +78,32 @@ class Clock:
             if k >= len(self.nodes):
                 self.end(k, now)
             elif self.lane[k] == BESIDE:
-                self.begin(k, now, 0.0)
+                self.begin(k, self.link_free(self.nodes[k], now, self.cost[k]), self.cost[k])
             elif not self.hold(k):
                 self.arrivals += 1
-                rank = priority(self.nodes[k], k, self.arrivals)
+                rank = priority(self.nodes[k], k, self.arrivals, self.tail.get(k))
                 heappush(self.ready.setdefault(self.lane[k], []), (rank, k))
 
     def begin(self, k: int, now: float, cost: float) -> None:
         self.sequence.append(self.graph.ids[k])
+        self.times[self.graph.ids[k]] = (now, now + cost)
         heappush(self.endings, (now + cost, k))
+
+    def link_free(self, node: Node, now: float, cost: float) -> float:
+        """When it can start: exchanges of a stream go one after the other."""
+        if not isinstance(node, Exchange):
+            return now
+        link = self.table[node.devices], node.stream
+        start = max(now, self.links.get(link, 0.0))
+        self.links[link] = start + cost
+        return start
 
     def start_free_lanes(self, now: float) -> float:
         for lane, heap in self.ready.items():
             if heap and lane not in self.busy:
                 self.busy.add(lane)
                 k = heappop(heap)[1]
-                self.begin(k, now, cost(self.nodes[k]))
+                self.begin(k, now, self.cost[k])
         return now
 
     def end(self, k: int, now: float) -> None:
@@ -128,21 +147,40 @@ class Clock:
 
 
 def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
-    if isinstance(node, Transfer | Collective | Totals):
+    if isinstance(node, Transfer | Collective | Exchange | Totals):
         return BESIDE
     assert node.devices is not None
     return table[node.devices]
 
 
-def cost(node: Node) -> float:
-    return UNITS[node.phase] if isinstance(node, Compute) else 1.0
+def durations(dag: Dag) -> list[float]:
+    """What each node takes. Only exchanges are waited for on the way through a slot; how long
+    other messages take does not change what to do next."""
+    known: dict[tuple[RegionId, Phase], float] = {}
+
+    def seconds(node: Node) -> float:
+        if isinstance(node, Compute):
+            key = node.region, node.phase
+            if key not in known:
+                known[key] = dag.costs.run(dag.model, dag.model.by_id[node.region], node.phase)
+            return known[key]
+        if isinstance(node, Exchange):
+            size = sum(dag.values[value].nbytes for value in node.rows)
+            ways = len(node.groups[0])
+            return dag.costs.moved(size * (ways - 1) / ways, node.stream)
+        return 1.0 if isinstance(node, Update) else 0.0
+
+    return [seconds(node) for node in dag.nodes.values()]
 
 
-def priority(node: Node, k: int, arrival: int) -> Priority:
-    """Backward before forward, the oldest microbatch first, then the deepest region.
+def priority(node: Node, k: int, arrival: int, tail: float | None) -> Priority:
+    """In a slot with exchanges, what has the longest way to go. Otherwise backward before forward,
+    the oldest microbatch first, then the deepest region.
 
     Updates last, in the order in which their gradients are there.
     """
+    if tail is not None:
+        return (-1, -tail, k)
     if not isinstance(node, Compute):
         return (3, arrival, k)
     part = node.tags[-1][1] if "@" in node.id else 0

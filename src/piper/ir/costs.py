@@ -1,0 +1,65 @@
+"""How long things take: measured where it was measured, otherwise from FLOPs and bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from piper.errors import Problem, StrategyError
+from piper.ir.model import Model, Region
+from piper.names import BI, BW, B, F, Phase
+
+UNITS = {F: 1.0, B: 2.0, BI: 1.0, BW: 1.0}  # where nothing is known, not even FLOPs
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of compute and of communication on one device.
+
+    They decide how overlap slots are interleaved and how early receives are posted, never what is
+    computed. The defaults are those of one slow core behind an ordinary network.
+    """
+
+    flops: float = 2e10  # per second
+    memory: float = 4e9  # bytes per second, of reading inputs and writing results
+    link: float = 1e9  # bytes per second, between any two devices
+    latency: float = 1e-4  # of a message
+    compute: Mapping[str, float] = field(default_factory=dict)  # "code phase" -> seconds
+    streams: Mapping[str, float] = field(default_factory=dict)  # stream -> bytes per second
+
+    def run(self, model: Model, region: Region, phase: Phase) -> float:
+        """One phase of a region on one microbatch."""
+        known = self.compute.get(f"{region.code} {phase}")
+        if known is not None:
+            return known
+        if phase not in region.flops:
+            return UNITS[phase]
+        return region.flops[phase] / self.flops + touched(model, region) / self.memory
+
+    def moved(self, nbytes: float, stream: str) -> float:
+        """A message of so many bytes."""
+        return self.latency + nbytes / self.streams.get(stream, self.link)
+
+    def to_json(self) -> str:
+        """
+        >>> Costs.from_json(Costs(link=2e9).to_json()).link
+        2000000000.0
+        """
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Costs:
+        try:
+            return Costs(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise StrategyError(
+                "costs", Problem(f"this is no file of costs: {error}", "write one with `measure`")
+            ) from None
+
+
+def touched(model: Model, region: Region) -> int:
+    """Bytes that go in and out of a region, parameters among them."""
+    values: Iterable[int] = (model.values[v].nbytes for v in (*region.inputs, *region.outputs))
+    weights = (spec.nbytes for bucket in region.buckets for spec in model.buckets[bucket].specs)
+    return sum(values) + sum(weights)
