@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
+import experts
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -68,6 +69,8 @@ def build(name: str, stages: int) -> tuple[nn.Module, Any]:
     torch.manual_seed(3)
     if name == "uneven":
         return Uneven(stages).double(), functional.mse_loss
+    if name.startswith("moe"):
+        return experts.Mixed(stages, name.removeprefix("moe ")).double(), experts.loss
     config = LlamaConfig(vocab=VOCAB, dim=12, heads=2, hidden=10, layers=stages, tied=True)
     return Llama(config, stages=stages).double(), cross_entropy
 
@@ -81,6 +84,9 @@ def batches(name: str, rows: int) -> list[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(11)
     if name == "uneven":
         size = (rows, FEATURES)
+        rand = partial(torch.randn, size, generator=draw, dtype=torch.float64)
+    elif name.startswith("moe"):
+        size = (rows, LENGTH, experts.WIDTH)
         rand = partial(torch.randn, size, generator=draw, dtype=torch.float64)
     else:
         rand = partial(torch.randint, 0, VOCAB, (rows, LENGTH), generator=draw)

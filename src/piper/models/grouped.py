@@ -1,0 +1,149 @@
+"""Rows sorted by expert, times the matrix of their expert: `piper::grouped_mm`.
+
+The rows of all experts are in one tensor, one expert after the other, and `counts` says how many
+each expert has: no row is dropped and none is padded. How many rows there are may only be known
+when the model runs, so nothing that describes the operators to the compiler looks at that number.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+
+@torch.library.custom_op("piper::grouped_mm", mutates_args=())
+def grouped_mm(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """rows [T, d], weight [E, d, f], counts [E] (int64, with sum T) -> [T, f].
+
+    An expert may have no rows, or all of them. `weight` may be a transposed view: it is not copied.
+    """
+    if _has_fast_kernel(rows, weight.shape[2]):
+        return torch._grouped_mm(rows.contiguous(), weight, offs=_ends(counts))
+    result = rows.new_empty(rows.shape[0], weight.shape[2])
+    sizes = counts.tolist()  # a device is asked once, not once per expert
+    groups = zip(sizes, rows.split(sizes), weight.unbind(), result.split(sizes), strict=True)
+    for size, some, matrix, out in groups:
+        if size:
+            torch.mm(some, matrix, out=out)
+    return result
+
+
+@torch.library.custom_op("piper::grouped_mm_weight", mutates_args=())
+def grouped_mm_weight(rows: Tensor, grad: Tensor, counts: Tensor) -> Tensor:
+    """rows [T, d], grad [T, f], counts [E] -> [E, d, f]: the gradient of `grouped_mm`'s weight."""
+    if _has_fast_kernel(rows, grad.shape[1]):
+        return torch._grouped_mm(rows.contiguous().t(), grad.contiguous(), offs=_ends(counts))
+    result = rows.new_empty(counts.shape[0], rows.shape[1], grad.shape[1])
+    sizes = counts.tolist()
+    groups = zip(sizes, rows.t().split(sizes, 1), grad.split(sizes), result.unbind(), strict=True)
+    for size, some, grads, out in groups:
+        if size:
+            torch.mm(some, grads, out=out)
+        else:
+            out.zero_()
+    return result
+
+
+@torch.library.custom_op("piper::permute_rows", mutates_args=())
+def permute_rows(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """rows[order], where `inverse` undoes `order`: the gradient is rows[inverse].
+
+    Plain indexing cannot know that no row is taken twice: its gradient adds rows to zeros, and
+    sorting tokens back took about twice as long on an H200.
+    """
+    return rows.index_select(0, order)
+
+
+def _has_fast_kernel(rows: Tensor, width: int) -> bool:
+    """Whether one CUDA kernel can do all experts: it wants bfloat16 and rows of whole 16 bytes."""
+    suits = rows.is_cuda and rows.dtype is torch.bfloat16 and hasattr(torch, "_grouped_mm")
+    return suits and rows.shape[0] > 0 and rows.shape[1] % 8 == 0 and width % 8 == 0
+
+
+def _ends(counts: Tensor) -> Tensor:
+    """Where the rows of each expert end, as the CUDA kernel wants it: the host need not know."""
+    return counts.cumsum(0, dtype=torch.int32)
+
+
+@grouped_mm.register_fake
+def _(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[2])
+
+
+@grouped_mm_weight.register_fake
+def _(rows: Tensor, grad: Tensor, counts: Tensor) -> Tensor:
+    return rows.new_empty(counts.shape[0], rows.shape[1], grad.shape[1])
+
+
+@permute_rows.register_fake
+def _(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _keep_orders(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _grouped_mm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    rows, weight, counts = ctx.saved_tensors
+    need_rows, need_weight, _ = ctx.needs_input_grad
+    of_rows = grouped_mm(grad, weight.transpose(1, 2), counts) if need_rows else None
+    return of_rows, _weight_gradient(rows, grad, weight, counts) if need_weight else None, None
+
+
+def _weight_gradient(rows: Tensor, grad: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """In the layout of the weight: a transposed weight's owner gets its gradient without a copy."""
+    if weight.stride(1) == 1 and weight.stride(2) != 1:
+        return grouped_mm_weight(grad, rows, counts).transpose(1, 2)
+    return grouped_mm_weight(rows, grad, counts)
+
+
+def _grouped_mm_weight_backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None]:
+    """For gradients of gradients: the same two operators again."""
+    rows, grad, counts = ctx.saved_tensors
+    return grouped_mm(grad, outer.transpose(1, 2), counts), grouped_mm(rows, outer, counts), None
+
+
+def _permute_rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    order, inverse = ctx.saved_tensors
+    return permute_rows(grad, inverse, order), None, None
+
+
+grouped_mm.register_autograd(_grouped_mm_backward, setup_context=_keep)
+grouped_mm_weight.register_autograd(_grouped_mm_weight_backward, setup_context=_keep)
+permute_rows.register_autograd(_permute_rows_backward, setup_context=_keep_orders)
+
+
+@register_flop_formula(torch.ops.piper.grouped_mm)
+def grouped_mm_flops(rows: Any, weight: Any, counts: Any, **_: Any) -> int:
+    """Every row meets one matrix, whichever expert it belongs to."""
+    return 2 * rows[0] * weight[1] * weight[2]
+
+
+@register_flop_formula(torch.ops.piper.grouped_mm_weight)
+def grouped_mm_weight_flops(rows: Any, grad: Any, counts: Any, **_: Any) -> int:
+    return 2 * rows[0] * rows[1] * grad[1]
+
+
+def sort_by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x [tokens, d] and its experts [tokens, k] -> a copy per choice, by expert; order, inverse.
+
+    Row i of the result was choice `order[i] % k` of token `order[i] // k`; `inverse` leads back.
+    The sort is stable, so the tokens of one expert keep their order.
+    """
+    order = chosen.flatten().argsort(stable=True)
+    places = torch.arange(order.shape[0], device=order.device)
+    inverse = torch.empty_like(order).scatter(0, order, places)
+    copies = x.unsqueeze(1).expand(-1, chosen.shape[1], -1).flatten(0, 1)
+    return permute_rows(copies, order, inverse), order, inverse
+
+
+def combine(rows: Tensor, order: Tensor, inverse: Tensor, score: Tensor) -> Tensor:
+    """Undo `sort_by_expert`: each token [d] gets the sum of its k rows, weighed by score."""
+    rows = permute_rows(rows, inverse, order).unflatten(0, score.shape)
+    return (rows * score.unsqueeze(-1)).sum(1)

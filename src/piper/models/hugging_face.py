@@ -1,0 +1,81 @@
+"""Hugging Face's mixtures of experts with their experts in an EP region; the models stay as is."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from piper.capture import annotate
+from piper.errors import InputError, Problem
+from piper.models.grouped import combine, grouped_mm, sort_by_expert
+
+NAME = "piper"  # of this implementation, among those transformers knows
+
+
+def adapt_experts(model: nn.Module) -> nn.Module:
+    """Let a built transformers model (Mixtral, Qwen3-MoE, ...) run its experts as Piper wants them.
+
+    Rows are sorted by expert, and only what the experts do is in the region EP, which reads the
+    rows and a count for each expert. No weight changes. Returns the model.
+    """
+    _register()
+    experts = [module for module in model.modules() if _is_switchable(module)]
+    if not experts or not hasattr(model, "set_experts_implementation"):
+        raise _refused(
+            f"{type(model).__name__} has no experts that transformers can switch",
+            "give a model built by transformers, such as Mixtral or Qwen3-MoE, or annotate "
+            'the experts of your own model: with annotate("EP")',
+        )
+    _require_plain(experts)
+    model.set_experts_implementation(NAME)
+    return model
+
+
+def sorted_experts(self: Any, x: Tensor, expert: Tensor, score: Tensor) -> Tensor:
+    """x [tokens, d], its experts and their scores [tokens, k] -> [tokens, d].
+
+    `self` is a transformers module that keeps the weights of all experts in two parameters.
+    """
+    rows, order, inverse = sort_by_expert(x, expert)
+    ids = expert.flatten()
+    counts = ids.new_zeros(self.num_experts).scatter_add(0, ids, torch.ones_like(ids))
+    with annotate("EP"):
+        gated = self._apply_gate(grouped_mm(rows, _matrices(self, self.gate_up_proj), counts))
+        rows = grouped_mm(gated, _matrices(self, self.down_proj), counts)
+    return combine(rows, order, inverse, score).to(x.dtype)
+
+
+def _matrices(experts: Any, weight: Tensor) -> Tensor:
+    """[experts, in, out]; most models of transformers keep them the other way round."""
+    return weight if experts.is_transposed else weight.transpose(1, 2)
+
+
+def _register() -> None:
+    """transformers is an optional extra: it is looked for when it is first needed."""
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError:
+        raise _refused(
+            "it needs transformers 5 or later", 'pip install "piper-train[hf]"'
+        ) from None
+    ALL_EXPERTS_FUNCTIONS.register(NAME, sorted_experts)
+
+
+def _is_switchable(module: nn.Module) -> bool:
+    """transformers' decorator leaves these on every class of experts it can switch."""
+    return all(hasattr(module, name) for name in ("num_experts", "is_transposed", "down_proj"))
+
+
+def _require_plain(experts: list[nn.Module]) -> None:
+    """A bias or norm of its own would need each row's expert inside of the region."""
+    for module in experts:
+        extras = ("has_bias", "has_post_expert_norm")
+        if not module.has_gate or any(getattr(module, name, False) for name in extras):
+            raise _refused(
+                f"{type(module).__name__} is more than two matrices and a gate",
+                "use a model whose experts have a gate and neither bias nor norm of their own",
+            )
+
+
+def _refused(what: str, fix: str) -> InputError:
+    return InputError("adapt_experts", Problem(what, fix))

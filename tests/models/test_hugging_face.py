@@ -1,0 +1,108 @@
+"""Hugging Face's mixtures of experts with Piper's experts, against their own."""
+
+import sys
+
+import pytest
+import torch
+from capture.interpreter import assert_parity, eager
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper.capture import capture, tag
+from piper.errors import InputError
+from piper.models.hugging_face import adapt_experts
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers.integrations.moe")
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_experts_per_tok": 2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+STAGE = ["model.embed_tokens", "model.layers.0", "model.norm", "lm_head"]
+
+
+def mixtral() -> nn.Module:
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=4)
+    return transformers.MixtralForCausalLM(config)
+
+
+def qwen3() -> nn.Module:
+    config = transformers.Qwen3MoeConfig(
+        **SIZES, head_dim=8, moe_intermediate_size=24, num_experts=4, norm_topk_prob=True
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+def next_token(output, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(output.logits.float().flatten(0, 1), labels.flatten())
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    return torch.randint(64, (2, 8)), torch.randint(64, (2, 8))
+
+
+@pytest.mark.parametrize("make", [mixtral, qwen3])
+def test_adapted_experts_do_what_their_own_do(make) -> None:
+    torch.manual_seed(0)
+    model, batch = make(), tokens()
+    model.set_experts_implementation("eager")
+    output, (loss, grads) = model(batch[0]).logits, eager(model, next_token, batch)
+    tag(model, "PP", [STAGE])
+
+    adapted = adapt_experts(model)
+
+    assert adapted is model
+    torch.testing.assert_close(model(batch[0]).logits, output)
+    torch.testing.assert_close(eager(model, next_token, batch), (loss, grads))
+    check_regions(model, batch)
+
+
+def check_regions(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    captured = capture(model, next_token, batch)
+
+    assert [region.id for region in captured.model.regions] == ["PP0", "PP0.EP0", "PP0#1"]
+    experts = captured.model.by_id["PP0.EP0"]
+    specs = [captured.model.values[name].specs[0] for name in experts.inputs]
+    assert [spec.shape for spec in specs] == [(2 * 8 * 2, 16), (4,)]
+    (bucket,) = (captured.model.buckets[name] for name in experts.buckets)
+    assert [spec.shape for spec in bucket.specs] == [(4, 48, 16), (4, 16, 24)]
+    assert_parity(captured, model, next_token, batch, exact=False)
+
+
+def test_a_model_without_experts_is_refused() -> None:
+    with pytest.raises(InputError) as refused:
+        adapt_experts(nn.Linear(2, 2))
+
+    assert str(refused.value) == (
+        "adapt_experts: Linear has no experts that transformers can switch\n"
+        "  fix: give a model built by transformers, such as Mixtral or Qwen3-MoE, or annotate "
+        'the experts of your own model: with annotate("EP")'
+    )
+
+
+def test_experts_with_a_bias_are_refused() -> None:
+    config = transformers.GptOssConfig(**{**SIZES, "head_dim": 8}, num_local_experts=4)
+    with torch.device("meta"):
+        model = transformers.GptOssForCausalLM(config)
+
+    with pytest.raises(InputError, match="GptOssExperts is more than two matrices and a gate"):
+        adapt_experts(model)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)
+
+    with pytest.raises(InputError) as refused:
+        adapt_experts(nn.Linear(2, 2))
+
+    assert str(refused.value) == (
+        'adapt_experts: it needs transformers 5 or later\n  fix: pip install "piper-train[hf]"'
+    )

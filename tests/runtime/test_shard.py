@@ -1,0 +1,53 @@
+"""Experts divided over devices train as one process that has all of them."""
+
+import pytest
+from pool import run_on
+from replicas import assert_same, plain, train_all
+from runtime.test_replicate import LEVELS, legal, stages_of
+
+from piper.directives import Place, Replicate, Shard, Split, Strategy
+from piper.ir.filters import where
+from piper.strategies import BUILDERS
+
+ROUTINGS = ("spread", "skewed", "one", "none")
+
+
+def agree(world: int, strategies: list[Strategy], replicas: int, routings: list[str]) -> None:
+    """Every strategy with a routing of its own."""
+    stages, parts = stages_of(strategies[0]), replicas * strategies[0].microbatches
+    for routing in dict.fromkeys(routings):
+        mine = [s for s, r in zip(strategies, routings, strict=True) if r == routing]
+        texts = [strategy.to_json() for strategy in mine]
+        runs = run_on(world, train_all, f"moe {routing}", stages, parts, texts)
+        for of_strategy in zip(*runs, strict=True):
+            assert_same(of_strategy, plain(f"moe {routing}", stages, parts, parts))
+
+
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_every_schedule_with_every_level_beside_experts(schedule: str) -> None:
+    """PP=2 x EP=2 on four processes; another routing at every level."""
+    strategies = [legal(schedule, 2, dp=2, ep=2, zero=zero) for zero in LEVELS]
+
+    agree(4, strategies, 4 if schedule == "dualpipe" else 2, list(ROUTINGS))
+
+
+def sharded(groups: object, zero: int, of_experts: int | None = None) -> Strategy:
+    """Four replicas, one stage, with levels of their own for the dense part and for experts."""
+    devices = [0, 1, 2, 3]
+    dense = [Replicate(where(EP=None), devices, zero=zero, gather_buffers=1)]
+    more = [Replicate(where(EP="*"), devices, zero=of_experts or 0, gather_stream="gather")]
+    place = Place(where(PP=0), devices)
+    return Strategy([place, *dense, *more, Shard(where(EP="*"), groups), Split("MB", 2)])
+
+
+def test_groups_of_experts_with_every_level_on_them() -> None:
+    """EP=2 of DP=4: the devices with the same experts share their state, or keep it whole."""
+    strategies = [sharded([[0, 1], [2, 3]], 3 - zero, zero) for zero in LEVELS]
+    strategies += [sharded([[0, 2], [3, 1]], zero, 2) for zero in LEVELS]
+
+    agree(4, strategies, 4, [*ROUTINGS, *ROUTINGS])
+
+
+def test_one_expert_on_each_device() -> None:
+    """EP=4."""
+    agree(4, [sharded([0, 1, 2, 3], zero) for zero in LEVELS], 4, list(ROUTINGS))
