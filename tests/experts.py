@@ -17,6 +17,7 @@ ROUTINGS = {
     "one": ((0.0, 0.0, 1e3, 0.0), 1),  # one expert has all tokens, the others none
     "none": ((-1e3, 0.0, 0.0, -1e3), 2),  # two experts have none
 }
+ALIKE = {"skewed": "spread", "none": "spread"}  # the same graph, with other values
 
 
 class Layer(nn.Module):

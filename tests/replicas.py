@@ -126,6 +126,10 @@ def part_of(name: str, tensor: Tensor) -> Part:
 
 @cache
 def captured(name: str, stages: int, size: int) -> tuple[nn.Module, Any, Captured]:
+    """Models that differ in values only are captured once."""
+    alike = experts.ALIKE.get(name.removeprefix("moe "))
+    if name.startswith("moe") and alike:
+        return *build(name, stages), captured(f"moe {alike}", stages, size)[2]
     model, loss_fn = build(name, stages)
     return model, loss_fn, capture(model, loss_fn, batches(name, size)[0])
 

@@ -17,7 +17,7 @@ def stages_of(strategy: Strategy) -> int:
 
 def legal(schedule: str, pp: int, **options: object) -> Strategy:
     """With the fewest microbatches above one that the schedule allows."""
-    for microbatches in (2, 4, 6):
+    for microbatches in (2, 4, 6, 8):
         try:
             return BUILDERS[schedule](pp=pp, microbatches=microbatches, **options)
         except StrategyError:
