@@ -30,9 +30,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": WORDS,
     "models": {"capture", *WORDS},
     "compiler": {"capture", "directives", "passes", "plan", *IR},
+    "tuning": {"runtime", "ir"},
 }
 TOP = {"trainer", "rehearsal", "cli", "__init__", "__main__"}  # may import anything below them
-TORCH = {"capture", "runtime", "models", "trainer", "rehearsal"}
+TORCH = {"capture", "runtime", "models", "tuning", "trainer", "rehearsal"}
 RAY = {"launch"}
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ import torch.distributed as dist
 from piper.capture import Captured, capture
 from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Strategy
-from piper.errors import InputError, Problem, StrategyError
+from piper.errors import InputError, Problem
+from piper.ir.costs import Costs
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.ir.sharding import Shardings
@@ -40,8 +40,11 @@ from piper.runtime.batch import (
 from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.initial import initial_values
+from piper.runtime.measure import measure, together
 from piper.runtime.shards import MakeOptimizer
-from piper.runtime.state import DeviceState, Part, assembled
+from piper.runtime.state import DeviceState, assembled
+from piper.runtime.world import gather, join, refuse_wrong_world
+from piper.tuning import costs_of, read_costs
 
 Loss = Callable[..., torch.Tensor]
 LOG = logging.getLogger("piper")
@@ -122,6 +125,7 @@ class Trainer:
         seed: int = 0,
         init: Callable[[str, torch.Tensor], None] | None = None,
         captured: Captured | None = None,
+        costs: Costs | str | Path | None = None,
     ) -> None:
         """What to do, before any process or device is involved."""
         refuse_reduction(reduction)
@@ -133,6 +137,8 @@ class Trainer:
         self.initial = initial_values(model, seed, init)
         places = [d.devices for d in self.strategy if isinstance(d, Place)]
         self.feeds = replicas(places)
+        self.costs = read_costs(costs)
+        self.known: dict[Any, Captured] = {}
         self.captured = captured  # what `capture` found before, for microbatches of this shape
 
     @property
@@ -164,6 +170,21 @@ class Trainer:
         program.step(work)
         self.steps += 1
         return self.metrics(program, work.inputs, time.perf_counter() - started)
+
+    def tune(self, *batch: Any, rounds: int = 2) -> Costs:
+        """Measure what everything takes, and order overlapping work by it from now on.
+
+        Every process must call it. Parameters and optimizers stay as they are. `costs.to_json()`
+        is for a file that `Trainer(costs=...)` reads next time.
+        """
+        own = self.own_weights(batch)
+        work = self.batch(batch, self.steps, self.replica, own, self.agreed(batch, own))
+        seen = together(measure(self.program(batch), work, rounds))
+        regions = self.known[self.key(batch)].model.by_id
+        self.costs = costs_of(seen, {str(r.id): r.code for r in regions.values()})
+        self.programs = {}
+        self.program(batch)
+        return self.costs
 
     def batch(
         self, batch: tuple[Any, ...], step: int, feed: int, own: Sequence[float], everyone: float
@@ -251,11 +272,15 @@ class Trainer:
         parts = self.parts
         refuse_uneven(batch, parts)
         started = time.perf_counter()
-        captured = self.captured or capture(self.model, self.loss_fn, microbatch(batch, 0, parts))
+        known = self.known.get(self.key(batch)) or self.captured
+        captured = known or capture(self.model, self.loss_fn, microbatch(batch, 0, parts))
+        self.known[self.key(batch)] = captured
         self.captured, self.ignored, self.aliases = None, captured.ignored, captured.aliases
         LOG.info("captured %s in %.1f s", regions_text(captured), time.perf_counter() - started)
         clip, started = self.max_norm is not None, time.perf_counter()
-        compiled = compile_strategy(captured.model, self.strategy.directives, clip=clip)
+        compiled = compile_strategy(
+            captured.model, self.strategy.directives, clip=clip, costs=self.costs
+        )
         for region in compiled.dag.shardings:
             captured.experts.prove(captured.model.by_id[region].code)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
@@ -263,7 +288,7 @@ class Trainer:
 
     def build(self, batch: tuple[Any, ...]) -> Program:
         captured, compiled = self.compile(batch)
-        refuse_wrong_world(compiled)
+        refuse_wrong_world(compiled.dag.devices)
         if not self.programs:
             refuse_disagreement(compiled.plans, self.model)
         if self.comm is None:
@@ -346,37 +371,6 @@ def as_strategy(strategy: Strategy | Sequence[Any] | None) -> Strategy:
     if strategy is None:
         return Strategy([Place(where(), devices=(0,))])
     return strategy if isinstance(strategy, Strategy) else Strategy(strategy)
-
-
-def join(timeout: float) -> int:
-    """Join the other processes, if the launcher started any; the rank is the device."""
-    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def gather(mine: list[Part]) -> list[list[Part]] | None:
-    """What each process has, on the first one."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [mine]
-    first = dist.get_rank() == 0
-    found: list[list[Part]] = [[]] * dist.get_world_size()
-    dist.gather_object(mine, found if first else None)
-    return found if first else None
-
-
-def refuse_wrong_world(compiled: Compiled) -> None:
-    devices = compiled.dag.devices
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    if devices != tuple(range(world)):
-        count = max(devices) + 1
-        raise StrategyError(
-            "strategy",
-            Problem(
-                f"it uses devices {list(devices)}, but {world} process(es) were started",
-                f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
-            ),
-        )
 
 
 def refuse_reduction(reduction: str) -> None:

@@ -168,8 +168,9 @@ def durations(dag: Dag) -> list[float]:
             size = sum(dag.values[value].nbytes for value in node.rows)
             ways = len(node.groups[0])
             return dag.costs.moved(size * (ways - 1) / ways, node.stream)
-        return 1.0 if isinstance(node, Update) else 0.0
+        return update if isinstance(node, Update) else 0.0
 
+    update = min((dag.costs.run(dag.model, r, F) for r in dag.model.regions), default=1.0)
     return [seconds(node) for node in dag.nodes.values()]
 
 

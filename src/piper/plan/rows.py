@@ -15,6 +15,7 @@ from piper.names import Device, NodeId, ValueId
 
 Work = Compute | UpdateNode | Totals
 Start = Transfer | Collective | Exchange  # goes on by itself
+EARLIEST = 12  # pieces of work that a receive may be ahead of its use
 GIVEN = (Origin.BATCH, Origin.SEED, Origin.RANDOM)
 
 
@@ -114,7 +115,7 @@ def first_uses(dag: Dag, row: Row) -> None:
 
 
 def post_receives(row: Row) -> None:
-    """A receive is posted one piece of work before its value is used, so that it arrives meanwhile.
+    """A receive is posted so much work before its value is used that it arrives meanwhile.
 
     On each channel receives keep the order of the sends.
     """
@@ -124,10 +125,25 @@ def post_receives(row: Row) -> None:
     end = len(row.work)
     for queue in channels.values():
         uses = [row.uses[transfer.id] for transfer in queue]
-        wanted = [end if use is None else max(0, use - 1) for use in uses]
+        wanted = [
+            end if use is None else ahead(row, use, transfer)
+            for use, transfer in zip(uses, queue, strict=True)
+        ]
         latest = list(accumulate(reversed(wanted), min))[::-1]
         for transfer, position in zip(queue, latest, strict=True):
             row.posts.setdefault(position, []).append(transfer)
+
+
+def ahead(row: Row, use: int, transfer: Transfer) -> int:
+    """One piece of work before the use, or more if they are small: as long as the way takes."""
+    dag, costs = row.dag, row.dag.costs
+    left = costs.moved(dag.values[transfer.writes[0]].nbytes, transfer.stream) - costs.latency
+    position = use
+    while position > 0 and (position == use or left > 0) and use - position < EARLIEST:
+        position -= 1
+        start, end = dag.times.get(row.work[position].id, (0.0, 1.0))
+        left -= end - start
+    return position
 
 
 def sender(transfer: Transfer, receiver: Device) -> Device:

@@ -1,0 +1,41 @@
+"""The processes that train together."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from piper.errors import Problem, StrategyError
+from piper.runtime.state import Part
+
+
+def join(timeout: float) -> int:
+    """Join the other processes, if the launcher started any; the rank is the device."""
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def gather(mine: list[Part]) -> list[list[Part]] | None:
+    """What each process has, on the first one."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [mine]
+    first = dist.get_rank() == 0
+    found: list[list[Part]] = [[]] * dist.get_world_size()
+    dist.gather_object(mine, found if first else None)
+    return found if first else None
+
+
+def refuse_wrong_world(devices: tuple[int, ...]) -> None:
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if devices != tuple(range(world)):
+        count = max(devices) + 1
+        raise StrategyError(
+            "strategy",
+            Problem(
+                f"it uses devices {list(devices)}, but {world} process(es) were started",
+                f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
+            ),
+        )
