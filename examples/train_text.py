@@ -37,8 +37,10 @@ def library_text() -> torch.Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def batches(text: torch.Tensor, rows: int, length: int = 64) -> Iterator[tuple[torch.Tensor, ...]]:
-    generator = torch.Generator().manual_seed(0)
+def batches(
+    text: torch.Tensor, rows: int, length: int = 64, seed: int = 0
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    generator = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(0, len(text) - length - 1, (rows,), generator=generator)
         cuts = torch.stack([text[s : s + length + 1] for s in starts.tolist()]).long()

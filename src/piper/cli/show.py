@@ -15,6 +15,7 @@ from piper.ir.training import training_dag
 from piper.strategies import draw, to_table
 from piper.view.costs import costs
 from piper.view.grid import grid, summary
+from piper.view.overlap import overlap
 from piper.view.svg import svg as picture
 
 Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
@@ -54,6 +55,8 @@ def show(
         console.print(grid(found.compiled.dag, colour=console.is_terminal), highlight=False)
         print(summary(found.compiled.dag))
         print(costs(found.compiled.dag, found.compiled.plans))
+        if hidden := overlap(found.compiled.dag):
+            print(hidden)
 
 
 def show_strategy(target: Path) -> None:

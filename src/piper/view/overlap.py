@@ -1,0 +1,111 @@
+"""In which order overlapping work runs, and which communication is expected to hide behind it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from piper.ir.cycles import lanes
+from piper.ir.dag import Dag
+from piper.ir.nodes import Compute, Exchange
+from piper.names import NodeId
+from piper.view.costs import devices_text
+
+Span = tuple[float, float]
+SHOWN = 3  # slots for each device
+
+
+def overlap(dag: Dag) -> str:
+    """Empty where no tokens travel: then nothing has to hide."""
+    return "\n".join(lines(dag)) if dag.shardings else ""
+
+
+def lines(dag: Dag) -> Iterator[str]:
+    table, works = lanes(dag), lane_spans(dag)
+    for lane in sorted(works):
+        busy = Busy(works[lane])
+        exchanges = [node for node in dag.nodes.values() if isinstance(node, Exchange)]
+        mine = [node for node in exchanges if table[node.devices] == lane]
+        names = sorted({d for devices, k in table.items() if k == lane for d in devices})
+        spans = [dag.times[node.id] for node in mine if node.id in dag.times]
+        total = sum(end - start for start, end in spans)
+        hidden = sum(busy.during(span) for span in spans)
+        if spans:
+            yield (
+                f"{devices_text(names)}  {len(spans)} exchanges, {time_text(total)} expected, "
+                f"{100 * hidden / total:.0f} % of it behind compute"
+            )
+        yield from slot_lines(dag, lane, table, busy)
+
+
+def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Busy) -> Iterator[str]:
+    """The first few different slots; those that only differ in microbatches count as alike."""
+    found: dict[str, list[tuple[NodeId, ...]]] = {}
+    for slot in overlapped(dag):
+        node = dag.nodes[slot[0]]
+        assert isinstance(node, Compute) and node.devices is not None
+        if table[node.devices] == lane:
+            row = sorted(slot, key=lambda name: dag.times[name][0])
+            found.setdefault(pattern(row), []).append(tuple(row))
+    for alike in list(found.values())[:SHOWN]:
+        yield f"  {len(alike)} x  {' '.join(alike[0])}"
+    if len(found) > SHOWN:
+        yield f"  and {len(found) - SHOWN} other orders of a slot"
+
+
+def overlapped(dag: Dag) -> list[tuple[NodeId, ...]]:
+    """Slots of orders in which several passes share a device."""
+    orders = [order for order in dag.precedences if order.maker.startswith("order")]
+    slots = dict.fromkeys(names for order in orders for names in (order.before, order.after))
+    return [slot for slot in slots if len({part_of(name) for name in slot}) > 1]
+
+
+def part_of(name: NodeId) -> tuple[str, str]:
+    """Direction and microbatch: BI and BW of one microbatch are one pass."""
+    work, _, microbatch = name.partition("@")
+    return work.rpartition(":")[2][0], microbatch
+
+
+def pattern(row: Sequence[NodeId]) -> str:
+    return " ".join(name.partition("@")[0] for name in row)
+
+
+def lane_spans(dag: Dag) -> dict[int, list[Span]]:
+    """When each lane computes."""
+    table, found = lanes(dag), dict[int, list[Span]]()
+    for node in dag.computes:
+        if node.id in dag.times and node.devices:
+            found.setdefault(table[node.devices], []).append(dag.times[node.id])
+    return {lane: sorted(spans) for lane, spans in found.items()}
+
+
+class Busy:
+    """Spans that do not overlap, and how much of them falls in a time."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.starts = [start for start, _ in spans]
+        self.before = [0.0, *accumulate(end - start for start, end in spans)]
+        self.spans = spans
+
+    def until(self, time: float) -> float:
+        k = bisect_right(self.starts, time)
+        if not k:
+            return 0.0
+        start, end = self.spans[k - 1]
+        return self.before[k - 1] + min(time, end) - start
+
+    def during(self, span: Span) -> float:
+        """
+        >>> Busy([(0.0, 1.0), (2.0, 4.0)]).during((0.5, 3.0))
+        1.5
+        """
+        return self.until(span[1]) - self.until(span[0])
+
+
+def time_text(seconds: float) -> str:
+    """
+    >>> time_text(0.0123)
+    '12.3 ms'
+    """
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
