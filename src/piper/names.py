@@ -10,6 +10,7 @@ BucketId = NewType("BucketId", str)
 Device = int
 
 PASS = "PASS"  # the filter key that means a phase
+RUN = "RUN"  # the filter key that counts the regions of equal tags, in program order
 COMPUTE = "compute"  # the stream on which regions run
 
 

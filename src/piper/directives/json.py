@@ -47,7 +47,8 @@ def encode(directive: Directive) -> dict[str, Any]:
             }  # fmt: skip
         case Order():
             slots = [[encode_filter(wanted) for wanted in slot] for slot in directive.slots]
-            return {"op": "order", "filters": slots}
+            off = {} if directive.overlap else {"overlap": False}
+            return {"op": "order", "filters": slots, **off}
         case _:
             raise TypeError(f"{type(directive).__name__} has no JSON form")
 
@@ -137,7 +138,10 @@ def read_order(row: Row) -> Order:
     slots = row["filters"]
     if not isinstance(slots, list) or not all(isinstance(slot, list) for slot in slots):
         raise Refused(Problem("filters is no list of slots", 'write [[{"PP": 0}], [{"PP": 1}]]'))
-    return Order(tuple(tuple(map(decode_filter, slot)) for slot in slots))
+    overlap = row.get("overlap", True)
+    if not isinstance(overlap, bool):
+        raise Refused(Problem(f"overlap {overlap!r} is neither true nor false", "write true"))
+    return Order(tuple(tuple(map(decode_filter, slot)) for slot in slots), overlap)
 
 
 PUBLISHED = ("shard_grads", "shard_params")
@@ -154,5 +158,5 @@ READERS: dict[str, tuple[Reader, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "shard": (read_shard, ("filter", "devices"), ("stream",)),
     "split": (read_split, ("dim_name", "num_microbatches"), ("filter",)),
-    "order": (read_order, ("filters",), ()),
+    "order": (read_order, ("filters",), ("overlap",)),
 }

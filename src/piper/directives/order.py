@@ -18,11 +18,14 @@ from piper.names import BI, BW, PASS, B, NodeId
 Slot = tuple[Filter, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Order:
     """Run each slot before the next, on its devices. What shares a slot may overlap.
 
-    `PASS="BI"` and `PASS="BW"` split that backward in its two halves.
+    `PASS="BI"` and `PASS="BW"` split that backward in its two halves. What shares a slot is
+    interleaved so that one's communication hides behind the other's compute; with `overlap=False`
+    it runs in the order in which it is listed, to be given by hand: `where(PP=0, RUN=1, ...)` is
+    the second region of these tags.
 
     rewrite:
         a    b                  Order([[a], [b]]), with no path between them
@@ -31,6 +34,7 @@ class Order:
     """
 
     slots: tuple[Slot, ...]
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.slots, Filter) or not isinstance(self.slots, list | tuple):
@@ -38,6 +42,17 @@ class Order:
                 Problem(f"{self.slots!r} is no list of slots", "write Order([[...], ...])")
             )
         object.__setattr__(self, "slots", tuple(as_slot(slot) for slot in self.slots))
+
+    def __repr__(self) -> str:
+        off = "" if self.overlap else ", overlap=False"
+        return f"Order(slots={self.slots!r}{off})"
+
+    @property
+    def steps(self) -> tuple[Slot, ...]:
+        """The slots; without overlap every filter is one of its own."""
+        if self.overlap:
+            return self.slots
+        return tuple((wanted,) for slot in self.slots for wanted in slot)
 
     def rewrite(self, dag: Dag) -> Dag:
         return apply_orders([("order", self)], dag)
@@ -56,7 +71,7 @@ def apply_orders(orders: Sequence[tuple[str, Order]], dag: Dag) -> Dag:
     lane_of = lanes(dag)
     new: list[Precedence] = []
     for name, order in orders:
-        new += precedences(name, [slot_nodes(dag, slot) for slot in order.slots], lane_of)
+        new += precedences(name, [slot_nodes(dag, slot) for slot in order.steps], lane_of)
     return dag.with_precedences(new)
 
 

@@ -15,7 +15,7 @@ from piper.ir.residency import Residency
 from piper.ir.sharding import Shardings, held_specs
 from piper.ir.topology import Topology, topology
 from piper.ir.values import Origin, TensorSpec, Value
-from piper.names import PASS, BucketId, Device, NodeId, RegionId, ValueId
+from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, ValueId
 
 Key = tuple[int | str | None, ...]
 ABOUT_NODES = ("producers", "consumers", "computes", "devices", "tag_names", "_indices", "proven")
@@ -78,7 +78,8 @@ class Dag:
     def tag_names(self) -> tuple[str, ...]:
         """Every key a filter may use now."""
         keys = chain.from_iterable((key for key, _ in node.tags) for node in self.computes)
-        return (*dict.fromkeys(keys), PASS)
+        runs = (RUN,) if any("#" in region.id for region in self.model.regions) else ()
+        return (*dict.fromkeys(keys), *runs, PASS)
 
     @cached_property
     def proven(self) -> set[object]:
@@ -157,6 +158,10 @@ class Dag:
 
 
 def tag_values(node: Compute, keys: tuple[str, ...]) -> Key:
-    """The node's values of these keys, PASS among them; None where it has no such tag."""
-    tags = dict(node.tags)
-    return tuple(str(node.phase) if key == PASS else tags.get(key) for key in keys)
+    """The node's values of these keys, PASS and RUN among them; None where it has no such tag."""
+    tags: dict[str, int | str] = dict(node.tags)
+    if PASS in keys:
+        tags[PASS] = str(node.phase)
+    if RUN in keys:
+        tags.setdefault(RUN, int(node.region.partition("#")[2] or 0))
+    return tuple(tags.get(key) for key in keys)

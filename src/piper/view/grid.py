@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute
 from piper.names import BI, BW, B, Device, F, NodeId
+from piper.view.costs import devices_text
 
 UNITS = {F: 1, B: 2, BI: 1, BW: 1}
 COLOURS = {F: "cyan", B: "green", BI: "magenta", BW: "yellow"}
@@ -49,13 +50,13 @@ def bars(dag: Dag) -> list[Bar]:
 
 
 def grid(dag: Dag, width: int | None = None, colour: bool = False) -> str:
-    """One line per device; a dot is a bubble."""
+    """One line per device, or for several that do the same; a dot is a bubble."""
     all_bars = bars(dag)
     several = shares_devices(all_bars)
     labels = {id(bar): text(bar, several) for bar in all_bars}
     cell = max(map(len, labels.values())) + 1
     last = max(bar.end for bar in all_bars)
-    lines = []
+    lines: dict[str, list[Device]] = {}
     for device in dag.devices:
         cells = [".".ljust(cell)] * last
         for bar in all_bars:
@@ -63,8 +64,9 @@ def grid(dag: Dag, width: int | None = None, colour: bool = False) -> str:
                 cells[bar.start] = paint(labels[id(bar)].ljust(cell), bar, colour)
                 for k in range(bar.start + 1, bar.end):
                     cells[k] = paint("-" * (cell - 1) + " ", bar, colour)
-        lines.append(f"device {device}  {''.join(cells)}".rstrip())
-    return "\n".join(line if width is None or colour else line[:width] for line in lines)
+        lines.setdefault("".join(cells).rstrip(), []).append(device)
+    found = [f"{devices_text(alike)}  {line}" for line, alike in lines.items()]
+    return "\n".join(line if width is None or colour else line[:width] for line in found)
 
 
 def shares_devices(all_bars: list[Bar]) -> bool:
