@@ -1,6 +1,6 @@
 # Everything on a fresh machine: `make demo` trains, `make test` tests. Both set up first.
 PYTHON ?= python3
-SCHEDULE ?= 1f1b
+SCHEDULE ?= dualpipev
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -16,8 +16,8 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/piper show examples/train_text.py --schedule $(SCHEDULE)
-	$(BIN)/piper run examples/train_text.py -n 4 --schedule $(SCHEDULE)
+	$(BIN)/piper show examples/experts.py --schedule $(SCHEDULE)
+	$(BIN)/piper run examples/experts.py -n 4 --schedule $(SCHEDULE)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples bench

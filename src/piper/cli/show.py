@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from piper.cli.target import inspect, strategy_of
-from piper.directives import apply
+from piper.directives import Order, apply
+from piper.errors import StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.strategies import draw, to_table
@@ -17,6 +19,9 @@ from piper.view.costs import costs
 from piper.view.grid import grid, summary
 from piper.view.overlap import overlap
 from piper.view.svg import svg as picture
+
+if TYPE_CHECKING:
+    from piper.trainer import Inspected
 
 Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
 
@@ -51,12 +56,22 @@ def show(
     elif dag:
         print(text(found.compiled.dag))
     else:
-        console = Console(soft_wrap=True)
-        console.print(grid(found.compiled.dag, colour=console.is_terminal), highlight=False)
-        print(summary(found.compiled.dag))
+        show_schedule(found)
         print(costs(found.compiled.dag, found.compiled.plans))
         if hidden := overlap(found.compiled.dag):
             print(hidden)
+
+
+def show_schedule(found: Inspected) -> None:
+    """In time; with experts, whose stages have many regions, slot by slot where orders say so."""
+    dag = found.compiled.dag
+    if dag.shardings and any(isinstance(one, Order) for one in found.strategy):
+        with suppress(StrategyError):  # orders that are no table of a pipeline
+            print(draw(to_table(found.strategy)))
+            return
+    console = Console(soft_wrap=True)
+    console.print(grid(dag, colour=console.is_terminal), highlight=False)
+    print(summary(dag))
 
 
 def show_strategy(target: Path) -> None:
