@@ -1,7 +1,7 @@
 """Models without torch, of any size: what capture would find, made up."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from random import Random
 
 from piper.ir.model import Bucket, Model, Parameter, Region
@@ -9,6 +9,7 @@ from piper.ir.values import Origin, TensorSpec, Value
 from piper.names import BucketId, RegionId, ValueId
 
 ROW = TensorSpec((2, 4))
+TOKENS = TensorSpec((6, 3))  # rows that are sorted by expert; nothing else is 3 wide
 
 
 def chain(stages: int, skips: tuple[tuple[int, int], ...] = (), tied: bool = False) -> Model:
@@ -24,6 +25,90 @@ def chain(stages: int, skips: tuple[tuple[int, int], ...] = (), tied: bool = Fal
         buckets[BucketId("tied")] = bucket("tied")
     regions = [region(k, stages, outs, skips, tied) for k in range(stages)]
     return Model(regions=tuple(regions), values=values, buckets=buckets, loss=ValueId("loss"))
+
+
+def moe_chain(
+    stages: int, layers: int = 1, experts: int = 4, tokens: TensorSpec = TOKENS, extra: int = 0
+) -> Model:
+    """Stages PP0, PP0.EP0, PP0#1, PP1, ...: between regions that sort tokens, regions of experts.
+
+    A region reads the rows that came back and writes new ones, with the counts of their experts;
+    `extra`: with each row go so many others (as its weight does).
+    """
+    sketch = MoeChain(stages, layers, experts, tokens, extra)
+    regions = [one for s in range(stages) for one in sketch.stage(s)]
+    values = sketch.values(regions)
+    buckets = {BucketId(one.id): sketch.bucket(one) for one in regions}
+    return Model(regions=tuple(regions), values=values, buckets=buckets, loss=ValueId("loss"))
+
+
+@dataclass(frozen=True)
+class MoeChain:
+    """What `moe_chain` is asked for; its layers are counted through all stages."""
+
+    stages: int
+    layers: int
+    experts: int
+    tokens: TensorSpec
+    extra: int
+
+    def stage(self, s: int) -> Iterator[Region]:
+        for layer in range(s * self.layers, (s + 1) * self.layers):
+            yield self.around(s, layer - s * self.layers, layer, sorts=True)
+            yield self.of_experts(s, layer)
+        yield self.around(s, self.layers, (s + 1) * self.layers, sorts=False)
+
+    def around(self, s: int, number: int, layer: int, sorts: bool) -> Region:
+        """Reads what came before it in its stage, and the rows of the layer before."""
+        last = s == self.stages - 1 and not sorts
+        came = [f"h{s}.{number - 1}", f"back{layer - 1}"] if number else [f"h{s - 1}.{self.layers}"]
+        came = came if number or s else []
+        inputs = [*came, *(() if s or number else ("x",)), *(("y",) if last else ())]
+        rows = self.rows(layer) if sorts else []
+        outputs = ["loss"] if last else [f"h{s}.{number}", *rows]
+        name = f"PP{s}#{number}" if number else f"PP{s}"
+        return moe_region(
+            name, (("PP", s),), [*inputs], [*outputs, *([f"counts{layer}"] if sorts else [])],
+            input_grads=range(len(came)), output_grads=range(len(outputs)),
+        )  # fmt: skip
+
+    def of_experts(self, s: int, layer: int) -> Region:
+        tags, inputs = (("PP", s), ("EP", layer)), [*self.rows(layer), f"counts{layer}"]
+        return moe_region(
+            f"PP{s}.EP{layer}", tags, inputs, [f"back{layer}"],
+            input_grads=range(self.extra + 1), output_grads=range(1),
+        )  # fmt: skip
+
+    def rows(self, layer: int) -> list[str]:
+        return [f"rows{layer}", *(f"rows{layer}.{k}" for k in range(self.extra))]
+
+    def values(self, regions: Iterable[Region]) -> dict[ValueId, Value]:
+        known = {ValueId(n): Value((ROW,), Origin.BATCH, index=k) for k, n in enumerate("xy")}
+        counts = TensorSpec((self.experts,), "int64")
+        specs = {"h": ROW, "l": TensorSpec(()), "r": self.tokens, "b": self.tokens, "c": counts}
+        made = {out: Value((specs[out[0]],)) for region in regions for out in region.outputs}
+        return {**known, **made}
+
+    def bucket(self, region: Region) -> Bucket:
+        if "EP" not in dict(region.tags):
+            return bucket(region.id)
+        shapes = [("up", (self.experts, 2, 3)), ("bias", (self.experts,))]
+        named = [Parameter(f"{region.id}.{name}", TensorSpec(shape)) for name, shape in shapes]
+        return Bucket(BucketId(region.id), tuple(named))
+
+
+def moe_region(
+    name: str, tags: tuple[tuple[str, int], ...], inputs: list[str], outputs: list[str],
+    input_grads: range, output_grads: range,
+) -> Region:  # fmt: skip
+    return Region(
+        id=RegionId(name), tags=tags, code="experts" if "EP" in name else "block",
+        inputs=tuple(map(ValueId, inputs)), outputs=tuple(map(ValueId, outputs)),
+        buckets=(BucketId(name),), input_grads=tuple(input_grads),
+        output_grads=tuple(output_grads), backward_inputs=tuple(range(len(inputs))),
+        backward_buckets=(0,), saved=(ROW,), weight_inputs=(0,),
+        weight_output_grads=tuple(output_grads)[-1:], carry=(ROW,),
+    )  # fmt: skip
 
 
 def bucket(name: str) -> Bucket:

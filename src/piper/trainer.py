@@ -294,7 +294,7 @@ class Trainer:
         if self.comm is None:
             self.comm = ProcessComm(())
         plans = compiled.plans
-        self.comm.extend(streams(plans), teams(plans), exchanging(plans))
+        self.comm.extend(streams(plans), teams(plans), exchanging(plans, self.rank))
         self.mine |= first_holders(compiled.plans, self.rank)
         return self.load(
             compiled.plan(self.rank), captured, compiled.dag.shardings, self.state, self.comm

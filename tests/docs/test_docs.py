@@ -18,7 +18,10 @@ def picture(directive: type) -> str:
     return dedent(lines).strip("\n").rstrip()
 
 
-@pytest.mark.parametrize("directive", [piper.Place, piper.Replicate, piper.Split, piper.Order])
+DIRECTIVES = [piper.Place, piper.Replicate, piper.Shard, piper.Split, piper.Order]
+
+
+@pytest.mark.parametrize("directive", DIRECTIVES)
 def test_a_directives_page_has_the_picture_of_its_docstring(directive: type) -> None:
     page = (DOCS / "directives" / f"{directive.__name__.lower()}.md").read_text()
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from synthetic import chain
+from synthetic import chain, moe_chain
 
 from piper.compiler import compile_strategy
-from piper.directives import Place, Replicate, Split
+from piper.directives import Place, Replicate, Shard, Split, apply
 from piper.errors import Refused
 from piper.ir import spec
 from piper.ir.dag import Dag
@@ -51,6 +51,20 @@ def before(dag: Dag, first: str, second: str) -> Dag:
 def neighbours(one: tuple[int, ...], other: tuple[int, ...]) -> Dag:
     dag = training_dag(chain(2))
     return Place(where(PP=1), other).rewrite(Place(where(PP=0), one).rewrite(dag))
+
+
+def experts(
+    devices: list[int],
+    groups: list,
+    replicated: list | None = None,
+    beside: list | None = None,
+    zero: int = 0,
+) -> Dag:
+    """Experts on these devices in these groups, all else beside them."""
+    dag = Shard(where(EP=0), groups).rewrite(training_dag(moe_chain(1)))
+    dag = Place(where(EP=0), devices).rewrite(dag)
+    dag = Place(where(EP=None), beside or devices).rewrite(dag)
+    return Replicate(where(), replicated, zero=zero).rewrite(dag) if replicated else dag
 
 
 def stateful() -> Model:
@@ -109,6 +123,25 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         lambda: Place(where(), [0, 1]).rewrite(Replicate(where(), [0, 2]).rewrite(tiny())),
         "PP0 is placed on devices [0, 1], but replicated on devices [0, 2]\n"
         "  fix: write devices=[0, 1] in its `Replicate`",
+    ),
+    spec.experts_are_where_they_are_placed: (
+        lambda: experts([0, 1], [0, 2]),
+        "PP0.EP0 is placed on devices [0, 1], but sharded on devices [0, 2]\n"
+        "  fix: write devices=[0, 1] in its `Shard`, or groups of them",
+    ),
+    spec.neighbours_of_experts_are_with_them: (
+        lambda: experts([0, 1], [0, 1], beside=[2, 3]),
+        "PP0.EP0 is sharded on devices [0, 1], its neighbour PP0 is on devices [2, 3]\n"
+        "  fix: place PP0 on devices [0, 1] too",
+    ),
+    spec.groups_fit_the_experts: (
+        lambda: experts(
+            list(range(6)), [[0, 1], [2, 3], [4, 5]], replicated=[[0, 1, 2], [3, 4, 5]], zero=1
+        ),
+        "PP0.EP0 is replicated in groups [[0, 1, 2], [3, 4, 5]], but its experts are in groups "
+        "[[0, 1], [2, 3], [4, 5]]\n"
+        "  fix: write the same groups in its `Shard` and its `Replicate`, or no groups in the "
+        "`Replicate`",
     ),
     spec.replicas_update_no_buffers: (
         lambda: Place(where(), [0, 1]).rewrite(training_dag(stateful())),
@@ -189,6 +222,17 @@ def test_a_rule_finds_nothing_in_a_compiled_dag(rule: Rule) -> None:
     dag = compile_strategy(model, [*places, Split("MB", 3)]).dag
 
     assert not list(rule(dag))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_finds_nothing_in_a_dag_with_experts(rule: Rule) -> None:
+    four = [0, 1, 2, 3]
+    keep, cut = Replicate(where(), four, zero=2), Shard(where(EP="*"), [[0, 1], [2, 3]])
+    program, model = [Place(where(), four), cut, keep, Split("MB", 2)], moe_chain(1, layers=2)
+
+    asked, compiled = apply(program, training_dag(model)), compile_strategy(model, program).dag
+
+    assert not list(rule(asked if rule in PLACED else compiled))
 
 
 def test_a_gradient_that_is_added_twice_is_found() -> None:

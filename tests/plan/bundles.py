@@ -6,6 +6,8 @@ Written down from what the instructions say, apart from the code that is tested.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
+from zlib import crc32
 
 from piper.plan.instructions import Layout
 
@@ -16,6 +18,27 @@ Number = int | Bundle
 
 class Wrong(Exception):
     """The plans hang, or use something that is not there."""
+
+
+@cache
+def number(text: str) -> int:
+    return crc32(text.encode())
+
+
+def mix(*parts: object) -> int:
+    """A number that no other parts have; the same in every run."""
+    return hash(tuple(map(plain, parts))) % PRIME
+
+
+def blend(*numbers: int) -> int:
+    """The same for numbers only, and faster."""
+    return hash(numbers) % PRIME
+
+
+def plain(part: object) -> object:
+    if isinstance(part, str):
+        return number(part)
+    return -7 if part is None else part
 
 
 def elements(number: Number) -> Iterator[int]:

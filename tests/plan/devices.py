@@ -7,31 +7,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
-from plan.bundles import (
-    PRIME,
-    Bundle,
-    Number,
-    Wrong,
-    added,
-    joined,
-    packed,
-    shard,
-    sizes,
-    unpacked,
-)  # fmt: skip
+from plan.bundles import PRIME, Bundle, Number, Wrong, added, joined, packed, shard, unpacked
 from plan.numbers import Outcome, initial, kernel, loaded, squared, updated, weight_of
+from plan.rounds import Link, Meeting, Member, Passenger, Round, Window
+from plan.tokens import equal_parts, joined_rows
 
 from piper.ir.model import Model
 from piper.ir.values import ITEM_BYTES
 from piper.plan.instructions import (
     Add,
+    Exchange,
     Free,
     Gather,
     Instruction,
     Keep,
-    Layout,
     Load,
     Plan,
     Recv,
@@ -47,105 +37,6 @@ EARLY, LATE = "early", "late"  # data moves once all sides are there, or when it
 
 
 @dataclass
-class Link:
-    """One transfer under way: who sends which buffer, who gets it where."""
-
-    source: Host
-    buffer: str
-    target: Host
-    into: str
-    moved: bool = False
-
-    def move(self, _: Host) -> None:
-        if not self.moved:
-            self.moved = True
-            self.target.slots[self.into] = self.source.get(self.buffer)
-
-
-@dataclass
-class Member:
-    """One device in a collective."""
-
-    host: Host
-    position: int
-    one: Reduce | Gather
-    taken: Number = ()  # Reduce: the bundle, which has ended for everyone else
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What must be the same for all members; nobody sees what a message is made of."""
-        form = [(dtype, padded) for dtype, _, padded in self.one.messages]
-        return type(self.one), getattr(self.one, "scatter", None), form
-
-    def gives(self) -> Bundle:
-        if isinstance(self.one, Reduce):
-            return packed(self.taken, self.one.messages)
-        mine = self.host.get(self.one.value)
-        if isinstance(mine, int) or sizes(mine) != shard_sizes(self.one):
-            raise Wrong(f"{self.one.value} is no shard of {self.one.into}")
-        return mine
-
-    def gets(self, given: Sequence[Bundle]) -> None:
-        one, host = self.one, self.host
-        if isinstance(one, Gather):
-            numels = [prod(size or 0 for size in shape) for shape, _ in one.shapes]
-            host.buffers[one.buffer] = joined(given)
-            host.slots[one.into] = Window(one.buffer, one.messages, numels)
-            return
-        total: Bundle = added(*given)  # type: ignore[assignment]
-        if one.scatter:
-            rank = one.group.index(host.plan.device)
-            host.slots[one.into] = shard(total, rank, len(one.group))
-        else:
-            host.slots[one.into] = unpacked(total, one.messages, sizes(self.taken))
-
-
-def shard_sizes(gather: Gather) -> list[int]:
-    return [padded // len(gather.group) for _, _, padded in gather.messages]
-
-
-@dataclass
-class Exchange:
-    """One collective under way. It cannot end for anyone before all have given their part."""
-
-    members: list[Member]  # in the order of the group
-    given: list[Bundle] = field(default_factory=list)
-    served: set[int] = field(default_factory=set)
-
-    def move(self, host: Host) -> None:
-        if not self.given:
-            self.given = [member.gives() for member in self.members]
-        device = host.plan.device
-        if device not in self.served:
-            self.served.add(device)
-            next(m for m in self.members if m.host is host).gets(self.given)
-
-
-@dataclass
-class Meeting:
-    """One total under way."""
-
-    hosts: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def move(self, host: Host) -> None:
-        host.meeting = self
-
-    @property
-    def sums(self) -> tuple[int, int]:
-        losses, squares = zip(*self.hosts.values(), strict=True)
-        return sum(losses) % PRIME, sum(squares) % PRIME
-
-
-@dataclass(frozen=True)
-class Window:
-    """What a gather gave: whatever is in its buffer by now."""
-
-    buffer: int
-    messages: tuple[Layout, ...]
-    numels: list[int]
-
-
-@dataclass
 class Host:
     """One device."""
 
@@ -154,7 +45,7 @@ class Host:
     feed: int = 0
     slots: dict[str, Number | Window] = field(default_factory=dict)
     buffers: dict[int, Bundle] = field(default_factory=dict)  # what gathers put there last
-    under_way: dict[int, Link | Exchange | Meeting | None] = field(default_factory=dict)
+    under_way: dict[int, Link | Round | Meeting | None] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
     known: dict[str, int] = field(default_factory=dict)  # stream -> how far compute is, for sure
     local: tuple[int, int] = (0, 0)
@@ -258,8 +149,11 @@ class World:
                 ends = one.stream, one.peer, host.plan.device
                 self.meet(ends, host, one, 1)
             case Reduce():
-                self.must_be_made(host, one)
+                self.must_be_made(host, one, one.value)
                 self.join(Member(host, host.at, one, host.take(one.value)))
+            case Exchange():
+                self.must_be_made(host, one, *one.reads)
+                self.join(Passenger(host, host.at, one))
             case Gather():
                 self.must_have_room(host, one)
                 self.join(Member(host, host.at, one))
@@ -271,12 +165,13 @@ class World:
                 for buffer in one.values:
                     host.end(buffer)
 
-    def must_be_made(self, host: Host, one: Send | Reduce) -> None:
+    def must_be_made(self, host: Host, one: Send | Reduce | Exchange, *buffers: str) -> None:
         """What runs beside compute knows only what its stream has waited for."""
-        made, known = host.made.get(one.value, -1), host.known.get(one.stream, -1)
-        host.known[one.stream] = max(known, *one.waits, -1)
-        if made > host.known[one.stream]:
-            raise Wrong(f"{one.value} may be sent before it is made")
+        known = max(host.known.get(one.stream, -1), *one.waits, -1)
+        host.known[one.stream] = known
+        for buffer in buffers:
+            if host.made.get(buffer, -1) > known:
+                raise Wrong(f"{buffer} may be sent before it is made")
 
     def must_have_room(self, host: Host, gather: Gather) -> None:
         needed = sum(padded * ITEM_BYTES[dtype] for dtype, _, padded in gather.messages)
@@ -284,7 +179,7 @@ class World:
         if rooms.get(gather.buffer, -1) < needed:
             raise Wrong(f"buffer {gather.buffer} has no room for {gather.into}")
 
-    def join(self, member: Member) -> None:
+    def join(self, member: Member | Passenger) -> None:
         """Collectives of one group meet in order, on each stream by itself."""
         group, here = member.one.group, member.host.plan.device
         if here not in group or not self.hosts.keys() >= {*group}:
@@ -294,19 +189,19 @@ class World:
         queues[here].append(member)
         member.host.under_way[member.position] = None
         while all(queues.values()):
-            self.exchange([queue.popleft() for queue in queues.values()])
+            self.come_together([queue.popleft() for queue in queues.values()])
 
-    def exchange(self, members: list[Member]) -> None:
+    def come_together(self, members: list[Member] | list[Passenger]) -> None:
         if any(member.kind != members[0].kind for member in members):
             raise Wrong(f"{members[0].one.node} meets something else")
-        together = Exchange(members)
+        together = Round(members)
         for member in members:
             member.host.under_way[member.position] = together
             if self.when == EARLY:
                 together.move(member.host)
 
     def send(self, host: Host, send: Send) -> None:
-        self.must_be_made(host, send)
+        self.must_be_made(host, send, send.value)
         self.meet((send.stream, host.plan.device, send.peer), host, send, 0)
 
     def meet(self, ends: tuple[str, int, int], host: Host, one: Send | Recv, side: int) -> None:
@@ -350,10 +245,12 @@ def positions(plan: Plan, kind: type) -> list[int]:
 
 
 def at_first(model: Model, state: State) -> Bundle:
-    whole = initial(model, state.bucket)
-    return (
-        shard(packed(whole, state.messages), state.shard, state.ways) if state.ways > 1 else whole
+    if not 0 <= state.share < state.shares:
+        raise Wrong(f"there is no share {state.share} of {state.bucket}")
+    held = tuple(
+        equal_parts(tensor, state.shares)[state.share] for tensor in initial(model, state.bucket)
     )
+    return shard(packed(held, state.messages), state.shard, state.ways) if state.ways > 1 else held
 
 
 def executed(
@@ -379,26 +276,37 @@ def executed(
 
 
 def final_weights(world: World) -> dict[str, Number]:
-    """All buckets, whole; every copy and every replica of a shard must be the same."""
+    """All buckets, whole; every copy and every replica of a share or a shard must be the same."""
     weights: dict[str, Number] = {}
-    shards: dict[tuple[str, int, tuple[Layout, ...]], dict[int, Number]] = {}
-
-    def agree(known: dict, key: object, number: Number, bucket: str) -> None:
-        if known.setdefault(key, number) != number:
-            raise Wrong(f"copies of {bucket} differ")
-
+    held: dict[tuple[str, int], dict[int, Number]] = {}  # bucket, shares -> by share
+    shards: dict[tuple[object, ...], dict[int, Number]] = {}
     for host in world.hosts.values():
         for state in host.plan.states:
-            number = host.get(state.value)
+            number, whole = host.get(state.value), (state.bucket, state.shares)
             if state.ways == 1:
-                agree(weights, state.bucket, number, state.bucket)
+                agree(held.setdefault(whole, {}), state.share, number, state.bucket)
             else:
-                found = shards.setdefault((state.bucket, state.ways, state.messages), {})
-                agree(found, state.shard, number, state.bucket)
-    for (bucket, ways, messages), found in shards.items():
-        if sorted(found) != list(range(ways)):
-            raise Wrong(f"shards of {bucket} are missing")
-        numels = [spec.numel for spec in world.model.buckets[bucket].specs]  # type: ignore[index]
-        whole = joined([found[k] for k in range(ways)])  # type: ignore[misc]
-        agree(weights, bucket, unpacked(whole, messages, numels), bucket)
+                key = (*whole, state.share, state.ways, state.messages)
+                agree(shards.setdefault(key, {}), state.shard, number, state.bucket)
+    for (bucket, shares, share, ways, messages), found in shards.items():
+        numels = [
+            spec.numel // shares
+            for spec in world.model.buckets[bucket].specs  # type: ignore
+        ]
+        part = unpacked(joined(in_a_row(found, ways, bucket)), messages, numels)  # type: ignore
+        agree(held.setdefault((bucket, shares), {}), share, part, bucket)  # type: ignore
+    for (bucket, shares), found in held.items():
+        tensors = zip(*in_a_row(found, shares, bucket), strict=True)
+        agree(weights, bucket, tuple(map(joined_rows, tensors)), bucket)
     return weights
+
+
+def agree(known: dict, key: object, number: Number, bucket: str) -> None:
+    if known.setdefault(key, number) != number:
+        raise Wrong(f"copies of {bucket} differ")
+
+
+def in_a_row(found: dict[int, Number], count: int, bucket: str) -> list:
+    if sorted(found) != list(range(count)):
+        raise Wrong(f"parts of {bucket} are missing")
+    return [found[k] for k in range(count)]

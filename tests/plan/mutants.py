@@ -10,11 +10,13 @@ from random import Random
 from typing import Any
 
 from plan.devices import positions
+from plan.expert_programs import random_experts
 from plan.programs import Program, random_program
 
 from piper.compiler import Compiled, compile_strategy
 from piper.plan.instructions import (
     Add,
+    Exchange,
     Gather,
     Instruction,
     Keep,
@@ -51,6 +53,23 @@ def replicated() -> Programs:
         random = Random(seed)
         copies, devices = random.choice([2, 2, 3, 4]), random.randint(1, 2)
         made.append(compiled(seed, random, random.randint(2, 4), devices, copies))
+    return tuple(made)
+
+
+@cache
+def with_experts() -> Programs:
+    """Small programs whose experts are divided, a third of them in pairs of four replicas."""
+    made = []
+    for seed in range(75):
+        random = Random(seed)
+        copies = 2 if seed % 4 else 4
+        program = random_experts(
+            random, random.choice([1, 1, 1, 2]), 2, copies, all_ordered=True, overlapping=False,
+            layers=1,
+        )  # fmt: skip
+        if all(1 < shard.sharding.ways <= 2 for _, shard in program.shards):
+            found = compile_strategy(program.model, program.directives, clip=program.clip)
+            made.append((program, found))
     return tuple(made)
 
 
@@ -120,7 +139,7 @@ def other(random: Random, options: Sequence[Any], *than: Any) -> Any:
 
 def reads_of(one: Instruction) -> tuple[str, ...]:
     match one:
-        case Run():
+        case Run() | Exchange():
             return one.reads
         case Send() | Keep() | Reduce() | Gather():
             return (one.value,)

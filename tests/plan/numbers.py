@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from plan.bundles import PRIME, Bundle, Number, Wrong, added, elements, sizes
+from plan.bundles import PRIME, Bundle, Number, Wrong, added, blend, elements, mix, sizes
+from plan.tokens import experts_run, has_experts, is_counts, is_rows, of, routing, weight_reads
 
 from piper.ir.model import Model, Region
 
@@ -23,15 +24,12 @@ class Outcome:
     totals: tuple[tuple[int, int], ...]  # loss and squared norm of each step
 
 
-def mix(*parts: object) -> int:
-    return hash(parts) % PRIME
-
-
 def bundle_of(model: Model, bucket: str, *seed: object) -> Bundle:
     """A number of its own for every element of every parameter."""
     specs = model.buckets[bucket].specs  # type: ignore[index]
+    first = mix(*seed, bucket)
     return tuple(
-        tuple(mix(*seed, bucket, j, k) for k in range(spec.numel)) for j, spec in enumerate(specs)
+        tuple([blend(first, j, k) for k in range(spec.numel)]) for j, spec in enumerate(specs)
     )
 
 
@@ -54,8 +52,9 @@ def updated(bucket: str, old: Number, grad: Number, norm: int | None) -> Bundle:
     if isinstance(old, int) or sizes(old) != sizes(grad):
         raise Wrong(f"{bucket} is updated by something else than its gradient")
     numbers = zip(elements(old), elements(grad), strict=True)
-    new = [mix("update", bucket, *pair, norm) for pair in numbers]
-    return tuple(tuple(new.pop(0) for _ in tensor) for tensor in old)
+    first = mix("update", bucket, norm)
+    new = iter([blend(first, *pair) for pair in numbers])
+    return tuple(tuple([next(new) for _ in tensor]) for tensor in old)
 
 
 def squared(number: Number) -> int:
@@ -64,32 +63,51 @@ def squared(number: Number) -> int:
 
 def kernel(model: Model, region: Region, phase: str, reads: Sequence[Number]) -> Iterator[Number]:
     """All that a phase writes, in order; BI and BW together give what B gives."""
-    name = region.code, region.id
+    if has_experts(region):
+        yield from experts_run(model, region, phase, reads)
+        return
+    name = f"{region.code} {region.id}"
     if phase == "F":
-        yield from (mix(name, "out", k, *reads) for k in range(len(region.outputs)))
+        yield from outputs(model, region, mix(name, "out", *reads))
         if region.has_backward:
             yield mix(name, "saved", *reads)
     if phase in ("B", "BI"):
-        yield from (mix(name, "grad", k, *reads) for k in region.input_grads)
-    if phase == "BI":
-        yield mix(name, "carry", *reads)
-    if phase == "B":
-        reads = list(reads_of_weight_grads(region, reads))
+        yield from input_grads(model, region, mix(name, "grad", *reads), reads)
+        carry = mix(name, "carry", *reads)
+        if phase == "BI":
+            yield carry
+        reads = list(weight_reads(region, reads, carry)) if phase == "B" else reads
     if phase in ("B", "BW"):
         seed = mix(name, "weight", *reads)
         yield from (bundle_of(model, bucket, seed) for bucket in model.trained(region))
 
 
-def reads_of_weight_grads(region: Region, reads: Sequence[Number]) -> Iterator[Number]:
-    """What BW would read, out of what B reads."""
-    buckets, inputs = len(region.backward_buckets), len(region.backward_inputs)
-    of_bucket = dict(zip(region.backward_buckets, reads, strict=False))
-    of_input = dict(zip(region.backward_inputs, reads[buckets:], strict=False))
-    of_grad = dict(zip(region.output_grads, reads[buckets + inputs + 1 :], strict=True))
-    yield from (of_bucket[k] for k in region.weight_buckets)
-    yield from (of_input[k] for k in region.weight_inputs)
-    yield mix((region.code, region.id), "carry", *reads)
-    yield from (of_grad[k] for k in region.weight_output_grads)
+def outputs(model: Model, region: Region, seed: int) -> Iterator[Number]:
+    """Rows, and where they go, are made up."""
+    specs = [model.values[value].specs[0] for value in region.outputs]
+    lengths = [spec.shape[0] for spec in specs if is_rows(spec)]
+    experts = next((spec.shape[0] or 0 for spec in specs if is_counts(spec)), 0)
+    counts = routing(seed, experts, lengths[0]) if experts else ()
+    for k, spec in enumerate(specs):
+        if is_counts(spec):
+            yield (counts,)
+        elif is_rows(spec):
+            yield (tuple(blend(seed, k, row) for row in range(sum(counts))),)
+        else:
+            yield blend(seed, k)
+
+
+def input_grads(
+    model: Model, region: Region, seed: int, reads: Sequence[Number]
+) -> Iterator[Number]:
+    """The gradient of rows has as many rows."""
+    first = len(region.backward_buckets)
+    read = {k: reads[first + j] for j, k in enumerate(region.backward_inputs)}
+    for k in region.input_grads:
+        if is_rows(model.values[region.inputs[k]].specs[0]):
+            yield (tuple(blend(seed, k, row) for row in range(len(of(read[k])))),)
+        else:
+            yield blend(seed, k)
 
 
 def expected(model: Model, parts: int, clip: bool, steps: int, feeds: int = 1) -> Outcome:
@@ -139,18 +157,18 @@ def one_microbatch(
         if not region.has_backward:
             outputs.append(saved.pop(region.id))
         known.update(zip(region.outputs, outputs, strict=True))
-    flowing: dict[str, int] = {model.loss: given["seed"]}  # type: ignore[dict-item]
+    flowing: dict[str, list[Number]] = {model.loss: [given["seed"]]}
     for region in reversed(model.regions):
         if region.has_backward:
             reads = [
                 *(weights[region.buckets[k]] for k in region.backward_buckets),
                 *(known[region.inputs[k]] for k in region.backward_inputs),
                 saved[region.id],
-                *(flowing[region.outputs[k]] % PRIME for k in region.output_grads),
+                *(added(*flowing[region.outputs[k]]) for k in region.output_grads),
             ]
             given = list(kernel(model, region, "B", reads))
             for k, grad in zip(region.input_grads, given, strict=False):
-                flowing[region.inputs[k]] = flowing.get(region.inputs[k], 0) + grad
+                flowing.setdefault(region.inputs[k], []).append(grad)
             of_buckets = given[len(region.input_grads) :]
             for bucket, grad in zip(model.trained(region), of_buckets, strict=True):
                 grads.setdefault(bucket, []).append(grad)

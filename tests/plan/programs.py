@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from synthetic import chain, network, with_odd_parameters, without_buffers
 
-from piper.directives import Directive, Order, Place, Replicate, Split
+from piper.directives import Directive, Order, Place, Replicate, Shard, Split
 from piper.ir.filters import Filter, where
 from piper.ir.model import Model
 
@@ -29,6 +29,7 @@ class Program:
     copies: int = 1  # replicas of everything
     mirrored: bool = False  # every second replica goes through the devices the other way round
     replicates: tuple[tuple[int, Replicate], ...] = ()  # with their places among the directives
+    shards: tuple[tuple[int, Shard], ...] = ()
     clip: bool = False
     split: bool = True  # without it there is one microbatch and no MB
     halved: frozenset[tuple[int, int]] = frozenset()  # (stage, microbatch) with BI and BW
@@ -42,8 +43,8 @@ class Program:
         places = [Place(where(PP=s), self.devices(s)) for s in range(len(self.device_of))]
         split = [Split("MB", self.microbatches)] if self.split else []
         found: list[Directive] = [*places, *split, *self.orders]
-        for at, replicate in self.replicates:
-            found.insert(at, replicate)
+        for at, one in (*self.replicates, *self.shards):
+            found.insert(at, one)
         return found
 
     @property
@@ -113,20 +114,23 @@ class Program:
 
 
 def needs(program: Program) -> dict[Pass, list[Pass]]:
-    """What each pass waits for; written down from the model, not taken from the DAG."""
+    """What each pass of a stage waits for; written down from the model, not taken from the DAG."""
     found: dict[Pass, list[Pass]] = {}
     regions = program.model.regions
-    maker = {value: k for k, region in enumerate(regions) for value in region.outputs}
+    stage = {region.id: dict(region.tags)["PP"] for region in regions}
+    maker = {value: stage[region.id] for region in regions for value in region.outputs}
     for m in range(program.microbatches):
-        back = ["BI" if (s, m) in program.halved else "B" for s in range(len(regions))]
-        for s, region in enumerate(regions):
-            found["F", s, m] = [("F", maker[v], m) for v in region.inputs if v in maker]
-            found["F", s, m] += [("F", s, m - 1)] if region.stateful and m else []
+        back = ["BI" if (s, m) in program.halved else "B" for s in range(len(program.device_of))]
+        for region in regions:
+            s = stage[region.id]
+            first = found.setdefault(("F", s, m), [])
+            first += [("F", maker[v], m) for v in region.inputs if maker.get(v, s) != s]
+            first += [("F", s, m - 1)] if region.stateful and m else []
             if region.has_backward:
                 found.setdefault((back[s], s, m), []).append(("F", s, m))
-                for k in region.input_grads:
-                    source = maker[region.inputs[k]]
-                    found.setdefault((back[source], source, m), []).append((back[s], s, m))
+                for source in (maker[region.inputs[k]] for k in region.input_grads):
+                    if source != s:
+                        found.setdefault((back[source], source, m), []).append((back[s], s, m))
                 if back[s] == "BI":
                     found["BW", s, m] = [("BI", s, m)]
     return found

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from random import Random
+from dataclasses import replace
 
 import pytest
-from plan.bundles import Wrong
-from plan.devices import EARLY, LATE, executed, positions
+from plan.devices import positions
+from plan.judge import accepted, any_slip, is_right, must_be_refused
 from plan.mutants import (
     Plans,
     Programs,
@@ -17,12 +16,9 @@ from plan.mutants import (
     mutants,
     rearranged,
     replicated,
-    some,
     with_code,
 )  # fmt: skip
-from plan.numbers import expected
-from plan.programs import Program
-from plan.slips import ACTIONS, SLIPS
+from plan.slips import SLIPS
 from plan.slips_of_replicas import SLIPS_OF_REPLICAS
 from synthetic import chain, frozen
 
@@ -33,10 +29,7 @@ from piper.ir.filters import where
 from piper.ir.spec import BUG
 from piper.plan.check import check
 from piper.plan.instructions import (
-    Free,
     Gather,
-    Keep,
-    Load,
     Plan,
     Recv,
     Reduce,
@@ -45,14 +38,6 @@ from piper.plan.instructions import (
 )  # fmt: skip
 
 EXAMPLES = 105
-
-
-def accepted(compiled: Compiled, plans: Plans) -> bool:
-    try:
-        check(compiled.dag, plans)
-    except PlanError:
-        return False
-    return True
 
 
 def test_the_plans_are_accepted_as_they_are() -> None:
@@ -74,33 +59,6 @@ def test_plans_of_replicas_with_a_slip_are_refused(name: str) -> None:
     must_be_refused(found, unless_right="wait" in name or "before it is there" in name)
 
 
-def must_be_refused(
-    found: list[tuple[Program, Compiled, Plans]], unless_right: bool = False
-) -> None:
-    """`unless_right`: a wait may be left out where another one says as much."""
-    passed = [(program, plans) for program, dag, plans in found if accepted(dag, plans)]
-    wrongly = [p for program, p in passed if not (unless_right and is_right(program, p))]
-
-    assert len(found) >= 100
-    assert len(passed) < len(found) / 4
-    assert not wrongly, f"{len(wrongly)} of {len(found)} are accepted"
-
-
-def any_slip(plans: Plans, random: Random) -> Plans | None:
-    """An instruction moved, or any field of it taken from another: often wrong, at times not."""
-    plan, at = some(plans, random, *ACTIONS, Reduce, Gather, Keep, Load, Free) or (None, 0)
-    assert plan is not None
-    code = plan.instructions
-    if random.random() < 0.5:
-        order = [k for k in range(len(code)) if k != at]
-        order.insert(random.randint(0, len(order)), at)
-        return with_code(plans, plan.device, rearranged(code, order))
-    one = code[at]
-    kin = [p.instructions[k] for p in plans for k in positions(p, type(one))]
-    name = random.choice([field.name for field in fields(one) if field.name != "waits"])
-    return changed(plans, plan, at, **{name: getattr(random.choice(kin), name)})
-
-
 @pytest.mark.parametrize(("programs", "count"), [(alone, 600), (replicated, 900)])
 def test_what_is_accepted_computes_what_plain_training_computes(
     programs: Callable[[], Programs], count: int
@@ -111,17 +69,6 @@ def test_what_is_accepted_computes_what_plain_training_computes(
 
     assert len(found) > 20
     assert not wrong, f"{len(wrong)} of {len(found)} accepted ones are wrong"
-
-
-def is_right(program: Program, plans: Plans) -> bool:
-    right = expected(program.model, program.parts, program.clip, 1, program.feeds)
-    try:
-        return all(
-            executed(program.model, plans, when, 1, program.feed_of) == right
-            for when in (EARLY, LATE)
-        )
-    except (Wrong, ValueError):
-        return False
 
 
 def crossed(plan: Plan, peers: dict[int, int]) -> Plan:

@@ -5,6 +5,7 @@ import pytest
 from piper.names import COMPUTE
 from piper.plan.instructions import (
     Add,
+    Exchange,
     Free,
     Gather,
     Instruction,
@@ -45,6 +46,16 @@ MESSAGES = (("float32", (0,), 8),)
             Gather("gather w", "w", "W:w", MESSAGES, SHAPES, (0, 2), 1, "dp"),
             "gather  w -> W:w [1] among 0, 2 on dp",
         ),
+        (
+            Exchange(
+                "to F", "counted", ("r", "c"), ("r~", "c~", "route"), SHAPES, (0, 2), "ep", (4,)
+            ),
+            "counted r, c -> r~, c~, route among 0, 2 on ep  after 4",
+        ),
+        (
+            Exchange("from F", "back", ("r~", "route"), ("r",), SHAPES, (0, 2), "ep"),
+            "back    r~, route -> r among 0, 2 on ep",
+        ),
         (Total("totals", (("loss@0", 0),), ("g",), (0, 1)), "total   loss@0, g"),
         (Update("U", "w", "g", True, (7,)), "update  w by g  after 7"),
         (Free(("a", "b"), (2,)), "free    a, b  after 2"),
@@ -61,13 +72,14 @@ def test_only_transfers_collectives_and_totals_run_beside_compute() -> None:
         Recv("s", "h", (), 1, "pp"),
         Reduce("r", "g", "S", (), (0, 1), True, "dp"),
         Gather("g", "w", "W", (), (), (0, 1), 0, "side"),
+        Exchange("e", "out", (), (), (), (0, 1), "ep"),
         Total("t", (), (), ()),
     ]
     compute = [Run("F", "R", "F", (), ()), Keep("a", "b"), Add("a", "b"), Update("U", "w", "g")]
 
     streams = [one.stream for one in (*beside, *compute, Free(()), Load("x", "batch", 0, 0, 1))]
 
-    assert streams == ["pp", "pp", "dp", "side", "totals", *[COMPUTE] * 6]
+    assert streams == ["pp", "pp", "dp", "side", "ep", "totals", *[COMPUTE] * 6]
 
 
 @pytest.mark.parametrize(("at", "first", "last"), [(0, 0, 2), (4, 2, 6), (9, 7, 9)])

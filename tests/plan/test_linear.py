@@ -7,10 +7,10 @@ import pstats
 from collections.abc import Callable
 
 import pytest
-from synthetic import chain
+from synthetic import chain, moe_chain
 
 from piper.compiler import compile_strategy
-from piper.directives import Directive, Order, Place, Replicate, Split
+from piper.directives import Directive, Order, Place, Replicate, Shard, Split
 from piper.ir.filters import where
 
 AT_MOST = 2.3  # times the calls for twice the nodes
@@ -79,6 +79,25 @@ def stages_with_gathered_parameters(n: int) -> object:
     return compile_strategy(chain(n), [*replicates(n, zero=3, buffers=2), Split("MB", 2)])
 
 
+def experts(stages: int, parts: int) -> object:
+    """The last stage has a forward and a backward in each slot: tokens of one travel meanwhile."""
+    cuts = [Shard(where(PP=s, EP="*"), [s % 2, s % 2 + 2]) for s in range(stages)]
+    forwards = [where(PP=stages - 1, MB=m, PASS="F") for m in range(parts)]
+    backwards = [where(PP=stages - 1, MB=m, PASS="B") for m in range(parts)]
+    pairs = zip(forwards[1:], backwards, strict=False)
+    order = Order([forwards[0], *map(list, pairs), backwards[-1]])
+    program = [*replicates(stages, zero=2, buffers=1), *cuts, Split("MB", parts), order]
+    return compile_strategy(moe_chain(stages), program)
+
+
+def microbatches_with_experts(n: int) -> object:
+    return experts(2, n)
+
+
+def stages_with_experts(n: int) -> object:
+    return experts(n, 2)
+
+
 @pytest.mark.parametrize(
     ("compiled", "size"),
     [
@@ -91,6 +110,8 @@ def stages_with_gathered_parameters(n: int) -> object:
         (microbatches_with_sharded_gradients, 40),
         (microbatches_with_gathered_parameters, 40),
         (stages_with_gathered_parameters, 40),
+        (microbatches_with_experts, 8),
+        (stages_with_experts, 8),
     ],
 )
 def test_twice_the_nodes_cost_twice_the_calls(compiled: Callable[[int], object], size: int) -> None:

@@ -9,10 +9,12 @@ PROGRAM = """
 import sys
 sys.path[:0] = sys.argv[1:]
 from random import Random
+from plan.expert_programs import random_experts
 from plan.programs import random_program
 from piper.compiler import compile_strategy
-for seed in range(12):
-    program = random_program(Random(seed), 5, 3, min_devices=3)
+several = [random_program(Random(seed), 5, 3, min_devices=3) for seed in range(12)]
+several += [random_experts(Random(seed), 2, 2, 4) for seed in range(6)]
+for program in several:
     compiled = compile_strategy(program.model, program.directives)
     print(compiled.dag.sequence, *map(repr, compiled.plans), sep="\\n")
 """

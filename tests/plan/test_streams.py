@@ -9,15 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 from plan.mutants import reads_of
-from synthetic import chain
+from synthetic import chain, moe_chain
 
 from piper.compiler import compile_strategy
-from piper.directives import Directive, Place, Replicate, Split
+from piper.directives import Directive, Order, Place, Replicate, Shard, Split
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.names import COMPUTE
 from piper.plan.instructions import (
     Add,
+    Exchange,
+    Free,
     Gather,
     Instruction,
     Keep,
@@ -53,7 +55,7 @@ def reads(one: Instruction) -> tuple[str, ...]:
 
 def writes(one: Instruction) -> tuple[str, ...]:
     match one:
-        case Run():
+        case Run() | Exchange():
             return one.writes
         case Keep() | Add() | Reduce():
             return (one.into,)
@@ -119,3 +121,30 @@ def test_an_update_waits_for_its_shard() -> None:
 
 def test_new_parameters_arrive_after_the_last_use_of_the_old_ones() -> None:
     assert replicated(chain(2, tied=True), 0, PP0=[0], PP1=[1]) == []
+
+
+@pytest.mark.parametrize("stream", ["ep", "dp"])
+@pytest.mark.parametrize("zero", range(4))
+def test_rows_are_waited_for_where_they_are_read_and_where_they_end(zero: int, stream: str) -> None:
+    """Frees count as writes: what is on its way must not end."""
+    four = [0, 1, 2, 3]
+    keep, cut = Replicate(where(), four, zero), Shard(where(EP="*"), [[0, 1], [2, 3]], stream)
+    slots = [[where(MB=0, PASS=p), where(MB=1, PASS=p)] for p in ("F", "B")]
+    program = [Place(where(), four), keep, cut, Split("MB", 2), Order(slots)]
+
+    plans = compile_strategy(moe_chain(1, layers=2), program).plans
+
+    assert [race for plan in plans for race in (*races(plan), *early_ends(plan))] == []
+
+
+def early_ends(plan: Plan) -> Iterator[str]:
+    """Values that end while an exchange may still read or write them."""
+    known, under_way = known_at(plan), dict[str, list[int]]()
+    for k, one in enumerate(plan.instructions):
+        if isinstance(one, Exchange):
+            for name in (*one.reads, *one.writes):
+                under_way.setdefault(name, []).append(k)
+        if isinstance(one, Free):
+            for name in one.values:
+                if not known[k].issuperset(under_way.pop(name, ())):
+                    yield f"«{line(one)}» may end {name} while it travels"

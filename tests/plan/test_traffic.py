@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from synthetic import chain
+from synthetic import TOKENS, chain, moe_chain
 
 from piper.compiler import compile_strategy
-from piper.directives import Order, Place, Replicate, Split
+from piper.directives import Order, Place, Replicate, Shard, Split
 from piper.ir.filters import where
 from piper.plan.traffic import traffic
 
@@ -64,3 +64,15 @@ def test_a_pipeline_sends_activations_and_gradients_beside() -> None:
 
     for plan in plans:
         assert traffic(plan) == {"pp": 4 * ROW, "dp": 4 * BUCKET // 2 + BUCKET // 2}
+
+
+@pytest.mark.parametrize(("groups", "ways"), [([0, 1, 2, 3], 4), ([[0, 1], [2, 3]], 2)])
+def test_rows_go_to_their_experts_and_back_forward_and_backward(groups: list, ways: int) -> None:
+    four, parts, layers = [0, 1, 2, 3], 3, 2
+    keep = Replicate(where(), four, zero=1)
+    cut, split = Shard(where(EP="*"), groups), Split("MB", parts)
+
+    plans = compile_strategy(moe_chain(1, layers), [Place(where(), four), keep, cut, split]).plans
+
+    for plan in plans:
+        assert traffic(plan)["ep"] == 4 * parts * layers * (TOKENS.nbytes * (ways - 1) // ways)

@@ -153,9 +153,9 @@ def refuse_count(name: str, value: int, least: int) -> None:
         raise Refused(Problem(f"{name}={value!r}", f"write a number, {least} or more"))
 
 
-def refuse_stream(stream: str) -> None:
+def refuse_stream(stream: str, example: str = 'reduce_stream="dp"') -> None:
     if not isinstance(stream, str) or not stream:
-        raise Refused(Problem(f"stream {stream!r} is no name", 'write reduce_stream="dp"'))
+        raise Refused(Problem(f"stream {stream!r} is no name", f"write {example}"))
     if stream in RESERVED:
         raise Refused(
             Problem(

@@ -46,7 +46,7 @@ class Shard:
         groups = device_groups(self.devices)
         flat = isinstance(self.devices, range) or type(self.devices[0]) is int
         object.__setattr__(self, "devices", groups[0] if flat else groups)
-        refuse_stream(self.stream)
+        refuse_stream(self.stream, 'stream="ep"')
 
     @property
     def sharding(self) -> Sharding:
@@ -82,7 +82,7 @@ class Shard:
             raise Refused(*found)
         ways = self.sharding.ways
         if found.experts % ways:
-            good = [n for n in range(2, found.experts + 1) if found.experts % n == 0]
+            good = [n for n in range(2, found.experts + 1) if found.experts % n == 0] or [1]
             raise Refused(
                 Problem(
                     f"{region} has {found.experts} experts, which {ways} devices cannot share "

@@ -80,6 +80,7 @@ def row_problems(model: Model, region: Region, found: Contract) -> Iterator[Prob
     inputs = [("input", region.inputs[k]) for k in found.rows]
     if not inputs:
         yield Problem(f"{region.id} reads no rows", "let it read the rows of the tokens")
+        return
     for what, value in (*inputs, *(("output", value) for value in region.outputs)):
         spec = model.values[value].specs[0]
         if not spec.shape or spec.shape[0] != found.length:
@@ -99,18 +100,19 @@ def bucket_problems(
     model: Model, region: Region, bucket: Bucket, experts: int
 ) -> Iterator[Problem]:
     others = [r.id for r in model.regions if bucket.id in r.buckets and r.id != region.id]
-    for parameter in bucket.parameters:
-        if bucket.buffers:
-            yield Problem(
-                f"{region.id} uses the buffer {parameter.name}",
-                "let experts use parameters only, or compute it inside the region",
-            )
-        elif others:
-            yield Problem(
-                f"{region.id} shares the parameter {parameter.name} with {others[0]}",
-                "give every region of experts parameters of its own",
-            )
-        elif not parameter.spec.shape or parameter.spec.shape[0] != experts:
+    names = ", ".join(parameter.name for parameter in bucket.parameters)
+    if bucket.buffers:
+        yield Problem(
+            f"{region.id} uses the buffer {names}",
+            "let experts use parameters only, or compute it inside the region",
+        )
+    elif others:
+        yield Problem(
+            f"{region.id} shares the parameter {names} with {others[0]}",
+            "give every region of experts parameters of its own",
+        )
+    for parameter in () if bucket.buffers or others else bucket.parameters:
+        if not parameter.spec.shape or parameter.spec.shape[0] != experts:
             yield Problem(
                 f"{region.id}: parameter {parameter.name} is {parameter.spec} "
                 f"(expected a first dimension of {experts}, the number of experts)",
@@ -141,10 +143,13 @@ def share_of(spec: TensorSpec, ways: int) -> TensorSpec:
 
 def among_holders(how: Residency, sharding: Sharding) -> Residency:
     """Only devices with the same experts have something to share or to add up."""
-    groups = tuple(
-        tuple(device for device in group if device in holders)
-        for holders in sharding.holders
-        for group in how.groups
-        if set(group) & set(holders)
-    )
+    groups = tuple(g for holders in sharding.holders for g in within(how, holders))
     return replace(how, groups=groups, shares=sharding.ways)
+
+
+def within(how: Residency, holders: tuple[Device, ...]) -> list[tuple[Device, ...]]:
+    """The groups, as far as they have the same experts; without ZeRO groups mean nothing."""
+    if not how.zero:
+        return [holders]
+    found = [tuple(device for device in group if device in holders) for group in how.groups]
+    return [group for group in found if group]

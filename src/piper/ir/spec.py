@@ -10,7 +10,7 @@ from piper.ir.cycles import cycle
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer, Update
 from piper.ir.replicas import replicas
-from piper.ir.sharding import sharding_of
+from piper.ir.sharding import sharding_of, within
 from piper.ir.values import Origin
 from piper.names import BW, B, F, NodeId, Phase, RegionId
 
@@ -150,7 +150,9 @@ def groups_fit_the_experts(dag: Dag) -> Iterator[Problem]:
     """ZeRO groups must cut the holders of each share of the experts alike."""
     for bucket, how in dag.residencies.items():
         cut = sharding_of(dag.model, dag.shardings, bucket)
-        if cut and len({len(set(g) & set(h)) for g in how.groups for h in cut.holders}) > 1:
+        parts = [within(how, holders) for holders in cut.holders] if cut else []
+        sizes = {len(group) for groups in parts for group in groups}
+        if cut and (len(sizes) > 1 or len(set(map(len, parts))) > 1):
             yield Problem(
                 f"{bucket} is replicated in groups {[list(g) for g in how.groups]}, but its "
                 f"experts are in groups {[list(g) for g in cut.groups]}",

@@ -147,7 +147,7 @@ class Work:
 
     def named(self, value: ValueId, name: str) -> ValueId:
         """Expected to be as large as before: tokens are spread evenly, more or less."""
-        self.values[ValueId(name)] = self.dag.values[value]
+        self.values[ValueId(name)] = Value(self.dag.values[value].specs)
         return ValueId(name)
 
     def counted(self, region: Region, counts: Sum) -> ValueId:

@@ -21,10 +21,10 @@ def teams(plans: Sequence[Plan]) -> list[tuple[str, tuple[Device, ...]]]:
     return sorted({(one.stream, one.group) for one in meetings})
 
 
-def exchanging(plans: Sequence[Plan]) -> list[str]:
-    """The streams on which rows travel to experts."""
-    every = (one for plan in plans for one in plan.instructions)
-    return sorted({one.stream for one in every if isinstance(one, Exchange)})
+def exchanging(plans: Sequence[Plan], device: Device) -> list[tuple[str, tuple[Device, ...]]]:
+    """The streams and groups in which rows of a device travel to experts."""
+    mine = (one for plan in plans if plan.device == device for one in plan.instructions)
+    return sorted({(one.stream, one.group) for one in mine if isinstance(one, Exchange)})
 
 
 def first_holders(plans: Sequence[Plan], device: Device) -> set[str]:

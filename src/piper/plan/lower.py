@@ -60,7 +60,7 @@ class Lowering:
     readers: dict[str, list[int]] = field(default_factory=dict)  # of states and gather buffers
     slots: dict[str, str] = field(default_factory=dict)  # gathered value -> its buffer
     started: set[str] = field(default_factory=set)  # sums that have their first part
-    loaded: set[str] = field(default_factory=set)
+    loaded: dict[str, int] = field(default_factory=dict)
     sent: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
     scattering: list[str] = field(default_factory=list)  # shards on their way, not waited for
     buffers: dict[int, int] = field(default_factory=dict)  # that gathers fill: bytes
@@ -176,7 +176,8 @@ class Lowering:
     def exchange(self, node: ExchangeNode) -> None:
         """What it reads is written on the compute stream; so is all that is waited for there."""
         reads = tuple(self.operand(total, node.devices) for total in node.reads)
-        made = max((self.made_by[value] for value in reads if value in self.made_by), default=None)
+        makers = [self.made_by.get(value, self.loaded.get(value)) for value in reads]
+        made = max((k for k in makers if k is not None), default=None)
         shapes = tuple(chain.from_iterable(wire_shapes(self.dag.values[v]) for v in node.rows))
         waits = self.wait_for(reads, node.stream)
         k = self.emit(
@@ -271,10 +272,9 @@ class Lowering:
     def load(self, value: ValueId, known: Value, devices: tuple[Device, ...]) -> str:
         name = self.row.name(value, devices)
         if name not in self.loaded:
-            self.loaded.add(name)
             first, of = self.row.replicas.place(devices, self.row.device)
             part, parts = first * known.parts + known.part, of * known.parts
-            self.emit(Load(name, known.origin, known.index, part, parts))
+            self.loaded[name] = self.emit(Load(name, known.origin, known.index, part, parts))
         return name
 
     def storage(self, value: str) -> str:
@@ -321,8 +321,8 @@ class Lowering:
     def free(self, position: int) -> None:
         values = self.ends.get(position, ())
         if values:
-            sends = sorted(chain.from_iterable(self.sent.get(value, ()) for value in values))
-            self.emit(Free(tuple(values), tuple(sends)))
+            sends = {k for value in values for k in self.sent.get(value, ())}
+            self.emit(Free(tuple(values), tuple(sorted(sends))))
 
 
 @dataclass(frozen=True)
@@ -358,7 +358,8 @@ def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[s
             last.update((sums.names.get(total, name), position) for total, name in row.names(node))
     for exchange in row.exchanges:
         arrived = row.arrived(exchange)
-        for value in (*(sums.names.get(t, t[0]) for t in exchange.reads), *exchange.writes):
+        read = [sums.names.get(total, name) for total, name in row.names(exchange)]
+        for value in (*read, *exchange.writes):
             last[value] = max(last.get(value, 0), arrived)
     for transfer in row.sends:
         buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from piper.errors import PlanError, Problem
 from piper.ir.dag import Dag
+from piper.ir.nodes import Compute, Exchange
+from piper.ir.replicas import replicas
 from piper.ir.spec import BUG
+from piper.ir.values import Origin
 from piper.names import Device
 from piper.plan.instructions import Plan
 from piper.plan.knowledge import Knowledge, stream_of
@@ -45,6 +48,21 @@ class Paper:
     wires: Wires = field(default_factory=Wires)
     asleep: dict[Event, Device] = field(default_factory=dict)  # who waits for it
     woken: list[Device] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.replicas = replicas(node.devices for node in self.dag.computes if node.devices)
+
+    def expected(self, machine: Machine, node: Compute | Exchange) -> Sequence[Sequence[str]]:
+        """What a node reads; on a device with several replicas, inputs of its own replica."""
+        assert node.devices is not None
+        replica, of = self.replicas.place(node.devices, machine.plan.device)
+        if of == 1 or not replica:
+            return node.reads
+        given = self.dag.values
+        return [
+            [v if given[v].origin in (Origin.FLOW, Origin.WEIGHTS) else f"{v}#{replica}" for v in t]
+            for t in node.reads
+        ]
 
     def end(self, *events: Event) -> None:
         """These have ended; whoever waits for one may go on."""

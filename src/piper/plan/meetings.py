@@ -124,7 +124,7 @@ class Meetings(Paper):
             node.way, node.stream, shapes, len(node.writes),
         ):  # fmt: skip
             self.refuse(machine, f"{one.node} is not among {list(one.group)} like this")
-        self.compare(machine, one.reads, node.reads)
+        self.compare(machine, one.reads, self.expected(machine, node))
         for buffer in one.reads:
             machine.used.setdefault(buffer, []).append(machine.at)
         for buffer, value in zip(one.writes, node.writes, strict=True):

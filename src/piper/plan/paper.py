@@ -14,9 +14,7 @@ from typing import Any
 from piper.errors import PlanError, Problem
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
-from piper.ir.replicas import replicas
 from piper.ir.spec import BUG
-from piper.ir.values import Origin
 from piper.names import COMPUTE
 from piper.plan.instructions import (
     Add,
@@ -52,7 +50,7 @@ class Together(Meetings):
             Send: self.transfer, Recv: self.transfer, Total: self.total, Update: self.update,
             Reduce: self.reduce, Gather: self.gather, Exchange: self.exchange,
         }  # fmt: skip
-        self.replicas = replicas(node.devices for node in self.dag.computes if node.devices)
+        super().__post_init__()
 
     def run(self) -> None:
         awake = deque(self.machines)
@@ -120,18 +118,6 @@ class Together(Meetings):
             )
         for buffer, value in zip(run.writes, node.writes, strict=True):
             self.write(machine, buffer, {value})
-
-    def expected(self, machine: Machine, node: Compute) -> Sequence[Sequence[str]]:
-        """What a node reads; on a device with several replicas, inputs of its own replica."""
-        assert node.devices is not None
-        replica, of = self.replicas.place(node.devices, machine.plan.device)
-        if of == 1 or not replica:
-            return node.reads
-        given = self.dag.values
-        return [
-            [v if given[v].origin in (Origin.FLOW, Origin.WEIGHTS) else f"{v}#{replica}" for v in t]
-            for t in node.reads
-        ]
 
     def add(self, machine: Machine, add: Add) -> None:
         total, part = self.read(machine, add.into), self.take(machine, add.value)

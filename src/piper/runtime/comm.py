@@ -150,7 +150,7 @@ class ProcessComm:
     streams: Sequence[str]
     teams: Sequence[tuple[str, Group]] = ()  # streams and the groups that do collectives on them
     groups: dict[str | tuple[str, Group], dist.ProcessGroup | None] = field(default_factory=dict)
-    couriers: dict[str, Courier] = field(default_factory=dict)  # of streams that have exchanges
+    couriers: dict[tuple[str, Group], Courier] = field(default_factory=dict)  # that exchange
 
     def __post_init__(self) -> None:
         self.extend(self.streams, self.teams)
@@ -159,12 +159,12 @@ class ProcessComm:
         self,
         streams: Sequence[str],
         teams: Sequence[tuple[str, Group]],
-        exchanging: Sequence[str] = (),
+        exchanging: Sequence[tuple[str, Group]] = (),
     ) -> None:
         """Every process makes the same groups in the same order, those that it has not yet."""
-        for stream in exchanging:
-            if stream not in self.couriers:
-                self.couriers[stream] = Courier(stream)
+        for team in exchanging:
+            if team not in self.couriers:
+                self.couriers[team] = Courier(team[0])
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         for stream in (*streams, "totals"):
             if stream not in self.groups:
@@ -201,15 +201,17 @@ class ProcessComm:
         assert work is not None
         return work
 
-    def started(self, stream: str, start: Callable[[], Arrival]) -> Arrival:
-        """Something of a group; where a courier works, it does all of that stream, in order."""
-        courier = self.couriers.get(stream)
+    def started(self, stream: str, group: Group, start: Callable[[], Arrival]) -> Arrival:
+        """Something of a group; where a courier works, it does all of it, in order."""
+        courier = self.couriers.get((stream, group))
         return courier.ask(lambda: start().wait()) if courier else start()
 
     def all_reduce(self, flat: torch.Tensor, stream: str, group: Group) -> Handle:
         team = self.groups[stream, group]
         return self.started(
-            stream, lambda: Works([dist.all_reduce(flat, group=team, async_op=True)], (flat,))
+            stream,
+            group,
+            lambda: Works([dist.all_reduce(flat, group=team, async_op=True)], (flat,)),
         )
 
     def reduce_scatter(self, flat: torch.Tensor, stream: str, group: Group) -> Shard:
@@ -220,7 +222,7 @@ class ProcessComm:
             work = dist.all_to_all_single(pieces, flat, group=team, async_op=True)
             return SumOfPieces(work, pieces.view(len(group), -1), flat)
 
-        return self.started(stream, start)
+        return self.started(stream, group, start)
 
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
@@ -230,11 +232,13 @@ class ProcessComm:
         team = self.groups[stream, group]
         return self.started(
             stream,
+            group,
             lambda: Works([gather_flat(into, given, group=team, async_op=True)], (whole, shard)),
         )
 
     def exchange(self, rows: Tensors, where: Any, way: str, stream: str, group: Group) -> Arrival:
-        return self.couriers[stream].ask(Journey(rows, where, way, self.groups[stream, group]))
+        team = stream, group
+        return self.couriers[team].ask(Journey(rows, where, way, self.groups[team]))
 
     def add_up(self, tensor: torch.Tensor) -> Handle:
         group = self.groups["totals"]

@@ -1,0 +1,56 @@
+"""Any legal strategy with experts computes what one device with all experts computes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from plan.devices import EARLY, LATE, executed
+from plan.expert_programs import expert_programs, random_experts, scheduled
+from plan.numbers import expected
+from plan.programs import Program
+from synthetic import moe_chain
+
+from piper.compiler import compile_strategy
+from piper.directives import Place
+from piper.strategies import BUILDERS
+
+STEPS = 2  # the second one sees what the first one left behind
+
+
+def must_be_right(program: Program) -> None:
+    plans = compile_strategy(program.model, program.directives, clip=program.clip).plans
+    right = expected(program.model, program.parts, program.clip, STEPS, program.feeds)
+
+    for when in (EARLY, LATE):
+        assert executed(program.model, plans, when, STEPS, program.feed_of) == right
+
+
+@settings(max_examples=35)
+@given(expert_programs())
+def test_any_legal_strategy_computes_what_one_device_computes(program: Program) -> None:
+    must_be_right(program)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_total_order_that_the_dataflow_allows_is_accepted(seed: int) -> None:
+    random = Random(seed)
+
+    must_be_right(random_experts(random, 2, 3, random.choice([2, 4]), all_ordered=True))
+
+
+@pytest.mark.parametrize(("dp", "ways", "zero"), [(2, 2, 2), (4, 2, 3)])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_schedule_takes_experts(name: str, dp: int, ways: int, zero: int) -> None:
+    """Replicas of DualPipe go two by two through the same devices."""
+    together = 2 if name == "dualpipe" else 1
+    strategy = scheduled(name, 4, dp // together, ways, zero=zero)
+    stages = sum(isinstance(one, Place) for one in strategy)
+    feeds, parts = dp // together, strategy.microbatches * together
+    model = moe_chain(stages, experts=2)
+
+    plans = compile_strategy(model, strategy).plans
+
+    feed_of = {plan.device: plan.device // 2 for plan in plans}
+    assert executed(model, plans, LATE, 1, feed_of) == expected(model, parts, False, 1, feeds)
