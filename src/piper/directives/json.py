@@ -47,8 +47,9 @@ def encode(directive: Directive) -> dict[str, Any]:
             }  # fmt: skip
         case Order():
             slots = [[encode_filter(wanted) for wanted in slot] for slot in directive.slots]
-            off = {} if directive.overlap else {"overlap": False}
-            return {"op": "order", "filters": slots, **off}
+            more = {} if directive.overlap else {"overlap": False}
+            more |= {"ahead": True} if directive.ahead else {}
+            return {"op": "order", "filters": slots, **more}
         case _:
             raise TypeError(f"{type(directive).__name__} has no JSON form")
 
@@ -138,10 +139,11 @@ def read_order(row: Row) -> Order:
     slots = row["filters"]
     if not isinstance(slots, list) or not all(isinstance(slot, list) for slot in slots):
         raise Refused(Problem("filters is no list of slots", 'write [[{"PP": 0}], [{"PP": 1}]]'))
-    overlap = row.get("overlap", True)
-    if not isinstance(overlap, bool):
-        raise Refused(Problem(f"overlap {overlap!r} is neither true nor false", "write true"))
-    return Order(tuple(tuple(map(decode_filter, slot)) for slot in slots), overlap)
+    overlap, ahead = row.get("overlap", True), row.get("ahead", False)
+    for value in (overlap, ahead):
+        if not isinstance(value, bool):
+            raise Refused(Problem(f"{value!r} is neither true nor false", "write true or false"))
+    return Order(tuple(tuple(map(decode_filter, slot)) for slot in slots), overlap, ahead)
 
 
 PUBLISHED = ("shard_grads", "shard_params")
@@ -158,5 +160,5 @@ READERS: dict[str, tuple[Reader, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "shard": (read_shard, ("filter", "devices"), ("stream",)),
     "split": (read_split, ("dim_name", "num_microbatches"), ("filter",)),
-    "order": (read_order, ("filters",), ("overlap",)),
+    "order": (read_order, ("filters",), ("overlap", "ahead")),
 }

@@ -25,7 +25,8 @@ class Order:
     `PASS="BI"` and `PASS="BW"` split that backward in its two halves. What shares a slot is
     interleaved so that one's communication hides behind the other's compute; with `overlap=False`
     it runs in the order in which it is listed, to be given by hand: `where(PP=0, RUN=1, ...)` is
-    the second region of these tags.
+    the second region of these tags. With `ahead=True`, of two neighbouring slots with one filter
+    each the second may begin while the first one waits for its tokens.
 
     rewrite:
         a    b                  Order([[a], [b]]), with no path between them
@@ -35,6 +36,7 @@ class Order:
 
     slots: tuple[Slot, ...]
     overlap: bool = True
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.slots, Filter) or not isinstance(self.slots, list | tuple):
@@ -45,7 +47,8 @@ class Order:
 
     def __repr__(self) -> str:
         off = "" if self.overlap else ", overlap=False"
-        return f"Order(slots={self.slots!r}{off})"
+        on = ", ahead=True" if self.ahead else ""
+        return f"Order(slots={self.slots!r}{off}{on})"
 
     @property
     def steps(self) -> tuple[Slot, ...]:
@@ -71,7 +74,9 @@ def apply_orders(orders: Sequence[tuple[str, Order]], dag: Dag) -> Dag:
     lane_of = lanes(dag)
     new: list[Precedence] = []
     for name, order in orders:
-        new += precedences(name, [slot_nodes(dag, slot) for slot in order.steps], lane_of)
+        slots = [slot_nodes(dag, slot) for slot in order.steps]
+        single = [order.ahead and len(slot) == 1 for slot in order.steps]
+        new += precedences(name, slots, single, lane_of)
     return dag.with_precedences(new)
 
 
@@ -117,21 +122,33 @@ def slot_nodes(dag: Dag, slot: Slot) -> list[Compute]:
 
 
 def precedences(
-    name: str, slots: Sequence[Sequence[Compute]], lane_of: dict[tuple[int, ...], int]
+    name: str,
+    slots: Sequence[Sequence[Compute]],
+    single: Sequence[bool],
+    lane_of: dict[tuple[int, ...], int],
 ) -> Iterator[Precedence]:
-    """Consecutive slots of each device, as edges between groups."""
+    """Consecutive slots of each device, as edges between groups.
+
+    Of two `single` ones the second need not wait for the first, but for the one before it.
+    """
     refuse_doubles(slots)
-    rows: dict[int, list[tuple[NodeId, ...]]] = {}
-    for slot in slots:
+    rows: dict[int, list[tuple[tuple[NodeId, ...], bool]]] = {}
+    for slot, alone in zip(slots, single, strict=True):
         mine: dict[int, list[NodeId]] = {}
         for node in slot:
             assert node.devices is not None
             mine.setdefault(lane_of[node.devices], []).append(node.id)
         for lane, ids in mine.items():
-            rows.setdefault(lane, []).append(tuple(dict.fromkeys(ids)))
+            rows.setdefault(lane, []).append((tuple(dict.fromkeys(ids)), alone))
     for row in rows.values():
-        for before, after in pairwise(row):
-            yield Precedence(before, after, name)
+        strict = [not (one[1] and other[1]) for one, other in pairwise(row)]
+        for k, (before, _) in enumerate(row[:-1]):
+            if strict[k]:
+                yield Precedence(before, row[k + 1][0], name)
+            if k + 2 < len(row) and not (strict[k] and strict[k + 1]):
+                yield Precedence(before, row[k + 2][0], name)
+            if k + 2 == len(row) and not strict[k]:
+                yield Precedence((), before + row[k + 1][0], name)  # they are named, no more
 
 
 def refuse_doubles(slots: Sequence[Sequence[Compute]]) -> None:

@@ -1,7 +1,7 @@
 """Put all nodes in one order in time, which every device follows.
 
 A list scheduler on a clock: each lane (devices with one common list) runs the best ready node as
-soon as it is free. Orders leave it no choice, but for what shares a slot: there the node with the
+soon as it is free. Orders leave it no choice, but for what may overlap: there the node with the
 longest way to go is best, so that one's communication hides behind the other's compute. Without an
 order it works like 1F1B, backward first and no more microbatches in flight than the rest of the
 pipeline needs.
@@ -19,7 +19,7 @@ from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
 from piper.ir.topology import Topology
 from piper.names import BI, BW, B, F, NodeId, Phase, RegionId
-from piper.passes.tails import tails
+from piper.passes.ranks import ranks
 
 RANK = {B: 0, BI: 0, F: 1, BW: 2}
 BESIDE = -1  # the lane of what runs beside compute: transfers, collectives, totals
@@ -56,7 +56,7 @@ class Clock:
         table = lanes(self.dag)
         self.lane = [lane_of(node, table) for node in self.nodes]
         self.cost = durations(self.dag)
-        self.tail = tails(self.dag, self.cost)
+        self.rank = ranks(self.dag, self.cost)
         self.table = table
         self.limit = flight_limits(self.dag, table)
         orders = [p for p in self.dag.precedences if p.maker.startswith("order")]
@@ -81,8 +81,15 @@ class Clock:
                 self.begin(k, self.link_free(self.nodes[k], now, self.cost[k]), self.cost[k])
             elif not self.hold(k):
                 self.arrivals += 1
-                rank = priority(self.nodes[k], k, self.arrivals, self.tail.get(k))
+                rank = self.priority(k)
                 heappush(self.ready.setdefault(self.lane[k], []), (rank, k))
+
+    def priority(self, k: int) -> Priority:
+        """Where tokens travel, what an order names goes by the way it has before it."""
+        node = self.nodes[k]
+        if self.rank and node.id in self.ordered:
+            return (-1, -self.rank[k], k)
+        return priority(node, k, self.arrivals)
 
     def begin(self, k: int, now: float, cost: float) -> None:
         self.sequence.append(self.graph.ids[k])
@@ -174,14 +181,11 @@ def durations(dag: Dag) -> list[float]:
     return [seconds(node) for node in dag.nodes.values()]
 
 
-def priority(node: Node, k: int, arrival: int, tail: float | None) -> Priority:
-    """In a slot with exchanges, what has the longest way to go. Otherwise backward before forward,
-    the oldest microbatch first, then the deepest region.
+def priority(node: Node, k: int, arrival: int) -> Priority:
+    """Backward before forward, the oldest microbatch first, then the deepest region.
 
     Updates last, in the order in which their gradients are there.
     """
-    if tail is not None:
-        return (-1, -tail, k)
     if not isinstance(node, Compute):
         return (3, arrival, k)
     part = node.tags[-1][1] if "@" in node.id else 0

@@ -55,6 +55,8 @@ def everything_ran_once(together: Together) -> Iterator[Problem]:
 
 def orders_are_kept(together: Together) -> Iterator[Problem]:
     for precedence in together.dag.precedences:
+        if not precedence.before:
+            continue
         for device in together.dag.nodes[precedence.before[0]].devices or ():  # a lane has all
             ran = together.machines[device].ran
             before = [(ran[node], node) for node in precedence.before if node in ran]

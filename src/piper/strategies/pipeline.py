@@ -23,7 +23,8 @@ def gpipe(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
     Every schedule takes `dp`, the number of replicas: replica r of a stage is r * pp devices
     further. They are kept equal by `Replicate`, which has the other options (`zero` and so on).
     With `ep`, so many replicas in a row share the experts of a stage (regions tagged EP), by
-    `Shard`; `expert_stages` are the stages that have any, by default all.
+    `Shard`; `expert_stages` are the stages that have any, by default all. While tokens travel, the
+    next pass may begin (`ahead` of `Order`, on with `ep` unless it is turned off).
 
     Streams: `stream` is that of the transfers between stages ("pp"), `ep_stream` that of tokens on
     their way to experts ("ep"), `reduce_stream` ("dp") and `gather_stream` ("gather") are those of
@@ -117,16 +118,19 @@ def replicated(
     ep: int = 1,
     ep_stream: str = "ep",
     expert_stages: Iterable[int] | None = None,
+    ahead: bool | None = None,
     gather_stream: str = "gather",
     **options: Any,
 ) -> Strategy:
     """Every place `dp` times, `pp` devices apart, and what keeps the replicas equal."""
     refuse_count("dp", dp)
+    refuse_count("ep", ep)
     homes = {
         stage: tuple(device + pp * copy for copy in range(dp) for device in devices)
         for stage, devices in places.items()
     }
-    where_at, *rest = split_at_places(to_directives(table, homes, stream), len(homes))
+    early = ep > 1 if ahead is None else ahead
+    where_at, *rest = split_at_places(to_directives(table, homes, stream, early), len(homes))
     several = max(map(len, homes.values())) > 1
     keep = [
         Replicate(where(PP=s), homes[s], gather_stream=gather_stream, **options)
@@ -143,7 +147,6 @@ def split_at_places(found: tuple[Directive, ...], count: int) -> tuple[Any, ...]
 
 def experts(homes: Places, ep: int, stream: str, stages: Iterable[int] | None) -> Iterator[Shard]:
     """Of the replicas of a stage, each `ep` in a row have its experts together."""
-    refuse_count("ep", ep)
     if ep == 1:
         return
     for stage in sorted(homes if stages is None else stages):
@@ -165,16 +168,18 @@ def refuse_count(name: str, value: int) -> None:
         raise StrategyError("strategy", Problem(f"{name}={value!r}", "write a number, 1 or more"))
 
 
-def to_directives(table: Table, places: Places, stream: str = "pp") -> tuple[Directive, ...]:
+def to_directives(
+    table: Table, places: Places, stream: str = "pp", ahead: bool = False
+) -> tuple[Directive, ...]:
     """A place for each stage, the split in microbatches, and an order for each row."""
     return (
         *(Place(where(PP=stage), tuple(places[stage]), stream) for stage in sorted(places)),
         Split("MB", table.microbatches),
-        *orders_of(table),
+        *orders_of(table, ahead),
     )
 
 
-def orders_of(table: Table) -> Iterator[Order]:
+def orders_of(table: Table, ahead: bool = False) -> Iterator[Order]:
     """`where(PP=..., MB=..., PASS=...)` for every action.
 
     Filters share their tags and skip the checks of `where`: there may be 100,000 of them.
@@ -188,4 +193,4 @@ def orders_of(table: Table) -> Iterator[Order]:
         return Filter((stages[stage], microbatches[microbatch], passes[phase]))
 
     for row in table.rows:
-        yield Order(tuple(tuple(map(filter_of, slot)) for slot in row))
+        yield Order(tuple(tuple(map(filter_of, slot)) for slot in row), ahead=ahead)
