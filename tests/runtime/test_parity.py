@@ -23,7 +23,9 @@ def test_a_schedule_trains_as_plain_pytorch(model: str, ranks: int, schedule: st
         pytest.importorskip("transformers")
     stages = stages_of(schedule, ranks)
     legal = 0
-    for parts in (4, 8) if model == "hf" else (1, 4, 8):
+    for parts in (1, 4, 8):
+        if (model == "hf" and (parts == 1 or legal)) or (ranks == 2 and parts == 8 and legal):
+            continue  # the same with more of it
         try:
             strategy = BUILDERS[schedule](pp=ranks, microbatches=parts)
         except StrategyError:
