@@ -14,6 +14,7 @@ from piper.view.costs import devices_text
 
 Span = tuple[float, float]
 SHOWN = 3  # slots for each device
+WIDE = 12  # pieces of work
 
 
 def overlap(dag: Dag) -> str:
@@ -48,15 +49,26 @@ def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Bus
         if table[node.devices] == lane:
             row = sorted(slot, key=lambda name: dag.times[name][0])
             found.setdefault(pattern(row), []).append(tuple(row))
+    if not found:
+        yield f"  from the middle of the step  {' '.join(middle(dag, lane, table))}"
     for alike in list(found.values())[:SHOWN]:
         yield f"  {len(alike)} x  {' '.join(alike[0])}"
     if len(found) > SHOWN:
         yield f"  and {len(found) - SHOWN} other orders of a slot"
 
 
+def middle(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> list[NodeId]:
+    """Some work of a lane, in order."""
+    nodes = [n for n in dag.computes if n.devices and table[n.devices] == lane]
+    row = sorted((n.id for n in nodes), key=lambda name: dag.times[name][0])
+    half = len(row) // 2
+    return row[half : half + WIDE]
+
+
 def overlapped(dag: Dag) -> list[tuple[NodeId, ...]]:
     """Slots of orders in which several passes share a device."""
-    orders = [order for order in dag.precedences if order.maker.startswith("order")]
+    made = [order for order in dag.precedences if order.maker.startswith("order")]
+    orders = [order for order in made if order.before]
     slots = dict.fromkeys(names for order in orders for names in (order.before, order.after))
     return [slot for slot in slots if len({part_of(name) for name in slot}) > 1]
 
