@@ -58,10 +58,11 @@ def rehearsed(strategy: Strategy, replicas: int, routing: str) -> None:
 
 @pytest.mark.parametrize("schedule", BUILDERS)
 def test_every_schedule_with_every_level_on_experts(schedule: str) -> None:
-    """PP=2 x DP=4 x EP=2 (DualPipe: DP=2, twice): two devices have the same experts."""
+    """PP=2 x DP=4 (DualPipe: DP=2, twice). EP=2: two devices have the same experts; and EP=4."""
     dp = 2 if schedule == "dualpipe" else 4
     for zero, routing in zip(LEVELS, ROUTINGS, strict=True):
         rehearsed(legal(schedule, 2, dp=dp, ep=2, zero=zero), 4, routing)
+    rehearsed(legal(schedule, 2, dp=dp, ep=4, zero=2), 4, "skewed")
 
 
 @pytest.mark.parametrize("pp", [3, 4])
