@@ -161,6 +161,7 @@ class Trainer:
 
     def step(self, *batch: Any) -> Metrics:
         """One optimizer step on one batch."""
+        self.refuse_closed()
         started = time.perf_counter()
         own = self.own_weights(batch)
         everyone = self.agreed(batch, own)
@@ -177,6 +178,7 @@ class Trainer:
         Every process must call it. Parameters and optimizers stay as they are. `costs.to_json()`
         is for a file that `Trainer(costs=...)` reads next time.
         """
+        self.refuse_closed()
         own = self.own_weights(batch)
         work = self.batch(batch, self.steps, self.replica, own, self.agreed(batch, own))
         seen = together(measure(self.program(batch), work, rounds))
@@ -215,6 +217,10 @@ class Trainer:
         if self.comm is not None:
             self.comm.close()
             self.comm = None
+
+    def refuse_closed(self) -> None:
+        if self.comm is None:
+            raise InputError("trainer", Problem("it is closed", "make a new Trainer"))
 
     def metrics(self, program: Program, inputs: Sequence[torch.Tensor], seconds: float) -> Metrics:
         loss, squares = program.totals.tolist()
@@ -281,8 +287,8 @@ class Trainer:
         compiled = compile_strategy(
             captured.model, self.strategy.directives, clip=clip, costs=self.costs
         )
-        for region in compiled.dag.shardings:
-            captured.experts.prove(captured.model.by_id[region].code)
+        for region, cut in compiled.dag.shardings.items():
+            captured.experts.prove(captured.model.by_id[region].code, cut.ways)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
         return captured, compiled
 

@@ -16,11 +16,14 @@ from piper.capture.lower import Lowered
 from piper.capture.nodes import value
 from piper.capture.partition import partition
 from piper.capture.phases import Layout, phase_graphs
+from piper.errors import CaptureError
 from piper.ir.sharding import Contract
 from piper.names import Phase
 
 Graphs = dict[Phase, fx.GraphModule]
-TRIAL = (2, 0, 3)  # rows of each expert, of a region that is tried out
+TRIAL = (2, 0, 1)  # rows of each expert, of a region that is tried out
+DRAWS = 3
+CROWD_BYTES = 2**24  # of rows that are tried at once
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of other types: 5e-2
 
 
@@ -64,11 +67,12 @@ class ExpertGraphs:
             self.made[code, ways] = share(self.codes[code], ways)
         return self.made[code, ways]
 
-    def prove(self, code: str) -> None:
-        """Refuse a region in which experts or rows know of each other."""
+    def prove(self, code: str, ways: int) -> None:
+        """Refuse a region in which experts or rows know of each other, or that cannot be cut."""
         if code not in self.proven:
             refuse_mixing(self.codes[code])
             self.proven.add(code)
+        self.get(code, ways)
 
 
 def share(found: ExpertCode, ways: int) -> Graphs:
@@ -89,60 +93,110 @@ def share(found: ExpertCode, ways: int) -> Graphs:
         raise messages.fixed_rows(chunk.source, str(error)) from error
     cut = partition(joint, len(chunk.weights), ())
     same = ("backward_arguments", "weight_arguments", "weight_tangents")
-    assert all(getattr(cut, name) == getattr(lowered.cut, name) for name in same)
+    if any(getattr(cut, name) != getattr(lowered.cut, name) for name in same):
+        raise messages.fixed_rows(chunk.source, "its backward reads other inputs then")
     return phase_graphs(joint, cut, found.layout, {})
 
 
 def refuse_mixing(found: ExpertCode) -> None:
-    """Try it out on a few rows: all experts at once must give what each gives by itself."""
+    """Try it out on a few rows: every row must come out as if it were alone with its expert."""
     try:
-        differ = tried(found)
+        for draw in range(DRAWS):
+            Trial(found, draw).run()
+    except CaptureError:
+        raise
     except Exception as error:
         raise messages.fixed_rows(found.chunk.source, str(error)) from error
-    if differ:
-        raise messages.mixed_rows(found.chunk.source)
 
 
-def tried(found: ExpertCode) -> bool:
-    """Whether a region on three experts gives something else than on one and on two of them."""
-    draw = torch.Generator().manual_seed(0)
-    every = found.arguments(lambda tensor, kind: trial(tensor, kind, draw))
-    whole = results(found, every)
-    first = results(found, cut_out(every, found.kinds, 0, 1))
-    rest = results(found, cut_out(every, found.kinds, 1, 3))
-    parts = [torch.cat(pair) for pair in zip(first, rest, strict=True)]
-    return any(differs(a, b) for a, b in zip(whole, parts, strict=True))
+@dataclass
+class Trial:
+    """A few rows for three experts, one of which has none; small weights."""
 
+    found: ExpertCode
+    number: int
 
-def trial(tensor: Tensor, kind: str, draw: torch.Generator) -> Tensor:
-    """Small weights: a number for each expert, spread over its matrix, whatever the size."""
-    if kind == "counts":
-        return torch.tensor(TRIAL, dtype=tensor.dtype)
-    if kind == "rows":
-        made = torch.randn(sum(TRIAL), *map(int, tensor.shape[1:]), generator=draw)
-        return made.to(tensor.dtype)
-    shape = [len(TRIAL), *(1 for _ in tensor.shape[1:])]
-    scale = max(1, int(tensor.shape[-1])) ** -0.5
-    spread = torch.randn(shape, generator=draw) * scale
-    return spread.to(tensor.dtype).expand(len(TRIAL), *map(int, tensor.shape[1:]))
+    def __post_init__(self) -> None:
+        self.draw = torch.Generator().manual_seed(self.number)
+        self.source = self.found.chunk.source
+        self.arguments = self.found.arguments(self.argument)
+        self.expert = [e for e, count in enumerate(TRIAL) for _ in range(count)]
 
+    def argument(self, tensor: Tensor, kind: str) -> Tensor:
+        inner = tuple(map(int, tensor.shape[1:]))
+        if kind == "counts":
+            return torch.tensor(TRIAL, dtype=tensor.dtype)
+        if kind == "rows":
+            made = torch.rand(sum(TRIAL), *inner, generator=self.draw) + 0.1
+            return (made * (1 if tensor.is_floating_point() else 9)).to(tensor.dtype)
+        scale = max(1, inner[-1] if inner else 1) ** -0.5
+        return (torch.randn(len(TRIAL), *inner, generator=self.draw) * scale).to(tensor.dtype)
 
-def cut_out(
-    arguments: Sequence[Tensor], kinds: Sequence[str], first: int, last: int
-) -> list[Tensor]:
-    """Some of the experts, and their rows."""
-    rows = slice(sum(TRIAL[:first]), sum(TRIAL[:last]))
-    experts = slice(first, last)
-    return [a[rows if k == "rows" else experts] for a, k in zip(arguments, kinds, strict=True)]
+    def run(self) -> None:
+        whole = self.results(self.arguments)
+        for row, expert in enumerate(self.expert):
+            self.refuse_other([result[row] for result in whole], self.alone(row, expert))
+            self.refuse_other([result[row] for result in whole], self.in_a_crowd(row, expert))
+        self.refuse_gradients()
 
+    def results(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        found = list(fx.Interpreter(self.found.chunk.graph).run(*arguments))
+        rows = arguments[self.found.kinds.index("rows")]
+        if any(result.shape[:1] != rows.shape[:1] for result in found):
+            raise messages.no_rows(self.source)
+        return found
 
-def results(found: ExpertCode, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    with torch.no_grad():
-        return tuple(fx.Interpreter(found.chunk.graph).run(*arguments))
+    def chosen(self, rows: list[int], experts: slice, counts: list[int]) -> list[Tensor]:
+        """Some rows (or copies of one), for some of the experts."""
+        kinds = zip(self.arguments, self.found.kinds, strict=True)
+        return [
+            torch.tensor(counts, dtype=a.dtype) if kind == "counts"
+            else a[rows] if kind == "rows" else a[experts]
+            for a, kind in kinds
+        ]  # fmt: skip
 
+    def alone(self, row: int, expert: int) -> list[Tensor]:
+        """One row, and no expert but its own."""
+        with torch.no_grad():
+            given = self.chosen([row], slice(expert, expert + 1), [1])
+            return [result[0] for result in self.results(given)]
 
-def differs(whole: Tensor, parts: Tensor) -> bool:
-    if whole.shape != parts.shape:
-        return True
-    within = TOLERANCE.get(whole.dtype, 5e-2)
-    return not torch.allclose(whole.double(), parts.double(), rtol=within, atol=within)
+    def in_a_crowd(self, row: int, expert: int) -> list[Tensor]:
+        """The last of as many rows as one expert may ever get (as far as memory allows)."""
+        every = [a for a, k in zip(self.arguments, self.found.kinds, strict=True) if k == "rows"]
+        width = max(1, sum(a[:1].numel() * a.element_size() for a in every))
+        many = max(2, min(2 * (self.found.contract.length or 0), CROWD_BYTES // width))
+        counts = [many if e == expert else 0 for e in range(len(TRIAL))]
+        with torch.no_grad():
+            given = self.chosen([row] * many, slice(None), counts)
+            return [result[-1] for result in self.results(given)]
+
+    def refuse_other(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
+        for a, b in zip(one, other, strict=True):
+            within = TOLERANCE.get(a.dtype, 5e-2) * max(1e-30, float(a.detach().abs().max()))
+            close = torch.allclose(
+                a.detach().double(), b.double(), rtol=0, atol=within, equal_nan=True
+            )
+            if not close:
+                raise messages.mixed_rows(self.source)
+
+    def refuse_gradients(self) -> None:
+        """What one row gives back is for itself and its expert, and for nobody else: exactly."""
+        given = [a.requires_grad_(a.is_floating_point()) for a in self.arguments]
+        whole = [r for r in self.results(given) if r.requires_grad]
+        leaves = [(a, k) for a, k in zip(given, self.found.kinds, strict=True) if a.requires_grad]
+        for row, expert in enumerate(self.expert):
+            roots = [result[row].sum() for result in whole]
+            if not roots:
+                return
+            grads = torch.autograd.grad(
+                roots, [a for a, _ in leaves], retain_graph=True, allow_unused=True
+            )
+            for grad, (_, kind) in zip(grads, leaves, strict=True):
+                own = row if kind == "rows" else expert
+                if grad is not None and self.leaks(grad, own):
+                    raise messages.mixed_rows(self.source)
+
+    def leaks(self, grad: Tensor, own: int) -> bool:
+        rest = [part for k, part in enumerate(grad) if k != own]
+        return any(bool((part != 0).any()) for part in rest)

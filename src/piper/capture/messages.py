@@ -229,8 +229,9 @@ def fixed_rows(where: str, error: str) -> CaptureError:
         Problem(
             "this region of experts works for one number of rows or experts only: "
             + error.strip().splitlines()[0][:200],
-            "take sizes from the tensors (rows.shape[0], counts.shape[0]) inside the region, and "
-            "let no loop go over the experts; or leave it out of `Shard`",
+            "write sizes that follow the tensors: -1 in view and reshape, torch.zeros_like, "
+            "repeat_interleave without output_size; let no loop go over the experts; or leave it "
+            "out of `Shard`",
         ),
     )
 
@@ -239,9 +240,19 @@ def mixed_rows(where: str) -> CaptureError:
     return CaptureError(
         where,
         Problem(
-            "in this region the result of a row depends on rows of other experts, so it cannot "
-            "be divided over devices",
+            "in this region the result of a row, or its gradient, depends on other rows, on how "
+            "many there are, or on other experts, so it cannot be divided over devices",
             "let every row depend on itself and the parameters of its expert only; move what "
-            "looks at all rows out of the region",
+            "looks at several rows or at counts (means, capacities, side losses) out of the region",
+        ),
+    )
+
+
+def no_rows(where: str) -> CaptureError:
+    return CaptureError(
+        where,
+        Problem(
+            "this region of experts writes something that has no row for each row it reads",
+            "let it write rows only, in the order in which it reads them",
         ),
     )

@@ -28,6 +28,14 @@ class Costs:
     compute: Mapping[str, float] = field(default_factory=dict)  # "code phase" -> seconds
     streams: Mapping[str, float] = field(default_factory=dict)  # stream -> bytes per second
 
+    def __post_init__(self) -> None:
+        for name in ("flops", "memory", "link"):
+            refuse_number(name, getattr(self, name), least=1e-30)
+        refuse_number("latency", self.latency)
+        for name, least in (("compute", 0.0), ("streams", 1e-30)):
+            for key, value in mapping(name, getattr(self, name)).items():
+                refuse_number(f"{name} of {key}", value, least)
+
     def run(self, model: Model, region: Region, phase: Phase) -> float:
         """One phase of a region on one microbatch."""
         known = self.compute.get(f"{region.code} {phase}")
@@ -52,10 +60,24 @@ class Costs:
     def from_json(text: str) -> Costs:
         try:
             return Costs(**json.loads(text))
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise StrategyError(
                 "costs", Problem(f"this is no file of costs: {error}", "write one with `measure`")
             ) from None
+
+
+def refuse_number(name: str, value: object, least: float = 0.0) -> None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool)
+    if not fine or not least <= value < float("inf"):  # type: ignore[operator]
+        raise StrategyError(
+            "costs", Problem(f"{name}={value!r}", "write a number of seconds, or of units a second")
+        )
+
+
+def mapping(name: str, found: object) -> Mapping[str, object]:
+    if not isinstance(found, Mapping):
+        raise StrategyError("costs", Problem(f"{name}={found!r}", "write a mapping of numbers"))
+    return found
 
 
 def touched(model: Model, region: Region) -> int:

@@ -66,6 +66,11 @@ def contract(model: Model, region: Region) -> Contract | list[Problem]:
 
 
 def no_counts(region: Region, specs: Sequence[TensorSpec]) -> Problem:
+    if "random" in region.inputs:
+        return Problem(
+            f"{region.id} uses random numbers (dropout), which would not be those of one device",
+            "move dropout out of the region of experts",
+        )
     inputs = ", ".join(f"{v}: {s}" for v, s in zip(region.inputs, specs, strict=True))
     return Problem(
         f"{region.id} does not read exactly one vector of whole numbers, the rows of each expert "

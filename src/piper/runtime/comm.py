@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -137,10 +138,17 @@ class Journey:
         return (*rows, local_counts(got, self.where), (sent, got))
 
     def moved(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+        """As bytes: not every type of a row is one that gloo knows."""
         give, take = totals(sent), totals(got)
         arrived = rows.new_empty((sum(take), *rows.shape[1:]))
-        dist.all_to_all_single(arrived, rows.contiguous(), take, give, group=self.team)
+        dist.all_to_all_single(as_bytes(arrived), as_bytes(rows), take, give, group=self.team)
         return arrived
+
+
+def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """The same memory, [rows, bytes of a row]."""
+    flat = rows.contiguous().view(rows.shape[0], prod(rows.shape[1:]))
+    return flat.view(torch.uint8)
 
 
 @dataclass

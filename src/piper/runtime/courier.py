@@ -30,9 +30,12 @@ class Courier:
 
     def __init__(self, name: str) -> None:
         self.errands: SimpleQueue[Errand | None] = SimpleQueue()
+        self.closed = False
         threading.Thread(target=self.work, name=f"piper {name}", daemon=True).start()
 
     def ask(self, job: Callable[[], Any]) -> Errand:
+        if self.closed:
+            raise ConnectionError("the communicators of this Trainer are closed")
         errand = Errand(job)
         self.errands.put(errand)
         return errand
@@ -45,4 +48,5 @@ class Courier:
                 errand.done.set_exception(error)
 
     def close(self) -> None:
+        self.closed = True
         self.errands.put(None)

@@ -256,6 +256,8 @@ class Program:
 
         def act() -> None:
             *rows, where = [slots[r] for r in reads]
+            if one.way == "counted":
+                refuse_uncounted(where, rows[0])
             self.handles[k] = self.comm.exchange(tuple(rows), where, one.way, one.stream, one.group)
 
         return act
@@ -316,6 +318,15 @@ def results(plan: Plan) -> Iterator[tuple[int, str]]:
         match one:
             case Recv(value=name) | Reduce(into=name) | Gather(into=name):
                 yield k, name
+
+
+def refuse_uncounted(counts: torch.Tensor, rows: torch.Tensor) -> None:
+    counted = int(counts.sum())
+    if counted != rows.shape[0]:
+        raise ValueError(
+            f"the experts' counts add up to {counted}, but there are {rows.shape[0]} rows: every "
+            "row must be counted for one expert (leave dropped tokens out of the rows)"
+        )
 
 
 def brought(plan: Plan) -> Iterator[tuple[int, tuple[str, ...]]]:

@@ -128,8 +128,9 @@ def refuse_kept(wholes: Named) -> None:
         gc.collect()
     if any(ref() is not None for ref in watched):
         raise refused(
-            "it keeps parameters besides those in param_groups, and zero=1, 2 and 3 give it shards",
-            "use zero=0, or look parameters up in param_groups at each step",
+            "it keeps parameters besides those in param_groups, and zero=1, 2 and 3 give it shards "
+            "(`Shard` does, too)",
+            "use zero=0 and no `Shard`, or look parameters up in param_groups at each step",
         )
 
 
@@ -139,7 +140,10 @@ def refuse_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
     known = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
     if not known and not getattr(kind, "elementwise", False):
         raise refused(
-            f"{kind.__name__} may need whole parameters, and zero=1, 2 and 3 give it shards",
-            "use zero=0, or one of " + ", ".join(ELEMENTWISE) + "; if it treats every element "
+            f"{kind.__name__} may need whole parameters, and zero=1, 2 and 3 give it shards "
+            "(`Shard` does, too)",
+            "use zero=0 and no `Shard`, or one of "
+            + ", ".join(ELEMENTWISE)
+            + "; if it treats every element "
             "by itself, say so with the class attribute elementwise = True",
         )
