@@ -26,7 +26,7 @@ def main() -> None:
     for name, *arguments in RUNS:
         print(f"== {name}", flush=True)
         subprocess.run([sys.executable, str(HERE / name), *arguments], check=True)
-    for name in ("data_parallel.py", "pipeline_zero.py", "zero_memory.py"):
+    for name in ("data_parallel.py", "pipeline_zero.py", "experts.py", "zero_memory.py"):
         print(f"== {name}", flush=True)
         subprocess.run([sys.executable, str(HERE / name), *links(name)], check=True)
     for ranks in ("2", "4"):

@@ -279,7 +279,7 @@ def without_links(chosen: argparse.Namespace, kind: str) -> dict[str, float]:
 def report(chosen: argparse.Namespace, work: Work, times: dict[str, list[float]],
            found: dict[str, dict[str, list[float]]], exchanges: float) -> None:  # fmt: skip
     link, routing = chosen.link, chosen.routing
-    kind = routing if chosen.compute == "emulated" else f"{routing}_real"
+    kind = f"{routing}_{chosen.microbatches}{'' if chosen.compute == 'emulated' else '_real'}"
     free = {} if link == NORMAL else without_links(chosen, kind)
     counted = next((f for f in found.values() if f["messages"][0]), None)
     compute = max(found[next(iter(found))]["compute"])
