@@ -207,8 +207,10 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_on_shards() -> None
         rehearse(Net(), functional.mse_loss, two(1), data(), optimizer=torch.optim.Adafactor)
 
     assert str(refused.value) == (
-        "optimizer: Adafactor may need whole parameters, and zero=1, 2 and 3 give it shards\n"
-        "  fix: use zero=0, or one of SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, "
+        "optimizer: Adafactor may need whole parameters, and zero=1, 2 and 3 give it shards "
+        "(`Shard` does, too)\n"
+        "  fix: use zero=0 and no `Shard`, or one of SGD, Adam, AdamW, NAdam, RAdam, Adamax, "
+        "Adagrad, Adadelta, "
         "RMSprop, Rprop, ASGD; if it treats every element by itself, say so with the class "
         "attribute elementwise = True"
     )

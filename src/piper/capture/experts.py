@@ -23,6 +23,7 @@ from piper.names import Phase
 Graphs = dict[Phase, fx.GraphModule]
 TRIAL = (2, 0, 1)  # rows of each expert, of a region that is tried out
 DRAWS = 3
+CROWD = 8  # devices whose rows may all go to one expert, for a trial
 CROWD_BYTES = 2**24  # of rows that are tried at once
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of other types: 5e-2
 
@@ -165,7 +166,7 @@ class Trial:
         """The last of as many rows as one expert may ever get (as far as memory allows)."""
         every = [a for a, k in zip(self.arguments, self.found.kinds, strict=True) if k == "rows"]
         width = max(1, sum(a[:1].numel() * a.element_size() for a in every))
-        many = max(2, min(2 * (self.found.contract.length or 0), CROWD_BYTES // width))
+        many = max(2, min(CROWD * (self.found.contract.length or 0), CROWD_BYTES // width))
         counts = [many if e == expert else 0 for e in range(len(TRIAL))]
         with torch.no_grad():
             given = self.chosen([row] * many, slice(None), counts)
@@ -173,11 +174,11 @@ class Trial:
 
     def refuse_other(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
         for a, b in zip(one, other, strict=True):
-            within = TOLERANCE.get(a.dtype, 5e-2) * max(1e-30, float(a.detach().abs().max()))
-            close = torch.allclose(
-                a.detach().double(), b.double(), rtol=0, atol=within, equal_nan=True
-            )
-            if not close:
+            left, right = a.detach().double(), b.detach().double()
+            if not left.numel():
+                continue
+            within = TOLERANCE.get(a.dtype, 5e-2) * max(1e-30, float(left.abs().max()))
+            if not torch.allclose(left, right, rtol=0, atol=within, equal_nan=True):
                 raise messages.mixed_rows(self.source)
 
     def refuse_gradients(self) -> None:
