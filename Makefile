@@ -16,8 +16,8 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/piper show examples/experts.py --schedule $(SCHEDULE)
-	$(BIN)/piper run examples/experts.py -n 4 --schedule $(SCHEDULE)
+	$(BIN)/piper show examples/train_experts.py --schedule $(SCHEDULE)
+	$(BIN)/piper run examples/train_experts.py -n 4 --schedule $(SCHEDULE)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples bench

@@ -10,7 +10,7 @@ of a megabyte. What they cost is measured here; what they compute is the same.
 import statistics
 
 import torch
-from experts import EP, PP, STREAMS
+from train_experts import EP, PP, STREAMS
 from train_text import batches, library_text
 
 import piper

@@ -1,8 +1,8 @@
 """Train a mixture of experts on real text: DualPipeV, two pipeline ranks, experts on two devices.
 
-    piper show examples/experts.py         # the order of overlapping work, and what hides behind it
-    piper run examples/experts.py -n 4
-    piper run examples/experts.py -n 4 --schedule 1f1b --streams one
+    piper show examples/train_experts.py         # the order of overlapping work, and what hides behind it
+    piper run examples/train_experts.py -n 4
+    piper run examples/train_experts.py -n 4 --schedule 1f1b --streams one
 
 Four processes: PP=2 x EP=2. Every device has half of the experts of its layers; tokens travel to
 them and back, while the device computes for another microbatch. `--tune` measures what everything
