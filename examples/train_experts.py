@@ -1,6 +1,6 @@
 """Train a mixture of experts on real text: DualPipeV, two pipeline ranks, experts on two devices.
 
-    piper show examples/train_experts.py         # the order of overlapping work, and what hides behind it
+    piper show examples/train_experts.py   # the order of overlapping work, and what it hides
     piper run examples/train_experts.py -n 4
     piper run examples/train_experts.py -n 4 --schedule 1f1b --streams one
 
