@@ -276,15 +276,14 @@ def without_links(chosen: argparse.Namespace, kind: str) -> dict[str, float]:
     return found["step"] if alike else {}
 
 
-def report(chosen: argparse.Namespace, work: Work, times: dict[str, list[float]],
-           found: dict[str, dict[str, list[float]]], exchanges: float) -> None:  # fmt: skip
-    link, routing = chosen.link, chosen.routing
-    kind = f"{routing}_{chosen.microbatches}{'' if chosen.compute == 'emulated' else '_real'}"
-    free = {} if link == NORMAL else without_links(chosen, kind)
-    counted = next((f for f in found.values() if f["messages"][0]), None)
-    compute = max(found[next(iter(found))]["compute"])
-    nominal = 3 * work.parts * work.config.layers / PP * (work.config.dense + work.config.expert)
-    rate = bytes_per_second(link)
+def headline(
+    chosen: argparse.Namespace,
+    counted: dict[str, list[float]] | None,
+    compute: float,
+    exchanges: float,
+) -> None:
+    """What was run, and how long communication is beside compute."""
+    link, routing, rate = chosen.link, chosen.routing, bytes_per_second(chosen.link)
     print(
         f"\n{link}, {routing} routing, {chosen.compute} compute, median of {chosen.repeats}; "
         f"others used {chosen.strangers:.0%} of the cores meanwhile"
@@ -296,6 +295,18 @@ def report(chosen: argparse.Namespace, work: Work, times: dict[str, list[float]]
             f"{counted['messages'][0]:.0f} messages, {sent / rate:.3f} s by the rate, "
             f"{exchanges:.3f} s measured alone; ratio {exchanges / compute if compute else 0:.2f}"
         )
+
+
+def report(chosen: argparse.Namespace, work: Work, times: dict[str, list[float]],
+           found: dict[str, dict[str, list[float]]], exchanges: float) -> None:  # fmt: skip
+    link, routing = chosen.link, chosen.routing
+    kind = f"{routing}_{chosen.microbatches}{'' if chosen.compute == 'emulated' else '_real'}"
+    free = {} if link == NORMAL else without_links(chosen, kind)
+    counted = next((f for f in found.values() if f["messages"][0]), None)
+    compute = max(found[next(iter(found))]["compute"])
+    nominal = 3 * work.parts * work.config.layers / PP * (work.config.dense + work.config.expert)
+    rate = bytes_per_second(link)
+    headline(chosen, counted, compute, exchanges)
     print(
         f"{'':28} {'step':>18} {'floor':>6} {'free':>6} {'exposed':>13} {'over floor':>13} "
         f"{'compute':>7} {'cpu':>6}"
