@@ -41,6 +41,14 @@ class Peak:
         return "\n".join([f"{self.total / 2**20:.2f} MiB at instruction {self.at}", *rows])
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is held while an instruction runs, besides what outlives the step."""
+
+    at: int  # the instruction
+    held: Mapping[str, int]  # bytes, by what they are for
+
+
 def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak:
     """Walk the plan. Inputs belong to the caller and count nothing.
 
@@ -48,13 +56,30 @@ def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak
     often a reduce-scatter holds a whole gradient besides the one it sends (1 on gloo, 0 on NCCL).
     """
     walk = Walk(dag, plan, staging)
-    for position, instruction in enumerate(plan.instructions):
-        for wait in instruction.waits:
-            walk.settle(wait)
-        walk.do(position, instruction)
+    for _ in walk.along():
+        pass
     fixed = dict(lasting(dag, plan, optimizer))
     total = walk.worst + sum(fixed.values())
     return Peak(total, walk.at, {**fixed, **walk.held})
+
+
+def timeline(dag: Dag, plan: Plan, staging: int = 1) -> tuple[Moment, ...]:
+    """What is held during each instruction that changes it, in the order of the plan."""
+    walk, found = Walk(dag, plan, staging), list[Moment]()
+    for position in walk.along():
+        if not found or walk.seen != found[-1].held:
+            found.append(Moment(position, walk.seen))
+    return tuple(found)
+
+
+def holders(dag: Dag, plan: Plan, at: int, staging: int = 1) -> list[tuple[str, str, int]]:
+    """The buffers held after an instruction: name, what it is for, bytes; the largest first."""
+    walk = Walk(dag, plan, staging)
+    for position in walk.along():
+        if position == at:
+            break
+    rows = [(name, kind, size) for name, (kind, size) in walk.sizes.items() if size]
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]:
@@ -80,12 +105,26 @@ class Walk:
     worst: int = 0
     at: int = 0
     held: dict[str, int] = field(default_factory=dict)
+    most: int = -1  # while this instruction runs
+    seen: dict[str, int] = field(default_factory=dict)  # then
+
+    def __post_init__(self) -> None:
+        self.states = {state.value for state in self.plan.states}
+
+    def along(self) -> Iterator[int]:
+        """Go through the plan; yields after each instruction."""
+        for position, instruction in enumerate(self.plan.instructions):
+            self.most = -1
+            for wait in instruction.waits:
+                self.settle(wait)
+            self.do(position, instruction)
+            yield position
 
     def do(self, position: int, one: Instruction) -> None:
         match one:
             case Run():
                 self.run(position, one)
-            case Recv() if one.value not in {state.value for state in self.plan.states}:
+            case Recv() if one.value not in self.states:
                 self.put(one.value, ACTIVATIONS, self.size(one.value))
             case Keep():
                 self.sizes[one.into] = self.sizes.pop(one.value)
@@ -159,6 +198,8 @@ class Walk:
 
     def look(self, position: int, more: int = 0) -> None:
         total = self.now.total() + more
+        if total > self.most:
+            self.most, self.seen = total, {**self.now, WORKSPACE: more}
         if total > self.worst:
             self.worst, self.at = total, position
             self.held = {**self.now, WORKSPACE: more}
