@@ -31,8 +31,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"capture", *WORDS},
     "compiler": {"capture", "directives", "passes", "plan", *IR},
     "tuning": {"runtime", "ir"},
+    "pricing": {"compiler", "sim", "plan", *IR},
 }
-TOP = {"trainer", "rehearsal", "cli", "__init__", "__main__"}  # may import anything below them
+# These may import anything below them.
+TOP = {"trainer", "tracing", "rehearsal", "cli", "__init__", "__main__"}
 TORCH = {"capture", "runtime", "models", "tuning", "trainer", "rehearsal"}
 RAY = {"launch"}
 

@@ -18,7 +18,8 @@ class Costs:
     """Seconds of compute and of communication on one device.
 
     They decide how overlap slots are interleaved and how early receives are posted, never what is
-    computed. The defaults are those of one slow core behind an ordinary network.
+    computed; the simulator takes all of them. The defaults are those of one slow core behind an
+    ordinary network.
     """
 
     flops: float = 2e10  # per second
@@ -27,11 +28,20 @@ class Costs:
     latency: float = 1e-4  # of a message
     compute: Mapping[str, float] = field(default_factory=dict)  # "code phase" -> seconds
     streams: Mapping[str, float] = field(default_factory=dict)  # stream -> bytes per second
+    add: float = 0.0  # seconds for each byte of a gradient that is added up
+    square: float = 0.0  # for each byte of a gradient, for the norm of all
+    update: float = 0.0  # for each byte of parameters: the optimizer's step
+    each: float = 0.0  # of the host, for each instruction
+    post: float = 0.0  # of the host, to start a message
+    wire: float = 0.0  # of a core, for each byte of a message, at both its ends
+    cores: float = 0.0  # that all devices of a node share; 0: each device has its own
+    ahead: bool = False  # the host only queues work (GPU) instead of doing it (CPU)
 
     def __post_init__(self) -> None:
         for name in ("flops", "memory", "link"):
             refuse_number(name, getattr(self, name), least=1e-30)
-        refuse_number("latency", self.latency)
+        for name in ("latency", "add", "square", "update", "each", "post", "wire", "cores"):
+            refuse_number(name, getattr(self, name))
         for name, least in (("compute", 0.0), ("streams", 1e-30)):
             for key, value in mapping(name, getattr(self, name)).items():
                 refuse_number(f"{name} of {key}", value, least)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from piper.ir.dag import Dag
-from piper.ir.values import ITEM_BYTES
 from piper.names import Phase, RegionId
 from piper.plan.instructions import (
     Add,
@@ -23,6 +22,7 @@ from piper.plan.instructions import (
     Run,
     Update,
 )
+from piper.plan.traffic import message_bytes
 
 PARAMETERS, OPTIMIZER, BUFFERS = "parameters", "optimizer", "gather buffers"
 GRADIENTS, ACTIVATIONS, MOVING, WORKSPACE = "gradients", "activations", "moving", "workspace"
@@ -203,8 +203,3 @@ class Walk:
         if total > self.worst:
             self.worst, self.at = total, position
             self.held = {**self.now, WORKSPACE: more}
-
-
-def message_bytes(message: Layout) -> int:
-    dtype, _, padded = message
-    return padded * ITEM_BYTES[dtype]

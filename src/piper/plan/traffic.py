@@ -32,8 +32,12 @@ def traffic(plan: Plan) -> dict[str, int]:
 
 def shared(messages: tuple[Layout, ...], group: tuple[int, ...]) -> int:
     """What a device sends so that everyone of the group has its part of the messages."""
-    whole = sum(padded * ITEM_BYTES[dtype] for dtype, _, padded in messages)
-    return whole * (len(group) - 1) // len(group)
+    return sum(map(message_bytes, messages)) * (len(group) - 1) // len(group)
+
+
+def message_bytes(message: Layout) -> int:
+    dtype, _, padded = message
+    return padded * ITEM_BYTES[dtype]
 
 
 def shape_bytes(shape: Shape) -> int:

@@ -1,0 +1,265 @@
+"""Run the plans of all devices together on a clock.
+
+A host that blocks (CPU) does one instruction after the other and waits where they say so; messages
+go on by themselves. A host that runs ahead (GPU) only queues: each stream goes on in order as soon
+as what it waits for has ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+
+from piper.names import COMPUTE, Device
+from piper.plan.instructions import Instruction, Plan, Recv, Send
+from piper.plan.trace import SIMULATED, Span, Trace
+from piper.sim.meeting import START, Event, Meetings
+from piper.sim.sharing import Demand, Sharing
+from piper.sim.topology import Topology
+from piper.sim.wiring import FAST, Wiring
+
+Price = Callable[[Instruction], float]  # seconds that an instruction takes on its device
+Act = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """How devices issue instructions, and what that costs."""
+
+    blocks: bool = False  # waits where an instruction says so, and computes itself
+    each: float = 0.0  # seconds of an instruction, besides what it does
+    post: float = 0.0  # seconds to start a message
+    cores: float | None = None  # that the devices of a node share; None: each has its own
+    wire: float = 0.0  # seconds of a core for each byte, at both ends
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A step on the clock, and what each thing had to wait for last."""
+
+    trace: Trace
+    plans: tuple[Plan, ...]
+    causes: tuple[Sequence[Event], ...]  # for each plan: what ended when this began
+
+    @property
+    def seconds(self) -> float:
+        return self.trace.seconds
+
+
+def simulate(
+    plans: Sequence[Plan],
+    price: Price,
+    topology: Topology | None = None,
+    host: Host | None = None,
+    name: str = "simulated",
+    alike: Callable[[Device], int] = lambda device: 1,
+) -> Simulated:
+    """When everything happens.
+
+    Members of a group that have no plan here come when the others do; `alike` says how many devices
+    of a node do the same as one that is here.
+    """
+    clock = Clock(tuple(plans), price, topology or Topology(), host or Host(), alike)
+    clock.run()
+    spans = {
+        plan.device: tuple(map(Span, range(len(plan.instructions)), issued, start, end))
+        for plan, issued, start, end in zip(
+            plans, clock.issued, clock.start, clock.end, strict=True
+        )
+    }
+    return Simulated(Trace(name, SIMULATED, spans), tuple(plans), tuple(clock.causes))
+
+
+@dataclass
+class Lane:
+    """What runs in order: all of a device's plan when its host blocks, else one of its streams."""
+
+    row: int  # whose plan
+    positions: Sequence[int]
+    at: int = 0
+    issued: float | None = None
+    last: Event = START  # what it did before
+
+
+@dataclass
+class Clock:
+    """All devices, and what is under way."""
+
+    plans: tuple[Plan, ...]
+    price: Price
+    topology: Topology
+    host: Host
+    alike: Callable[[Device], int]
+    now: float = 0.0
+    timers: list[tuple[float, int, Act]] = field(default_factory=list)
+    sharing: Sharing = field(default_factory=Sharing)
+    acts: dict[int, Act] = field(default_factory=dict)  # what to do when something shared ends
+    asleep: dict[Event, list[Lane]] = field(default_factory=dict)
+    woken: deque[Lane] = field(default_factory=deque)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = [len(plan.instructions) for plan in self.plans]
+        self.issued = [[0.0] * n for n in sizes]
+        self.start = [[0.0] * n for n in sizes]
+        self.end = [[-1.0] * n for n in sizes]  # -1: it has not
+        self.causes: list[list[Event]] = [[START] * n for n in sizes]
+        self.meetings = Meetings({plan.device: k for k, plan in enumerate(self.plans)})
+        self.wiring = Wiring(self.topology, self.sharing, self.alike, self.host.wire, self.core_of)
+        self.cores = [self.core_of(plan.device) for plan in self.plans]
+
+    def core_of(self, device: Device) -> int | None:
+        if self.host.cores is None:
+            return None
+        return self.wiring.resource("cores", self.topology.node(device), self.host.cores)
+
+    def run(self) -> None:
+        self.woken.extend(self.lanes())
+        while True:
+            while self.woken:
+                self.advance(self.woken.popleft())
+            timed = self.timers[0][0] if self.timers else None
+            shared = self.sharing.next_end()
+            if timed is None and shared is None:
+                return
+            if shared is None or (timed is not None and timed <= shared):
+                self.now, _, act = heappop(self.timers)
+            else:
+                self.now, act = shared, self.acts.pop(self.sharing.end())
+            act()
+
+    def lanes(self) -> list[Lane]:
+        if self.host.blocks:
+            return [Lane(k, range(len(plan.instructions))) for k, plan in enumerate(self.plans)]
+        found: dict[tuple[int, object], list[int]] = {}
+        for k, plan in enumerate(self.plans):
+            for at, one in enumerate(plan.instructions):
+                found.setdefault((k, queue_of(one)), []).append(at)
+        return [Lane(k, positions) for (k, _), positions in found.items()]
+
+    def advance(self, lane: Lane) -> None:
+        """Go on until something takes time, or waits."""
+        row, instructions = lane.row, self.plans[lane.row].instructions
+        ends, positions = self.end[row], lane.positions
+        while lane.at < len(positions):
+            at = positions[lane.at]
+            one = instructions[at]
+            if lane.issued is None:
+                lane.issued = self.now
+            for wait in one.waits:
+                if ends[wait] < 0:
+                    self.asleep.setdefault((row, wait), []).append(lane)
+                    return
+            self.issued[row][at], self.start[row][at] = lane.issued, self.now
+            lane.issued = None
+            lane.at += 1
+            self.causes[row][at] = self.cause(lane, one.waits)
+            if (self.compute if one.stream == COMPUTE else self.post)(lane, at, one):
+                return
+
+    def cause(self, lane: Lane, waits: Sequence[int]) -> Event:
+        """What ended last of all that it waited for."""
+        if waits:
+            ends = self.end[lane.row]
+            last = max(waits, key=ends.__getitem__)
+            if ends[last] > (ends[lane.last[1]] if lane.last is not START else -1.0):
+                return (lane.row, last)
+        return lane.last
+
+    def compute(self, lane: Lane, at: int, one: Instruction) -> bool:
+        """Whether it takes time."""
+        seconds, event = self.price(one) + self.host.each, (lane.row, at)
+        if not seconds:
+            self.ended(event)
+            return False
+        lane.last = event
+        core, act = self.cores[lane.row], partial(self.finish, lane, event)
+        if core is None:
+            self.after(seconds, act)
+        else:
+            self.begin(((core, seconds),), 1.0 / seconds, act)
+        return True
+
+    def finish(self, lane: Lane, event: Event) -> None:
+        self.ended(event)
+        self.woken.append(lane)
+
+    def post(self, lane: Lane, at: int, one: Instruction) -> bool:
+        """Start a message; whether the lane has to wait before it goes on."""
+        event = (lane.row, at)
+        for key, met in self.meetings.join(event, one, self.plans[lane.row].device):
+            line = self.meetings.line(key)
+            line.waiting.append((met, self.causes[lane.row][at]))
+            if not line.busy:
+                self.go(key, late=False)
+        if self.host.blocks:
+            seconds = self.host.post + self.host.each + self.price(one)
+            if seconds:
+                self.after(seconds, partial(self.woken.append, lane))
+            return bool(seconds)
+        if self.end[lane.row][at] >= 0:
+            return False
+        lane.last = event
+        self.asleep.setdefault(event, []).append(lane)
+        return True
+
+    def go(self, key: object, late: bool) -> None:
+        """All are there, and what was before them on their line has gone."""
+        line = self.meetings.line(key)
+        met, cause = line.waiting.popleft()
+        for row, at in met:
+            self.start[row][at] = self.now
+            self.causes[row][at] = line.last if late else cause
+        line.busy, line.last = True, met[0]
+        latency, demands = self.needs(met)
+        if latency:
+            self.after(latency, partial(self.move, key, met, demands))
+        else:
+            self.move(key, met, demands)
+
+    def needs(self, met: Sequence[Event]) -> tuple[float, tuple[Demand, ...]]:
+        row, at = met[0]
+        one, here = self.plans[row].instructions[at], self.plans[row].device
+        if isinstance(one, Send):
+            return self.wiring.transfer(one, here)
+        return self.wiring.collective(one, [self.plans[k].device for k, _ in met])
+
+    def move(self, key: object, met: list[Event], demands: tuple[Demand, ...]) -> None:
+        if demands:
+            self.begin(demands, FAST, partial(self.arrived, key, met))
+        else:
+            self.arrived(key, met)
+
+    def arrived(self, key: object, met: list[Event]) -> None:
+        line = self.meetings.line(key)
+        line.busy = False
+        for event in met:
+            self.ended(event)
+        if line.waiting:
+            self.go(key, late=True)
+
+    def ended(self, event: Event) -> None:
+        self.end[event[0]][event[1]] = self.now
+        if event in self.asleep:
+            self.woken.extend(self.asleep.pop(event))
+
+    def after(self, seconds: float, act: Act) -> None:
+        self.count += 1
+        heappush(self.timers, (self.now + seconds, self.count, act))
+
+    def begin(self, demands: Sequence[Demand], fastest: float, act: Act) -> None:
+        self.count += 1
+        self.acts[self.count] = act
+        self.sharing.begin(self.count, self.now, demands, fastest)
+
+
+def queue_of(one: Instruction) -> object:
+    """What an instruction is in line with on a device whose host runs ahead."""
+    if isinstance(one, Send | Recv):
+        return (one.stream, type(one), one.peer)
+    if one.stream == COMPUTE:
+        return COMPUTE
+    return (one.stream, one.group)  # type: ignore[union-attr]

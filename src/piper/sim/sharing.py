@@ -1,0 +1,159 @@
+"""Things that share links and cores, on a clock: how fast each one goes, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+Demand = tuple[int, float]  # a resource, and how much of it: bytes of a link, seconds of a core
+ROUNDS = 3  # in which those who want less than their share leave the rest to others
+
+
+@dataclass(slots=True)
+class Activity:
+    """Something under way: its part that is left, and how fast that shrinks."""
+
+    number: int
+    demands: Sequence[Demand]
+    fastest: float  # parts of it per second, with everything for itself
+    left: float = 1.0
+    speed: float = 0.0
+    since: float = 0.0  # when `left` was right
+    version: int = 0  # of its expected end
+
+
+@dataclass
+class Sharing:
+    """What is under way on every resource. Who wants less than an equal share gets what it wants,
+    the others share what is left (max-min, to a few rounds)."""
+
+    capacity: list[float] = field(default_factory=list)
+    users: list[dict[int, Activity]] = field(default_factory=list)  # by resource
+    active: dict[int, Activity] = field(default_factory=dict)
+    endings: list[tuple[float, int, int]] = field(default_factory=list)  # time, number, version
+
+    def resource(self, capacity: float) -> int:
+        self.capacity.append(capacity)
+        self.users.append({})
+        return len(self.capacity) - 1
+
+    def begin(self, number: int, now: float, demands: Sequence[Demand], fastest: float) -> None:
+        """Start something; `number` comes back when it ends."""
+        one = Activity(number, demands, fastest, since=now)
+        self.active[number] = one
+        for resource, _ in demands:
+            self.users[resource][number] = one
+        self.settle(now, one)
+
+    def next_end(self) -> float | None:
+        """When the next of them ends, if nothing else begins before."""
+        while self.endings:
+            time, number, version = self.endings[0]
+            one = self.active.get(number)
+            if one is not None and one.version == version:
+                return time
+            heappop(self.endings)
+        return None
+
+    def end(self) -> int:
+        """The one that ends next is over."""
+        time, number, _ = heappop(self.endings)
+        one = self.active.pop(number)
+        for resource, _ in one.demands:
+            del self.users[resource][number]
+        self.settle(time, one)
+        return number
+
+    def settle(self, now: float, changed: Activity) -> None:
+        """All that share something with what changed go at another speed from now on."""
+        alone = changed.number in self.active and all(
+            len(self.users[resource]) == 1 for resource, _ in changed.demands
+        )
+        touched = [changed] if alone else self.neighbours(changed)
+        speeds = self.speeds(touched)
+        for one, speed in zip(touched, speeds, strict=True):
+            if speed != one.speed:
+                self.turn(one, now, speed)
+
+    def turn(self, one: Activity, now: float, speed: float) -> None:
+        one.left = max(0.0, one.left - (now - one.since) * one.speed)
+        one.since, one.speed = now, speed
+        one.version += 1
+        heappush(self.endings, (now + one.left / speed, one.number, one.version))
+
+    def neighbours(self, changed: Activity) -> list[Activity]:
+        """Everything that shares a resource with it, or with something that does."""
+        found = {changed.number: changed} if changed.number in self.active else {}
+        seen: set[int] = set()
+        waiting = [resource for resource, _ in changed.demands]
+        while waiting:
+            resource = waiting.pop()
+            if resource in seen:
+                continue
+            seen.add(resource)
+            for number, one in self.users[resource].items():
+                if number not in found:
+                    found[number] = one
+                    waiting += [other for other, _ in one.demands]
+        return list(found.values())
+
+    def speeds(self, touched: Sequence[Activity]) -> list[float]:
+        if len(touched) == 1:
+            return [self.alone(touched[0])]
+        wanted = {one.number: self.alone(one) for one in touched}
+        resources = dict.fromkeys(r for one in touched for r, _ in one.demands)
+        for _ in range(ROUNDS):
+            limits = {r: self.level(r, wanted) for r in resources}
+            wanted = {
+                one.number: min(
+                    self.alone(one),
+                    *(limits[r] / amount for r, amount in one.demands if amount),
+                )
+                for one in touched
+            }
+        return [wanted[one.number] for one in touched]
+
+    def alone(self, one: Activity) -> float:
+        """As fast as it goes with everything for itself."""
+        bounds = (self.capacity[r] / amount for r, amount in one.demands if amount)
+        return min((one.fastest, *bounds))
+
+    def level(self, resource: int, wanted: dict[int, float]) -> float:
+        """How much of a resource each may use at most: an equal share of what the modest leave."""
+        uses = sorted(
+            wanted[number] * amount
+            for number, one in self.users[resource].items()
+            for r, amount in one.demands
+            if r == resource
+        )
+        return equal_share(self.capacity[resource], uses)
+
+
+def equal_share(capacity: float, uses: Sequence[float]) -> float:
+    """The level at which uses, in rising order, are cut so that together they fit.
+
+    >>> equal_share(2.0, [0.5, 1.0, 1.0])
+    0.75
+    >>> equal_share(2.0, [0.2, 0.3])
+    2.0
+    """
+    left = capacity
+    for k, use in enumerate(uses):
+        share = left / (len(uses) - k)
+        if use > share:
+            return share
+        left -= use
+    return capacity
+
+
+def total(demands: Iterable[Demand]) -> tuple[Demand, ...]:
+    """One demand for each resource.
+
+    >>> total([(0, 1.0), (1, 2.0), (0, 3.0)])
+    ((0, 4.0), (1, 2.0))
+    """
+    found: dict[int, float] = {}
+    for resource, amount in demands:
+        found[resource] = found.get(resource, 0.0) + amount
+    return tuple(found.items())
