@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from piper.errors import PlanError, Problem
 from piper.ir.dag import Dag
 from piper.ir.layout import messages
-from piper.ir.nodes import Collective, Kind, Totals, Transfer
+from piper.ir.nodes import Collective, Kind, Node, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.sharding import sharding_of
 from piper.ir.spec import BUG
 from piper.names import BucketId, Device
-from piper.plan.instructions import Layout, Plan, State, line
+from piper.plan.instructions import Layout, Plan, State, Total, line
 from piper.plan.machine import Machine
 from piper.plan.paper import Together
 from piper.plan.wires import sent
@@ -25,22 +26,30 @@ from piper.plan.wires import sent
 
 def check(dag: Dag, plans: Sequence[Plan]) -> None:
     """Refuse plans that, run together, would hang or compute something else than the DAG."""
+    checked(dag, plans)
+
+
+def checked(dag: Dag, plans: Sequence[Plan]) -> Together:
+    """The same, for those who want to know what was seen."""
     together = Together(dag, {plan.device: Machine(plan) for plan in plans})
     together.run()
     for rule in RULES:
-        problems = list(rule(together))
+        problems = list(islice(rule(together), 8))
         if problems:
-            raise PlanError("plans", *problems[:8])
+            raise PlanError("plans", *problems)
+    return together
 
 
 def nothing_is_left(together: Together) -> Iterator[Problem]:
-    for what, (device, at) in together.wires.waiting():
-        text = line(together.machines[device].plan.instructions[at])
-        yield Problem(f"«{text}» {what}", BUG)
+    for what, event in together.wires.waiting():
+        text = line(together.machines[event[0]].plan.instructions[event[1]])
+        yield Problem(f"«{text}» {what}\n{together.picture(event)}", BUG)
     for machine in together.machines.values():
+        device = machine.plan.device
         for buffer in machine.holds:
             if buffer not in machine.states:
-                yield Problem(f"device {machine.plan.device} never frees {buffer}", BUG)
+                picture = together.picture((device, machine.made[buffer]))
+                yield Problem(f"device {device} never frees {buffer}\n{picture}", BUG)
 
 
 def everything_ran_once(together: Together) -> Iterator[Problem]:
@@ -50,7 +59,16 @@ def everything_ran_once(together: Together) -> Iterator[Problem]:
             runs += [(device, sent(node.id)) for device in node.source]
         for device, name in runs:
             if device not in together.machines or name not in together.machines[device].ran:
-                yield Problem(f"{node.id} never runs on device {device}", BUG)
+                place = needed_at(together, node, device)
+                yield Problem(f"{node.id} never runs on device {device}{place}", BUG)
+
+
+def needed_at(together: Together, node: Node, device: Device) -> str:
+    """The last of what such a node needs, drawn: it would come after that."""
+    machine = together.machines.get(device)
+    ran = machine.ran if machine else {}
+    before = [ran[name] for name in together.dag.predecessors(node) if name in ran]
+    return f", after\n{together.picture((device, max(before)))}" if before else ""
 
 
 def orders_are_kept(together: Together) -> Iterator[Problem]:
@@ -63,7 +81,8 @@ def orders_are_kept(together: Together) -> Iterator[Problem]:
             after = [(ran[node], node) for node in precedence.after if node in ran]
             if before and after and max(before) > min(after):
                 what = f"device {device} runs {min(after)[1]} before {max(before)[1]}"
-                yield Problem(f"{what}, against {precedence.maker}", BUG)
+                picture = together.picture((device, min(after)[0]), (device, max(before)[0]))
+                yield Problem(f"{what}, against {precedence.maker}\n{picture}", BUG)
 
 
 def totals_are_whole(together: Together) -> Iterator[Problem]:
@@ -80,10 +99,22 @@ def totals_are_whole(together: Together) -> Iterator[Problem]:
             for loss in node.reads[0]:
                 devices = together.dag.nodes[together.dag.producers[loss]].devices or ()
                 if found[frozenset([loss])] != len(devices):
-                    yield Problem(f"{node.id} lacks {loss}", BUG)
+                    yield Problem(f"{node.id} lacks {loss}{totals(together, devices)}", BUG)
             for total in node.reads[1:]:
                 if found[frozenset(total)] != homes[frozenset(total)]:
-                    yield Problem(f"{node.id} lacks {total[0]}", BUG)
+                    devices = together.dag.nodes[together.dag.producers[total[0]]].devices or ()
+                    yield Problem(f"{node.id} lacks {total[0]}{totals(together, devices)}", BUG)
+
+
+def totals(together: Together, devices: Sequence[Device]) -> str:
+    """Where the first of these devices count, drawn."""
+    events = [
+        (device, k)
+        for device in devices[:3]
+        for k, one in enumerate(together.machines[device].plan.instructions)
+        if isinstance(one, Total)
+    ]
+    return f"\n{together.picture(*events)}" if events else ""
 
 
 def counters(dag: Dag, update: UpdateNode) -> int:
@@ -128,7 +159,9 @@ def states_are_new(together: Together) -> Iterator[Problem]:
     for machine in together.machines.values():
         for state in machine.plan.states:
             if state.bucket in updated and machine.holds[state.value] != {f"{state.value}'"}:
-                yield Problem(f"{state.value} on device {machine.plan.device} stays old", BUG)
+                device, made = machine.plan.device, machine.made.get(state.value)
+                picture = "" if made is None else f"\n{together.picture((device, made))}"
+                yield Problem(f"{state.value} on device {device} stays old{picture}", BUG)
 
 
 RULES = (

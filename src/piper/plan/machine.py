@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from piper.errors import PlanError, Problem
 from piper.ir.dag import Dag
@@ -12,6 +13,7 @@ from piper.ir.replicas import replicas
 from piper.ir.spec import BUG
 from piper.ir.values import Origin
 from piper.names import Device
+from piper.plan.excerpts import excerpts, last_end
 from piper.plan.instructions import Plan
 from piper.plan.knowledge import Knowledge, stream_of
 from piper.plan.wires import Event, Wires, difference
@@ -69,23 +71,33 @@ class Paper:
         self.ended.update(events)
         self.woken += [self.asleep.pop(event) for event in events if event in self.asleep]
 
-    def refuse(self, machine: Machine, what: str) -> None:
-        where = f"device {machine.plan.device}"
-        raise PlanError(where, Problem(f"{what}\n{machine.plan.excerpt(machine.at)}", BUG))
+    def refuse(self, machine: Machine, what: str, *others: int | Event | None) -> NoReturn:
+        """`others`: what else to show, instructions of this device (numbers) or of any (events)."""
+        device = machine.plan.device
+        events = [(device, k) if isinstance(k, int) else k for k in others if k is not None]
+        picture = self.picture((device, machine.at), *events)
+        raise PlanError(f"device {device}", Problem(f"{what}\n{picture}", BUG))
+
+    def picture(self, here: Event, *others: Event) -> str:
+        """The plans around these instructions."""
+        plans = {device: self.machines[device].plan for device, _ in (here, *others)}
+        return excerpts(plans, here, *others)
 
     def write(self, machine: Machine, buffer: str, content: set[str]) -> None:
         if buffer in machine.holds:
-            self.refuse(machine, f"{buffer} is written while it is still in use")
+            made = machine.made.get(buffer)
+            self.refuse(machine, f"{buffer} is written while it is still in use", made)
         machine.holds[buffer] = content
         machine.made[buffer] = machine.at
 
     def read(self, machine: Machine, buffer: str) -> set[str]:
         """What a buffer holds; refused if it is empty, or not there yet for all that is known."""
         if buffer not in machine.holds:
-            self.refuse(machine, f"{buffer} is read but nothing is in it")
+            end = last_end(machine.plan, buffer, machine.at)
+            self.refuse(machine, f"{buffer} is read but nothing is in it", end)
         made, stream = machine.made.get(buffer), self.stream(machine)
         if made is not None and not machine.knows.has(stream, made):
-            self.refuse(machine, f"{buffer} is read before it is there")
+            self.refuse(machine, f"{buffer} is read before it is there", made)
         return machine.holds[buffer]
 
     def stream(self, machine: Machine) -> str:
@@ -99,7 +111,7 @@ class Paper:
 
     def once(self, machine: Machine, node: str) -> None:
         if node in machine.ran:
-            self.refuse(machine, f"{node} runs twice")
+            self.refuse(machine, f"{node} runs twice", machine.ran[node])
         machine.ran[node] = machine.at
 
     def compare(
@@ -110,14 +122,20 @@ class Paper:
         for buffer, parts in zip(buffers, wanted, strict=True):
             found = self.read(machine, buffer)
             if found != set(parts):
-                self.refuse(machine, f"{buffer} {difference(found, set(parts))}")
+                what = f"{buffer} {difference(found, set(parts))}"
+                self.refuse(machine, what, *self.makers(machine, found ^ set(parts)))
+
+    def makers(self, machine: Machine, values: set[str]) -> list[int]:
+        """Where this device made what is missing or does not belong, two at most."""
+        ran = (machine.ran.get(self.dag.producers.get(v, "")) for v in sorted(values))  # type: ignore[call-overload]
+        return [position for position in ran if position is not None][:2]
 
     def refuse_unsent(self, machine: Machine, buffer: str) -> None:
         """A buffer that is being sent or read must neither change nor end."""
         stream = self.stream(machine)
         for send in machine.used.get(buffer, ()):
             if not machine.knows.has(stream, send):
-                self.refuse(machine, f"{buffer} changes or ends while it is being sent")
+                self.refuse(machine, f"{buffer} changes or ends while it is being sent", send)
         read = machine.read_at.get(buffer)
         if read is not None and not machine.knows.has(stream, read):
-            self.refuse(machine, f"{buffer} changes while it is in use")
+            self.refuse(machine, f"{buffer} changes while it is in use", read)

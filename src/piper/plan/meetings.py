@@ -53,7 +53,7 @@ class Meetings(Paper):
         assert isinstance(one, Send) and isinstance(other, Recv)
         if one.node != other.node:
             what = f"device {sent[0]} sends {one.value} where device {got[0]} expects {other.value}"
-            self.refuse(machine, what)
+            self.refuse(machine, what, sent, got)
         self.end(sent, got)
 
     def reduce(self, machine: Machine, reduce: Reduce) -> None:
@@ -81,7 +81,8 @@ class Meetings(Paper):
         if inside is not None:
             self.refuse_unsent(machine, inside)
             if inside in machine.holds:
-                self.refuse(machine, f"buffer {gather.buffer} still holds {inside}")
+                what = f"buffer {gather.buffer} still holds {inside}"
+                self.refuse(machine, what, machine.made[inside])
         if (
             not 0 <= gather.buffer < len(sizes)
             or sizes[gather.buffer] < offsets(gather.messages)[-1]
@@ -109,7 +110,7 @@ class Meetings(Paper):
             nodes = {d: self.machines[d].plan.instructions[k].node for d, k in heads}  # type: ignore[union-attr]
             if len(set(nodes.values())) > 1:
                 which = ", ".join(f"device {d} is at {node}" for d, node in nodes.items())
-                self.refuse(machine, f"on {one.stream}, {which}")
+                self.refuse(machine, f"on {one.stream}, {which}", *heads)
             self.end(*heads)
 
     def exchange(self, machine: Machine, one: Exchange) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 from piper.errors import PlanError, Problem
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
-from piper.ir.spec import BUG
 from piper.names import COMPUTE
+from piper.plan.excerpts import last_end
+from piper.plan.explain import explained
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -30,7 +31,6 @@ from piper.plan.instructions import (
     Send,
     Total,
     Update,
-    line,
 )
 from piper.plan.machine import Machine
 from piper.plan.meetings import Meetings
@@ -85,7 +85,8 @@ class Together(Meetings):
 
     def refuse_future(self, machine: Machine, position: int) -> None:
         if position >= machine.at:
-            self.refuse(machine, f"it waits for instruction {position}, which comes later")
+            what = f"it waits for instruction {position}, which comes later"
+            self.refuse(machine, what, position)
 
     def keep(self, machine: Machine, keep: Keep) -> None:
         self.write(machine, keep.into, self.take(machine, keep.value))
@@ -122,7 +123,8 @@ class Together(Meetings):
     def add(self, machine: Machine, add: Add) -> None:
         total, part = self.read(machine, add.into), self.take(machine, add.value)
         if not total.isdisjoint(part):
-            self.refuse(machine, f"{sorted(total & part)[0]} is added twice")
+            made = self.makers(machine, total & part)
+            self.refuse(machine, f"{sorted(total & part)[0]} is added twice", *made)
         self.refuse_unsent(machine, add.into)
         total |= part
         machine.made[add.into] = machine.at
@@ -179,18 +181,19 @@ class Together(Meetings):
 
     def free(self, machine: Machine, free: Free) -> None:
         for buffer in free.values:
+            if buffer not in machine.holds or buffer in machine.states:
+                end = last_end(machine.plan, buffer, machine.at)
+                self.refuse(machine, f"{buffer} is freed but nothing is in it", end)
             self.refuse_unsent(machine, buffer)
             self.read(machine, buffer)
-            if buffer not in machine.holds or buffer in machine.states:
-                self.refuse(machine, f"{buffer} is freed but nothing is in it")
             del machine.holds[buffer]
 
     def deadlock(self, stuck: Sequence[Machine]) -> Problem:
-        rows = "".join(f"\n    {self.stuck_at(machine)}" for machine in stuck)
-        return Problem(f"these devices wait for each other for ever{rows}", BUG)
+        plans = {device: machine.plan for device, machine in self.machines.items()}
+        at = {device: machine.at for device, machine in self.machines.items()}
+        return explained(self.dag, plans, at, {m.plan.device: self.awaited(m) for m in stuck})
 
-    def stuck_at(self, machine: Machine) -> str:
-        device, instruction = machine.plan.device, machine.plan.instructions[machine.at]
-        first = next(w for w in instruction.waits if not self.has_ended(machine, w))
-        other = machine.plan.instructions[first]
-        return f"device {device} at «{line(instruction)}» waits for «{line(other)}»"
+    def awaited(self, machine: Machine) -> int:
+        """What a device that stands waits for."""
+        waits = machine.plan.instructions[machine.at].waits
+        return next(w for w in waits if not self.has_ended(machine, w))
