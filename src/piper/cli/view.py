@@ -1,0 +1,79 @@
+"""piper view: a strategy or a recorded run as a page, a picture, or a trace for Perfetto."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from piper.cli.target import inspect
+from piper.errors import Problem, StrategyError
+from piper.view.page import page
+from piper.view.picture import png as as_png
+from piper.view.picture import svg as as_svg
+from piper.view.runfile import load_run, save_story
+from piper.view.story import Story, story
+
+WAYS = "give a .py script that makes a Trainer, or a .json that `piper run --trace` wrote"
+SHOWN = (".py", ".json")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        "view", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(view)
+
+
+def view(
+    context: typer.Context,
+    target: Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="TARGET")],
+    output: Annotated[Path | None, typer.Option("-o", help="where the page goes")] = None,
+    svg: Annotated[Path | None, typer.Option(help="write a picture of the first step")] = None,
+    png: Annotated[Path | None, typer.Option(help="the same in pixels (needs matplotlib)")] = None,
+    chrome: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
+) -> None:
+    """Show TARGET [ARGUMENTS] [TARGET2 [ARGUMENTS]] in one HTML page that needs no network.
+
+    A target is a training script (.py) or a recorded run (.json); two are compared.
+    """
+    stories = [told(path, rest) for path, rest in targets(target, context.args)]
+    if output is None and not (svg or png or chrome):
+        output = Path(f"{target.stem}.html")
+    if output:
+        output.write_text(page(stories), encoding="utf-8")
+    if svg:
+        svg.write_text(as_svg(stories[0]), encoding="utf-8")
+    if png:
+        as_png(stories[0], png)
+    if chrome:
+        save_story(chrome, stories[0])
+    for path in filter(None, (output, svg, png, chrome)):
+        print(path)
+
+
+def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
+    """What follows a target goes to it; a file that is no value of an option is the second.
+
+    >>> targets(Path("a.py"), ["--schedule", "zbv", "--steps", "3"])
+    [(PosixPath('a.py'), ['--schedule', 'zbv', '--steps', '3'])]
+    """
+    found: list[tuple[Path, list[str]]] = [(first, [])]
+    for before, word in zip(["", *words], words, strict=False):
+        path = Path(word)
+        is_value = before.startswith("-") and "=" not in before and before != "--"
+        if len(found) < 2 and path.suffix in SHOWN and path.is_file() and not is_value:
+            found.append((path, []))
+        elif word != "--":
+            found[-1][1].append(word)
+    return found
+
+
+def told(target: Path, words: list[str]) -> Story:
+    """A script is compiled, not run."""
+    if target.suffix == ".json":
+        return load_run(target)
+    if target.suffix != ".py":
+        raise StrategyError(str(target), Problem(f"`{target.suffix}` cannot be shown", WAYS))
+    found = inspect(target, words)
+    return story(" ".join([target.stem, *words]), found.compiled.dag, found.compiled.plans)

@@ -1,0 +1,245 @@
+// The panel beside the timeline: what is selected, or the step as a whole.
+
+const panel = document.getElementById("panel");
+
+/** An element with children; text is never read as HTML. */
+function el(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "click") element.addEventListener("click", value);
+    else if (value !== undefined) element.setAttribute(key, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+function showPanel() {
+  panel.replaceChildren();
+  const what = S.selected;
+  if (!what) showStep();
+  else if (what.b !== undefined) showBar(what);
+  else if (what.gap) showGap(what);
+  else showMemory(what);
+}
+
+function facts(rows) {
+  const shown = rows.filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return el("table", { class: "facts" }, ...shown.map(([name, value]) => el("tr", {}, el("th", {}, name), el("td", {}, value))));
+}
+
+function swatch(kind) {
+  return el("i", { style: `background:${KINDS[KIND_IDS[kind]][1]}` });
+}
+
+// ---- the step ----
+
+function showStep() {
+  for (const view of S.views) {
+    panel.append(el("h2", {}, view.name), el("table", { class: "numbers" },
+      el("tr", {}, ...["device", "busy", "waits for messages", "peak memory"].map((t) => el("th", {}, t))),
+      ...view.devices.map((one) => el("tr", { class: "go", click: () => select({ view, one, memory: one.memory.n ? one.memory.time[one.memory.worst] : 0 }) },
+        el("td", {}, `${one.device}`), el("td", {}, percent(one.busy / view.length)),
+        el("td", {}, percent(one.exposed / view.length)), el("td", {}, bytes(one.source.peak.total))))));
+    if (view.story.left_out) panel.append(el("p", { class: "quiet" }, `${view.story.left_out} more devices do the same as these and are left out`));
+  }
+  panel.append(el("p", { class: "quiet" }, "Click a bar to see where it comes from and what it waits for. Press ? for the keys."));
+  const table = differences();
+  if (table) panel.append(table);
+}
+
+/** Mean seconds of every node and kind in a view. */
+function means(view) {
+  const found = new Map();
+  view.devices.forEach((one) => {
+    for (let b = 0; b < one.count; b++) {
+      const node = one.plan.node[one.at[b]];
+      if (node < 0) continue;
+      const key = `${KIND_IDS[one.kind[b]]} ${view.story.nodes.id[node]}`;
+      const row = found.get(key) || { sum: 0, n: 0, node, kind: one.kind[b], bar: [view, one, b] };
+      row.sum += (one.end[b] - one.start[b]) / view.stretch;
+      row.n += 1;
+      found.set(key, row);
+    }
+  });
+  return found;
+}
+
+function expectations(view) {
+  const nodes = view.story.nodes;
+  return (row) => nodes.expected[row.node] || null;
+}
+
+/** Two views, or one that was measured against what was expected: the worst ratio first. */
+function comparison() {
+  const [first, second] = S.views;
+  if (!second && first.trace.kind !== "measured") return null;
+  const seen = means(second || first), base = second ? means(first) : null, expect = expectations(first);
+  const rows = [];
+  for (const [key, row] of seen) {
+    const other = base ? base.get(key) : null, before = base ? other && other.sum / other.n : expect(row);
+    if (!before) continue;
+    const after = row.sum / row.n;
+    rows.push({ key, before, after, ratio: after / before, more: (after - before) * row.n, bar: row.bar, kind: row.kind });
+  }
+  return { rows, names: second ? [first.name, second.name] : ["expected", "measured"] };
+}
+
+function differences() {
+  const found = comparison();
+  if (!found) return null;
+  const order = S.byTime ? "more" : "ratio";
+  found.rows.sort((a, b) => b[order] - a[order]);
+  const box = el("div", { id: "differences" }, el("h3", {}, `${S.views[1] ? "differences" : "measured against expected"}`));
+  if (S.views[1]) box.append(totalsTable(found.names));
+  const sort = (byTime) => () => { S.byTime = byTime; showPanel(); };
+  box.append(el("p", { class: "quiet" }, "worst first, by ", el("button", { click: sort(false), "aria-pressed": String(!S.byTime) }, "ratio"), " ", el("button", { click: sort(true), "aria-pressed": String(Boolean(S.byTime)) }, "time")));
+  box.append(el("table", { class: "numbers" }, el("tr", {}, ...["node", S.views[1] ? "A" : "expected", S.views[1] ? "B" : "measured", "ratio"].map((t) => el("th", {}, t))),
+    ...found.rows.slice(0, 60).map((row) => el("tr", { class: "go", click: () => { select({ view: row.bar[0], one: row.bar[1], b: row.bar[2] }); reveal(S.selected); } },
+      el("td", {}, row.key.replace(/^(F|B|BI|BW|send|exchange|all-reduce|reduce-scatter|update) /, "")), el("td", {}, seconds(row.before)), el("td", {}, seconds(row.after)), el("td", {}, `${row.ratio.toFixed(2)}x`)))));
+  if (found.rows.length > 60) box.append(el("p", { class: "quiet" }, `and ${found.rows.length - 60} more`));
+  return box;
+}
+
+function totalsTable(names) {
+  const [a, b] = S.views;
+  const rows = [
+    ["step", seconds(a.seconds), seconds(b.seconds), `${(b.seconds / a.seconds).toFixed(2)}x`],
+    ["idle", percent(a.idle), percent(b.idle), ""],
+    ["waits for messages", percent(a.exposed), percent(b.exposed), ""],
+    ["peak memory", bytes(a.peak), bytes(b.peak), a.peak ? `${(b.peak / a.peak).toFixed(2)}x` : ""],
+  ];
+  return el("div", {}, el("p", {}, "A: ", names[0], el("br"), "B: ", names[1]),
+    el("table", { class: "numbers", id: "totals" }, el("tr", {}, ...["", "A", "B", "B / A"].map((t) => el("th", {}, t))),
+      ...rows.map((row) => el("tr", {}, ...row.map((text) => el("td", {}, text))))));
+}
+
+// ---- one bar ----
+
+function showBar({ view, one, b }) {
+  const at = one.at[b], node = one.plan.node[at], nodes = view.story.nodes, kind = one.kind[b];
+  const took = (one.end[b] - one.start[b]) / view.stretch, start = one.start[b] / view.stretch;
+  const has = node >= 0, expected = has ? nodes.expected[node] : 0, flops = has ? nodes.flops[node] : 0;
+  const message = one.plan.stream[at] !== COMPUTE;
+  const hidden = covered(one.lanes[0].rows[0], one.start[b], one.end[b]) / (one.end[b] - one.start[b]);
+  const measured = view.trace.kind === "measured";
+  panel.append(el("h2", {}, has ? nodes.id[node] : one.plan.text[at].trim()));
+  panel.append(facts([
+    ["does", el("span", {}, el("span", { class: "chip" }, swatch(kind), ` ${KINDS[KIND_IDS[kind]][0]}`), `device ${one.device}, stream ${one.plan.stream[at]}`)],
+    ["tags", has && nodes.tags[node] ? el("span", {}, ...nodes.tags[node].split(" ").map((t) => el("span", { class: "chip" }, t))) : ""],
+    [message ? "for region" : "region", has ? nodes.region[node] : ""],
+    ["source", has && nodes.source[node] ? el("code", {}, nodes.source[node]) : ""],
+    ["made by", has ? nodes.maker[node] : ""],
+    [message ? "moves" : "writes", has && nodes.bytes[node] ? bytes(nodes.bytes[node]) : ""],
+    [measured ? "measured" : "takes", ratioText(took, measured ? expected : 0)],
+    ["expected", expected ? seconds(expected) : ""],
+    ["from, to", `${seconds(start)} \u2013 ${seconds(start + took)}`],
+    ["behind compute", message ? percent(hidden) : ""],
+    ["arithmetic", flops ? `${(flops / 1e9).toPrecision(3)} GFLOP, ${(flops / took / 1e12).toPrecision(3)} TFLOP/s` : ""],
+    ["the other", otherText(view, one, b, took)],
+  ]));
+  panel.append(el("h3", {}, `instruction ${at}`), el("pre", {}, one.plan.text[at].replace(/\s+/g, " ")));
+  linkList("waits for", waitsOf(view, one, b), true);
+  linkList("who waits for it", waitersOf(view, one, b), false);
+  linkList(message ? "its other ends" : "the same on other devices", partnersOf(view, one, b).filter(([v]) => v === view), false);
+  if (has) {
+    const here = new Set(one.plan.node.filter((k) => k >= 0));
+    panel.append(el("h3", {}, `the DAG around it, on device ${one.device}`), drawGraph(view.story, node, here, (k) => chooseNode(view, one, k)));
+    panel.append(el("p", { class: "quiet" }, "solid: data; dashed: order in time"));
+  }
+}
+
+function ratioText(took, expected) {
+  return expected ? `${seconds(took)} (${(took / expected).toFixed(2)}x of expected)` : seconds(took);
+}
+
+function otherText(view, one, b, took) {
+  const twin = S.twin;
+  if (!twin) return S.views.length > 1 ? "not there" : "";
+  const other = (twin.one.end[twin.b] - twin.one.start[twin.b]) / twin.view.stretch;
+  return el("button", { class: "link", click: () => { select(twin); reveal(twin); } }, `${seconds(other)} in ${twin.view.name} (${(other / took).toFixed(2)}x)`);
+}
+
+/** Bars that must have ended before this one begins. */
+function waitsOf(view, one, b) {
+  const at = one.at[b], found = one.plan.waits[at].map((k) => one.barOf[k]).filter((k) => k >= 0).map((k) => [view, one, k]);
+  const row = one.lanes[one.laneOf[b]].rows[one.rowOf[b]], k = row.bars.indexOf(b);
+  if (one.plan.stream[at] === COMPUTE && k > 0) found.push([view, one, row.bars[k - 1]]);
+  if (one.plan.kind[at] === "recv") found.push(...partnersOf(view, one, b).filter(([v, d, c]) => v === view && d.plan.kind[d.at[c]] === "send"));
+  return found;
+}
+
+function waitersOf(view, one, b) {
+  if (!one.waiters) {
+    one.waiters = new Map();
+    one.plan.waits.forEach((waits, at) => waits.forEach((k) => put(one.waiters, k, at)));
+  }
+  const found = (one.waiters.get(one.at[b]) || []).map((k) => one.barOf[k]).filter((k) => k >= 0).map((k) => [view, one, k]);
+  if (one.plan.kind[one.at[b]] === "send") found.push(...partnersOf(view, one, b).filter(([v, d, c]) => v === view && d.plan.kind[d.at[c]] === "recv"));
+  const row = one.lanes[0].rows[0];
+  if (one.plan.stream[one.at[b]] === COMPUTE) {
+    const k = row.bars.indexOf(b);
+    if (k >= 0 && k + 1 < row.n) found.push([view, one, row.bars[k + 1]]);
+  }
+  return found;
+}
+
+/** Bars of the same node: on other devices, and in the other view. */
+function partnersOf(view, one, b) {
+  const node = one.plan.node[one.at[b]];
+  if (node < 0) return [];
+  const found = [];
+  for (const other of S.views) {
+    const same = other === view ? node : other.story.nodeOf.get(view.story.nodes.id[node]);
+    for (const [d, c] of other.barsOf.get(same) || []) {
+      const there = other.devices[d];
+      if (there !== one || c !== b) found.push([other, there, c]);
+    }
+  }
+  return found;
+}
+
+function linkList(title, bars, mark) {
+  if (!bars.length) return;
+  const latest = Math.max(...bars.map(([, one, b]) => one.end[b]));
+  panel.append(el("h3", {}, title));
+  for (const [view, one, b] of bars.slice(0, 12)) panel.append(link(view, one, b, mark && bars.length > 1 && one.end[b] === latest));
+  if (bars.length > 12) panel.append(el("p", { class: "quiet" }, `and ${bars.length - 12} more`));
+}
+
+function link(view, one, b, last) {
+  const where = S.selected && S.selected.one !== one ? ` on device ${one.device}` : "";
+  return el("button", { class: last ? "link last" : "link", title: one.plan.text[one.at[b]], click: () => { const what = { view, one, b }; select(what); reveal(what); } },
+    swatch(one.kind[b]), el("span", { class: "what" }, `${one.plan.kind[one.at[b]] === "recv" ? "receive: " : ""}${longLabel(view, one, b)}${where}`),
+    el("span", { class: "when" }, `ends ${seconds(one.end[b] / view.stretch)}`));
+}
+
+// ---- waits and memory ----
+
+function showGap({ view, one, gap }) {
+  panel.append(el("h2", {}, `device ${one.device} stands still`));
+  panel.append(facts([["for", seconds((gap.end - gap.start) / view.stretch)], ["from, to", `${seconds(gap.start / view.stretch)} \u2013 ${seconds(gap.end / view.stretch)}`]]));
+  const b = gap.cause >= 0 ? one.barOf[gap.cause] : -1;
+  if (b >= 0) linkList("waits for", [[view, one, b]], false);
+  else panel.append(el("p", {}, gap.cause >= 0 ? `waits for: ${one.plan.text[gap.cause]}` : "it has nothing left to do"));
+}
+
+function showMemory({ view, one, memory }) {
+  const { source } = one, total = source.peak.total, held = Object.entries(source.peak.held).filter(([, size]) => size > 0);
+  panel.append(el("h2", {}, `memory of device ${one.device}`));
+  panel.append(el("h3", {}, `at the peak: ${bytes(total)}`), el("div", { class: "meter" }, ...held.map(([kind, size]) => el("i", { style: `width:${100 * size / total}%;background:${MEMORY[kind] || "#999"}`, title: kind }))));
+  panel.append(memoryTable(held));
+  panel.append(el("h3", {}, `instruction ${source.peak.at}`), el("pre", {}, (one.plan.text[source.peak.at] || "").replace(/\s+/g, " ")));
+  const b = one.barOf[source.peak.at];
+  if (b >= 0) panel.append(link(view, one, b, false));
+  if (source.peak.largest.length) {
+    panel.append(el("h3", {}, "the largest that come and go"), el("table", { class: "numbers" }, ...source.peak.largest.map(([name, kind, size]) =>
+      el("tr", {}, el("td", {}, name, " ", el("span", { class: "quiet" }, kind)), el("td", {}, bytes(size))))));
+  }
+  panel.append(el("h3", {}, `at ${seconds(memory / view.stretch)}`), memoryTable(memoryAt(one.memory, memory).filter(([, size]) => size > 0)));
+}
+
+function memoryTable(rows) {
+  const sum = rows.reduce((total, [, size]) => total + size, 0);
+  return el("table", { class: "numbers" }, ...rows.map(([kind, size]) => el("tr", {}, el("td", {}, el("span", { class: "chip", style: `background:${MEMORY[kind] || "#999"};color:${inkOn(MEMORY[kind] || "#999999")}` }, kind)), el("td", {}, bytes(size)))),
+    el("tr", {}, el("td", {}, "all"), el("td", {}, bytes(sum))));
+}

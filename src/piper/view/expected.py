@@ -1,0 +1,58 @@
+"""A trace of what the compiler expected when it ordered the DAG: drawn where there is no better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piper.ir.dag import Dag
+from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Transfer, Update
+from piper.names import NodeId
+from piper.plan.instructions import Plan
+from piper.plan.trace import SIMULATED, Span, Trace
+
+Times = dict[NodeId, tuple[float, float]]
+
+
+def expected(dag: Dag, plans: Sequence[Plan], name: str = "as the compiler expects") -> Trace:
+    """Every instruction that has a node, at the time of that node."""
+    times = {node.id: when(dag, node) for node in dag.nodes.values() if node.id in dag.times}
+    return Trace(name, SIMULATED, {plan.device: spans(plan, times) for plan in plans})
+
+
+def spans(plan: Plan, times: Times) -> tuple[Span, ...]:
+    nodes = [getattr(one, "node", None) for one in plan.instructions]
+    known = [(at, *times[node]) for at, node in enumerate(nodes) if node in times]
+    return tuple(Span(at, start, start, end) for at, start, end in known)
+
+
+def when(dag: Dag, node: Node) -> tuple[float, float]:
+    """Gathers were made after the order: they end where what they are for begins."""
+    start, _ = dag.times[node.id]
+    seconds = duration(dag, node)
+    if isinstance(node, Collective) and node.kind is Kind.ALL_GATHER:
+        uses = [
+            dag.times[user][0] for value in node.writes for user in dag.consumers.get(value, ())
+        ]
+        start = max(0.0, min(uses, default=seconds) - seconds)
+    return start, start + seconds
+
+
+def duration(dag: Dag, node: Node) -> float:
+    """Messages take no time in the compiler's order; here they take what costs say."""
+    start, end = dag.times.get(node.id, (0.0, 0.0))
+    if isinstance(node, Transfer | Collective) and end == start:
+        return dag.costs.moved(size(dag, node), node.stream)
+    return end - start
+
+
+def size(dag: Dag, node: Node) -> int:
+    """The bytes that a node moves, or that a computation writes."""
+    written = sum(dag.values[value].nbytes for value in node.writes if value in dag.values)
+    match node:
+        case Compute() | Update():
+            return written
+        case Exchange():
+            return sum(dag.values[value].nbytes for value in node.rows)
+        case _:
+            read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)
+            return max(read, written)

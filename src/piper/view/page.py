@@ -1,0 +1,44 @@
+"""One HTML page that shows strategies and runs: it needs no network and no other file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from piper.view.story import Story
+
+SCRIPTS = ("story.js", "lanes.js", "graph.js", "panel.js", "app.js")
+
+
+def page(stories: Sequence[Story]) -> str:
+    """The page of these stories; of several, the first two are compared when it opens."""
+    data = json.dumps([story.to_dict() for story in stories], separators=(",", ":"))
+    parts = {
+        "title": escape(" / ".join(story.name for story in stories) or "Piper"),
+        "style": asset("style.css"),
+        "script": "\n".join(map(asset, SCRIPTS)),
+        "data": harmless(data),
+    }
+    return filled(asset("page.html"), parts)
+
+
+def filled(template: str, parts: dict[str, str]) -> str:
+    """In one pass, so that what was filled in is not searched again."""
+    pieces = template.split("{{")
+    rest = (piece.split("}}", 1) for piece in pieces[1:])
+    return pieces[0] + "".join(parts[name] + text for name, text in rest)
+
+
+def harmless(text: str) -> str:
+    """JSON that cannot end the script tag it stands in.
+
+    >>> harmless('["</script>"]')
+    '["\\\\u003c/script>"]'
+    """
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def asset(name: str) -> str:
+    return (files("piper.view") / "assets" / name).read_text(encoding="utf-8")
