@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strategies": {"directives", *IR},
     "runtime": {"plan", *WORDS},
     "sim": {"plan", *WORDS},
-    "view": {"plan", *IR},
+    "view": {"plan", "sim", *IR},
     "launch": WORDS,
     "models": {"capture", *WORDS},
     "compiler": {"capture", "directives", "passes", "plan", *IR},

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from piper.compiler import Compiled
 from piper.ir.costs import Costs
 from piper.ir.dag import Dag
-from piper.names import Phase, RegionId, ValueId
+from piper.ir.model import Model
+from piper.ir.replicas import replicas
+from piper.ir.values import Origin
+from piper.names import Device, Phase, RegionId, ValueId
 from piper.plan.instructions import Add, Instruction, Run, Total, Update
+from piper.plan.memory import peak
 from piper.sim.clock import Host, Simulated, simulate
+from piper.sim.devices import DeviceKind
+from piper.sim.estimate import Estimate
+from piper.sim.report import report
 from piper.sim.topology import Link, Topology
+
+ADAM = 7  # times that an optimizer's step goes over a parameter: reads 4 tensors, writes 3
 
 
 def price(
@@ -28,6 +38,61 @@ def price(
     found = costs or compiled.dag.costs
     between = topology or network_of(found, len(compiled.plans))
     return simulate(compiled.plans, Prices(compiled.dag, found), between, host_of(found), name)
+
+
+def estimate(
+    compiled: Compiled,
+    found: Simulated,
+    memory: float | None = None,
+    optimizer: float = 2.0,
+    staging: int = 1,
+) -> Estimate:
+    """What a step on the clock tells, and what every device holds; `memory` is what one has."""
+    peaks = {plan.device: peak(compiled.dag, plan, optimizer, staging) for plan in compiled.plans}
+    alike: dict[Device, list[Device]] = {}
+    for device, first in compiled.roles.of.items():
+        alike.setdefault(first, []).append(device)
+    groups = {first: tuple(devices) for first, devices in alike.items()}
+    return Estimate(report(found), peaks, groups, tokens_of(compiled.dag), memory)
+
+
+def tokens_of(dag: Dag) -> int:
+    """Of a step, on all replicas: elements of the first whole-number input, else rows."""
+    batch = sorted(
+        (value.index, value.parts, value.specs[0])
+        for value in dag.values.values()
+        if value.origin is Origin.BATCH and value.specs
+    )
+    found = replicas(node.devices for node in dag.computes if node.devices)
+    copies = sum(map(len, found.feeds))
+    for _, parts, spec in batch:
+        if "int" in spec.dtype:
+            return copies * parts * spec.numel
+    return copies * batch[0][1] * (batch[0][2].shape[0] or 0) if batch else 0
+
+
+def costs_of_device(device: DeviceKind, model: Model, network: Topology) -> Costs:
+    """What an accelerator takes for a model, from its data sheet."""
+    return Costs(
+        flops=device.rate(dtype_of(model)),
+        memory=device.moved,
+        link=network.inside.bandwidth,
+        latency=network.inside.latency,
+        add=3 / device.moved,
+        square=1 / device.moved,
+        update=ADAM / device.moved,
+        launch=device.launch,
+        ahead=True,
+    )
+
+
+def dtype_of(model: Model) -> str:
+    """The type that most parameters have: that of most arithmetic."""
+    found: Counter[str] = Counter()
+    for bucket in model.buckets.values():
+        for spec in bucket.specs:
+            found[spec.dtype] += spec.numel
+    return found.most_common(1)[0][0] if found else "float32"
 
 
 def host_of(costs: Costs) -> Host:

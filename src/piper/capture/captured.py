@@ -124,6 +124,8 @@ def _count(phases: dict[Phase, fx.GraphModule]) -> Cost:
     return Cost(
         {phase: flops.count(graph) for phase, graph in phases.items()},
         {phase: workspace.count(graph, phase) for phase, graph in phases.items()},
+        {phase: flops.traffic(graph) for phase, graph in phases.items()},
+        {phase: flops.operators(graph) for phase, graph in phases.items()},
     )
 
 

@@ -57,6 +57,8 @@ class Cost:
 
     flops: dict[Phase, float]
     workspace: dict[Phase, int]  # bytes beyond what is there when it starts
+    traffic: dict[Phase, float]  # bytes that operators without arithmetic read and write
+    operators: dict[Phase, int]
 
 
 def describe(
@@ -94,6 +96,8 @@ def describe(
         has_backward=bool(tangents),
         flops=cost.flops,
         workspace=cost.workspace,
+        traffic=cost.traffic,
+        operators=cost.operators,
     )
 
 

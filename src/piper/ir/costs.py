@@ -35,12 +35,23 @@ class Costs:
     post: float = 0.0  # of the host, to start a message
     wire: float = 0.0  # of a core, for each byte of a message, at both its ends
     cores: float = 0.0  # that all devices of a node share; 0: each device has its own
+    launch: float = 0.0  # of the host, to start one operator of a region
     ahead: bool = False  # the host only queues work (GPU) instead of doing it (CPU)
 
     def __post_init__(self) -> None:
         for name in ("flops", "memory", "link"):
             refuse_number(name, getattr(self, name), least=1e-30)
-        for name in ("latency", "add", "square", "update", "each", "post", "wire", "cores"):
+        for name in (
+            "latency",
+            "add",
+            "square",
+            "update",
+            "each",
+            "post",
+            "wire",
+            "cores",
+            "launch",
+        ):
             refuse_number(name, getattr(self, name))
         for name, least in (("compute", 0.0), ("streams", 1e-30)):
             for key, value in mapping(name, getattr(self, name)).items():
@@ -53,7 +64,14 @@ class Costs:
             return known
         if phase not in region.flops:
             return UNITS[phase]
-        return region.flops[phase] / self.flops + touched(model, region) / self.memory
+        work = region.flops[phase] / self.flops + self.traffic(model, region, phase) / self.memory
+        return max(work, self.launch * region.operators.get(phase, 0))
+
+    def traffic(self, model: Model, region: Region, phase: Phase) -> float:
+        """What a region moves besides its arithmetic. On an accelerator that is most of what small
+        operators do, so it is counted operator by operator where that is known."""
+        known = region.traffic.get(phase) if self.ahead else None
+        return touched(model, region) if known is None else known
 
     def moved(self, nbytes: float, stream: str) -> float:
         """A message of so many bytes."""

@@ -61,6 +61,8 @@ class Region:
     has_backward: bool = True
     flops: Mapping[Phase, float] = field(default_factory=dict)
     workspace: Mapping[Phase, int] = field(default_factory=dict)  # bytes, while it runs
+    traffic: Mapping[Phase, float] = field(default_factory=dict)  # bytes, without arithmetic
+    operators: Mapping[Phase, int] = field(default_factory=dict)  # that are started one by one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from piper.names import COMPUTE, Device
-from piper.plan.instructions import Instruction, Plan, Recv, Send
+from piper.plan.instructions import Instruction, Plan, Recv, Send, Total
 from piper.plan.trace import SIMULATED, Span, Trace
 from piper.sim.meeting import START, Event, Meetings
 from piper.sim.sharing import Demand, Sharing
@@ -156,7 +156,7 @@ class Clock:
             self.issued[row][at], self.start[row][at] = lane.issued, self.now
             lane.issued = None
             lane.at += 1
-            self.causes[row][at] = self.cause(lane, one.waits)
+            lane.last = self.causes[row][at] = self.cause(lane, one.waits)
             if (self.compute if one.stream == COMPUTE else self.post)(lane, at, one):
                 return
 
@@ -215,6 +215,8 @@ class Clock:
             self.causes[row][at] = line.last if late else cause
         line.busy, line.last = True, met[0]
         latency, demands = self.needs(met)
+        if not self.host.blocks:  # else the host has done its own part already
+            latency += max(self.price(self.plans[row].instructions[at]) for row, at in met)
         if latency:
             self.after(latency, partial(self.move, key, met, demands))
         else:
@@ -260,6 +262,6 @@ def queue_of(one: Instruction) -> object:
     """What an instruction is in line with on a device whose host runs ahead."""
     if isinstance(one, Send | Recv):
         return (one.stream, type(one), one.peer)
-    if one.stream == COMPUTE:
+    if one.stream == COMPUTE or isinstance(one, Total):
         return COMPUTE
     return (one.stream, one.group)  # type: ignore[union-attr]

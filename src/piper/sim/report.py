@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from piper.names import COMPUTE, Device
-from piper.plan.instructions import Instruction, Plan, Run
+from piper.plan.instructions import Instruction, Run
 from piper.plan.trace import Span
 from piper.sim.clock import Simulated
 from piper.sim.meeting import START, Event
+
+HOST = "host"  # seconds of a critical path in which a host starts messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Step:
     at: int
     start: float
     end: float
-    what: str  # of a path: its kind
+    what: str  # the phase or kind of a computation, the stream of a message, or `host`
+    region: str = ""  # of a computation that runs one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class Report:
 
     seconds: float
     devices: tuple[DeviceReport, ...]
-    critical: tuple[Step, ...]
-    messages: Mapping[str, float]  # by stream: seconds that messages were on their way, all devices
+    critical: tuple[Step, ...]  # from the end of the step to its beginning
+    messages: Mapping[str, float]  # by stream: seconds with messages on their way, of all devices
 
     @property
     def bubble(self) -> float:
@@ -51,18 +53,31 @@ class Report:
     @property
     def exposed(self) -> dict[str, float]:
         """By stream: seconds that devices wait for messages, on average."""
-        found: Counter[str] = Counter()
+        found: dict[str, float] = {}
         for one in self.devices:
-            found.update(one.exposed)
+            add_up(found, one.exposed)
         return {stream: seconds / len(self.devices) for stream, seconds in found.items()}
 
     @property
-    def bounds(self) -> dict[str, float]:
-        """What the critical path consists of, in seconds: compute, or messages of a stream."""
-        found: Counter[str] = Counter()
+    def uncovered(self) -> dict[str, float]:
+        """By stream: the share of its messages that devices wait for; the rest is hidden."""
+        count = len(self.devices)
+        return {
+            stream: self.exposed.get(stream, 0.0) * count / seconds if seconds else 0.0
+            for stream, seconds in self.messages.items()
+        }
+
+    @property
+    def bounds(self) -> dict[tuple[Device | None, str, str], float]:
+        """What the critical path consists of, in seconds, the most first.
+
+        By device, region and phase for computation; by stream alone for messages.
+        """
+        found: dict[tuple[Device | None, str, str], float] = {}
         for step in self.critical:
-            found[step.what] += step.end - step.start
-        return dict(found.most_common())
+            key = (step.device if step.region else None, step.region, step.what)
+            found[key] = found.get(key, 0.0) + step.end - step.start
+        return dict(sorted(found.items(), key=lambda part: -part[1]))
 
 
 def report(found: Simulated) -> Report:
@@ -73,63 +88,100 @@ def report(found: Simulated) -> Report:
 
 def device_report(found: Simulated, row: int) -> DeviceReport:
     plan, causes = found.plans[row], found.causes[row]
-    spans = found.trace.spans[plan.device]
-    exposed: Counter[str] = Counter()
+    exposed: dict[str, float] = {}
     busy = free = 0.0
-    for span in spans:
+    for span in found.trace.spans[plan.device]:
         if plan.instructions[span.at].stream != COMPUTE:
             continue
         if span.start > free:
-            waited = causes[span.at]
-            if waited is not START and waited[0] == row:
-                exposed.update(part_on_the_way(plan, spans[waited[1]], free, span.start))
+            add_up(exposed, waited(found, causes[span.at], free, span.start))
         busy += span.end - span.start
         free = max(free, span.end)
-    bubble = found.seconds - busy - exposed.total()
-    return DeviceReport(plan.device, busy, dict(exposed), max(0.0, bubble))
+    bubble = found.seconds - busy - sum(exposed.values())
+    return DeviceReport(plan.device, busy, exposed, max(0.0, bubble))
 
 
-def part_on_the_way(plan: Plan, message: Span, begin: float, end: float) -> dict[str, float]:
-    """How long a message was on its way while compute stood still."""
-    one = plan.instructions[message.at]
-    seconds = min(end, message.end) - max(begin, message.start)
-    return {one.stream: seconds} if one.stream != COMPUTE and seconds > 0 else {}
+def waited(found: Simulated, event: Event, begin: float, end: float) -> dict[str, float]:
+    """How long messages were on their way while compute stood still, back to what made them."""
+    seconds: dict[str, float] = {}
+    while event != START and end > begin:
+        one, span = look(found, event)
+        if one.stream == COMPUTE and span.end > span.start:
+            break
+        length = min(end, span.end) - max(begin, span.start)
+        if one.stream != COMPUTE and length > 0:
+            add_up(seconds, {one.stream: length})
+        end = min(end, span.start)
+        event = found.causes[event[0]][event[1]]
+    return seconds
+
+
+def look(found: Simulated, event: Event) -> tuple[Instruction, Span]:
+    plan = found.plans[event[0]]
+    return plan.instructions[event[1]], found.trace.spans[plan.device][event[1]]
 
 
 def moving(found: Simulated) -> dict[str, float]:
-    total: Counter[str] = Counter()
+    """By stream, how long each device had messages on their way; several at once count once."""
+    total: dict[str, float] = {}
     for plan in found.plans:
+        spans: dict[str, list[tuple[float, float]]] = {}
         for span, one in zip(found.trace.spans[plan.device], plan.instructions, strict=True):
             if one.stream != COMPUTE:
-                total[one.stream] += span.end - span.start
-    return dict(total)
+                spans.setdefault(one.stream, []).append((span.start, span.end))
+        add_up(total, {stream: covered(times) for stream, times in spans.items()})
+    return total
+
+
+def add_up(total: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, seconds in more.items():
+        total[name] = total.get(name, 0.0) + seconds
+
+
+def covered(times: Iterable[tuple[float, float]]) -> float:
+    """The length of all times together.
+
+    >>> covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    length, until = 0.0, float("-inf")
+    for start, end in sorted(times):
+        length += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return length
 
 
 def critical_path(found: Simulated) -> Iterator[Step]:
-    """From the end of the step backwards: what each thing waited for last."""
-    event: Event = last_event(found)
-    seen: set[Event] = set()
-    while event != START and event not in seen:
-        seen.add(event)
-        row, at = event
-        plan = found.plans[row]
-        span = found.trace.spans[plan.device][at]
-        if span.end > span.start:
-            yield Step(plan.device, at, span.start, span.end, kind_of(plan.instructions[at]))
-        event = found.causes[row][at]
+    """From the end of the step backwards: what each thing waited for last.
+
+    Where nothing but the host is between two things, it was starting messages.
+    """
+    event, until = last_event(found), found.seconds
+    while event != START:
+        one, span = look(found, event)
+        device = found.plans[event[0]].device
+        if span.end < until:
+            yield Step(device, event[1], span.end, until, HOST)
+        end = min(span.end, until)
+        if span.start < end:
+            region = one.region if isinstance(one, Run) else ""
+            yield Step(device, event[1], span.start, end, kind_of(one), region)
+        until = min(until, span.start)
+        event = found.causes[event[0]][event[1]]
+    if until > 0.0:
+        yield Step(found.plans[0].device, 0, 0.0, until, HOST)
 
 
 def last_event(found: Simulated) -> Event:
-    ends: list[tuple[float, Event]] = []
-    for row, plan in enumerate(found.plans):
-        spans: Sequence[Span] = found.trace.spans[plan.device]
-        if spans:
-            last = max(spans, key=lambda span: span.end)
-            ends.append((last.end, (row, last.at)))
+    ends = [
+        (span.end, (row, span.at))
+        for row, plan in enumerate(found.plans)
+        for span in found.trace.spans[plan.device]
+    ]
     return max(ends)[1] if ends else START
 
 
 def kind_of(one: Instruction) -> str:
-    if one.stream == COMPUTE:
-        return str(one.phase) if isinstance(one, Run) else type(one).__name__.lower()
-    return f"{one.stream} ({type(one).__name__.lower()})"
+    if one.stream != COMPUTE:
+        return one.stream
+    return str(one.phase) if isinstance(one, Run) else type(one).__name__.lower()

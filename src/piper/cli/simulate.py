@@ -1,0 +1,227 @@
+"""piper simulate: what a strategy would take on a machine, before it runs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from piper.cli.target import inspect
+from piper.errors import PiperError, Problem, StrategyError
+from piper.ir.costs import Costs
+from piper.ir.model import Model
+from piper.pricing import costs_of_device, estimate, price
+from piper.sim.clock import Simulated
+from piper.sim.devices import device_kind
+from piper.sim.estimate import Estimate
+from piper.sim.topology import NETWORKS, Topology
+from piper.view.simulated import text
+from piper.view.sweep import Row, plot, ranked
+from piper.view.sweep import table as sweep_table
+
+if TYPE_CHECKING:
+    from piper.compiler import Compiled
+
+CPU = "cpu"
+
+
+class Sort(StrEnum):
+    """What the best of a sweep has least of."""
+
+    STEP = "step"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a strategy is simulated; what is not given is what it was compiled with."""
+
+    device: str | None = None
+    costs: Costs | None = None
+    network: Topology | None = None
+    optimizer: float = 2.0
+
+    @property
+    def memory(self) -> float | None:
+        return device_kind(self.device).memory if self.device not in (None, CPU) else None
+
+    def costs_for(self, model: Model) -> Costs | None:
+        if self.costs is not None or self.device is None:
+            return self.costs
+        if self.device == CPU:
+            return Costs()
+        assert self.network is not None
+        return costs_of_device(device_kind(self.device), model, self.network)
+
+    def price(self, compiled: Compiled) -> tuple[Simulated, Estimate]:
+        costs = self.costs_for(compiled.dag.model)
+        found = price(compiled, costs, self.network)
+        staging = 0 if (costs or compiled.dag.costs).ahead else 1  # only gloo copies gradients
+        return found, estimate(compiled, found, self.memory, self.optimizer, staging)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        "simulate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(simulate)
+
+
+def simulate(
+    context: typer.Context,
+    target: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a script")],
+    device: Annotated[str | None, typer.Option(help="h100, h200, h800, a100 or cpu")] = None,
+    costs: Annotated[Path | None, typer.Option(help="a file of measured costs")] = None,
+    network: Annotated[str | None, typer.Option(help="like --device, or a file")] = None,
+    per_node: Annotated[int | None, typer.Option(help="devices of a node", min=1)] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="an argument of the script: name=4,8,16")
+    ] = None,
+    sort: Annotated[Sort, typer.Option(help="what a sweep is sorted by")] = Sort.STEP,
+    plot: Annotated[Path | None, typer.Option(help="draw a sweep: .svg")] = None,
+    view: Annotated[Path | None, typer.Option(help="write a page of the step: .html")] = None,
+    chrome: Annotated[Path | None, typer.Option(help="write a trace for Perfetto: .json")] = None,
+    json: Annotated[Path | None, typer.Option(help="write all figures")] = None,
+    optimizer: Annotated[
+        float, typer.Option(help="its state, in multiples of the parameters (Adam: 2)", min=0.0)
+    ] = 2.0,
+) -> None:
+    """Say how long a step of TARGET takes on a machine, what bounds it, and what memory it needs.
+
+    TARGET is run up to its Trainer; nothing is started, so models on `meta` may have any size.
+    What follows it is passed on to it. With --set, all combinations are tried.
+    """
+    machine = machine_of(device, costs, network, per_node, optimizer)
+    if sets:
+        refuse_one_step(view, chrome)
+        show_sweep(sweep(target, context.args, settings_of(sets), machine), sort, plot, json)
+    else:
+        show_step(target, context.args, machine, view, chrome, json)
+
+
+def machine_of(
+    device: str | None,
+    costs: Path | None,
+    network: str | None,
+    per_node: int | None,
+    optimizer: float = 2.0,
+) -> Machine:
+    """What the options say. A device brings the network of its kind."""
+    measured = Costs.from_json(costs.read_text()) if costs else None
+    if device not in (None, CPU):
+        device_kind(device)
+    name = network or (device if device in NETWORKS else None)
+    between = topology_of(name) if name else None
+    if per_node is not None:
+        between = replace(between or Topology(), per_node=per_node)
+    return Machine(device, measured, between, optimizer)
+
+
+def topology_of(name: str) -> Topology:
+    if name in NETWORKS:
+        return NETWORKS[name]
+    if not Path(name).is_file():
+        fix = f"choose one of {', '.join(NETWORKS)}, or give a file (see docs/simulate.md)"
+        raise StrategyError("network", Problem(f"there is no network {name!r}", fix))
+    return Topology.from_json(Path(name).read_text())
+
+
+def show_step(
+    target: Path,
+    arguments: Sequence[str],
+    machine: Machine,
+    view: Path | None,
+    chrome: Path | None,
+    json_file: Path | None,
+) -> None:
+    compiled = inspect(target, list(arguments)).compiled
+    step, found = machine.price(compiled)
+    print(text(found, step))
+    if chrome is not None:
+        from piper.view.runfile import save_run
+
+        save_run(chrome, target.stem, compiled.dag, compiled.plans, [step.trace])
+    if view is not None:
+        write_page(view, target.stem, compiled, step)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
+
+
+def write_page(path: Path, name: str, compiled: Compiled, step: Simulated) -> None:
+    from piper.view.page import page
+    from piper.view.story import story
+
+    path.write_text(page([story(name, compiled.dag, compiled.plans, [step.trace])]))
+
+
+def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
+    """
+    >>> settings_of(["pp=2,4", "schedule=zbv"])
+    {'pp': ['2', '4'], 'schedule': ['zbv']}
+    """
+    found: dict[str, list[str]] = {}
+    for one in sets:
+        name, _, values = one.partition("=")
+        chosen = [value for value in values.split(",") if value]
+        if not name or not chosen:
+            raise StrategyError("set", Problem(f"--set {one}", "write --set microbatches=4,8,16"))
+        found[name.lstrip("-")] = chosen
+    return found
+
+
+def sweep(
+    target: Path, arguments: Sequence[str], settings: dict[str, list[str]], machine: Machine
+) -> list[Row]:
+    """The script with every combination of arguments; what is refused says why."""
+    combinations = [
+        dict(zip(settings, values, strict=True)) for values in product(*settings.values())
+    ]
+
+    def one(chosen: dict[str, str]) -> Row:
+        given = [word for name, value in chosen.items() for word in (f"--{name}", value)]
+        return attempt(
+            chosen, lambda: machine.price(inspect(target, [*arguments, *given]).compiled)[1]
+        )
+
+    console = Console(stderr=True)
+    rows = track(combinations, "simulating", console=console, disable=not console.is_terminal)
+    return [one(chosen) for chosen in rows]
+
+
+def attempt(chosen: dict[str, str], made: Callable[[], Estimate]) -> Row:
+    """A script may refuse in any way: that is a row of the table, not the end of it."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return Row(chosen, made())
+    except PiperError as error:
+        return Row(chosen, refused=str(error))
+    except SystemExit:
+        last = said.getvalue().strip().splitlines()[-1:] or ["the script ended"]
+        return Row(chosen, refused=last[0])
+    except Exception as error:
+        return Row(chosen, refused=f"{type(error).__name__}: {error}")
+
+
+def show_sweep(rows: list[Row], sort: Sort, picture: Path | None, json_file: Path | None) -> None:
+    found = ranked(rows, sort)
+    print(sweep_table(found))
+    if picture is not None:
+        picture.write_text(plot(found))
+    if json_file is not None:
+        json_file.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
+
+
+def refuse_one_step(*files: Path | None) -> None:
+    if any(files):
+        problem = Problem("--view and --chrome show one step", "leave out --set, or them")
+        raise StrategyError("simulate", problem)

@@ -1,0 +1,61 @@
+"""What devices can do: figures of well-known accelerators, from their data sheets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from piper.errors import Problem, StrategyError
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """A kind of accelerator: what its data sheet promises, and how much of that work gets.
+
+    A region takes its arithmetic at `share` of the peak, plus the bytes that its operators without
+    arithmetic move at `memory_share` of the bandwidth; but never less than the host needs to start
+    all of its operators. Small work is thus slower than the peak by itself.
+    """
+
+    name: str
+    flops: Mapping[str, float]  # per second, by type, of dense matrix products
+    bandwidth: float  # of its memory, bytes per second
+    memory: float  # bytes
+    share: float = 0.65  # of the peak that large matrix products reach
+    memory_share: float = 0.8
+    launch: float = 8e-6  # seconds of the host to start an operator
+
+    def rate(self, dtype: str) -> float:
+        """Floating-point operations a second that large products reach; other types are float32."""
+        return self.share * self.flops.get(dtype, self.flops["float32"])
+
+    @property
+    def moved(self) -> float:
+        """Bytes a second that simple operators reach."""
+        return self.memory_share * self.bandwidth
+
+
+HOPPER = {
+    "float8_e4m3fn": 1979e12, "bfloat16": 989e12, "float16": 989e12, "float32": 67e12,
+    "float64": 67e12,
+}  # fmt: skip
+AMPERE = {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}
+
+DEVICES: Mapping[str, DeviceKind] = {
+    # float32 is that of ordinary units: PyTorch takes tensor cores for it only when asked to
+    "h100": DeviceKind("h100", HOPPER, 3.35e12, 80e9),
+    "h200": DeviceKind("h200", HOPPER, 4.8e12, 141e9),
+    "h800": DeviceKind("h800", {**HOPPER, "float64": 1e12}, 3.35e12, 80e9),
+    "a100": DeviceKind("a100", AMPERE, 2.039e12, 80e9),
+}
+
+
+def device_kind(name: str) -> DeviceKind:
+    """
+    >>> device_kind("h200").memory
+    141000000000.0
+    """
+    if name not in DEVICES:
+        fix = f"choose one of {', '.join(DEVICES)}, cpu, or give measured --costs"
+        raise StrategyError("device", Problem(f"there is no device {name!r}", fix))
+    return DEVICES[name]

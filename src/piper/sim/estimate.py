@@ -1,0 +1,61 @@
+"""All that is foretold of a strategy on a machine: its step, and the memory it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from piper.names import Device
+from piper.plan.memory import Peak
+from piper.sim.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is foretold, for one device of each role."""
+
+    report: Report
+    peaks: Mapping[Device, Peak]
+    alike: Mapping[Device, tuple[Device, ...]]  # who does the same, itself included
+    tokens: int  # of a step, of all replicas
+    memory: float | None = None  # bytes that a device has, where that is known
+
+    @property
+    def seconds(self) -> float:
+        return self.report.seconds
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def peak(self) -> int:
+        """Bytes that the fullest device needs."""
+        return max(one.total for one in self.peaks.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.memory is None or self.peak <= self.memory
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, without the critical path."""
+        return {
+            "seconds": self.seconds,
+            "tokens_per_second": self.rate,
+            "bubble": self.report.bubble,
+            "exposed": self.report.exposed,
+            "uncovered": self.report.uncovered,
+            "peak_bytes": self.peak,
+            "fits": self.fits,
+            "bounds": [
+                {"device": device, "region": region, "what": what, "seconds": seconds}
+                for (device, region, what), seconds in self.report.bounds.items()
+            ],
+            "devices": [
+                {**asdict(one), "peak_bytes": self.peaks[one.device].total,
+                 "alike": list(self.alike[one.device])}
+                for one in self.report.devices
+            ],
+        }  # fmt: skip
