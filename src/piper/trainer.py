@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,37 +40,16 @@ from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.initial import initial_values
 from piper.runtime.measure import measure, together
+from piper.runtime.metrics import Metrics
 from piper.runtime.shards import MakeOptimizer
 from piper.runtime.state import DeviceState, assembled
 from piper.runtime.world import gather, join, refuse_wrong_world
+from piper.tracing import from_environment, recording
 from piper.tuning import costs_of, read_costs
 
 Loss = Callable[..., torch.Tensor]
 LOG = logging.getLogger("piper")
 ADAMW = partial(torch.optim.AdamW, lr=3e-4)
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """What a step gave, the same on every device."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    seconds: float
-    tokens: int
-    memory_gib: float
-    losses: Mapping[int, float] = field(default_factory=dict)  # of the microbatches that ended here
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
-    def __str__(self) -> str:
-        return (
-            f"step: {self.step}  loss: {self.loss:.5f}  grad_norm: {self.grad_norm:.4f}  "
-            f"memory: {self.memory_gib:.2f}GiB  tps: {self.tokens_per_second:,.0f}"
-        )
 
 
 class Trainer:
@@ -106,6 +84,8 @@ class Trainer:
         self.state = DeviceState()
         self.comm: ProcessComm | None = None
         self.programs: dict[Any, Program] = {}
+        self.made: dict[Any, Compiled] = {}  # on device 0, for the file of a recording
+        self.recording = from_environment()
         self.mine: set[str] = set()  # states that this process gives to a state dict
         self.stepped: set[Any] = set()  # kinds of batches whose data were compared
         self.steps = 0
@@ -168,9 +148,21 @@ class Trainer:
         program = self.program(batch)
         self.ignored = program.ignored
         work = self.batch(batch, self.steps, self.replica, own, everyone)
-        program.step(work)
+        notes = self.recording.step(self.steps + 1, program, work)
         self.steps += 1
-        return self.metrics(program, work.inputs, time.perf_counter() - started)
+        metrics = self.metrics(program, work.inputs, time.perf_counter() - started)
+        self.recording.keep(self.steps, notes, self.made.get(self.key(batch)))
+        return metrics
+
+    def record(self, path: str | Path, steps: int = 3, profile: bool = False) -> None:
+        """Record the next steps in a file for `piper view` and Perfetto. Every process calls it.
+
+        Device 0 writes the file after the last of them, or in `close`. With `profile`, every device
+        writes what torch's profiler sees of its instructions beside it.
+        """
+        self.refuse_closed()
+        self.recording.finish()
+        self.recording = recording(path, self.steps + 1, steps, profile)
 
     def tune(self, *batch: Any, rounds: int = 2) -> Costs:
         """Measure what everything takes, and order overlapping work by it from now on.
@@ -214,6 +206,7 @@ class Trainer:
 
     def close(self) -> None:
         """Give back the communicators; the process may go on with another Trainer."""
+        self.recording.finish()
         if self.comm is not None:
             self.comm.close()
             self.comm = None
@@ -302,6 +295,8 @@ class Trainer:
         plans = compiled.plans
         self.comm.extend(streams(plans), teams(plans), exchanging(plans, self.rank))
         self.mine |= first_holders(compiled.plans, self.rank)
+        if self.rank == 0:
+            self.made[self.key(batch)] = compiled
         return self.load(
             compiled.plan(self.rank), captured, compiled.dag.shardings, self.state, self.comm
         )

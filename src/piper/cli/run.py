@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from piper.errors import PiperError
 from piper.launch.local import run_local
+from piper.launch.window import COUNT, FIRST, Window, steps_of
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -18,6 +20,46 @@ def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a training script")],
     processes: Annotated[int, typer.Option("-n", min=1, help="processes, one per device")] = 1,
+    trace: Annotated[
+        Path | None, typer.Option(help="record some steps in this file", dir_okay=False)
+    ] = None,
+    trace_steps: Annotated[
+        str, typer.Option(help="which steps to record, FIRST:COUNT")
+    ] = f"{FIRST}:{COUNT}",
+    trace_profile: Annotated[
+        bool, typer.Option("--trace-profile", help="with the operators of each instruction")
+    ] = False,
 ) -> None:
     """Run SCRIPT on N local processes; what follows is passed on to it."""
-    raise typer.Exit(run_local(str(script), context.args, processes))
+    if trace is None:
+        raise typer.Exit(run_local(str(script), context.args, processes))
+    window = Window(trace, *steps(trace_steps), profile=trace_profile)
+    before = written(trace)
+    code = run_local(str(script), context.args, processes, window.environment())
+    typer.echo(outcome(window, written(trace) != before), err=True)
+    raise typer.Exit(code)
+
+
+def steps(text: str) -> tuple[int, int]:
+    try:
+        return steps_of(text, "--trace-steps")
+    except PiperError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+
+
+def written(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def outcome(window: Window, wrote: bool) -> str:
+    """Where the trace is, or why there is none."""
+    if wrote:
+        return (
+            f"piper: the trace is in {window.path}: `piper view {window.path}` shows it, and so "
+            "does https://ui.perfetto.dev"
+        )
+    return (
+        f"piper: no trace was written: no piper.Trainer came to {window.text}\n"
+        "  fix: let the script take more steps, or write --trace-steps 1:1"
+    )

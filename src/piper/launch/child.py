@@ -5,6 +5,7 @@ python -m piper.launch.child REPORT PARENT SCRIPT ARGUMENTS...
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from piper.errors import PeerLost, PiperError
 from piper.launch.local import SYMPTOM
+from piper.launch.window import FILE
 
 
 def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
@@ -60,6 +62,8 @@ def die_with(parent: int) -> None:
 
 if __name__ == "__main__":
     code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    if FILE in os.environ:
+        atexit._run_exitfuncs()  # a recording that the script's end cut short; os._exit would not
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # not sys.exit: torch.distributed's threads may still wait for lost peers

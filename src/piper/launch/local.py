@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,18 @@ class Child:
     report: Path
 
 
-def run_local(script: str, arguments: Sequence[str], processes: int) -> int:
-    """Run a script in so many processes; the exit code and message of the first that failed."""
+def run_local(
+    script: str, arguments: Sequence[str], processes: int, extra: Mapping[str, str] | None = None
+) -> int:
+    """Run a script in so many processes; the exit code and message of the first that failed.
+
+    `extra` is what they find in their environment besides.
+    """
+    environment = {**os.environ, **(extra or {})}
     with tempfile.TemporaryDirectory(prefix="piper-") as folder:
         port = free_port()
         children = [
-            start(rank, processes, port, script, arguments, Path(folder))
+            start(rank, processes, port, [script, *arguments], environment, Path(folder))
             for rank in range(processes)
         ]
         previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -50,19 +56,24 @@ def free_port() -> int:
 
 
 def start(
-    rank: int, world: int, port: int, script: str, arguments: Sequence[str], folder: Path
+    rank: int,
+    world: int,
+    port: int,
+    script: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
 ) -> Child:
     report = folder / f"rank-{rank}"
-    command = [sys.executable, "-m", "piper.launch.child", str(report), str(os.getpid()), script]
-    environment = {
+    command = [sys.executable, "-m", "piper.launch.child", str(report), str(os.getpid()), *script]
+    everything = {
         "OMP_NUM_THREADS": "1" if world > 1 else str(os.cpu_count()),
         "GLOO_SOCKET_IFNAME": "lo",
-        **os.environ,
+        **environment,
         "RANK": str(rank), "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-    return Child(rank, subprocess.Popen([*command, *arguments], env=environment), report)
+    return Child(rank, subprocess.Popen(command, env=everything), report)
 
 
 def watch(children: Sequence[Child]) -> None:

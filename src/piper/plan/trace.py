@@ -24,6 +24,7 @@ class Span:
     issued: float
     start: float
     end: float
+    late: bool = False  # it ended at some time before `end`, when somebody looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,10 @@ def columns(spans: tuple[Span, ...]) -> dict[str, list[float]]:
         "issued": [round(span.issued, 9) for span in spans],
         "start": [round(span.start, 9) for span in spans],
         "end": [round(span.end, 9) for span in spans],
+        "late": [int(span.late) for span in spans],
     }
 
 
 def from_columns(rows: Mapping[str, list[Any]]) -> tuple[Span, ...]:
-    return tuple(map(Span, rows["at"], rows["issued"], rows["start"], rows["end"]))
+    late = map(bool, rows.get("late", [0] * len(rows["at"])))
+    return tuple(map(Span, rows["at"], rows["issued"], rows["start"], rows["end"], late))

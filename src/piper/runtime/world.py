@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from piper.errors import Problem, StrategyError
-from piper.runtime.state import Part
+
+Found = TypeVar("Found")
 
 
 def join(timeout: float) -> int:
@@ -18,12 +20,12 @@ def join(timeout: float) -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def gather(mine: list[Part]) -> list[list[Part]] | None:
+def gather(mine: Found) -> list[Found] | None:
     """What each process has, on the first one."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
     first = dist.get_rank() == 0
-    found: list[list[Part]] = [[]] * dist.get_world_size()
+    found: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(mine, found if first else None)
     return found if first else None
 

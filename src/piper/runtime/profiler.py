@@ -1,0 +1,34 @@
+"""The operators and kernels behind each instruction, by torch's profiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.profiler import profile, supported_activities
+
+from piper.runtime.execute import Program
+
+
+class Profiler:
+    """Profiles this process from start to stop, and writes a Chrome trace.
+
+    A recorder that names its acts puts everything in ranges called like the DAG's nodes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.profile = profile(activities=supported_activities())
+
+    def start(self) -> None:
+        self.profile.start()
+
+    def stop(self) -> None:
+        self.profile.stop()
+        self.profile.export_chrome_trace(str(self.path))
+
+
+def uses_accelerator(program: Program) -> bool:
+    """Whether the host's clock does not say when work ended."""
+    tensors = (t for bucket in program.state.buckets.values() for t in bucket.tensors)
+    return any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in tensors)
