@@ -21,7 +21,7 @@ from piper.runtime.batch import (
 )
 from piper.runtime.comm import Comm
 from piper.runtime.execute import Program
-from piper.runtime.state import DeviceState, assembled
+from piper.runtime.state import BucketState, DeviceState, assembled
 from piper.runtime.together import run_together
 from piper.trainer import Trainer
 
@@ -42,12 +42,14 @@ def rehearse(
     strategy: Sequence[Any],
     batches: Sequence[tuple[Any, ...]],
     captured: Captured | None = None,
+    watch: Callable[[BucketState], None] | None = None,
     **options: Any,
 ) -> Rehearsal:
     """Train a few steps under a strategy, with all its devices in this process.
 
     For looking and testing: it is exact, but threads do not make it fast. `options` are those of
-    the Trainer. Every batch has the same shape, and is that of all replicas together.
+    the Trainer. Every batch has the same shape, and is that of all replicas together. `watch` sees
+    every bucket on every device after each of its updates, gradients included.
     """
     trainer = Trainer.__new__(Trainer)
     trainer.configure(model, loss_fn, strategy, captured=captured, **options)
@@ -58,7 +60,10 @@ def rehearse(
 
     def load(plan: Plan, comm: Comm) -> Program:
         state = states[compiled.plans.index(plan)]
-        return trainer.load(plan, found, compiled.dag.shardings, state, comm)
+        program = trainer.load(plan, found, compiled.dag.shardings, state, comm)
+        if watch is not None:
+            program.watch = watch  # type: ignore[method-assign,assignment]
+        return program
 
     steps = [fed(trainer, number, batch) for number, batch in enumerate(batches)]
     seen: list[list[tuple[torch.Tensor, dict[int, float]]]] = [[] for _ in steps]

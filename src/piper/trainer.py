@@ -79,7 +79,7 @@ class Trainer:
     ) -> None:
         self.configure(model, loss_fn, strategy, **options)
         if _inspecting:
-            raise Inspected(self.strategy, *self.compile(example))
+            raise Inspected(self, example, *self.compile(example))
         self.rank = join(timeout)
         self.state = DeviceState()
         self.comm: ProcessComm | None = None
@@ -330,9 +330,12 @@ class Trainer:
 class Inspected(BaseException):
     """Raised instead of training when a tool only wants to look; nothing was started."""
 
-    def __init__(self, strategy: Strategy, captured: Captured, compiled: Compiled) -> None:
+    def __init__(
+        self, trainer: Trainer, example: tuple[Any, ...], captured: Captured, compiled: Compiled
+    ) -> None:
         super().__init__("inspected")
-        self.strategy, self.captured, self.compiled = strategy, captured, compiled
+        self.trainer, self.example, self.strategy = trainer, example, trainer.strategy
+        self.captured, self.compiled = captured, compiled
 
 
 _inspecting = False

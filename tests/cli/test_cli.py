@@ -60,7 +60,7 @@ def test_an_unknown_schedule_is_refused_with_the_names_there_are() -> None:
 def test_check_compiles_a_script_without_starting_anything() -> None:
     found = call("check", str(SCRIPT))
 
-    assert re.match(r"ok: 2 devices, \d+ nodes, \d+ instructions: no deadlock", found)
+    assert re.match(r"ok: 2 devices, \d+ nodes, \d+ instructions", found)
 
 
 def test_show_draws_the_schedule_of_a_script() -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
+from piper.cli.agreement import agreement
 from piper.cli.target import inspect, strategy_of
+from piper.plan.proof import Proof, prove
+
+if TYPE_CHECKING:
+    from piper.trainer import Inspected
 
 
 def add_to(app: typer.Typer) -> None:
@@ -19,19 +27,62 @@ def add_to(app: typer.Typer) -> None:
 def check(
     context: typer.Context,
     target: Annotated[Path, typer.Argument(exists=True, dir_okay=False)],
+    numerics: Annotated[
+        bool, typer.Option("--numerics", help="train a few steps both ways, here, and compare")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="of --numerics [default: 3]")] = None,
+    seed: Annotated[int | None, typer.Option(help="of the data of --numerics")] = None,
+    every: Annotated[bool, typer.Option("--all", help="every parameter of --numerics")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
 ) -> None:
     """Check TARGET: compile a script's strategy for its model, or read a .json or .csv file.
 
     Exit code 0 means: every rewrite gave a valid DAG, and all plans together neither deadlock nor
-    lose, double or swap anything.
+    lose, double or swap anything; with --numerics also, that losses, gradients and parameters are
+    those of plain PyTorch. 1: it is wrong, or they are not. 2: wrong usage. What follows TARGET is
+    passed on to the script; write `--` before options that are named like these.
     """
+    refuse_misplaced(numerics, steps=steps, seed=seed, all=every or None)
     if target.suffix in (".json", ".csv"):
-        print(f"ok: {len(strategy_of(target))} directives, readable and consistent in themselves")
+        refuse_misplaced(False, numerics=numerics or None)
+        found = len(strategy_of(target))
+        words = f"ok: {found} directives, readable and consistent in themselves"
+        print(json.dumps({"ok": True, "directives": found}) if as_json else words)
         return
-    compiled = inspect(target, context.args).compiled
-    count = sum(len(plan.instructions) for plan in compiled.plans)
-    nodes = len(compiled.dag.nodes)
-    print(
-        f"ok: {len(compiled.plans)} devices, {nodes} nodes, {count} instructions: "
-        "no deadlock, every gradient counted once, every buffer freed once"
+    inspected = inspect(target, context.args)
+    proof = prove(inspected.compiled.dag, inspected.compiled.plans)
+    if numerics:
+        compared(inspected, proof, steps or 3, seed or 0, every, as_json)
+    else:
+        print(json.dumps({"ok": True, "proof": asdict(proof)}) if as_json else proof)
+
+
+def compared(
+    inspected: Inspected, proof: Proof, steps: int, seed: int, every: bool, as_json: bool
+) -> None:
+    from piper.numerics import compare
+
+    found = compare(
+        inspected.trainer, inspected.example, inspected.captured, inspected.compiled, steps, seed
     )
+    if as_json:
+        whole: dict[str, Any] = {"ok": found.agrees, "proof": asdict(proof)}
+        print(json.dumps({**whole, "numerics": asdict(found)}))
+    else:
+        print(proof)
+        console = Console()
+        for piece in agreement(found, every):
+            console.print(piece, highlight=False, soft_wrap=isinstance(piece, str))
+    if not found.agrees:
+        raise typer.Exit(1)
+
+
+def refuse_misplaced(allowed: bool, **given: object) -> None:
+    """An option that says nothing here was meant for the script, or for something else."""
+    for name, value in given.items():
+        if value is not None and not allowed:
+            wanted = "a script" if name == "numerics" else "--numerics"
+            raise typer.BadParameter(
+                f"it goes with {wanted}; to give it to the script, write it after `--`",
+                param_hint=f"--{name}",
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper.errors import Problem
@@ -45,13 +45,18 @@ class Wait:
 
 
 def explained(
-    dag: Dag, plans: Mapping[Device, Plan], at: Mapping[Device, int], awaited: Mapping[Device, int]
+    dag: Dag,
+    plans: Mapping[Device, Plan],
+    at: Mapping[Device, int],
+    awaited: Mapping[Device, int],
+    present: Container[Device] | None = None,
 ) -> Problem:
     """Devices that stand for ever: a circle of them, or one that waits for what nobody does.
 
-    `at`: how far every device is; `awaited`: of those that stand, what has not ended.
+    `at`: how far every device is; `awaited`: of those that stand, what has not ended; `present`:
+    those that must have a plan (all, unless one of each role is looked at).
     """
-    shown, words = walk(plans, at, awaited), Words(dag, plans)
+    shown, words = walk(plans, at, awaited, present), Words(dag, plans)
     last = shown[-1]
     if last.needed is None:
         head, shown = "something is waited for that never comes", [last]
@@ -72,7 +77,10 @@ def others_wait(devices: Sequence[Device]) -> str:
 
 
 def walk(
-    plans: Mapping[Device, Plan], at: Mapping[Device, int], awaited: Mapping[Device, int]
+    plans: Mapping[Device, Plan],
+    at: Mapping[Device, int],
+    awaited: Mapping[Device, int],
+    present: Container[Device] | None,
 ) -> list[Wait]:
     """Go from a device to one that it waits for, until one comes again (the circle from there on
     is returned) or waits for nothing that will be."""
@@ -81,17 +89,17 @@ def walk(
     device = next(iter(awaited))
     while device not in seen:
         seen[device] = len(waits)
-        waits.append(waiting(plans, at, (device, awaited[device])))
+        event = device, awaited[device]
+        late = (
+            (mate, needed)
+            for mate, needed in partners(plans, event)
+            if (present is None or mate in present) and (needed is None or needed >= at[mate])
+        )
+        waits.append(Wait(device, at[device], awaited[device], *next(late)))
         if waits[-1].needed is None:
             return waits
         device = waits[-1].mate
     return waits[seen[device] :]
-
-
-def waiting(plans: Mapping[Device, Plan], at: Mapping[Device, int], event: Event) -> Wait:
-    device, awaited = event
-    late = ((d, k) for d, k in partners(plans, event) if k is None or k >= at[d])
-    return Wait(device, at[device], awaited, *next(late))
 
 
 def partners(plans: Mapping[Device, Plan], event: Event) -> Iterator[tuple[Device, int | None]]:
