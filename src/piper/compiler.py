@@ -11,7 +11,9 @@ from piper.directives import Directive, apply
 from piper.ir.costs import Costs
 from piper.ir.dag import Dag
 from piper.ir.model import Model
+from piper.ir.roles import Roles, roles, same_replica
 from piper.ir.training import training_dag
+from piper.names import Device
 from piper.passes.pipeline import run_passes
 from piper.plan.check import check
 from piper.plan.instructions import Plan
@@ -20,25 +22,38 @@ from piper.plan.lower import lower
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The final DAG and the plans of all devices, checked together."""
+    """The final DAG and the plans of all devices, checked together; or of one for each role."""
 
     dag: Dag
     plans: tuple[Plan, ...]
+    roles: Roles
 
-    def plan(self, device: int) -> Plan:
-        return next(plan for plan in self.plans if plan.device == device)
+    def plan(self, device: Device) -> Plan:
+        known = [plan for plan in self.plans if plan.device == device]
+        more = known or lower(self.dag, same_replica(self.dag, device))
+        return next(plan for plan in more if plan.device == device)
 
 
 def compile_strategy(
-    model: Model, strategy: Sequence[Directive], *, clip: bool = False, costs: Costs | None = None
+    model: Model,
+    strategy: Sequence[Directive],
+    *,
+    clip: bool = False,
+    costs: Costs | None = None,
+    by_role: bool = False,
 ) -> Compiled:
-    """What every device does in a step of this model under this strategy."""
+    """What every device does in a step of this model under this strategy.
+
+    `by_role`: plans are made and checked for one device of each role only, which is all that a job
+    of very many devices needs before it runs.
+    """
     with collector_off():
         dag = apply(tuple(strategy), training_dag(model, clip))
         dag = run_passes(dag if costs is None else replace(dag, costs=costs))
-        plans = lower(dag)
-        check(dag, plans)
-    return Compiled(dag, plans)
+        found = roles(dag) if by_role else Roles({device: device for device in dag.devices})
+        plans = lower(dag, found.first)
+        check(dag, plans, found.first)
+    return Compiled(dag, plans, found)
 
 
 @contextmanager

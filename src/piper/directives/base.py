@@ -8,6 +8,7 @@ from typing import Protocol
 
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
+from piper.ir.devices import Devices
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute
 from piper.names import PASS, Device
@@ -21,7 +22,7 @@ class Directive(Protocol):
 
 def device_list(devices: Iterable[int]) -> tuple[Device, ...]:
     """A checked list of devices: not empty, no device twice."""
-    found = tuple(devices) if isinstance(devices, list | tuple | range) else ()
+    found = Devices(devices if isinstance(devices, list | tuple | range) else ())
     fine = all(type(device) is int and device >= 0 for device in found)
     if not found or not fine or len(set(found)) < len(found):
         shown = list(devices) if isinstance(devices, tuple) else devices

@@ -39,11 +39,13 @@ class Place:
 def apply_places(places: Iterable[Place], dag: Dag) -> Dag:
     """Many places as one rewrite."""
     placed: dict[NodeId, Compute] = {}
+    lists: dict[tuple[Device, ...], tuple[Device, ...]] = {}  # equal ones become the same object
     for place in places:
+        devices = lists.setdefault(place.devices, place.devices)
         nodes = [placed.get(node.id, node) for node in chosen(dag, place.filter)]
         refuse_twice(place, nodes)
         placed.update(
-            (node.id, replace(node, devices=place.devices, stream=place.stream)) for node in nodes
+            (node.id, replace(node, devices=devices, stream=place.stream)) for node in nodes
         )
     return dag.with_nodes(placed.values())
 

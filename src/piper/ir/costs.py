@@ -35,7 +35,8 @@ class Costs:
     post: float = 0.0  # of the host, to start a message
     wire: float = 0.0  # of a core, for each byte of a message, at both its ends
     cores: float = 0.0  # that all devices of a node share; 0: each device has its own
-    launch: float = 0.0  # of the host, to start one operator of a region
+    start: float = 0.0  # of an operator of a region, besides its work
+    launch: float = 0.0  # of the host, to start an operator; it runs while others are started
     ahead: bool = False  # the host only queues work (GPU) instead of doing it (CPU)
 
     def __post_init__(self) -> None:
@@ -64,8 +65,9 @@ class Costs:
             return known
         if phase not in region.flops:
             return UNITS[phase]
+        operators = region.operators.get(phase, 0)
         work = region.flops[phase] / self.flops + self.traffic(model, region, phase) / self.memory
-        return max(work, self.launch * region.operators.get(phase, 0))
+        return max(work + self.start * operators, self.launch * operators)
 
     def traffic(self, model: Model, region: Region, phase: Phase) -> float:
         """What a region moves besides its arithmetic. On an accelerator that is most of what small

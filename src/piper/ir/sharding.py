@@ -148,13 +148,21 @@ def share_of(spec: TensorSpec, ways: int) -> TensorSpec:
 
 def among_holders(how: Residency, sharding: Sharding) -> Residency:
     """Only devices with the same experts have something to share or to add up."""
-    groups = tuple(g for holders in sharding.holders for g in within(how, holders))
+    groups = tuple(chain.from_iterable(within(how, sharding)))
     return replace(how, groups=groups, shares=sharding.ways)
 
 
-def within(how: Residency, holders: tuple[Device, ...]) -> list[tuple[Device, ...]]:
-    """The groups, as far as they have the same experts; without ZeRO groups mean nothing."""
+def within(how: Residency, sharding: Sharding) -> list[list[tuple[Device, ...]]]:
+    """For each share of the experts the groups, as far as they hold it; without ZeRO groups mean
+    nothing."""
     if not how.zero:
-        return [holders]
-    found = [tuple(device for device in group if device in holders) for group in how.groups]
-    return [group for group in found if group]
+        return [[holders] for holders in sharding.holders]
+    share = {device: k for group in sharding.groups for k, device in enumerate(group)}
+    found: list[list[tuple[Device, ...]]] = [[] for _ in range(sharding.ways)]
+    for group in how.groups:
+        cut: dict[int, list[Device]] = {}
+        for device in group:
+            cut.setdefault(share[device], []).append(device)
+        for k, devices in cut.items():
+            found[k].append(tuple(devices))
+    return found

@@ -150,7 +150,7 @@ def groups_fit_the_experts(dag: Dag) -> Iterator[Problem]:
     """ZeRO groups must cut the holders of each share of the experts alike."""
     for bucket, how in dag.residencies.items():
         cut = sharding_of(dag.model, dag.shardings, bucket)
-        parts = [within(how, holders) for holders in cut.holders] if cut else []
+        parts = within(how, cut) if cut else []
         sizes = {len(group) for groups in parts for group in groups}
         if cut and (len(sizes) > 1 or len(set(map(len, parts))) > 1):
             yield Problem(

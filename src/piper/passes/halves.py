@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.nodes import Node, Precedence
 from piper.ir.training import split_backward
 from piper.names import B, NodeId, RegionId
 
@@ -31,7 +31,8 @@ def cut_backwards(dag: Dag) -> Dag:
     for node in dag.nodes.values():
         nodes.update((part.id, part) for part in cut.get(node.id, (node,)))
     makers = {name: dag.makers.get(name, "halves") for name in nodes}
-    orders = tuple(renamed(order, cut) for order in dag.precedences)
+    halves = {name: tuple(part.id for part in pair) for name, pair in cut.items()}
+    orders = tuple(renamed(order, halves) for order in dag.precedences)
     return replace(dag, nodes=nodes, makers=makers, precedences=orders)
 
 
@@ -42,9 +43,8 @@ def beside_experts(dag: Dag) -> set[RegionId]:
     return {r for r in (*dag.shardings, *near) if dag.model.trained(dag.model.by_id[r])}
 
 
-def renamed(order: Precedence, cut: dict[NodeId, tuple[Compute, Compute]]) -> Precedence:
+def renamed(order: Precedence, halves: dict[NodeId, tuple[NodeId, ...]]) -> Precedence:
     def parts(names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
         return tuple(part for name in names for part in halves.get(name, (name,)))
 
-    halves = {name: tuple(part.id for part in pair) for name, pair in cut.items()}
     return replace(order, before=parts(order.before), after=parts(order.after))

@@ -15,6 +15,7 @@ from piper.ir.dag import Dag
 from piper.ir.layout import messages
 from piper.ir.nodes import Collective, Kind, Node, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
+from piper.ir.roles import Present
 from piper.ir.sharding import sharding_of
 from piper.ir.spec import BUG
 from piper.names import BucketId, Device
@@ -24,14 +25,18 @@ from piper.plan.paper import Together
 from piper.plan.wires import sent
 
 
-def check(dag: Dag, plans: Sequence[Plan]) -> None:
-    """Refuse plans that, run together, would hang or compute something else than the DAG."""
-    checked(dag, plans)
+def check(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None) -> None:
+    """Refuse plans that, run together, would hang or compute something else than the DAG.
+
+    `devices` are those that must have a plan: all, or one for each role (`ir/roles.py`).
+    """
+    checked(dag, plans, devices)
 
 
-def checked(dag: Dag, plans: Sequence[Plan]) -> Together:
+def checked(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None) -> Together:
     """The same, for those who want to know what was seen."""
-    together = Together(dag, {plan.device: Machine(plan) for plan in plans})
+    here = Present(dag.devices if devices is None else devices)
+    together = Together(dag, {plan.device: Machine(plan) for plan in plans}, here)
     together.run()
     for rule in RULES:
         problems = list(islice(rule(together), 8))
@@ -54,9 +59,9 @@ def nothing_is_left(together: Together) -> Iterator[Problem]:
 
 def everything_ran_once(together: Together) -> Iterator[Problem]:
     for node in together.dag.nodes.values():
-        runs = [(device, str(node.id)) for device in node.devices or ()]
+        runs = [(device, str(node.id)) for device in together.here.of(node.devices)]
         if isinstance(node, Transfer):
-            runs += [(device, sent(node.id)) for device in node.source]
+            runs += [(device, sent(node.id)) for device in together.here.of(node.source)]
         for device, name in runs:
             if device not in together.machines or name not in together.machines[device].ran:
                 place = needed_at(together, node, device)
@@ -75,7 +80,8 @@ def orders_are_kept(together: Together) -> Iterator[Problem]:
     for precedence in together.dag.precedences:
         if not precedence.before:
             continue
-        for device in together.dag.nodes[precedence.before[0]].devices or ():  # a lane has all
+        lane = together.dag.nodes[precedence.before[0]].devices  # it has all of them
+        for device in together.here.of(lane):
             ran = together.machines[device].ran
             before = [(ran[node], node) for node in precedence.before if node in ran]
             after = [(ran[node], node) for node in precedence.after if node in ran]
@@ -89,7 +95,7 @@ def totals_are_whole(together: Together) -> Iterator[Problem]:
     """Each replica counts its losses; the gradients that updates read are counted once, or every
     shard of them is."""
     homes = {
-        frozenset(node.reads[0]): counters(together.dag, node)
+        frozenset(node.reads[0]): node
         for node in together.dag.nodes.values()
         if isinstance(node, UpdateNode)
     }
@@ -97,12 +103,15 @@ def totals_are_whole(together: Together) -> Iterator[Problem]:
         if isinstance(node, Totals):
             found = Counter(together.counted.get(node.id, ()))
             for loss in node.reads[0]:
-                devices = together.dag.nodes[together.dag.producers[loss]].devices or ()
+                maker = together.dag.nodes[together.dag.producers[loss]]
+                devices = together.here.of(maker.devices)
                 if found[frozenset([loss])] != len(devices):
                     yield Problem(f"{node.id} lacks {loss}{totals(together, devices)}", BUG)
-            for total in node.reads[1:]:
-                if found[frozenset(total)] != homes[frozenset(total)]:
-                    devices = together.dag.nodes[together.dag.producers[total[0]]].devices or ()
+            for number, total in enumerate(node.reads[1:]):
+                wanted = counters(together, homes[frozenset(total)], number)
+                if found[frozenset(total)] != wanted:
+                    maker = together.dag.nodes[together.dag.producers[total[0]]]
+                    devices = together.here.of(maker.devices)
                     yield Problem(f"{node.id} lacks {total[0]}{totals(together, devices)}", BUG)
 
 
@@ -117,12 +126,13 @@ def totals(together: Together, devices: Sequence[Device]) -> str:
     return f"\n{together.picture(*events)}" if events else ""
 
 
-def counters(dag: Dag, update: UpdateNode) -> int:
-    """How many devices count a gradient: one of each group that has the same."""
-    maker = dag.nodes[dag.producers[update.reads[0][0]]]
+def counters(together: Together, update: UpdateNode, number: int) -> int:
+    """How many devices count a gradient: one of each group that has the same, in turn."""
+    maker = together.dag.nodes[together.dag.producers[update.reads[0][0]]]
     if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
-        return len(maker.groups)
-    return len(update.devices or ())
+        turns = (group[number % len(group)] for group in maker.groups)
+        return sum(device in together.here.devices for device in turns)
+    return len(together.here.of(update.devices))
 
 
 def states_are_right(together: Together) -> Iterator[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -36,10 +36,10 @@ from piper.plan.pool import offsets
 from piper.plan.rows import Row, Work, proven_received, receiver, rows, sender
 
 
-def lower(dag: Dag) -> tuple[Plan, ...]:
-    """The plans of all devices, in the order of the devices."""
+def lower(dag: Dag, devices: Sequence[Device] | None = None) -> tuple[Plan, ...]:
+    """The plans of all devices, or of one for each role, in the order of the devices."""
     assert dag.sequence, "schedule the DAG before lowering it"
-    found = rows(dag)
+    found = rows(dag, devices)
     return tuple(
         Lowering(dag, row, proven_received(dag, found, row)).plan() for row in found.values()
     )
@@ -227,16 +227,22 @@ class Lowering:
         self.made_by[weights_of(node)] = k
 
     def total(self, node: Totals) -> None:
-        """Of all that is added up, what this device made, or counts for its group."""
+        """Of all that is added up, what this device made, or counts for its group.
+
+        It waits for what others count, too, so that all devices of a role do the same.
+        """
         assert node.devices is not None
-        grads = tuple(
-            self.operand(total, ())
-            for k, total in enumerate(node.reads[1:])
-            if self.is_here(total) and counts_here(self.dag, total[0], self.row.device, k)
-        )
-        self.arriving["totals"] = self.emit(
-            Total(node.id, tuple(self.losses(node)), grads, node.devices, self.wait_for(grads))
-        )
+        here = {k: self.operand(t, ()) for k, t in enumerate(node.reads[1:]) if self.is_here(t)}
+        counted = tuple(grad for k, grad in here.items() if self.counts(node.reads[1 + k][0], k))
+        waits, losses = self.wait_for(tuple(here.values())), tuple(self.losses(node))
+        self.arriving["totals"] = self.emit(Total(node.id, losses, counted, node.devices, waits))
+
+    def counts(self, value: ValueId, number: int) -> bool:
+        """What everyone of a group has is counted by one of them; they take turns."""
+        maker = self.dag.nodes[self.dag.producers[value]]
+        if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
+            return any(group[number % len(group)] == self.row.device for group in maker.groups)
+        return True
 
     def losses(self, node: Totals) -> Iterator[tuple[str, int]]:
         """The losses made here, and which microbatch of the batch each is of."""
@@ -372,14 +378,6 @@ def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[s
         if not kept and buffer != "totals":
             ends.setdefault(position, []).append(buffer)
     return ends
-
-
-def counts_here(dag: Dag, value: ValueId, device: Device, number: int) -> bool:
-    """What everyone of a group has is counted by one of them; they take turns."""
-    maker = dag.nodes[dag.producers[value]]
-    if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
-        return any(group[number % len(group)] == device for group in maker.groups)
-    return True
 
 
 def weights_of(node: UpdateNode) -> str:

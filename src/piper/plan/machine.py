@@ -10,6 +10,7 @@ from piper.errors import PlanError, Problem
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Exchange
 from piper.ir.replicas import replicas
+from piper.ir.roles import Present
 from piper.ir.spec import BUG
 from piper.ir.values import Origin
 from piper.names import Device
@@ -46,6 +47,7 @@ class Paper:
 
     dag: Dag
     machines: dict[Device, Machine]
+    here: Present  # who must have a plan
     ended: set[Event] = field(default_factory=set)
     wires: Wires = field(default_factory=Wires)
     asleep: dict[Event, Device] = field(default_factory=dict)  # who waits for it

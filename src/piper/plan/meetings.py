@@ -106,7 +106,8 @@ class Meetings(Paper):
 
     def join(self, machine: Machine, one: Reduce | Gather | Exchange) -> None:
         """It ends when all of the group are at it; they must come in the same order."""
-        for heads in self.wires.joined((one.stream, one.group), (machine.plan.device, machine.at)):
+        here, event = self.here.of(one.group), (machine.plan.device, machine.at)
+        for heads in self.wires.joined((one.stream, one.group), here, event):
             nodes = {d: self.machines[d].plan.instructions[k].node for d, k in heads}  # type: ignore[union-attr]
             if len(set(nodes.values())) > 1:
                 which = ", ".join(f"device {d} is at {node}" for d, node in nodes.items())

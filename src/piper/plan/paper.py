@@ -147,7 +147,7 @@ class Together(Meetings):
         self.counted.setdefault(total.node, []).extend(counted)
         here = self.totals.setdefault(total.node, [])
         here.append((machine.plan.device, machine.at))
-        if len(here) == len(total.group):
+        if len(here) == len(self.here.of(total.group)):
             self.end(*here)
 
     def refuse_wrong_parts(self, machine: Machine, total: Total, node: Totals) -> None:
@@ -191,7 +191,8 @@ class Together(Meetings):
     def deadlock(self, stuck: Sequence[Machine]) -> Problem:
         plans = {device: machine.plan for device, machine in self.machines.items()}
         at = {device: machine.at for device, machine in self.machines.items()}
-        return explained(self.dag, plans, at, {m.plan.device: self.awaited(m) for m in stuck})
+        awaited = {machine.plan.device: self.awaited(machine) for machine in stuck}
+        return explained(self.dag, plans, at, awaited, self.here.devices)
 
     def awaited(self, machine: Machine) -> int:
         """What a device that stands waits for."""

@@ -38,13 +38,14 @@ class Proof:
     buffers: int  # freed exactly once
 
     def __str__(self) -> str:
-        meetings = f"{self.collectives:,} collectives in the same order on all their devices"
-        if self.exchanges:
-            meetings += f", {self.exchanges:,} exchanges of rows too"
+        meetings = f"{self.messages:,} messages met their receives in order"
+        if self.collectives + self.exchanges:
+            met = f"{self.collectives:,} collectives and {self.exchanges:,} exchanges of rows"
+            meetings += f", {met} all of their group, in the same order"
         return "\n".join([
             f"ok: {self.devices:,} devices, {self.nodes:,} nodes, "
             f"{self.instructions:,} instructions, run together on paper",
-            f"  no deadlock: {self.messages:,} messages met their receives in order, {meetings}",
+            f"  no deadlock: {meetings}",
             f"  nothing lost or doubled: {self.passes:,} passes, and {self.gradients:,} gradients "
             f"counted once each in {self.updates:,} updates",
             f"  nothing leaks: {self.buffers:,} buffers freed once each",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
@@ -10,6 +11,7 @@ from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.replicas import Replicas, replicas
+from piper.ir.roles import Present
 from piper.ir.values import Origin
 from piper.names import Device, NodeId, ValueId
 
@@ -67,24 +69,26 @@ class Row:
         return [(total, self.name(total[0], node.devices or ())) for total in node.reads]
 
 
-def rows(dag: Dag) -> dict[Device, Row]:
+def rows(dag: Dag, devices: Sequence[Device] | None = None) -> dict[Device, Row]:
+    """Of all devices, or of some that exchange values with each other only."""
+    chosen = dag.devices if devices is None else devices
     known = replicas(node.devices for node in dag.computes if node.devices)
-    found = {device: Row(dag, device, known) for device in dag.devices}
+    found, here = {device: Row(dag, device, known) for device in chosen}, Present(chosen)
     for name in dag.sequence:
         node = dag.nodes[name]
         if isinstance(node, Transfer):
-            for device in node.source:
+            for device in here.of(node.source):
                 row = found[device]
                 row.starts.setdefault(len(row.work), []).append(node)
-            for device in node.devices:
+            for device in here.of(node.devices):
                 found[device].gets[node.id] = node
         elif isinstance(node, Collective | Exchange):
-            for device in node.devices:
+            for device in here.of(node.devices):
                 row = found[device]
                 row.started[node.id] = len(row.work)
                 row.starts.setdefault(len(row.work), []).append(node)
         else:
-            for device in node.devices or ():
+            for device in here.of(node.devices):
                 row = found[device]
                 row.position[node.id] = len(row.work)
                 row.work.append(node)

@@ -28,9 +28,12 @@ class Wires:
         while sends and receives:
             yield sends.popleft(), receives.popleft()
 
-    def joined(self, group: Group, event: Event) -> Iterator[list[Event]]:
-        """A device comes to its group; yields the meetings that are complete now."""
-        rows = self.groups.setdefault(group, {device: deque() for device in group[1]})
+    def joined(self, group: Group, here: tuple[Device, ...], event: Event) -> Iterator[list[Event]]:
+        """A device comes to its group, of which these must come; yields the meetings that are
+        complete now."""
+        if group not in self.groups:
+            self.groups[group] = {device: deque() for device in here}
+        rows = self.groups[group]
         rows[event[0]].append(event)
         while all(rows.values()):
             yield [row.popleft() for row in rows.values()]

@@ -1,0 +1,28 @@
+"""A list of devices that is compared and looked up for every node of a large job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from piper.names import Device
+
+
+class Devices(tuple[Device, ...]):
+    """A tuple that remembers its hash, and knows itself without looking at each device.
+
+    >>> Devices((0, 2)), Devices((0, 2)) == (0, 2), hash(Devices((0, 2))) == hash((0, 2))
+    ((0, 2), True, True)
+    """
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = tuple.__hash__(self)
+        return self._hash
+
+    def __eq__(self, other: Any) -> bool:
+        return self is other or tuple.__eq__(self, other)
+
+    def __ne__(self, other: Any) -> bool:
+        return self is not other and tuple.__ne__(self, other)

@@ -1,0 +1,99 @@
+"""Devices that do the same with other peers: what one of each role does tells all.
+
+A replica of the whole model may differ from another in its device numbers only. Then the plans of
+one replica are checked and priced for all, and a job costs what its roles cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from piper.ir.dag import Dag
+from piper.ir.nodes import Collective, Exchange
+from piper.ir.replicas import Replicas, replicas
+from piper.names import Device
+
+Groups = tuple[tuple[Device, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """For each device the first that does the same."""
+
+    of: Mapping[Device, Device]
+
+    @property
+    def first(self) -> tuple[Device, ...]:
+        """One device of each role, in rising order."""
+        return tuple(sorted(set(self.of.values())))
+
+
+class Present:
+    """Of any list of devices, those that have a plan here; looked up once for each list."""
+
+    def __init__(self, devices: Iterable[Device]) -> None:
+        self.devices = frozenset(devices)
+        self.known: dict[int, tuple[tuple[Device, ...], tuple[Device, ...]]] = {}
+
+    def of(self, devices: tuple[Device, ...] | None) -> tuple[Device, ...]:
+        """
+        >>> Present([0, 1]).of((1, 3, 5))
+        (1,)
+        """
+        if devices is None:
+            return ()
+        found = self.known.get(id(devices))
+        if found is None or found[0] is not devices:  # hashing long lists would take too long
+            here = tuple(device for device in devices if device in self.devices)
+            found = self.known[id(devices)] = (devices, here)
+        return found[1]
+
+
+def roles(dag: Dag) -> Roles:
+    """As few roles as there are for sure; where replicas differ, every device has its own."""
+    found = replicas(node.devices for node in dag.computes if node.devices)
+    same = alike(found)
+    if same is None or not all(fits(groups, same) for groups in meetings(dag)):
+        return Roles({device: device for device in dag.devices})
+    return Roles(same)
+
+
+def same_replica(dag: Dag, device: Device) -> tuple[Device, ...]:
+    """All devices that a device sends values to and gets values from, and theirs, in order."""
+    found = replicas(node.devices for node in dag.computes if node.devices)
+    feed = found.feeds[found.feed(device)]
+    return tuple(sorted({row[k] for row in found.lists for k in feed if k < len(row)}))
+
+
+def alike(found: Replicas) -> dict[Device, Device] | None:
+    """Replica by replica, who stands for whom; None if some device would stand for two."""
+    first = found.feeds[0]
+    count = sum(map(len, found.feeds))
+    same: dict[Device, Device] = {}
+    for row in found.lists:
+        if len(row) != count:
+            return None
+        for feed in found.feeds:
+            for mine, other in zip(first, feed, strict=True):
+                if same.setdefault(row[other], row[mine]) != row[mine]:
+                    return None
+    return same
+
+
+def meetings(dag: Dag) -> Iterable[Groups]:
+    """The groups of all collectives, each once."""
+    nodes = (n for n in dag.nodes.values() if isinstance(n, Collective | Exchange))
+    return {id(node.groups): node.groups for node in nodes}.values()
+
+
+def fits(groups: Groups, same: Mapping[Device, Device]) -> bool:
+    """Every group has the same roles in it, and those that stand for others meet each other."""
+    kinds = {tuple(sorted(same[device] for device in group)) for group in groups}
+    if len(kinds) > 1:
+        return False
+    several = set(next(iter(kinds), ()))
+    firsts = set(same.values())
+    present = [firsts & set(group) for group in groups if firsts & set(group)]
+    return len(several) == 1 or set(chain.from_iterable(present)) == several == present[0]
