@@ -18,28 +18,13 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--mute-audio",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars=false",
-    "--remote-debugging-pipe",
-]
-KEYS = {
-    "Enter": 13,
-    "Escape": 27,
-    "ArrowLeft": 37,
-    "ArrowUp": 38,
-    "ArrowRight": 39,
-    "ArrowDown": 40,
-}
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage", "--mute-audio", "--remote-debugging-pipe",
+)  # fmt: skip
+KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39}
+Point = tuple[float, float]
 
 
 class Browser:
@@ -140,9 +125,7 @@ class Browser:
         self.mouse("mouseReleased", x, y, button="left", clickCount=1)
         self.settle()
 
-    def drag(
-        self, start: tuple[float, float], end: tuple[float, float], shift: bool = False
-    ) -> None:
+    def drag(self, start: Point, end: Point, shift: bool = False) -> None:
         held = {"button": "left", "modifiers": 8 if shift else 0}
         self.mouse("mousePressed", *start, clickCount=1, **held)
         middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)

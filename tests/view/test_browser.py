@@ -5,57 +5,68 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from browser import CHROMIUM, Browser
-from synthetic import chain
+from browser import CHROMIUM, Browser, Point
+from views import crowd, experts, measured, pipeline
 
-from piper.compiler import compile_strategy
-from piper.ir.model import Model
-from piper.strategies import BUILDERS
 from piper.view.page import page
-from piper.view.story import Story, story
+from piper.view.story import Story
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
+FORWARD, BACKWARD, EXCHANGE = (0x5A, 0xA9, 0xE6), (0x2A, 0x9D, 0x78), (0xD6, 0x45, 0x5F)
+
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     found = Browser()
     yield found
     found.close()
 
 
-def told(name: str, model: Model, **options: int) -> Story:
-    made = compile_strategy(model, BUILDERS[name](**options))
-    return story(name, made.dag, made.plans)
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """Whatever a test does, the page may not complain."""
+    yield chromium
+    assert chromium.problems == []
 
 
-def opened(browser: Browser, folder: Path, *stories: Story, dark: bool = False) -> Browser:
+def opened(browser: Browser, folder: Path, *stories: Story, **how: Any) -> Browser:
     path = folder / "page.html"
     path.write_text(page(stories))
-    browser.open(path, dark=dark)
+    browser.open(path, **how)
     return browser
 
 
-def place(browser: Browser, node: str, device: int, view: int = 0) -> tuple[float, float]:
-    """Where a node's bar is on the screen: its middle."""
-    found = browser.js(
+def box(browser: Browser, node: str, device: int, view: int = 0) -> dict[str, float]:
+    """Where a node's bar is on the screen."""
+    return browser.js(
         f"""(() => {{
           const view = piper.S.views[{view}], one = view.deviceOf.get({device});
           const k = view.story.nodeOf.get({json.dumps(node)}), d = view.devices.indexOf(one);
           const b = view.barsOf.get(k).find(([at]) => at === d)[1];
-          const box = piper.locate(view, one, b);
           const stage = document.getElementById("canvas").getBoundingClientRect();
-          return [stage.left + box.x + box.w / 2, stage.top + box.y + box.h / 2];
+          const {{ x, y, w, h }} = piper.locate(view, one, b);
+          return {{ x: stage.left + x, y: stage.top + y, w, h }};
         }})()"""
     )
-    return found[0], found[1]
 
 
-def colour(browser: Browser, point: tuple[float, float]) -> tuple[int, ...]:
-    """What is drawn at a point of the screen."""
-    x, y = point
+def middle(browser: Browser, node: str, device: int, view: int = 0) -> Point:
+    found = box(browser, node, device, view)
+    return found["x"] + found["w"] / 2, found["y"] + found["h"] / 2
+
+
+def colour(browser: Browser, node: str, device: int, view: int = 0) -> tuple[int, ...]:
+    """What is drawn in the upper left corner of a bar, where no label is."""
+    found = box(browser, node, device, view)
+    x, y = found["x"] + min(3, found["w"] / 2), found["y"] + 2
+    return pixel(browser, x, y)
+
+
+def pixel(browser: Browser, x: float, y: float) -> tuple[int, ...]:
     found = browser.js(
         f"""(() => {{
           const canvas = document.getElementById("canvas"), box = canvas.getBoundingClientRect();
@@ -66,29 +77,300 @@ def colour(browser: Browser, point: tuple[float, float]) -> tuple[int, ...]:
     return tuple(found[:3])
 
 
+def panel(browser: Browser) -> str:
+    return browser.js("document.getElementById('panel').innerText")
+
+
+def selected(browser: Browser) -> str:
+    return browser.js("document.querySelector('#panel h2').innerText")
+
+
+def window(browser: Browser) -> Point:
+    """The time that is shown."""
+    found = browser.js("[piper.S.t0, piper.S.t1]")
+    return found[0], found[1]
+
+
 def test_a_strategy_is_drawn_where_and_in_the_colours_it_should_be(
     browser: Browser, tmp_path: Path
 ) -> None:
-    opened(browser, tmp_path, told("1f1b", chain(2), pp=2, microbatches=3))
+    opened(browser, tmp_path, pipeline())
 
-    x, y = place(browser, "PP0:F@0", 0)
-    forward = colour(browser, (x - 9, y - 7))
-    x, y = place(browser, "PP0:B@0", 0)
-    backward = colour(browser, (x - 14, y - 7))
+    assert colour(browser, "PP0:F@0", 0) == FORWARD
+    assert colour(browser, "PP1:B@2", 1) == BACKWARD
+    first, second = box(browser, "PP0:F@0", 0), box(browser, "PP0:B@0", 0)
+    assert second["w"] == pytest.approx(2 * first["w"], rel=0.01)
+    assert box(browser, "PP1:F@0", 1)["x"] >= first["x"] + first["w"] - 1
+    assert box(browser, "PP1:F@0", 1)["y"] > first["y"] + first["h"]
 
-    assert forward == (0x5A, 0xA9, 0xE6)
-    assert backward == (0x2A, 0x9D, 0x78)
-    assert place(browser, "PP0:F@0", 0)[0] < place(browser, "PP1:F@0", 1)[0]
-    assert browser.problems == []
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_is_drawn_on_light_and_on_dark_ground(
+    browser: Browser, tmp_path: Path, dark: bool
+) -> None:
+    opened(browser, tmp_path, pipeline(), dark=dark)
+
+    ground = pixel(browser, 20, 880)
+
+    assert (max(ground) < 60) if dark else (min(ground) > 220)
+    assert colour(browser, "PP0:F@0", 0) == FORWARD
+
+
+def test_communication_has_lanes_of_its_own_below_compute(browser: Browser, tmp_path: Path) -> None:
+    found = opened(browser, tmp_path, experts())
+
+    name = found.js("piper.S.views[0].story.nodes.id.find((id) => id.startsWith('to PP0.EP0:F'))")
+    message, compute = box(browser, name, 0), box(browser, "PP0:F@0", 0)
+
+    assert colour(browser, name, 0) == EXCHANGE
+    assert message["y"] >= compute["y"] + compute["h"]
+
+
+def test_waiting_is_striped_and_says_what_for(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+    before = box(browser, "PP1:F@0", 1)
+
+    browser.click(before["x"] - before["w"] / 2, before["y"] + before["h"] / 2)
+
+    row = {pixel(browser, before["x"] - 20 + k, before["y"] + 8) for k in range(16)}
+    assert len(row) > 1
+    assert selected(browser) == "device 1 stands still"
+    assert "receive: send h0@0>1" in panel(browser)
 
 
 def test_a_bar_that_is_clicked_says_where_it_comes_from(browser: Browser, tmp_path: Path) -> None:
-    opened(browser, tmp_path, told("1f1b", chain(2), pp=2, microbatches=3))
+    opened(browser, tmp_path, pipeline())
 
-    browser.click(*place(browser, "PP1:B@1", 1))
+    browser.click(*middle(browser, "PP1:B@1", 1))
 
-    text = browser.js("document.getElementById('panel').innerText")
+    text = panel(browser)
     assert text.startswith("PP1:B@1")
-    assert "split (directive" in text
-    assert "model.py:2" in text
-    assert browser.problems == []
+    for part in ("split (directive", "order (directive", "model.py:2", "PP=1", "MB=1", "2.00 s"):
+        assert part in text
+    edges = browser.js("[...document.querySelectorAll('svg.graph .edge')].map(e => e.classList[1])")
+    assert "temporal" in edges and None in edges
+
+
+def test_a_neighbour_in_the_graph_can_be_clicked(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+    browser.click(*middle(browser, "PP1:B@1", 1))
+
+    browser.js(
+        "document.querySelector('svg.graph g[aria-label=\"PP1:F@1\"]')"
+        ".dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    )
+
+    assert selected(browser) == "PP1:F@1"
+
+
+def test_what_a_bar_waits_for_can_be_followed_to_another_device(
+    browser: Browser, tmp_path: Path
+) -> None:
+    opened(browser, tmp_path, pipeline())
+    browser.click(*middle(browser, "PP1:F@1", 1))
+
+    for _ in range(2):  # to the receive, and from there to the send
+        browser.js(
+            "[...document.querySelectorAll('#panel .link')]"
+            ".find((link) => link.innerText.includes('send h0@1>1')).click()"
+        )
+
+    assert selected(browser) == "send h0@1>1"
+    assert "device 0, stream pp" in panel(browser)
+
+
+def test_the_wheel_zooms_around_the_mouse(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+    x, y = middle(browser, "PP0:B@1", 0)
+    before = window(browser)
+
+    browser.wheel(x, y, -240)
+
+    after = window(browser)
+    assert after[1] - after[0] < 0.7 * (before[1] - before[0])
+    inside = box(browser, "PP0:B@1", 0)
+    assert inside["x"] < x < inside["x"] + inside["w"]
+
+
+def test_keys_zoom_move_and_fit(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+    whole = window(browser)
+
+    browser.key("+")
+    closer = window(browser)
+    browser.key("ArrowRight")
+    moved = window(browser)
+    browser.key("0")
+
+    assert closer[1] - closer[0] < whole[1] - whole[0]
+    assert moved[0] > closer[0]
+    assert moved[1] - moved[0] == pytest.approx(closer[1] - closer[0])
+    assert window(browser) == pytest.approx(whole)
+
+
+def test_dragging_moves_and_with_shift_it_marks(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+    browser.key("+")
+    browser.key("+")
+    before = window(browser)
+
+    browser.drag((600, 300), (500, 300))
+    moved = window(browser)
+    browser.drag((400, 300), (500, 300), shift=True)
+    marked = window(browser)
+
+    assert moved[0] > before[0]
+    assert marked[1] - marked[0] < 0.2 * (moved[1] - moved[0])
+
+
+def test_keys_step_along_a_lane_and_escape_selects_nothing(
+    browser: Browser, tmp_path: Path
+) -> None:
+    opened(browser, tmp_path, pipeline())
+    browser.click(*middle(browser, "PP0:F@0", 0))
+
+    browser.key(".")
+    stepped = selected(browser)
+    browser.key(",")
+    back = selected(browser)
+    browser.key("Escape")
+
+    assert (stepped, back) == ("PP0:F@1", "PP0:F@0")
+    assert browser.js("piper.S.selected") is None
+
+
+def test_a_search_by_tags_lights_up_what_it_finds(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+
+    browser.type("#search", "pp=1 MB=2 PASS=F")
+
+    assert browser.js("document.getElementById('found').value") == "1 found"
+    assert colour(browser, "PP1:F@2", 1) == FORWARD
+    assert colour(browser, "PP1:F@1", 1) != FORWARD
+
+
+def test_enter_steps_through_what_a_search_found(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+    browser.type("#search", "PASS=B DEVICE=0")
+
+    seen = []
+    for _ in range(4):
+        browser.key("Enter")
+        seen.append(selected(browser))
+
+    assert seen == ["PP0:B@0", "PP0:B@1", "PP0:B@2", "PP0:B@0"]
+
+
+def test_the_legend_hides_a_kind(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+
+    browser.js("document.querySelector('#legend [data-kind=F]').click()")
+    browser.settle()
+
+    assert colour(browser, "PP0:F@0", 0) != FORWARD
+    assert colour(browser, "PP0:B@0", 0) == BACKWARD
+
+
+def test_the_mouse_over_a_message_tells_how_much_of_it_is_hidden(
+    browser: Browser, tmp_path: Path
+) -> None:
+    found = opened(browser, tmp_path, experts())
+    name = found.js("piper.S.views[0].story.nodes.id.find((id) => id.startsWith('to PP0.EP0:F'))")
+
+    browser.mouse("mouseMoved", *middle(browser, name, 0))
+    browser.settle()
+
+    assert "behind compute" in browser.js("document.getElementById('tip').innerText")
+
+
+def test_memory_shows_its_peak_and_what_holds_it(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+    x, y = browser.js(
+        """(() => {
+          const box = document.getElementById("canvas").getBoundingClientRect();
+          const {y, h} = piper.S.rows[0].memory;
+          return [box.left + 400, box.top + 26 - piper.S.scroll + y + h - 3];
+        })()"""
+    )
+
+    browser.click(x, y)
+
+    text = panel(browser)
+    assert text.startswith("memory of device 0")
+    assert "AT THE PEAK" in text.upper() and "saved:PP0@" in text
+    assert pixel(browser, x, y) == (0x5C, 0x6F, 0x91)  # parameters, at the bottom
+
+
+def test_two_strategies_are_compared_on_one_axis(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline("1f1b"), pipeline("zb-h1"))
+
+    upper, lower = box(browser, "PP0:F@0", 0), box(browser, "PP0:F@0", 0, view=1)
+    table = browser.js("document.getElementById('totals').innerText")
+
+    assert lower["x"] == upper["x"] and lower["w"] == pytest.approx(upper["w"])
+    assert lower["y"] > upper["y"]
+    assert "step" in table and "peak memory" in table
+
+
+def test_what_is_selected_in_one_is_selected_in_the_other(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline("1f1b"), pipeline("zb-h1"))
+
+    browser.click(*middle(browser, "PP1:F@2", 1))
+
+    twin = "piper.S.twin"
+    other = browser.js(f"{twin}.view.story.nodes.id[{twin}.one.plan.node[{twin}.one.at[{twin}.b]]]")
+    assert other == "PP1:F@2"
+    assert browser.js(f"{twin}.view === piper.S.views[1] && {twin}.one.device === 1")
+    assert "in zb-h1" in panel(browser)
+
+
+def test_a_measured_run_is_held_against_its_plan(browser: Browser, tmp_path: Path) -> None:
+    plan = pipeline()
+    seen = measured(plan, factor=3.0)
+
+    opened(browser, tmp_path, plan.with_traces([plan.traces[0], seen.traces[0]]))
+
+    rows = browser.js(
+        "[...document.querySelectorAll('#differences table:last-of-type tr.go')]"
+        ".map((row) => row.lastChild.innerText)"
+    )
+    assert len(rows) > 10 and set(rows) == {"3.00x"}
+    assert browser.js("document.getElementById('first').value") == "0"
+
+
+def test_a_measured_run_alone_is_held_against_what_was_expected(
+    browser: Browser, tmp_path: Path
+) -> None:
+    opened(browser, tmp_path, measured(pipeline(), factor=2.0))
+
+    browser.click(*middle(browser, "PP0:B@0", 0))
+
+    assert "4.00 s (2.00x of expected)" in panel(browser)
+
+
+def test_the_page_fits_a_small_window(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, experts(), width=900, height=700)
+
+    wide = browser.js("document.documentElement.scrollWidth")
+    high = browser.js("document.documentElement.scrollHeight")
+
+    assert (wide, high) == (900, 700)
+    assert browser.js("document.getElementById('canvas').clientHeight") > 200
+
+
+def test_fifty_thousand_bars_are_drawn_without_a_jerk(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, crowd())
+    many = browser.js("piper.S.views[0].devices.reduce((sum, one) => sum + one.count, 0)")
+
+    took = browser.js(
+        "Array.from({length: 25}, () => (piper.draw(), piper.S.took)).sort((a, b) => a - b)"
+    )
+
+    assert many > 50_000
+    assert took[0] < 30, f"a frame takes {took} ms"  # the others may have had to share a core
+
+
+def test_a_page_of_nothing_says_so(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path)
+
+    assert "nothing to show" in panel(browser)

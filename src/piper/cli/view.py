@@ -9,6 +9,7 @@ import typer
 
 from piper.cli.target import inspect
 from piper.errors import Problem, StrategyError
+from piper.pricing import price
 from piper.view.page import page
 from piper.view.picture import png as as_png
 from piper.view.picture import svg as as_svg
@@ -70,10 +71,10 @@ def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
 
 
 def told(target: Path, words: list[str]) -> Story:
-    """A script is compiled, not run."""
+    """A script is compiled and simulated, not run."""
     if target.suffix == ".json":
         return load_run(target)
     if target.suffix != ".py":
         raise StrategyError(str(target), Problem(f"`{target.suffix}` cannot be shown", WAYS))
-    found = inspect(target, words)
-    return story(" ".join([target.stem, *words]), found.compiled.dag, found.compiled.plans)
+    found = inspect(target, words).compiled
+    return story(" ".join([target.stem, *words]), found.dag, found.plans, [price(found).trace])

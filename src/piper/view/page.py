@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from piper.view.story import Story
 
-SCRIPTS = ("story.js", "lanes.js", "graph.js", "panel.js", "app.js")
+SCRIPTS = ("story.js", "lanes.js", "draw.js", "graph.js", "panel.js", "app.js")
 
 
 def page(stories: Sequence[Story]) -> str:

@@ -116,7 +116,7 @@ def story(
         order_columns(dag, index),
         tuple(device_story(dag, plan, index) for plan in shown),
         (),
-        len(plans) - len(shown),
+        max(len(plans), len(dag.devices)) - len(shown),
     )
     return told.with_traces(traces or (expected(dag, shown),))
 

@@ -140,7 +140,8 @@ function select(what) {
     const { view, one, b } = what;
     S.partners = partnersOf(view, one, b);
     S.twin = twinOf(what);
-    S.links = [...waitsOf(view, one, b).map((from) => [from, [view, one, b]]), ...waitersOf(view, one, b).map((to) => [[view, one, b], to])];
+    const beside = ([, d, c]) => d !== one || d.laneOf[c] !== one.laneOf[b]; // what lies next to it needs no arrow
+    S.links = [...waitsOf(view, one, b).filter(beside).map((from) => [from, [view, one, b]]), ...waitersOf(view, one, b).filter(beside).map((to) => [[view, one, b], to])];
   }
   showPanel();
   panel.scrollTop = 0;

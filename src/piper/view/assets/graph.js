@@ -28,7 +28,8 @@ function edgesAmong(story, level) {
     for (const p of story.nodes.data[k]) if (level.has(p)) found.push([p, k, false, "data flow"]);
     for (const [p, maker] of ordered(story, k, false)) if (level.has(p) && !story.nodes.data[k].includes(p)) found.push([p, k, true, maker]);
   }
-  return found.filter(([p, k]) => level.get(p) < level.get(k));
+  const near = (p, k) => level.get(k) - level.get(p) === 1 || !level.get(p) || !level.get(k);
+  return found.filter(([p, k]) => level.get(p) < level.get(k) && near(p, k));
 }
 
 function drawGraph(story, node, here, choose) {

@@ -1,5 +1,6 @@
 // The panel beside the timeline: what is selected, or the step as a whole.
 
+const MESSAGES = new Set(["send", "recv", "exchange", "reduce-scatter", "all-reduce", "gather", "totals"]);
 const panel = document.getElementById("panel");
 
 /** An element with children; text is never read as HTML. */
@@ -40,11 +41,22 @@ function showStep() {
       ...view.devices.map((one) => el("tr", { class: "go", click: () => select({ view, one, memory: one.memory.n ? one.memory.time[one.memory.worst] : 0 }) },
         el("td", {}, `${one.device}`), el("td", {}, percent(one.busy / view.length)),
         el("td", {}, percent(one.exposed / view.length)), el("td", {}, bytes(one.source.peak.total))))));
+    panel.append(kindTable(view));
     if (view.story.left_out) panel.append(el("p", { class: "quiet" }, `${view.story.left_out} more devices do the same as these and are left out`));
   }
+  if (S.memory) panel.append(el("h3", {}, "memory"), el("p", {}, ...Object.entries(MEMORY).map(([kind, fill]) => el("span", { class: "dot" }, el("i", { style: `background:${fill}` }), ` ${kind}  `))));
   panel.append(el("p", { class: "quiet" }, "Click a bar to see where it comes from and what it waits for. Press ? for the keys."));
   const table = differences();
   if (table) panel.append(table);
+}
+
+/** Where the time of a device goes, and what it waits for. */
+function kindTable(view) {
+  const many = Math.max(1, view.devices.length) * view.stretch, rows = view.kinds.map((row, k) => [k, row]).filter(([, row]) => row.count);
+  return el("div", {}, el("h3", {}, "time of a device"), el("table", { class: "numbers" },
+    el("tr", {}, ...["", "takes", "hidden", "waited for"].map((t) => el("th", {}, t))),
+    ...rows.map(([k, row]) => el("tr", {}, el("td", {}, el("span", { class: "dot" }, swatch(k), ` ${KINDS[KIND_IDS[k]][0]}`)), el("td", {}, seconds(row.time / many)),
+      el("td", {}, MESSAGES.has(KIND_IDS[k]) ? percent(row.hidden / row.time) : ""), el("td", {}, row.waited ? seconds(row.waited / many) : "")))));
 }
 
 /** Mean seconds of every node and kind in a view. */
@@ -129,10 +141,11 @@ function showBar({ view, one, b }) {
     [message ? "for region" : "region", has ? nodes.region[node] : ""],
     ["source", has && nodes.source[node] ? el("code", {}, nodes.source[node]) : ""],
     ["made by", has ? nodes.maker[node] : ""],
+    ["ordered by", has ? makersAt(view.story, node) : ""],
     [message ? "moves" : "writes", has && nodes.bytes[node] ? bytes(nodes.bytes[node]) : ""],
     [measured ? "measured" : "takes", ratioText(took, measured ? expected : 0)],
     ["expected", expected ? seconds(expected) : ""],
-    ["from, to", `${seconds(start)} \u2013 ${seconds(start + took)}`],
+    ["from, to", `${seconds(start)} \u2013 ${seconds(start + took)}${one.late[b] ? " at the latest: nobody looked before" : ""}`],
     ["behind compute", message ? percent(hidden) : ""],
     ["arithmetic", flops ? `${(flops / 1e9).toPrecision(3)} GFLOP, ${(flops / took / 1e12).toPrecision(3)} TFLOP/s` : ""],
     ["the other", otherText(view, one, b, took)],
@@ -146,6 +159,12 @@ function showBar({ view, one, b }) {
     panel.append(el("h3", {}, `the DAG around it, on device ${one.device}`), drawGraph(view.story, node, here, (k) => chooseNode(view, one, k)));
     panel.append(el("p", { class: "quiet" }, "solid: data; dashed: order in time"));
   }
+}
+
+/** Who gave this node its place in time. */
+function makersAt(story, node) {
+  const both = [...(story.orderAfter.get(node) || []), ...(story.orderBefore.get(node) || [])];
+  return [...new Set(both.map((k) => story.orders.maker[k]))].join(", ");
 }
 
 function ratioText(took, expected) {

@@ -18,6 +18,7 @@ const KINDS = {
 const KIND_IDS = Object.keys(KINDS);
 const KIND_OF = Object.fromEntries(KIND_IDS.map((id, k) => [id, k]));
 const COMPUTE = "compute";
+const RARE = 1; // bars
 const MOST_ROWS = 3; // of one stream, for messages that are under way at once
 const MEMORY = {
   parameters: "#5c6f91", optimizer: "#8797b5", "gather buffers": "#14808f", gradients: "#2a9d78",
@@ -89,8 +90,24 @@ function makeView(story, trace, stretch = 1) {
   const width = view.length * Math.max(1, view.devices.length);
   view.idle = 1 - total("busy") / width;
   view.exposed = total("exposed") / width;
+  view.kinds = byKind(view);
   view.peak = Math.max(0, ...view.devices.map((one) => one.source.peak.total));
   return view;
+}
+
+/** For each kind: bars, time and hidden time of messages, and how long compute waited for it. */
+function byKind(view) {
+  const found = KIND_IDS.map(() => ({ count: 0, time: 0, hidden: 0, waited: 0 }));
+  for (const one of view.devices) {
+    for (let b = 0; b < one.count; b++) {
+      const row = found[one.kind[b]];
+      row.count += 1;
+      row.time += one.end[b] - one.start[b];
+      if (one.laneOf[b]) row.hidden += covered(one.lanes[0].rows[0], one.start[b], one.end[b]);
+    }
+    for (const gap of one.gaps) if (gap.cause >= 0) found[kindIndex(one.plan.kind[gap.cause])].waited += gap.end - gap.start;
+  }
+  return found;
 }
 
 function makeDevice(view, source) {
@@ -107,6 +124,7 @@ function makeDevice(view, source) {
   one.at = Int32Array.from(shown, (k) => rows.at[k]);
   one.start = Float64Array.from(shown, (k) => time(rows.start[k]));
   one.end = Float64Array.from(shown, (k) => time(rows.end[k]));
+  one.late = Uint8Array.from(shown, (k) => (rows.late ? rows.late[k] : 0));
   one.kind = Uint8Array.from(one.at, (at) => kindIndex(plan.kind[at]));
   one.at.forEach((at, b) => { one.barOf[at] = b; });
   one.shade = shades(view.story, one);
@@ -140,6 +158,8 @@ function shades(story, one) {
 function makeLanes(one) {
   const streams = new Map([[COMPUTE, []]]);
   for (let b = 0; b < one.count; b++) put(streams, one.plan.stream[one.at[b]], b);
+  const rare = [...streams.keys()].filter((name) => name !== COMPUTE && streams.get(name).length <= RARE);
+  if (streams.size > 2) for (const name of rare.slice(0, streams.size - 2)) fold(streams, name, one);
   one.laneOf = new Uint8Array(one.count);
   one.rowOf = new Uint8Array(one.count);
   const order = [...streams].sort(([a], [b]) => (b === COMPUTE) - (a === COMPUTE) || (a < b ? -1 : 1));
@@ -156,6 +176,14 @@ function makeLanes(one) {
     }
     return { stream, rows: (rows.length ? rows : [[]]).map((row) => makeRow(one, row)) };
   });
+}
+
+/** What hardly ever happens shares the lane of another stream. */
+function fold(streams, name, one) {
+  const [host] = [...streams.keys()].filter((other) => other !== COMPUTE && other !== name).sort((a, b) => streams.get(b).length - streams.get(a).length);
+  streams.get(host).push(...streams.get(name));
+  streams.get(host).sort((a, b) => one.start[a] - one.start[b]);
+  streams.delete(name);
 }
 
 function makeRow(one, bars) {

@@ -1,0 +1,71 @@
+"""Stories for tests: compiled strategies of models without torch, as the compiler expects them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synthetic import chain, moe_chain
+
+from piper.compiler import Compiled, compile_strategy
+from piper.ir.costs import Costs
+from piper.ir.model import Model
+from piper.plan.trace import MEASURED, Span, Trace
+from piper.strategies import BUILDERS
+from piper.view.story import DeviceStory, Story, story
+
+SLOW = Costs(link=100.0, latency=0.2, streams={"ep": 60.0})  # messages that can be seen
+
+
+def compiled(name: str, model: Model, **options: int) -> Compiled:
+    return compile_strategy(model, BUILDERS[name](**options), costs=SLOW)
+
+
+def told(name: str, model: Model, **options: int) -> Story:
+    made = compiled(name, model, **options)
+    return story(name, made.dag, made.plans)
+
+
+def pipeline(name: str = "1f1b", microbatches: int = 3) -> Story:
+    return told(name, chain(2), pp=2, microbatches=microbatches)
+
+
+def experts() -> Story:
+    return told("dualpipev", moe_chain(4), pp=2, dp=2, ep=2, zero=2, microbatches=4)
+
+
+def measured(found: Story, factor: float = 2.0) -> Story:
+    """As if a run had been seen in which everything took longer."""
+    before = found.traces[0]
+    spans = {
+        device: tuple(
+            Span(s.at, 5 + factor * s.issued, 5 + factor * s.start, 5 + factor * s.end) for s in row
+        )
+        for device, row in before.spans.items()
+    }
+    return found.with_traces([Trace("seen", MEASURED, spans, step=7)])
+
+
+def crowd(devices: int = 16, bars: int = 3200) -> Story:
+    """Very many bars: each device computes, and every third piece of work sends something."""
+    kinds = ["F", "BI", "send", "BW"]
+    rows: dict[str, list[Any]] = {
+        "kind": [kinds[k % 4] for k in range(bars)],
+        "stream": ["pp" if k % 4 == 2 else "compute" for k in range(bars)],
+        "node": [-1] * bars,
+        "text": [f"run     work {k}" for k in range(bars)],
+        "waits": [[k - 1] if k else [] for k in range(bars)],
+    }
+    memory = {"at": list(range(bars)), "activations": [100 + k % 50 for k in range(bars)]}
+    peak = {"total": 149, "at": 49, "held": {"activations": 149}, "largest": []}
+    told = [DeviceStory(d, rows, memory, {"parameters": 40}, peak) for d in range(devices)]
+    spans = tuple(Span(k, 1e-3 * k, 1e-3 * k, 1e-3 * k + 9e-4) for k in range(bars))
+    trace = Trace("crowd", MEASURED, dict.fromkeys(range(devices), spans))
+    empty = {
+        name: []
+        for name in (
+            "id", "kind", "region", "phase", "tags", "maker", "source", "bytes", "flops",
+            "expected", "data",
+        )
+    }  # fmt: skip
+    orders: dict[str, list[Any]] = {"before": [], "after": [], "maker": []}
+    return Story("crowd", empty, orders, tuple(told), (trace,))
