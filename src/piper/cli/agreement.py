@@ -24,9 +24,11 @@ def agreement(found: Comparison, every: bool = False) -> Iterator[str | Table]:
 
 def heading(found: Comparison) -> str:
     replicas = f" of {found.replicas} replicas" if found.replicas > 1 else ""
+    parts = f"{found.microbatches} microbatches{replicas}"
     return (
-        f"\n{len(found.steps)} steps in {found.dtype} on random data, {found.microbatches} "
-        f"microbatches{replicas}: the strategy, and plain PyTorch in one process"
+        f"\n{len(found.steps)} steps in {found.dtype}, {parts}: "
+        "the strategy, and plain PyTorch in one process\n"
+        "on random data like the example, integers from the range that it has"
     )
 
 
@@ -45,7 +47,7 @@ def steps_table(found: Comparison) -> Table:
 
 def parameters_table(found: Comparison, every: bool) -> Table:
     """All that are wrong, and some of the others."""
-    table = table_of("parameter", "first gradient", "all updates", "")
+    table = table_of("differences of", "first gradient", "all updates", "")
     shown = len(found.parameters) if every else max(FEW, len(found.wrong))
     for one in found.parameters[:shown]:
         table.add_row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from piper.cli.agreement import agreement
 from piper.cli.target import inspect, strategy_of
+from piper.errors import Refused
 from piper.plan.proof import Proof, prove
 
 if TYPE_CHECKING:
@@ -47,14 +49,20 @@ def check(
         refuse_misplaced(False, numerics=numerics or None)
         found = len(strategy_of(target))
         words = f"ok: {found} directives, readable and consistent in themselves"
-        print(json.dumps({"ok": True, "directives": found}) if as_json else words)
+        print(as_text(ok=True, directives=found) if as_json else words)
         return
-    inspected = inspect(target, context.args)
-    proof = prove(inspected.compiled.dag, inspected.compiled.plans)
-    if numerics:
-        compared(inspected, proof, steps or 3, seed or 0, every, as_json)
-    else:
-        print(json.dumps({"ok": True, "proof": asdict(proof)}) if as_json else proof)
+    try:
+        inspected = inspect(target, context.args)
+        proof = prove(inspected.compiled.dag, inspected.compiled.plans)
+        if numerics:
+            compared(inspected, proof, steps or 3, seed or 0, every, as_json)
+        else:
+            print(as_text(ok=True, proof=asdict(proof)) if as_json else proof)
+    except Refused as refused:
+        if as_json:
+            where = getattr(refused, "where", "")
+            print(as_text(ok=False, where=where, problems=[asdict(p) for p in refused.problems]))
+        raise
 
 
 def compared(
@@ -66,15 +74,28 @@ def compared(
         inspected.trainer, inspected.example, inspected.captured, inspected.compiled, steps, seed
     )
     if as_json:
-        whole: dict[str, Any] = {"ok": found.agrees, "proof": asdict(proof)}
-        print(json.dumps({**whole, "numerics": asdict(found)}))
+        print(as_text(ok=found.agrees, proof=asdict(proof), numerics=asdict(found)))
     else:
         print(proof)
-        console = Console()
+        terminal = Console()
+        console = terminal if terminal.is_terminal else Console(width=160)
         for piece in agreement(found, every):
             console.print(piece, highlight=False, soft_wrap=isinstance(piece, str))
     if not found.agrees:
         raise typer.Exit(1)
+
+
+def as_text(**found: Any) -> str:
+    """JSON; a difference that is not finite is null."""
+    return json.dumps(finite(found), allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def refuse_misplaced(allowed: bool, **given: object) -> None:

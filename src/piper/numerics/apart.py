@@ -30,10 +30,10 @@ def update_differences(parts: Sequence[Part], reference: Reference) -> dict[str,
     before = {name: p.flatten() for name, p in reference.initial.items()}
     after = {name: p.flatten() for name, p in reference.final.items()}
     moved = {name: after[name] - before[name] for name in after}
+    sizes = scales(reference.most)
     noise = {
-        name: ((reference.least[name] < eps**0.25 * most.max()) & (most > 0)).flatten()
-        for name, most in reference.most.items()
-        if most.numel()
+        name: ((least < eps**0.25 * sizes[name]) & (reference.most[name] > 0)).flatten()
+        for name, least in reference.least.items()
     }
     return furthest(parts, after, before, scales(moved), noise, rounding=4)
 

@@ -21,7 +21,15 @@ from piper.numerics.apart import (
     worst,
 )
 from piper.numerics.data import Batch, constant_inputs, doubled, like
-from piper.numerics.model import free_memory, in_double, prepared, refuse_large, widest
+from piper.numerics.model import (
+    copied,
+    free_memory,
+    in_double,
+    is_random,
+    refuse_large,
+    widest,
+    without_dropout,
+)
 from piper.numerics.plain import Reference, plain
 from piper.rehearsal import Rehearsal, rehearse
 from piper.runtime.state import BucketState, Part
@@ -93,20 +101,22 @@ def compare(
     compared without it: Piper's masks are others than those of eager PyTorch, by design.
     """
     refuse_large(compiled, free_memory())
-    model, notes = prepared(trainer, captured)
+    model, notes = copied(trainer, captured), constant_inputs(example)
     parts = trainer.parts * trainer.replicas
     generator = torch.Generator().manual_seed(seed)
     batches = [like(example, trainer.replicas, generator) for _ in range(steps)]
-    notes += constant_inputs(example)
     fine, why = in_double(model, trainer, batches[0], parts)
     if fine is not None:
         model, batches = fine, [doubled(batch) for batch in batches]
-    reference = plain(copy.deepcopy(model), trainer, batches, parts)
-    seen = Seen(steps)
+    again: Captured | None = None
+    if is_random(captured):
+        again, off = without_dropout(model, trainer, batches[0], parts)
+        notes += off
+    reference, seen = plain(copy.deepcopy(model), trainer, batches, parts), Seen(steps)
     found = rehearse(
-        model, trainer.loss_fn, tuple(trainer.strategy), batches, watch=seen, **options(trainer)
+        model, trainer.loss_fn, tuple(trainer.strategy), batches, again, seen, **options(trainer)
     )
-    tolerance = torch.finfo(reference.coarsest).eps ** 0.5
+    tolerance = float(torch.finfo(reference.coarsest).eps) ** 0.5
     return Comparison(
         dtype=str(widest(model)).removeprefix("torch."),
         coarsest=str(reference.coarsest).removeprefix("torch."),
@@ -115,7 +125,7 @@ def compare(
         microbatches=parts,
         steps=tuple(map(partial(step_of, found, reference), range(steps))),
         parameters=tuple(differences(seen, found, reference)),
-        notes=(*notes, *why),
+        notes=(*notes, *why, *reference.strange()),
     )
 
 

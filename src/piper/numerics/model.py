@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from piper.capture import Captured
+from piper.capture import Captured, capture
 from piper.compiler import Compiled
 from piper.errors import InputError, Problem
 from piper.ir.values import Origin
@@ -24,37 +25,73 @@ SMALLER = (
 )
 
 
-def prepared(trainer: Trainer, captured: Captured) -> tuple[torch.nn.Module, list[str]]:
-    """A copy of the model on the CPU with its first values, and without dropout."""
-    model = copy.deepcopy(trainer.model).to_empty(device="cpu")
+def copied(trainer: Trainer, captured: Captured) -> torch.nn.Module:
+    """A copy of the model on the CPU, with its first values."""
+    try:
+        model = copy.deepcopy(trainer.model)
+    except RuntimeError as error:
+        raise InputError(
+            "model",
+            Problem(
+                f"it cannot be copied: {str(error).partition('.')[0]}",
+                "keep results of computations out of the model's attributes, or detach() them",
+            ),
+        ) from error
+    if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        return model.cpu()
+    names = list(model.named_parameters(remove_duplicate=False))
+    model.to_empty(device="cpu")
+    first: dict[int, torch.nn.Parameter] = {}
+    for name, before in names:  # tied ones are tied again
+        path, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(path)
+        setattr(owner, leaf, first.setdefault(id(before), getattr(owner, leaf)))
+    used = {p.name for bucket in captured.model.buckets.values() for p in bucket.parameters}
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            tensor.copy_(trainer.initial(name))
-    if not any(value.origin is Origin.RANDOM for value in captured.model.values.values()):
-        return model, []
-    dropouts = [m for m in model.modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd)]
-    for module in dropouts:
-        module.p = 0.0
-    if dropouts:
-        return model, ["dropout is off (p = 0): Piper's masks are not those of eager PyTorch"]
-    model.eval()
-    return model, ["the model is in eval mode: it has dropout, whose masks differ by design"]
+            tensor.copy_(trainer.initial(name)) if name in used else tensor.zero_()
+    return model
 
 
 def in_double(
     model: torch.nn.Module, trainer: Trainer, batch: Batch, parts: int
 ) -> tuple[torch.nn.Module | None, list[str]]:
     """The model in float64, if one microbatch runs in it."""
-    fine = copy.deepcopy(model).double()
+    trial = copy.deepcopy(model).double()
     try:
-        loss_of(fine, trainer, chunk(doubled(batch), 0, parts)).backward()
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        loss_of(trial, trainer, chunk(doubled(batch), 0, parts)).backward()
+    except Exception as error:  # whatever it is, the model's own type is the way
         reason = str(error).partition("\n")[0]
-        return None, [f"not in float64, where the model does not run: {reason}"]
-    for parameter in fine.parameters():
-        parameter.grad = None
-    fine.load_state_dict(model.state_dict())  # buffers may have changed
-    return fine, []
+        return None, [f"not in float64, in which the model does not run: {reason}"]
+    return copy.deepcopy(model).double(), []
+
+
+def without_dropout(
+    model: torch.nn.Module, trainer: Trainer, batch: Batch, parts: int
+) -> tuple[Captured, list[str]]:
+    """Switch dropout off, in the way that changes least, until nothing random is left."""
+    again = partial(capture, model, trainer.loss_fn, chunk(batch, 0, parts))
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    captured = again()
+    if not is_random(captured):
+        return captured, ["dropout is off (p = 0): Piper's masks are not those of eager PyTorch"]
+    model.eval()
+    captured = again()
+    if not is_random(captured):
+        return captured, ["the model is in eval mode: it has dropout, whose masks differ by design"]
+    raise InputError(
+        "model",
+        Problem(
+            "it has dropout even in eval mode, and Piper's masks are not those of eager PyTorch",
+            "let an argument of the script switch it off, and give that after the script",
+        ),
+    )
+
+
+def is_random(captured: Captured) -> bool:
+    return any(value.origin is Origin.RANDOM for value in captured.model.values.values())
 
 
 def widest(model: torch.nn.Module) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ class Reference:
     final: dict[str, torch.Tensor] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     coarsest: torch.dtype = torch.float64
+
+    def strange(self) -> list[str]:
+        if all(map(isfinite, self.loss)):
+            return []
+        return ["plain PyTorch's own loss is not finite on these data: give another example"]
 
     def note(self, model: torch.nn.Module) -> None:
         for name, parameter in model.named_parameters():

@@ -1,0 +1,136 @@
+"""piper check, as a user and a CI job call it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from piper.cli import app, main
+from piper.plan.instructions import Add
+from piper.runtime.execute import Program
+
+SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["check", *arguments])
+
+
+def found(*arguments: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(call("--json", *arguments).output)
+    return result
+
+
+def skip_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of all but the first microbatch are dropped where the bucket is PP1."""
+    right = Program.add
+
+    def wrong(self: Program, add: Add) -> Any:
+        return (lambda: None) if "PP1" in add.into else right(self, add)
+
+    monkeypatch.setattr(Program, "add", wrong)
+
+
+def test_what_was_proven_is_said_in_numbers() -> None:
+    result = call(SCRIPT)
+
+    assert result.exit_code == 0
+    assert result.output == (
+        "ok: 2 devices, 27 nodes, 69 instructions, run together on paper\n"
+        "  no deadlock: 8 messages met their receives in order\n"
+        "  nothing lost or doubled: 16 passes, and 8 gradients counted once each in 2 updates\n"
+        "  nothing leaks: 42 buffers freed once each\n"
+        "  14 orders kept\n"
+    )
+
+
+def test_a_machine_gets_the_same_numbers() -> None:
+    proof = found(SCRIPT, "--pp", "4")["proof"]
+
+    assert (proof["devices"], proof["messages"], proof["passes"]) == (4, 24, 32)
+
+
+def test_numerics_compares_with_plain_pytorch() -> None:
+    result = call(SCRIPT, "--numerics", "--steps", "2")
+
+    rows = result.output.splitlines()
+    assert result.exit_code == 0, result.output
+    assert rows[6:8] == [
+        "2 steps in float64, 4 microbatches: the strategy, and plain PyTorch in one process",
+        "on random data like the example, integers from the range that it has",
+    ]
+    assert [row.split()[-1] for row in rows[9:11]] == ["agree", "agree"]
+    assert rows[-1] == (
+        "ok: losses, gradient norms and 5 parameters agree to 1.5e-08 (half of the digits of "
+        "float64)"
+    )
+
+
+def test_numerics_names_what_differs_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_adds(monkeypatch)
+
+    result = call(SCRIPT, "--numerics", "--steps", "1")
+
+    rows = result.output.splitlines()
+    verdicts = {
+        row.split()[0]: row.split()[-1] for row in rows if ".weight" in row or "bias" in row
+    }
+    assert result.exit_code == 1
+    assert list(verdicts)[:2] == ["layers.1.bias", "layers.1.weight"]
+    assert verdicts["layers.1.bias"] == verdicts["layers.1.weight"] == "WRONG"
+    assert verdicts["layers.0.weight"] == verdicts["embedding.weight"] == "agree"
+    assert rows[-2].startswith("WRONG: 2 of 5 parameters and 1 of 1 steps differ by more than")
+
+
+def test_numerics_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_adds(monkeypatch)
+
+    result = found(SCRIPT, "--numerics", "--steps", "1", "--seed", "4")
+
+    assert result["ok"] is False and result["proof"]["devices"] == 2
+    assert result["numerics"]["parameters"][0]["name"].startswith("layers.1.")
+    assert result["numerics"]["parameters"][0]["gradient"] > 0.1
+
+
+def test_what_follows_two_dashes_is_the_scripts_own() -> None:
+    assert found(SCRIPT, "--", "--pp", "4")["proof"]["devices"] == 4
+
+
+@pytest.mark.parametrize("option", [("--steps", "2"), ("--seed", "1"), ("--all",)])
+def test_an_option_of_numerics_without_it_is_wrong_usage(option: tuple[str, ...]) -> None:
+    result = call(SCRIPT, *option)
+
+    assert result.exit_code == 2
+    assert "write it after `--`" in " ".join(result.output.replace("│", " ").split())
+
+
+BAD = """
+import torch, piper
+from piper import Place, where
+model, x = torch.nn.Linear(2, 2), torch.zeros(2, 2)
+piper.Trainer(model, torch.nn.functional.mse_loss, [Place(where(PP=3), [0])], example=(x, x))
+"""
+
+
+def test_a_wrong_strategy_is_refused_in_json_and_by_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "bad.py"
+    script.write_text(BAD)
+    monkeypatch.setattr(sys, "argv", ["piper", "check", str(script), "--json"])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    printed = capsys.readouterr()
+    refused = json.loads(printed.out)
+    assert ended.value.code == 1
+    assert refused["ok"] is False and refused["where"] == "place (directive 1 of 1)"
+    assert refused["problems"][0]["fix"]
+    assert printed.err.startswith("piper: place (directive 1 of 1): ")
