@@ -221,7 +221,7 @@ def test_a_model_that_does_not_run_in_float64_is_compared_in_its_own_type() -> N
 
     assert found.agrees
     assert (found.dtype, found.coarsest) == ("float32", "float32")
-    assert found.notes == ("not in float64, in which the model does not run: floats only",)
+    assert found.notes == ("not in float64, in which the model does not run: AssertionError floats only",)
 
 
 class Casting(Net):

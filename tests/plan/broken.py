@@ -44,6 +44,13 @@ def replicas(first: str = "a", second: str = "b") -> Compiled:
     )
 
 
+def replicated_pipeline() -> Compiled:
+    """Two replicas of two stages, of which one is looked at."""
+    replicates = [Replicate(where(PP=0), [0, 2]), Replicate(where(PP=1), [1, 3])]
+    places = [Place(where(PP=0), [0, 2]), Place(where(PP=1), [1, 3])]
+    return compile_strategy(chain(2), [*places, *replicates, Split("MB", 2)], by_role=True)
+
+
 def find(plans: Plans, device: int, text: str) -> int:
     """The one instruction that prints like this."""
     (found,) = [k for k, one in enumerate(code_of(plans, device)) if line(one).startswith(text)]

@@ -6,7 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from plan.broken import hasty, moved, ordered, replicas, ring, swapped, twice, two_devices, without
+from plan.broken import (
+    hasty,
+    moved,
+    ordered,
+    replicas,
+    replicated_pipeline,
+    ring,
+    swapped,
+    twice,
+    two_devices,
+    without,
+)
 from plan.mutants import Plans
 
 from piper.compiler import Compiled
@@ -14,6 +25,9 @@ from piper.errors import PlanError
 from piper.ir.nodes import Precedence
 from piper.names import NodeId
 from piper.plan.check import check
+from piper.plan.excerpts import excerpts
+from piper.plan.instructions import Load, Plan
+from piper.plan.proof import Proof, prove
 
 Golden = Callable[[str, str], None]
 
@@ -84,6 +98,50 @@ def test_the_directive_that_ordered_it_so_is_named() -> None:
     text = refusal(*an_order_that_hangs())
 
     assert "before backward of PP=0 on microbatch 1 (order: directive 4 of 4), for" in text
+
+
+def test_devices_that_are_checked_for_others_do_not_wait_for_these() -> None:
+    """One replica of two is looked at: the other one is not missing at a reduction."""
+    compiled = replicated_pipeline()
+    plans = moved(compiled.plans, 0, "send    h0@1", behind="update  PP0")
+
+    with pytest.raises(PlanError) as refused:
+        check(compiled.dag, plans, compiled.roles.first)
+
+    assert [plan.device for plan in plans] == [0, 1]
+    assert str(refused.value).splitlines()[:4] == [
+        "plans: these devices wait for each other for ever",
+        "    device 0 waits, before backward of PP=0 on microbatch 1 (split: directive 5 of 5), "
+        "for d:h0/PP1@1>0,2 from device 1",
+        "    device 1 sends it only after forward of PP=1 on microbatch 1 (split: directive 5 of 5)"
+        ", which waits for h0@1>1,3 from device 0",
+        "    device 0 sends it only after backward of PP=0 on microbatch 1 (split: directive 5 of 5"
+        "), where this began",
+    ]
+
+
+def test_a_proof_counts_what_was_seen() -> None:
+    compiled = replicas()
+
+    proof = prove(compiled.dag, compiled.plans)
+
+    assert proof == Proof(
+        devices=2, nodes=len(compiled.dag.nodes), instructions=30, passes=8, messages=0,
+        collectives=2, exchanges=0, orders=len(compiled.dag.precedences), gradients=4, updates=4,
+        buffers=20,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("at", "first", "last"), [(0, 0, 2), (4, 2, 6), (9, 7, 9)])
+def test_an_excerpt_shows_an_instruction_with_its_neighbours(
+    at: int, first: int, last: int
+) -> None:
+    plan = Plan(0, (), tuple(Load(f"x{k}", "batch", 0, 0, 1) for k in range(10)))
+
+    shown = excerpts({0: plan}, (0, at)).splitlines()
+
+    assert [row.split()[-1] for row in shown] == [f"x{k}" for k in range(first, last + 1)]
+    assert [row for row in shown if row.startswith("  >")] == [f"  > {at:4} load    x{at}"]
 
 
 def test_deadlocks_are_drawn(golden: Golden) -> None:

@@ -11,7 +11,6 @@ from piper.plan.instructions import (
     Instruction,
     Keep,
     Load,
-    Plan,
     Recv,
     Reduce,
     Run,
@@ -80,15 +79,3 @@ def test_only_transfers_collectives_and_totals_run_beside_compute() -> None:
     streams = [one.stream for one in (*beside, *compute, Free(()), Load("x", "batch", 0, 0, 1))]
 
     assert streams == ["pp", "pp", "dp", "side", "ep", "totals", *[COMPUTE] * 6]
-
-
-@pytest.mark.parametrize(("at", "first", "last"), [(0, 0, 2), (4, 2, 6), (9, 7, 9)])
-def test_an_excerpt_shows_an_instruction_with_its_neighbours(
-    at: int, first: int, last: int
-) -> None:
-    plan = Plan(0, (), tuple(Load(f"x{k}", "batch", 0, 0, 1) for k in range(10)))
-
-    shown = plan.excerpt(at).splitlines()
-
-    assert [row.split()[-1] for row in shown] == [f"x{k}" for k in range(first, last + 1)]
-    assert [row for row in shown if row.startswith("  >")] == [f"  > {at:4} load    x{at}"]

@@ -53,7 +53,8 @@ def check(
         return
     try:
         inspected = inspect(target, context.args)
-        proof = prove(inspected.compiled.dag, inspected.compiled.plans)
+        compiled = inspected.compiled
+        proof = prove(compiled.dag, compiled.plans, compiled.roles.first)
         if numerics:
             compared(inspected, proof, steps or 3, seed or 0, every, as_json)
         else:

@@ -61,7 +61,7 @@ def in_double(
     try:
         loss_of(trial, trainer, chunk(doubled(batch), 0, parts)).backward()
     except Exception as error:  # whatever it is, the model's own type is the way
-        reason = str(error).partition("\n")[0]
+        reason = f"{type(error).__name__} {str(error).partition(chr(10))[0]}".rstrip()
         return None, [f"not in float64, in which the model does not run: {reason}"]
     return copy.deepcopy(model).double(), []
 

@@ -210,14 +210,6 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join([f"device {self.device}", *map(line, self.instructions)])
 
-    def excerpt(self, position: int) -> str:
-        """The instruction with its neighbours, for error messages."""
-        first, last = max(0, position - 2), min(len(self.instructions), position + 3)
-        marks = {position: ">"}
-        return "\n".join(
-            f"  {marks.get(k, ' ')} {k:4} {line(self.instructions[k])}" for k in range(first, last)
-        )
-
 
 def among(collective: Reduce | Gather | Exchange) -> str:
     devices = ", ".join(map(str, collective.group))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from piper.ir.dag import Dag
+from piper.names import Device
 from piper.plan.check import checked
 from piper.plan.instructions import (
     Exchange,
@@ -53,9 +54,9 @@ class Proof:
         ])  # fmt: skip
 
 
-def prove(dag: Dag, plans: Sequence[Plan]) -> Proof:
-    """Check the plans, and count what was seen; raises PlanError like `check`."""
-    together = checked(dag, plans)
+def prove(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None) -> Proof:
+    """Check the plans, and count what was seen; arguments and errors are those of `check`."""
+    together = checked(dag, plans, devices)
     ended = list(met(together))
     return Proof(
         devices=len(plans),
