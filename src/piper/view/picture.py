@@ -24,8 +24,9 @@ WORDS = {
     "F": "forward", "B": "backward", "BI": "input gradients", "BW": "weight gradients",
     "recv": "receive", "exchange": "exchange of tokens",
 }  # fmt: skip
-WIDTH, LEFT, TOP, HIGH, LOW, SPACE, FOOT = 960, 84, 8, 22, 8, 8, 46
+WIDTH, LEFT, TOP, HIGH, LOW, SPACE, FOOT, LINE = 960, 84, 8, 22, 8, 8, 46, 18
 LETTER = 6.4  # pixels
+ROWS = 3  # of messages that are under way at once on one stream
 
 Box = tuple[float, float, float, float]  # x, y, width, height
 
@@ -62,22 +63,22 @@ class Drawing:
         for one in story.devices:
             mine = [bar for bar in self.bars if bar.device == one.device]
             y = self.place(one.device, mine, y)
-        self.height = y + FOOT
+        self.foot_y = y
+        self.height = y + FOOT + LINE * max((row for _, row, _, _ in self.legend()), default=0)
 
     def place(self, device: int, mine: Sequence[Bar], y: float) -> float:
         """Give each row of a device its place; returns where the next device begins."""
         self.devices[device] = self.rows[device, COMPUTE, 0] = y
         y += HIGH + 2
-        seen = {(bar.stream, bar.row) for bar in mine if bar.stream != COMPUTE}
-        streams = dict.fromkeys(bar.stream for bar in mine if bar.stream != COMPUTE)
-        for stream in streams:
+        seen = {(bar.stream, min(bar.row, ROWS - 1)) for bar in mine if bar.stream != COMPUTE}
+        for stream in sorted({stream for stream, _ in seen}):
             for row in range(sum(1 for name, _ in seen if name == stream)):
                 self.rows[device, stream, row] = y
                 y += LOW + 1
         return y + SPACE
 
     def box(self, bar: Bar) -> Box:
-        y = self.rows[bar.device, bar.stream, bar.row]
+        y = self.rows[bar.device, bar.stream, min(bar.row, ROWS - 1)]
         wide = max(0.6, (bar.end - bar.start) * self.scale - 0.6)
         return LEFT + bar.start * self.scale, y, wide, HIGH if bar.stream == COMPUTE else LOW
 
@@ -108,22 +109,28 @@ class Drawing:
 
     def foot(self) -> Iterator[str]:
         """How long it is, and what the colours mean."""
-        y = self.height - FOOT + 12
+        y = self.foot_y + 12
         yield (
             f'<text x="{LEFT}" y="{y:g}" fill="#666">0</text><text x="{self.width - 10}" y="{y:g}" '
             f'text-anchor="end" fill="#666">{time_text(self.seconds)}</text>'
         )
-        for x, fill, text in self.legend():
-            yield rect((x, self.height - 20, 12, 10), fill)
-            yield f'<text x="{x + 16:g}" y="{self.height - 11:g}">{text}</text>'
+        for x, row, fill, text in self.legend():
+            y = self.foot_y + 26 + row * LINE
+            yield rect((x, y, 12, 10), fill)
+            yield f'<text x="{x + 16:g}" y="{y + 9:g}">{text}</text>'
 
-    def legend(self) -> Iterator[tuple[float, str, str]]:
-        x, used = float(LEFT), {bar.kind for bar in self.bars}
+    def legend(self) -> Iterator[tuple[float, int, str, str]]:
+        """x, line, colour and words of each kind that is there."""
+        x, row, used = float(LEFT), 0, {bar.kind for bar in self.bars}
         for kind, fill in FILL.items():
-            if kind in used:
-                text = WORDS.get(kind, kind)
-                yield x, fill, text
-                x += 28 + LETTER * len(text)
+            text = WORDS.get(kind, kind)
+            wide = 28 + LETTER * len(text)
+            if kind not in used:
+                continue
+            if x + wide > self.width:
+                x, row = float(LEFT), row + 1
+            yield x, row, fill, text
+            x += wide
 
 
 def bar_lines(bar: Bar, box: Box) -> Iterator[str]:
@@ -166,8 +173,9 @@ def paint(drawing: Drawing, path: Path) -> None:
         axes.broken_barh([(x, width)], (y, height), color=FILL.get(bar.kind, OTHER))
         if fits(bar, (x, y, width, height)):
             axes.text(x + width / 2, y + 15, bar.label, fontsize=6.5, ha="center")
-    for x, fill, text in drawing.legend():
-        axes.broken_barh([(x, 12)], (drawing.height - 20, 10), color=fill)
-        axes.text(x + 16, drawing.height - 11, text, fontsize=7)
-    axes.text(LEFT, drawing.height - FOOT + 12, f"0 to {time_text(drawing.seconds)}", fontsize=7)
+    for x, row, fill, text in drawing.legend():
+        y = drawing.foot_y + 26 + row * LINE
+        axes.broken_barh([(x, 12)], (y, 10), color=fill)
+        axes.text(x + 16, y + 9, text, fontsize=7)
+    axes.text(LEFT, drawing.foot_y + 12, f"0 to {time_text(drawing.seconds)}", fontsize=7)
     figure.savefig(path)

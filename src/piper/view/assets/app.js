@@ -7,15 +7,10 @@ const scroller = by("scroller"), tip = by("tip"), search = by("search");
 
 // ---- which views ----
 
-function choiceName({ story, trace }) {
-  const step = trace.kind === "measured" ? `, step ${trace.step}` : "";
-  return trace.name && trace.name !== story.name ? `${story.name}: ${trace.name}${step}` : `${story.name}${step}`;
-}
-
 function fillChoices() {
   choices.forEach((choice, k) => {
-    by("first").append(el("option", { value: k }, choiceName(choice)));
-    by("second").append(el("option", { value: k }, choiceName(choice)));
+    by("first").append(el("option", { value: k }, traceName(choice.story, choice.trace)));
+    by("second").append(el("option", { value: k }, traceName(choice.story, choice.trace)));
   });
   by("second").prepend(el("option", { value: "" }, "nothing"));
   const other = choices.findIndex(({ story, trace }) => story !== choices[0].story || trace.kind !== choices[0].trace.kind);
@@ -28,6 +23,7 @@ function chooseViews() {
   S.views = [makeView(first.story, first.trace)];
   if (second && by("second").value !== "") {
     let view = makeView(second.story, second.trace);
+    suggestLength(view.seconds / S.views[0].seconds);
     if (by("stretched").checked) view = makeView(second.story, second.trace, S.views[0].seconds / view.seconds);
     S.views.push(view);
   }
@@ -41,12 +37,20 @@ function chooseViews() {
   find();
 }
 
+/** Two steps of very different lengths are first shown equally long: else one of them is a dot. */
+function suggestLength(ratio) {
+  if (S.suggested) return;
+  S.suggested = true;
+  by("stretched").checked = ratio > 4 || ratio < 0.25;
+}
+
 function fillSummary() {
-  const number = (name, value) => el("span", {}, el("span", {}, `${name} `), el("b", {}, value));
+  const number = (name, value, title) => el("span", { title }, el("span", {}, `${name} `), el("b", {}, value));
   by("summary").replaceChildren(...S.views.map((view) => el("div", {},
     S.views.length > 1 ? el("span", { class: "name", title: view.name }, view.name) : null,
-    number("step", seconds(view.seconds)), number("idle", percent(view.idle)), number("exposed communication", percent(view.exposed)),
-    number("peak memory", bytes(view.peak)), number("devices", view.story.left_out ? `${view.devices.length} of ${view.devices.length + view.story.left_out}` : `${view.devices.length}`))));
+    number("step", seconds(view.seconds) + stretchText(view)), number("idle", percent(view.idle), "of the time of all devices, compute stands still"),
+    number("exposed communication", percent(view.exposed), "of the time of all devices, compute stands still while messages are under way"),
+    number("peak memory", bytes(view.peak), "of the fullest device"), number("devices", view.story.left_out ? `${view.devices.length} of ${view.devices.length + view.story.left_out}` : `${view.devices.length}`))));
 }
 
 /** Only kinds that are there; clicking one hides it. */
@@ -61,7 +65,7 @@ function fillLegend() {
     });
     return chip;
   });
-  const wait = el("span", { class: "quiet", title: "striped in the colour of what is waited for" }, "striped: waits for it; empty: nothing to do");
+  const wait = el("span", { class: "quiet", title: "striped in the colour of what is waited for" }, "striped: waiting");
   by("legend").replaceChildren(...chips, wait);
 }
 

@@ -41,7 +41,7 @@ function drawHead(row) {
   ctx.fillStyle = S.theme.text;
   ctx.font = "600 12px system-ui, sans-serif";
   ctx.textAlign = "left";
-  ctx.fillText(`${row.view.name}   ${seconds(row.view.seconds)}`, 8, yOf(row.y) + 14);
+  ctx.fillText(`${row.view.name}   ${seconds(row.view.seconds)}${stretchText(row.view)}`, 8, yOf(row.y) + 14);
 }
 
 function drawGround(row, ticks) {
@@ -290,7 +290,10 @@ function drawNames(row) {
   ctx.fillStyle = S.theme.quiet;
   ctx.font = "10px system-ui, sans-serif";
   ctx.textAlign = "right";
+  const low = Math.min(10, ...row.lanes.slice(1).map((place) => place.bottom - place.y + 1));
+  ctx.font = `${low}px system-ui, sans-serif`;
   for (const place of row.lanes.slice(1)) ctx.fillText(place.lane.stream.slice(0, 14), GUTTER - 8, (yOf(place.y) + yOf(place.bottom)) / 2 - 0.5);
+  ctx.font = "10px system-ui, sans-serif";
   if (row.memory) ctx.fillText("memory", GUTTER - 8, yOf(row.memory.y) + row.memory.h / 2);
   ctx.restore();
 }

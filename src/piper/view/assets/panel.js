@@ -1,6 +1,7 @@
 // The panel beside the timeline: what is selected, or the step as a whole.
 
 const MESSAGES = new Set(["send", "recv", "exchange", "reduce-scatter", "all-reduce", "gather", "totals"]);
+const SHOWN = 25; // rows of the table of differences
 const panel = document.getElementById("panel");
 
 /** An element with children; text is never read as HTML. */
@@ -35,6 +36,8 @@ function swatch(kind) {
 // ---- the step ----
 
 function showStep() {
+  const table = differences();
+  if (table && S.views[1]) panel.append(table);
   for (const view of S.views) {
     panel.append(el("h2", {}, view.name), el("table", { class: "numbers" },
       el("tr", {}, ...["device", "busy", "waits for messages", "peak memory"].map((t) => el("th", {}, t))),
@@ -46,8 +49,7 @@ function showStep() {
   }
   if (S.memory) panel.append(el("h3", {}, "memory"), el("p", {}, ...Object.entries(MEMORY).map(([kind, fill]) => el("span", { class: "dot" }, el("i", { style: `background:${fill}` }), ` ${kind}  `))));
   panel.append(el("p", { class: "quiet" }, "Click a bar to see where it comes from and what it waits for. Press ? for the keys."));
-  const table = differences();
-  if (table) panel.append(table);
+  if (table && !S.views[1]) panel.append(table);
 }
 
 /** Where the time of a device goes, and what it waits for. */
@@ -90,8 +92,9 @@ function comparison() {
   for (const [key, row] of seen) {
     const other = base ? base.get(key) : null, before = base ? other && other.sum / other.n : expect(row);
     if (!before) continue;
-    const after = row.sum / row.n;
-    rows.push({ key, before, after, ratio: after / before, more: (after - before) * row.n, bar: row.bar, kind: row.kind });
+    const after = row.sum / row.n, message = MESSAGES.has(KIND_IDS[row.kind]);
+    if (message && !S.withMessages) continue;
+    rows.push({ key: barName(...row.bar), before, after, ratio: after / before, more: (after - before) * row.n, bar: row.bar, kind: row.kind });
   }
   return { rows, names: second ? [first.name, second.name] : ["expected", "measured"] };
 }
@@ -104,11 +107,13 @@ function differences() {
   const box = el("div", { id: "differences" }, el("h3", {}, `${S.views[1] ? "differences" : "measured against expected"}`));
   if (S.views[1]) box.append(totalsTable(found.names));
   const sort = (byTime) => () => { S.byTime = byTime; showPanel(); };
-  box.append(el("p", { class: "quiet" }, "worst first, by ", el("button", { click: sort(false), "aria-pressed": String(!S.byTime) }, "ratio"), " ", el("button", { click: sort(true), "aria-pressed": String(Boolean(S.byTime)) }, "time")));
+  const messages = () => { S.withMessages = !S.withMessages; showPanel(); };
+  box.append(el("p", { class: "quiet" }, "worst first, by ", el("button", { click: sort(false), "aria-pressed": String(!S.byTime) }, "ratio"), " ", el("button", { click: sort(true), "aria-pressed": String(Boolean(S.byTime)) }, "time"), " ",
+    el("button", { click: messages, "aria-pressed": String(Boolean(S.withMessages)), title: "measured messages last from when they were posted" }, "messages")));
   box.append(el("table", { class: "numbers" }, el("tr", {}, ...["node", S.views[1] ? "A" : "expected", S.views[1] ? "B" : "measured", "ratio"].map((t) => el("th", {}, t))),
-    ...found.rows.slice(0, 60).map((row) => el("tr", { class: "go", click: () => { select({ view: row.bar[0], one: row.bar[1], b: row.bar[2] }); reveal(S.selected); } },
-      el("td", {}, row.key.replace(/^(F|B|BI|BW|send|exchange|all-reduce|reduce-scatter|update) /, "")), el("td", {}, seconds(row.before)), el("td", {}, seconds(row.after)), el("td", {}, `${row.ratio.toFixed(2)}x`)))));
-  if (found.rows.length > 60) box.append(el("p", { class: "quiet" }, `and ${found.rows.length - 60} more`));
+    ...found.rows.slice(0, SHOWN).map((row) => el("tr", { class: "go", click: () => { select({ view: row.bar[0], one: row.bar[1], b: row.bar[2] }); reveal(S.selected); } },
+      el("td", {}, row.key), el("td", {}, seconds(row.before)), el("td", {}, seconds(row.after)), el("td", {}, `${row.ratio.toFixed(2)}x`)))));
+  if (found.rows.length > SHOWN) box.append(el("p", { class: "quiet" }, `and ${found.rows.length - SHOWN} more`));
   return box;
 }
 
@@ -182,7 +187,7 @@ function otherText(view, one, b, took) {
 function waitsOf(view, one, b) {
   const at = one.at[b], found = one.plan.waits[at].map((k) => one.barOf[k]).filter((k) => k >= 0).map((k) => [view, one, k]);
   const row = one.lanes[one.laneOf[b]].rows[one.rowOf[b]], k = row.bars.indexOf(b);
-  if (one.plan.stream[at] === COMPUTE && k > 0) found.push([view, one, row.bars[k - 1]]);
+  if (one.plan.stream[at] === COMPUTE) found.push(...nextTo(view, one, row, k, -1));
   if (one.plan.kind[at] === "recv") found.push(...partnersOf(view, one, b).filter(([v, d, c]) => v === view && d.plan.kind[d.at[c]] === "send"));
   return found;
 }
@@ -192,14 +197,20 @@ function waitersOf(view, one, b) {
     one.waiters = new Map();
     one.plan.waits.forEach((waits, at) => waits.forEach((k) => put(one.waiters, k, at)));
   }
-  const found = (one.waiters.get(one.at[b]) || []).map((k) => one.barOf[k]).filter((k) => k >= 0).map((k) => [view, one, k]);
+  const found = (one.waiters.get(one.at[b]) || []).map((k) => one.barOf[k]).filter((k) => k >= 0 && one.kind[k] !== KIND_OF.other).map((k) => [view, one, k]);
   if (one.plan.kind[one.at[b]] === "send") found.push(...partnersOf(view, one, b).filter(([v, d, c]) => v === view && d.plan.kind[d.at[c]] === "recv"));
   const row = one.lanes[0].rows[0];
   if (one.plan.stream[one.at[b]] === COMPUTE) {
-    const k = row.bars.indexOf(b);
-    if (k >= 0 && k + 1 < row.n) found.push([view, one, row.bars[k + 1]]);
+    found.push(...nextTo(view, one, row, row.bars.indexOf(b), 1));
   }
   return found;
+}
+
+/** The next work on a lane, in one direction; loading and freeing is not worth a word. */
+function nextTo(view, one, row, k, by) {
+  if (k < 0) return [];
+  for (k += by; k >= 0 && k < row.n; k += by) if (one.kind[row.bars[k]] !== KIND_OF.other) return [[view, one, row.bars[k]]];
+  return [];
 }
 
 /** Bars of the same node: on other devices, and in the other view. */
@@ -225,10 +236,14 @@ function linkList(title, bars, mark) {
   if (bars.length > 12) panel.append(el("p", { class: "quiet" }, `and ${bars.length - 12} more`));
 }
 
+function barName(view, one, b) {
+  return `${one.plan.kind[one.at[b]] === "recv" ? "receive: " : ""}${longLabel(view, one, b)}`;
+}
+
 function link(view, one, b, last) {
   const where = S.selected && S.selected.one !== one ? ` on device ${one.device}` : "";
   return el("button", { class: last ? "link last" : "link", title: one.plan.text[one.at[b]], click: () => { const what = { view, one, b }; select(what); reveal(what); } },
-    swatch(one.kind[b]), el("span", { class: "what" }, `${one.plan.kind[one.at[b]] === "recv" ? "receive: " : ""}${longLabel(view, one, b)}${where}`),
+    swatch(one.kind[b]), el("span", { class: "what" }, `${barName(view, one, b)}${where}`),
     el("span", { class: "when" }, `ends ${seconds(one.end[b] / view.stretch)}`));
 }
 

@@ -66,6 +66,13 @@ function ordered(story, node, forward) {
   return [...found];
 }
 
+/** "train: simulated", "train: step 3": what a person tells traces apart by. */
+function traceName(story, trace) {
+  const own = trace.name && trace.name !== story.name ? `: ${trace.name}` : "";
+  const step = trace.kind === "measured" && !/step/.test(own) ? `, step ${trace.step}` : "";
+  return `${story.name}${own}${step}`;
+}
+
 /** One trace of one story; `stretch` makes it longer, so that another can be compared with it. */
 function makeView(story, trace, stretch = 1) {
   let origin = Infinity, last = -Infinity;
@@ -75,8 +82,7 @@ function makeView(story, trace, stretch = 1) {
   }
   if (!(last > origin)) [origin, last] = [0, 1];
   const view = { story, trace, stretch, origin, seconds: last - origin, length: (last - origin) * stretch };
-  view.name = trace.name && trace.name !== story.name ? `${story.name}: ${trace.name}` : story.name;
-  if (trace.kind === "measured" && story.traces.filter((t) => t.kind === "measured").length > 1) view.name += `, step ${trace.step}`;
+  view.name = traceName(story, trace);
   view.devices = story.devices.filter((one) => trace.devices[one.device]).map((one) => makeDevice(view, one));
   view.deviceOf = new Map(view.devices.map((one) => [one.device, one]));
   view.barsOf = new Map();
@@ -301,6 +307,12 @@ function bytes(size) {
   let unit = 0;
   while (size >= 1000 && unit < 4) { size /= 1024; unit++; }
   return `${unit ? size.toFixed(1) : size.toFixed(0)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+}
+
+/** How a view that is not to scale says so. */
+function stretchText({ stretch }) {
+  if (Math.abs(stretch - 1) < 1e-9) return "";
+  return stretch < 1 ? `, drawn ${(1 / stretch).toFixed(1)}x shorter` : `, drawn ${stretch.toFixed(1)}x longer`;
 }
 
 function percent(share) {
