@@ -17,7 +17,7 @@ from piper.runtime.batch import Batch
 from piper.runtime.clocks import Clock, Offset, offset_to_first
 from piper.runtime.execute import Program
 from piper.runtime.profiler import Profiler, uses_accelerator
-from piper.runtime.recorder import Notes, Recorder, merged
+from piper.runtime.recorder import Recorder, merged
 from piper.runtime.world import gather
 from piper.view.runfile import save_run
 
@@ -41,14 +41,15 @@ class Recording:
         self.compiled: Compiled | None = None
         self.over = False
 
-    def step(self, number: int, program: Program, batch: Batch) -> Notes | None:
-        """Take a step, recorded or not; what was noted is for `keep`."""
+    def step(self, number: int, program: Program, batch: Batch) -> bool:
+        """Take a step, and say whether it was recorded: what was noted is for `keep`."""
         recorder = self.ready(number, program)
         if recorder is None:
             program.step(batch)
-            return None
+            return False
         try:
-            return recorder.step(batch)
+            recorder.step(batch)
+            return True
         except BaseException:
             self.finish()  # with the steps before this one
             raise
@@ -74,10 +75,10 @@ class Recording:
             self.profiler.start()
         atexit.register(self.finish)
 
-    def keep(self, number: int, notes: Notes | None, made: Compiled | None) -> None:
+    def keep(self, number: int, recorded: bool, made: Compiled | None) -> None:
         """After a step: bring what all devices noted to the first; the last step ends it all."""
-        if notes is not None:
-            everyone = gather((notes, self.offset.nanoseconds))
+        if recorded and self.recorder is not None:
+            everyone = gather((self.recorder.notes(), self.offset.nanoseconds))
             if everyone is not None and made is not None:
                 self.traces.append(merged(number, made.plans, everyone))
                 self.compiled = made

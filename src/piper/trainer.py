@@ -148,10 +148,10 @@ class Trainer:
         program = self.program(batch)
         self.ignored = program.ignored
         work = self.batch(batch, self.steps, self.replica, own, everyone)
-        notes = self.recording.step(self.steps + 1, program, work)
+        recorded = self.recording.step(self.steps + 1, program, work)
         self.steps += 1
         metrics = self.metrics(program, work.inputs, time.perf_counter() - started)
-        self.recording.keep(self.steps, notes, self.made.get(self.key(batch)))
+        self.recording.keep(self.steps, recorded, self.made.get(self.key(batch)))
         return metrics
 
     def record(self, path: str | Path, steps: int = 3, profile: bool = False) -> None:

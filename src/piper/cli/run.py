@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from piper.errors import PiperError
 from piper.launch.local import run_local
 from piper.launch.window import COUNT, FIRST, Window, steps_of
 
@@ -33,32 +32,26 @@ def run(
     """Run SCRIPT on N local processes; what follows is passed on to it."""
     if trace is None:
         raise typer.Exit(run_local(str(script), context.args, processes))
-    window = Window(trace, *steps(trace_steps), profile=trace_profile)
+    window = Window(trace, *steps_of(trace_steps, "--trace-steps"), profile=trace_profile)
     before = written(trace)
     code = run_local(str(script), context.args, processes, window.environment())
-    typer.echo(outcome(window, written(trace) != before), err=True)
+    typer.echo(outcome(window, written(trace) != before, code), err=True)
     raise typer.Exit(code)
-
-
-def steps(text: str) -> tuple[int, int]:
-    try:
-        return steps_of(text, "--trace-steps")
-    except PiperError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
 
 
 def written(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def outcome(window: Window, wrote: bool) -> str:
+def outcome(window: Window, wrote: bool, code: int) -> str:
     """Where the trace is, or why there is none."""
     if wrote:
         return (
             f"piper: the trace is in {window.path}: `piper view {window.path}` shows it, and so "
             "does https://ui.perfetto.dev"
         )
+    if code:
+        return f"piper: no trace was written: the run failed before {window.text} was over"
     return (
         f"piper: no trace was written: no piper.Trainer came to {window.text}\n"
         "  fix: let the script take more steps, or write --trace-steps 1:1"

@@ -61,25 +61,23 @@ class Recorder:
         if self.acts:
             self.acts[-1] = self.last(self.acts[-1])
 
-    def step(self, batch: Batch) -> Notes:
+    def step(self, batch: Batch) -> None:
         """One step, as `Program.step`; the program is left as it was."""
-        nothing = [0] * len(self.acts)
-        self.started[:], self.ended[:] = nothing, nothing  # not all are written in every step
         plain, self.program.acts = self.program.acts, self.acts
         try:
             self.program.step(batch)
         finally:
             self.program.acts = plain
-        return self.notes()
 
     def notes(self) -> Notes:
-        """Fill in what was not read because another reading is the same moment."""
+        """Of the last step; filled in where another reading is of the same moment."""
         ends, late = [*self.issued[1:], self.over], [False] * len(self.issued)
         starts = [after or at for after, at in zip(self.started, self.issued, strict=True)]
         for k, one in enumerate(self.program.plan.instructions):
             if is_async(one):
                 ends[k] = min(self.ended[k] or self.waited[k], self.waited[k])
                 late[k] = not self.ended[k] and self.waited[k] - self.came[k] < AT_ONCE
+        self.ended[:] = [0] * len(ends)  # those without a callback are never written
         return Notes(list(self.issued), starts, ends, late)
 
     def act(self, k: int, instruction: Instruction) -> Act:
