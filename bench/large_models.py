@@ -119,10 +119,9 @@ class DeepSeekLike:
             down = TensorSpec((self.experts, self.width, self.inner), self.dtype)
             named = [("up", up), ("down", down)]
         else:
-            count = int(self.active(region.id)) + (region.id == "PP0") * self.width * self.vocabulary
+            count = (
+                int(self.active(region.id)) + (region.id == "PP0") * self.width * self.vocabulary
+            )
             named = [("weight", TensorSpec((max(1, count // self.width), self.width), self.dtype))]
         parameters = tuple(Parameter(f"{region.id}.{name}", spec) for name, spec in named)
         return Bucket(BucketId(region.id), parameters)
-
-
-

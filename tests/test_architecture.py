@@ -34,8 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pricing": {"compiler", "sim", "plan", *IR},
 }
 # These may import anything below them.
-TOP = {"trainer", "tracing", "rehearsal", "numerics", "cli", "__init__", "__main__"}
-TORCH = {"capture", "runtime", "models", "tuning", "trainer", "rehearsal", "numerics"}
+TOP = {"profiling", "trainer", "tracing", "rehearsal", "numerics", "cli", "__init__", "__main__"}
+TORCH = {"profiling", "capture", "runtime", "models", "tuning", "trainer", "rehearsal", "numerics"}
 RAY = {"launch"}
 
 

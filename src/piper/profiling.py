@@ -1,0 +1,131 @@
+"""Measure what a model takes on this machine, in one process: a file of costs for the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from piper.capture import Captured
+from piper.directives import Order, Place, Split
+from piper.errors import InputError, Problem
+from piper.ir.costs import Costs
+from piper.ir.filters import where
+from piper.launch.local import run_local
+from piper.names import BI, BW, F
+from piper.plan.instructions import Add, Free, Instruction, Load, Plan, Run, Total, Update
+from piper.plan.trace import Span
+from piper.pricing import Prices
+from piper.runtime import probe
+from piper.runtime.batch import Batch, microbatch
+from piper.runtime.recorder import Notes, Recorder, merged
+from piper.runtime.state import DeviceState
+from piper.runtime.threads import Hub, ThreadComm
+from piper.trainer import Trainer
+
+Timed = list[tuple[Instruction, float, float]]  # its seconds, and its bytes
+ROUNDS = 7
+
+
+def profile(trainer: Trainer, example: tuple[Any, ...], captured: Captured) -> Costs:
+    """What each pass of each region takes, and what the machine does besides.
+
+    Everything runs in this process, as if all were on one device: whole backwards, then both
+    halves. Equal regions share a figure. Links and cores are measured by processes of their own.
+    """
+    seen = [row for halves in (False, True) for row in measured(trainer, example, captured, halves)]
+    codes = {str(region.id): region.code for region in captured.model.regions}
+    return replace(machine(), **figures(seen, codes))
+
+
+def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, halves: bool) -> Timed:
+    """Some steps with two microbatches on one device."""
+    parts = 2 - trainer.parts % 2
+    alone = one_device(trainer, captured, parts, halves)
+    whole = microbatch(example, 0, trainer.parts // parts)
+    found, compiled = alone.compile(whole)
+    plan, size = compiled.plan(0), Prices(compiled.dag, Costs()).size
+    program = alone.load(plan, found, {}, DeviceState(), ThreadComm(Hub(1), 0))
+    recorder, own = Recorder(program), alone.own_weights(whole)
+    batch = alone.batch(whole, 0, 0, own, sum(own))
+    steps = [noted(recorder, batch) for _ in range(ROUNDS + 2)][2:]
+    traces = [merged(k, [plan], [(notes, 0)]) for k, notes in enumerate(steps)]
+    bytes_of = [sum(map(size, touched(one))) for one in plan.instructions]
+    return [row for trace in traces for row in taken(plan, trace.spans[0], bytes_of)]
+
+
+def noted(recorder: Recorder, batch: Batch) -> Notes:
+    recorder.step(batch)
+    return recorder.notes()
+
+
+def touched(one: Instruction) -> tuple[str, ...]:
+    """What an instruction goes through, besides regions."""
+    match one:
+        case Add():
+            return (one.value,)
+        case Update():
+            return (f"w:{one.bucket}",)
+        case Total():
+            return one.grads
+        case _:
+            return ()
+
+
+def taken(plan: Plan, spans: Sequence[Span], sizes: Sequence[float]) -> Timed:
+    """What the host spent on each instruction, without waiting."""
+    following = [*(span.issued for span in spans[1:]), spans[-1].end]
+    rows = zip(plan.instructions, spans, following, sizes, strict=True)
+    return [(one, after - span.start, size) for one, span, after, size in rows]
+
+
+def one_device(trainer: Trainer, captured: Captured, parts: int, halves: bool) -> Trainer:
+    """The same training with everything on one device."""
+    passes = tuple((where(PASS=str(phase)),) for phase in (F, BI, BW))
+    order = [Order(passes)] if halves else []
+    alone = Trainer.__new__(Trainer)
+    alone.configure(
+        trainer.model, trainer.loss_fn, [Place(where(), (0,)), Split("MB", parts), *order],
+        optimizer=trainer.make_optimizer, reduction=trainer.reduction,
+        loss_weight=trainer.loss_weight, max_norm=trainer.max_norm, compiled=trainer.compiled,
+        captured=captured,
+    )  # fmt: skip
+    return alone
+
+
+def figures(seen: Timed, codes: Mapping[str, str]) -> dict[str, Any]:
+    """Medians of passes; of the rest, seconds for each byte."""
+    runs: dict[str, list[float]] = {}
+    for one, seconds, _ in seen:
+        if isinstance(one, Run):
+            runs.setdefault(f"{codes[one.region]} {one.phase}", []).append(seconds)
+    return {
+        "compute": {name: statistics.median(times) for name, times in sorted(runs.items())},
+        "add": per_byte(seen, Add),
+        "square": per_byte(seen, Total),
+        "update": per_byte(seen, Update),
+        "each": statistics.median([s for one, s, _ in seen if isinstance(one, Load | Free)]),
+    }
+
+
+def per_byte(seen: Timed, kind: type[Instruction]) -> float:
+    """Of all of a kind together: small ones cost more than their bytes."""
+    rows = [(seconds, size) for one, seconds, size in seen if isinstance(one, kind)]
+    total = sum(size for _, size in rows)
+    return sum(seconds for seconds, _ in rows) / total if total else 0.0
+
+
+def machine() -> Costs:
+    """Links and cores of this machine, measured by as many processes as twice its cores."""
+    count = 2 * (os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory(prefix="piper-") as folder:
+        path = Path(folder) / "machine.json"
+        if run_local(probe.__file__, [str(path)], count, {"OMP_NUM_THREADS": "1"}):
+            problem = Problem("the links of this machine could not be measured", "see above why")
+            raise InputError("profile", problem)
+        return Costs(**json.loads(path.read_text()))
