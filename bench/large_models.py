@@ -38,6 +38,10 @@ class DeepSeekLike:
         return Model(regions=tuple(regions), values=values, buckets=buckets, loss=ValueId("loss"))
 
     @property
+    def head(self) -> int:
+        return self.width * self.vocabulary
+
+    @property
     def ids(self) -> TensorSpec:
         return TensorSpec((1, self.tokens), "int64")
 
@@ -106,7 +110,7 @@ class DeepSeekLike:
         if name == "PP0":
             return float(self.dense * (self.attention + 3 * self.width * self.dense_inner))
         if "#" in name and self.is_last(name):
-            return float(self.width * self.vocabulary if "PP%d#" % (self.stages - 1) in name else 0)
+            return float(self.head if name.startswith(f"PP{self.stages - 1}#") else 0)
         return float(self.attention)
 
     def is_last(self, name: str) -> bool:
@@ -119,9 +123,7 @@ class DeepSeekLike:
             down = TensorSpec((self.experts, self.width, self.inner), self.dtype)
             named = [("up", up), ("down", down)]
         else:
-            count = (
-                int(self.active(region.id)) + (region.id == "PP0") * self.width * self.vocabulary
-            )
+            count = int(self.active(region.id)) + (region.id == "PP0") * self.head
             named = [("weight", TensorSpec((max(1, count // self.width), self.width), self.dtype))]
         parameters = tuple(Parameter(f"{region.id}.{name}", spec) for name, spec in named)
         return Bucket(BucketId(region.id), parameters)
