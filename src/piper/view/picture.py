@@ -15,9 +15,9 @@ from piper.view.overlap import time_text
 from piper.view.story import Story
 
 FILL = {
-    "F": "#5aa9e6", "B": "#2a9d78", "BI": "#f4c542", "BW": "#e07b39", "update": "#b48ead",
-    "send": "#5c6f91", "recv": "#9fb1cf", "exchange": "#d6455f", "reduce-scatter": "#c77dce",
-    "all-reduce": "#8a3ea6", "gather": "#14808f", "totals": "#8c8577",
+    "F": "#5aa9e6", "B": "#1f7a5a", "BI": "#f4d35e", "BW": "#d96c2c", "update": "#b48ead",
+    "send": "#546680", "recv": "#9bc4e4", "exchange": "#cc3344", "reduce-scatter": "#c18bf4",
+    "all-reduce": "#9734b3", "gather": "#0cb09a", "totals": "#8c8577",
 }  # fmt: skip
 OTHER = "#a9a9a9"
 WORDS = {

@@ -149,6 +149,14 @@ function drawBars(row, part, columns) {
   flush();
 }
 
+const widths = new Map();
+
+function textWidth(text) {
+  const key = ctx.font + text;
+  if (!widths.has(key)) widths.set(key, ctx.measureText(text).width);
+  return widths.get(key);
+}
+
 function drawBar(view, one, b, x, y, w, h, pale) {
   const fill = S.fills[one.kind[b]][one.shade[b]];
   const left = Math.max(GUTTER - 4, x), right = Math.min(S.width + 4, x + w), wide = right - left;
@@ -156,9 +164,8 @@ function drawBar(view, one, b, x, y, w, h, pale) {
   ctx.fillStyle = fill;
   ctx.fillRect(left, y, wide > 3 ? wide - 1 : wide, h);
   if (h >= 10 && wide > 15 && !pale) {
-    const room = wide / (h >= 18 ? 7.3 : 6.2), short = shortLabel(view, one, b);
-    const long = room > 16 ? longLabel(view, one, b) : short; // one way of writing for most zooms
-    const text = long.length < room ? long : short.length < room ? short : "";
+    const short = shortLabel(view, one, b), long = wide > 110 ? longLabel(view, one, b) : short; // short for most zooms
+    const text = [long, short].find((label) => textWidth(label) < wide - 3);
     ctx.fillStyle = S.inks.get(fill);
     if (text) ctx.fillText(text, left + wide / 2, y + h / 2 + 0.5);
   }

@@ -102,15 +102,17 @@ function comparison() {
 function differences() {
   const found = comparison();
   if (!found) return null;
-  const order = S.byTime ? "more" : "ratio";
+  const order = S.byTime ? "more" : "ratio", all = found.rows.length;
+  found.rows = found.rows.filter((row) => Math.abs(row.ratio - 1) > 0.005);
   found.rows.sort((a, b) => b[order] - a[order]);
   const box = el("div", { id: "differences" }, el("h3", {}, `${S.views[1] ? "differences" : "measured against expected"}`));
   if (S.views[1]) box.append(totalsTable(found.names));
+  if (found.rows.length < all) box.append(el("p", { class: "quiet" }, `${all - found.rows.length} of ${all} nodes that both have take equally long`));
   const sort = (byTime) => () => { S.byTime = byTime; showPanel(); };
   const messages = () => { S.withMessages = !S.withMessages; showPanel(); };
   box.append(el("p", { class: "quiet" }, "worst first, by ", el("button", { click: sort(false), "aria-pressed": String(!S.byTime) }, "ratio"), " ", el("button", { click: sort(true), "aria-pressed": String(Boolean(S.byTime)) }, "time"), " ",
     el("button", { click: messages, "aria-pressed": String(Boolean(S.withMessages)), title: "measured messages last from when they were posted" }, "messages")));
-  box.append(el("table", { class: "numbers" }, el("tr", {}, ...["node", S.views[1] ? "A" : "expected", S.views[1] ? "B" : "measured", "ratio"].map((t) => el("th", {}, t))),
+  if (found.rows.length) box.append(el("table", { class: "numbers" }, el("tr", {}, ...["node", S.views[1] ? "A" : "expected", S.views[1] ? "B" : "measured", "ratio"].map((t) => el("th", {}, t))),
     ...found.rows.slice(0, SHOWN).map((row) => el("tr", { class: "go", click: () => { select({ view: row.bar[0], one: row.bar[1], b: row.bar[2] }); reveal(S.selected); } },
       el("td", {}, row.key), el("td", {}, seconds(row.before)), el("td", {}, seconds(row.after)), el("td", {}, `${row.ratio.toFixed(2)}x`)))));
   if (found.rows.length > SHOWN) box.append(el("p", { class: "quiet" }, `and ${found.rows.length - SHOWN} more`));

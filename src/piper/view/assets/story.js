@@ -2,16 +2,16 @@
 
 const KINDS = {
   F: ["forward", "#5aa9e6"],
-  B: ["backward", "#2a9d78"],
-  BI: ["input gradients", "#f4c542"],
-  BW: ["weight gradients", "#e07b39"],
+  B: ["backward", "#1f7a5a"],
+  BI: ["input gradients", "#f4d35e"],
+  BW: ["weight gradients", "#d96c2c"],
   update: ["update", "#b48ead"],
-  send: ["send", "#5c6f91"],
-  recv: ["receive", "#9fb1cf"],
-  exchange: ["exchange of tokens", "#d6455f"],
-  "reduce-scatter": ["reduce-scatter", "#c77dce"],
-  "all-reduce": ["all-reduce", "#8a3ea6"],
-  gather: ["gather", "#14808f"],
+  send: ["send", "#546680"],
+  recv: ["receive", "#9bc4e4"],
+  exchange: ["exchange of tokens", "#cc3344"],
+  "reduce-scatter": ["reduce-scatter", "#c18bf4"],
+  "all-reduce": ["all-reduce", "#9734b3"],
+  gather: ["gather", "#0cb09a"],
   totals: ["totals", "#8c8577"],
   other: ["other", "#a9a9a9"],
 };
@@ -21,8 +21,8 @@ const COMPUTE = "compute";
 const RARE = 1; // bars
 const MOST_ROWS = 3; // of one stream, for messages that are under way at once
 const MEMORY = {
-  parameters: "#5c6f91", optimizer: "#8797b5", "gather buffers": "#14808f", gradients: "#2a9d78",
-  activations: "#5aa9e6", moving: "#c77dce", workspace: "#f4c542",
+  parameters: "#546680", optimizer: "#8797b5", "gather buffers": "#0cb09a", gradients: "#1f7a5a",
+  activations: "#5aa9e6", moving: "#c18bf4", workspace: "#f4d35e",
 };
 
 function kindIndex(kind) {
@@ -298,8 +298,8 @@ function seconds(t) {
   const s = Math.abs(t);
   if (s === 0) return "0";
   if (s >= 100) return `${t.toFixed(0)} s`;
-  if (s >= 1) return `${t.toFixed(2)} s`;
-  if (s >= 1e-3) return `${(t * 1e3).toFixed(s >= 0.1 ? 0 : s >= 0.01 ? 1 : 2)} ms`;
+  if (s >= 0.9995) return `${t.toFixed(2)} s`;
+  if (s >= 0.9995e-3) return `${(t * 1e3).toFixed(s >= 0.1 ? 0 : s >= 0.01 ? 1 : 2)} ms`;
   return `${(t * 1e6).toFixed(s >= 1e-4 ? 0 : 1)} \u00b5s`;
 }
 
