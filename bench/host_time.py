@@ -27,7 +27,8 @@ from piper.runtime.state import DeviceState  # noqa: E402
 PARTS, STAGES, TURNS = 64, 8, 20
 
 
-def main() -> None:
+def loop_alone() -> tuple[Program, Batch]:
+    """A program whose kernels do nothing."""
     compiled = compile_strategy(chain(STAGES), [Place(where(), (0,)), Split("MB", PARTS)])
     (plan,) = compiled.plans
     writes = {(i.region, i.phase): len(i.writes) for i in plan.instructions if isinstance(i, Run)}
@@ -38,14 +39,21 @@ def main() -> None:
         return lambda *reads: results
 
     state = DeviceState()
-    contents = {b: [p.name for p in k.parameters] for b, k in compiled.dag.model.buckets.items()}
-    state.add(plan.states, contents, lambda b: True, lambda n: torch.zeros(4, 4), NoOptimizer)
-    program = Program(plan, kernels, state, ProcessComm(()))
+    contents = {
+        str(b): [(p.name, p.spec.shape, p.spec.dtype) for p in k.parameters]
+        for b, k in compiled.dag.model.buckets.items()
+    }
+    state.add(plan.states, contents, lambda b: True, lambda n: torch.zeros(4, 4), torch.optim.SGD)
+    batch = Batch((torch.zeros(PARTS, 2), torch.zeros(PARTS, 2)), (1 / PARTS,) * PARTS)
+    return Program(plan, kernels, state, ProcessComm(())), batch
+
+
+def main() -> None:
+    program, batch = loop_alone()
     program.acts = [
-        act for act, one in zip(program.acts, plan.instructions, strict=True)
+        act for act, one in zip(program.acts, program.plan.instructions, strict=True)
         if type(one).__name__ not in ("Add", "Total", "Update")
     ]  # those are tensor work, not the loop  # fmt: skip
-    batch = Batch((torch.zeros(PARTS, 2), torch.zeros(PARTS, 2)), (1 / PARTS,) * PARTS)
     program.step(batch)
     started = time.perf_counter()
     for _ in range(TURNS):
@@ -53,12 +61,6 @@ def main() -> None:
     each = 1e6 * (time.perf_counter() - started) / TURNS / len(program.acts)
     print(f"host time: {each:.2f} us per instruction ({len(program.acts)} instructions per step)")
     save("host_time", {"us_per_instruction": each, "instructions": len(program.acts)})
-
-
-class NoOptimizer:
-    """Stands in for an optimizer: updates are left out."""
-
-    def __init__(self, parameters) -> None: ...
 
 
 if __name__ == "__main__":
