@@ -129,7 +129,6 @@ function drawBars(row, part, columns) {
     full = widest = 0;
     faint = true;
   };
-  ctx.font = `${h >= 18 ? 11 : 9}px system-ui, sans-serif`;
   ctx.textAlign = "center";
   for (let k = firstAbove(until, near); k < n && start[k] < far; k++) {
     const b = bars[k];
@@ -165,9 +164,12 @@ function drawBar(view, one, b, x, y, w, h, pale) {
   ctx.fillRect(left, y, wide > 3 ? wide - 1 : wide, h);
   if (h >= 10 && wide > 15 && !pale) {
     const short = shortLabel(view, one, b), long = wide > 110 ? longLabel(view, one, b) : short; // short for most zooms
-    const text = [long, short].find((label) => textWidth(label) < wide - 3);
     ctx.fillStyle = S.inks.get(fill);
-    if (text) ctx.fillText(text, left + wide / 2, y + h / 2 + 0.5);
+    for (const size of h >= 18 ? [11, 9] : [9, 8]) {
+      ctx.font = `${size}px system-ui, sans-serif`;
+      const text = [long, short].find((label) => textWidth(label) < wide - 2);
+      if (text) { ctx.fillText(text, left + wide / 2, y + h / 2 + 0.5); break; }
+    }
   }
   ctx.globalAlpha = 1;
 }
