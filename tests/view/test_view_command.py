@@ -68,6 +68,15 @@ def test_what_follows_a_script_goes_to_it(tmp_path: Path) -> None:
     assert found == [(first, ["--config", str(config), "--fast", "--pp=2"]), (second, ["-x", "1"])]
 
 
+def test_a_second_file_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
+    save_story(tmp_path / "run.json", pipeline())
+
+    with pytest.raises(StrategyError) as refused:
+        call(tmp_path / "run.json", "runn.json")
+
+    assert "`runn.json` is no file to compare it with" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("name", "what"),
     [("a.txt", "`.txt` cannot be shown"), ("a.json", "it cannot be read as JSON")],

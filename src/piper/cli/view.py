@@ -72,6 +72,9 @@ def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
 
 def told(target: Path, words: list[str]) -> Story:
     """A script is compiled and simulated, not run."""
+    if target.suffix == ".json" and words:
+        what = f"a recorded run takes no arguments, and `{words[0]}` is no file to compare it with"
+        raise StrategyError(str(target), Problem(what, WAYS))
     if target.suffix == ".json":
         return load_run(target)
     if target.suffix != ".py":
