@@ -11,6 +11,7 @@ from piper.ir.costs import Costs
 from piper.ir.dag import Dag
 from piper.ir.model import Model
 from piper.ir.replicas import replicas
+from piper.ir.roles import Roles
 from piper.ir.values import Origin
 from piper.names import Device, Phase, RegionId, ValueId
 from piper.plan.instructions import Add, Instruction, Run, Total, Update
@@ -20,6 +21,7 @@ from piper.sim.devices import DeviceKind
 from piper.sim.estimate import Estimate
 from piper.sim.report import report
 from piper.sim.topology import Link, Topology
+from piper.sim.wiring import Alike
 
 ADAM = 7  # times that an optimizer's step goes over a parameter: reads 4 tensors, writes 3
 
@@ -36,8 +38,21 @@ def price(
     devices are then in one node with equal links.
     """
     found = costs or compiled.dag.costs
-    between = topology or network_of(found, len(compiled.plans))
-    return simulate(compiled.plans, Prices(compiled.dag, found), between, host_of(found), name)
+    between = topology or network_of(found, len(compiled.roles.of))
+    prices, host = Prices(compiled.dag, found), host_of(found)
+    return simulate(compiled.plans, prices, between, host, name, alike(compiled.roles, between))
+
+
+def alike(roles: Roles, between: Topology) -> Alike:
+    """How many devices of its node, and of all, do the same as one of each role."""
+    near = Counter((first, between.node(device)) for device, first in roles.of.items())
+    everywhere = Counter(roles.of.values())
+
+    def same(device: Device) -> tuple[int, int]:
+        first = roles.of[device]
+        return near[first, between.node(device)], everywhere[first]
+
+    return same
 
 
 def estimate(
@@ -81,6 +96,7 @@ def costs_of_device(device: DeviceKind, model: Model, network: Topology) -> Cost
         add=3 / device.moved,
         square=1 / device.moved,
         update=ADAM / device.moved,
+        start=device.start,
         launch=device.launch,
         ahead=True,
     )

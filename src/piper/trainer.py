@@ -49,6 +49,7 @@ from piper.tuning import costs_of, read_costs
 
 Loss = Callable[..., torch.Tensor]
 LOG = logging.getLogger("piper")
+MANY = 64  # devices, above which tools look at one of each role
 ADAMW = partial(torch.optim.AdamW, lr=3e-4)
 
 
@@ -277,8 +278,10 @@ class Trainer:
         self.captured, self.ignored, self.aliases = None, captured.ignored, captured.aliases
         LOG.info("captured %s in %.1f s", regions_text(captured), time.perf_counter() - started)
         clip, started = self.max_norm is not None, time.perf_counter()
+        devices = {device for row in self.feeds.lists for device in row}
+        many = _inspecting and len(devices) > MANY
         compiled = compile_strategy(
-            captured.model, self.strategy.directives, clip=clip, costs=self.costs
+            captured.model, self.strategy.directives, clip=clip, costs=self.costs, by_role=many
         )
         for region, cut in compiled.dag.shardings.items():
             captured.experts.prove(captured.model.by_id[region].code, cut.ways)

@@ -19,7 +19,7 @@ from piper.plan.trace import SIMULATED, Span, Trace
 from piper.sim.meeting import START, Event, Meetings
 from piper.sim.sharing import Demand, Sharing
 from piper.sim.topology import Topology
-from piper.sim.wiring import FAST, Wiring
+from piper.sim.wiring import FAST, Alike, Wiring, alone
 
 Price = Callable[[Instruction], float]  # seconds that an instruction takes on its device
 Act = Callable[[], None]
@@ -55,12 +55,12 @@ def simulate(
     topology: Topology | None = None,
     host: Host | None = None,
     name: str = "simulated",
-    alike: Callable[[Device], int] = lambda device: 1,
+    alike: Alike = alone,
 ) -> Simulated:
     """When everything happens.
 
     Members of a group that have no plan here come when the others do; `alike` says how many devices
-    of a node do the same as one that is here.
+    do the same as one that is here.
     """
     clock = Clock(tuple(plans), price, topology or Topology(), host or Host(), alike)
     clock.run()
@@ -92,7 +92,7 @@ class Clock:
     price: Price
     topology: Topology
     host: Host
-    alike: Callable[[Device], int]
+    alike: Alike
     now: float = 0.0
     timers: list[tuple[float, int, Act]] = field(default_factory=list)
     sharing: Sharing = field(default_factory=Sharing)

@@ -15,17 +15,24 @@ from piper.sim.topology import Topology
 FAST = 1e15  # what needs nothing ends at once
 
 
+Alike = Callable[[Device], tuple[int, int]]  # how many do the same: in its node, and everywhere
+
+
+def alone(device: Device) -> tuple[int, int]:
+    return 1, 1
+
+
 @dataclass
 class Wiring:
     """The topology as resources that things share; made when they are first used.
 
-    `alike` says how many devices of a node do the same as this one at the same time, when only one
+    `alike` says how many devices do the same as this one at the same time, when only one
     of them is on the clock. `wire` is the time of a core that a byte costs at each of its ends.
     """
 
     topology: Topology
     sharing: Sharing
-    alike: Callable[[Device], int] = lambda device: 1
+    alike: Alike = alone
     wire: float = 0.0
     cores: Callable[[Device], int | None] = lambda device: None  # the resource, if any
     known: dict[tuple[str, object], int] = field(default_factory=dict)
@@ -76,10 +83,11 @@ class Wiring:
         there = self.topology
         if there.uplink:
             rate = there.uplink.bandwidth
-            yield self.resource("uplink out", there.node(source), rate), size * self.alike(source)
-            yield self.resource("uplink in", there.node(target), rate), size * self.alike(target)
+            out, into = self.alike(source)[0], self.alike(target)[0]
+            yield self.resource("uplink out", there.node(source), rate), size * out
+            yield self.resource("uplink in", there.node(target), rate), size * into
         if there.spine:
-            yield self.resource("spine", 0, there.spine.bandwidth), size * self.alike(source)
+            yield self.resource("spine", 0, there.spine.bandwidth), size * self.alike(source)[1]
 
     def work(self, devices: Sequence[Device], size: float) -> Iterator[Demand]:
         """What sending and receiving costs the cores."""
