@@ -12,9 +12,9 @@ from piper.errors import Problem, StrategyError
 class DeviceKind:
     """A kind of accelerator: what its data sheet promises, and how much of that work gets.
 
-    A region takes its arithmetic at `share` of the peak, plus the bytes that its operators without
-    arithmetic move at `memory_share` of the bandwidth; but never less than the host needs to start
-    all of its operators. Small work is thus slower than the peak by itself.
+    A region takes its arithmetic at `share` of the peak, the bytes that its operators without
+    arithmetic move at `memory_share` of the bandwidth, and `start` for each operator: small ones
+    do not fill the device. It never takes less than the host needs to launch all operators.
     """
 
     name: str
@@ -23,7 +23,8 @@ class DeviceKind:
     memory: float  # bytes
     share: float = 0.65  # of the peak that large matrix products reach
     memory_share: float = 0.8
-    launch: float = 8e-6  # seconds of the host to start an operator
+    start: float = 4e-6  # seconds of an operator besides its work
+    launch: float = 8e-6  # seconds of the host to start one
 
     def rate(self, dtype: str) -> float:
         """Floating-point operations a second that large products reach; other types are float32."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 Demand = tuple[int, float]  # a resource, and how much of it: bytes of a link, seconds of a core
-ROUNDS = 3  # in which those who want less than their share leave the rest to others
+SURE = 1 - 1e-12  # sums of floating-point numbers are a little off
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Activity:
 @dataclass
 class Sharing:
     """What is under way on every resource. Who wants less than an equal share gets what it wants,
-    the others share what is left (max-min, to a few rounds)."""
+    the others share what is left (max-min)."""
 
     capacity: list[float] = field(default_factory=list)
     users: list[dict[int, Activity]] = field(default_factory=list)  # by resource
@@ -99,52 +99,70 @@ class Sharing:
         return list(found.values())
 
     def speeds(self, touched: Sequence[Activity]) -> list[float]:
+        """Fix those that cannot go faster, leave what they do not use to the others, and so on."""
         if len(touched) == 1:
             return [self.alone(touched[0])]
-        wanted = {one.number: self.alone(one) for one in touched}
-        resources = dict.fromkeys(r for one in touched for r, _ in one.demands)
-        for _ in range(ROUNDS):
-            limits = {r: self.level(r, wanted) for r in resources}
-            wanted = {
-                one.number: min(
-                    self.alone(one),
-                    *(limits[r] / amount for r, amount in one.demands if amount),
-                )
-                for one in touched
-            }
-        return [wanted[one.number] for one in touched]
+        best = {one.number: self.alone(one) for one in touched}
+        waiting = {one.number: one for one in touched}
+        fixed: dict[int, float] = {}
+        left = Left.of(self.capacity, touched)
+        while waiting:
+            shares = left.shares()
+            now = {n: left.speed(one, best[n], shares) for n, one in waiting.items()}
+            settled = [n for n in waiting if now[n] >= best[n] * SURE]
+            settled = settled or left.held_back(waiting, now, shares)
+            for number in settled:
+                fixed[number] = now[number]
+                left.take(waiting.pop(number), now[number])
+        return [fixed[one.number] for one in touched]
 
     def alone(self, one: Activity) -> float:
         """As fast as it goes with everything for itself."""
         bounds = (self.capacity[r] / amount for r, amount in one.demands if amount)
         return min((one.fastest, *bounds))
 
-    def level(self, resource: int, wanted: dict[int, float]) -> float:
-        """How much of a resource each may use at most: an equal share of what the modest leave."""
-        uses = sorted(
-            wanted[number] * amount
-            for number, one in self.users[resource].items()
-            for r, amount in one.demands
-            if r == resource
-        )
-        return equal_share(self.capacity[resource], uses)
 
+@dataclass
+class Left:
+    """What is left of each resource, and how many still want some of it."""
 
-def equal_share(capacity: float, uses: Sequence[float]) -> float:
-    """The level at which uses, in rising order, are cut so that together they fit.
+    amount: dict[int, float]
+    users: dict[int, int]
 
-    >>> equal_share(2.0, [0.5, 1.0, 1.0])
-    0.75
-    >>> equal_share(2.0, [0.2, 0.3])
-    2.0
-    """
-    left = capacity
-    for k, use in enumerate(uses):
-        share = left / (len(uses) - k)
-        if use > share:
-            return share
-        left -= use
-    return capacity
+    @staticmethod
+    def of(capacity: Sequence[float], touched: Sequence[Activity]) -> Left:
+        users: dict[int, int] = {}
+        for one in touched:
+            for resource, _ in one.demands:
+                users[resource] = users.get(resource, 0) + 1
+        return Left({resource: capacity[resource] for resource in users}, users)
+
+    def shares(self) -> dict[int, float]:
+        """An equal share for all who still want some."""
+        return {r: max(0.0, self.amount[r]) / count for r, count in self.users.items() if count}
+
+    def speed(self, one: Activity, best: float, shares: Mapping[int, float]) -> float:
+        return min((best, *(shares[r] / amount for r, amount in one.demands if amount)))
+
+    def held_back(
+        self, waiting: Mapping[int, Activity], now: Mapping[int, float], shares: Mapping[int, float]
+    ) -> list[int]:
+        """All who want a resource of which nobody leaves anything to the others; or else, where
+        there is none, all who are held back by the resource that has least to give."""
+        full: dict[int, list[int]] = {}
+        for number, one in waiting.items():
+            for r, amount in one.demands:
+                if now[number] * amount >= shares[r] * SURE:
+                    full.setdefault(r, []).append(number)
+        for resource, numbers in full.items():
+            if len(numbers) == self.users[resource]:
+                return numbers
+        return full[min(full, key=shares.__getitem__)]
+
+    def take(self, one: Activity, speed: float) -> None:
+        for resource, amount in one.demands:
+            self.amount[resource] -= speed * amount
+            self.users[resource] -= 1
 
 
 def total(demands: Iterable[Demand]) -> tuple[Demand, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from piper.names import Device
 from piper.plan.instructions import line
@@ -69,7 +69,7 @@ def bound(found: Report) -> str:
     whole = found.seconds or 1.0
     parts = [f"{percent(s / whole)} {part_text(*key, names)}" for key, (names, s) in rows[:SHOWN]]
     rest = sum(seconds for _, (_, seconds) in rows[SHOWN:])
-    if rest:
+    if rest > whole / 1000:
         parts.append(f"{percent(rest / whole)} others")
     return "bound by " + ", ".join(parts)
 
@@ -142,7 +142,3 @@ def time_text(seconds: float) -> str:
     if seconds >= 1e-3:
         return f"{1e3 * seconds:.1f} ms"
     return f"{1e6 * seconds:.0f} us" if seconds else "0"
-
-
-def settings_text(settings: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from textwrap import indent
 from typing import Any
 
 from piper.sim.estimate import Estimate
@@ -30,12 +31,16 @@ class Row:
 
 
 def ranked(rows: Sequence[Row], by: str = "step") -> list[Row]:
-    """The best first; what does not fit after what does, what is refused last."""
+    """The best first; what does not fit after what does, what is refused last.
+
+    Steps of different batches are compared by the time of a token.
+    """
 
     def key(row: Row) -> tuple[bool, bool, float]:
         if row.found is None:
             return True, True, 0.0
-        return False, not row.found.fits, row.found.seconds if by == "step" else row.found.peak
+        time = row.found.seconds / (row.found.tokens or 1)
+        return False, not row.found.fits, time if by == "step" else row.found.peak
 
     return sorted(rows, key=key)
 
@@ -47,7 +52,7 @@ def table(rows: Sequence[Row]) -> str:
     good = [row for row in rows if row.found]
     lines = list(columns([heads, *(cells(row, row.found) for row in good if row.found)]))
     lines += [
-        f"{settings_text(row.settings)}: refused\n    {row.refused}"
+        f"{settings_text(row.settings)}: refused\n{indent(row.refused, '    ')}"
         for row in rows
         if not row.found
     ]

@@ -1,0 +1,149 @@
+"""piper simulate, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from piper.cli import app
+from piper.cli.simulate import settings_of
+from piper.errors import StrategyError
+from piper.ir.costs import Costs
+from piper.plan.memory import Peak
+from piper.sim.estimate import Estimate
+from piper.sim.report import Report
+from piper.sim.topology import NETWORKS
+from piper.view.sweep import Row, ranked
+
+SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["simulate", SCRIPT, *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_step_is_told_on_one_screen() -> None:
+    lines = call("--device", "h200").splitlines()
+
+    assert re.fullmatch(
+        r"step [\d.]+ (us|ms) on 2 devices, [\d,]+ tokens/s; bubble \d+ %", lines[0]
+    )
+    assert re.fullmatch(r"  pp +exposed \d+ us a device, \d+ % of its communication", lines[1])
+    assert "peak memory 4.6 KiB on device 0: fits in 131.3 GiB" in lines
+    assert any(re.match(r"bound by \d+ % F and B of PP0 on device 0, ", line) for line in lines)
+    table = lines.index(next(line for line in lines if line.startswith("devices")))
+    assert lines[table].split() == [
+        "devices", "compute", "exposed", "pp", "exposed", "totals", "bubble", "peak", "memory",
+    ]  # fmt: skip
+    assert [line.split()[:2] for line in lines[table + 1 :]] == [["device", "0"], ["device", "1"]]
+
+
+def test_without_a_device_the_costs_it_was_compiled_with_count() -> None:
+    found = call()
+
+    assert found.startswith("step ")
+    assert "fits" not in found  # nobody said how much memory there is
+
+
+def test_measured_costs_and_a_network_are_read_from_files(tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text(Costs(link=1e3, latency=1.0).to_json())
+    (tmp_path / "network.json").write_text(NETWORKS["h100"].to_json())
+
+    slow = seconds(tmp_path, "--costs", str(tmp_path / "costs.json"))
+    quick = seconds(
+        tmp_path, "--costs", str(tmp_path / "costs.json"), "--network",
+        str(tmp_path / "network.json"),
+    )  # fmt: skip
+
+    assert slow > 5.0  # messages of a second each
+    assert quick < 0.1
+
+
+def seconds(folder: Path, *arguments: str) -> float:
+    call(*arguments, "--json", str(folder / "out.json"))
+    return float(json.loads((folder / "out.json").read_text())["seconds"])
+
+
+def test_devices_of_other_nodes_are_further_away(tmp_path: Path) -> None:
+    together = seconds(tmp_path, "--device", "h200")
+    apart = seconds(tmp_path, "--device", "h200", "--per-node", "1")
+
+    assert apart > together
+
+
+def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
+    file, picture = tmp_path / "rows.json", tmp_path / "sweep.svg"
+    found = call(
+        "--device", "h200", "--set", "pp=2,4,8", "--json", str(file), "--plot", str(picture)
+    ).splitlines()
+
+    assert found[0].split() == ["pp", "step", "tokens/s", "bubble", "exposed", "peak", "memory"]
+    assert sorted(line.split()[0] for line in found[1:3]) == ["2", "4"]
+    assert found[3:] == [
+        "pp=8: refused",
+        "    1f1b: microbatches=4 cannot fill 8 stages",
+        "      fix: write microbatches=8 or more, or use gpipe, which takes any number",
+    ]
+    rows = json.loads(file.read_text())
+    assert [row["settings"]["pp"] for row in rows][-1] == "8"
+    assert [row["seconds"] for row in rows[:2]] == sorted(row["seconds"] for row in rows[:2])
+    assert picture.read_text().count("<circle") == 2 + 2  # points, and the legend
+
+
+def row(name: str, seconds: float, peak: int, tokens: int = 100) -> Row:
+    found = Report(seconds, (), (), {})
+    return Row({"k": name}, Estimate(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0))
+
+
+def test_the_best_comes_first_and_what_cannot_run_last() -> None:
+    rows = [
+        Row({"k": "refused"}, refused="no"), row("too large", 0.1, 2000), row("slow", 3.0, 10),
+        row("quick", 1.0, 500), row("twice the batch", 1.5, 600, tokens=200),
+    ]  # fmt: skip
+
+    def order(by: str) -> list[str]:
+        return [one.settings["k"] for one in ranked(rows, by)]
+
+    assert order("step") == ["twice the batch", "quick", "slow", "too large", "refused"]
+    assert order("memory") == ["slow", "quick", "twice the batch", "too large", "refused"]
+
+
+def test_a_script_that_refuses_an_argument_has_its_word_in_the_row() -> None:
+    found = call("--set", "pp=2,many")
+
+    assert "pp=many: refused\n    tiny.py: error: argument --pp: invalid int value: 'many'" in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "abacus"], "there is no device 'abacus'"),
+        (["--network", "pigeons"], "there is no network 'pigeons'"),
+        (["--set", "pp"], "--set pp\n  fix: write --set microbatches=4,8,16"),
+        (["--set", "pp=2", "--chrome", "x.json"], "--view and --chrome show one step"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        call(*arguments)
+
+    assert message in str(refused.value)
+
+
+def test_a_trace_and_a_page_are_written(tmp_path: Path) -> None:
+    trace, page = tmp_path / "trace.json", tmp_path / "page.html"
+
+    call("--device", "h200", "--chrome", str(trace), "--view", str(page))
+
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert page.read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_settings_are_read_in_their_order() -> None:
+    assert list(settings_of(["--b=1,2", "a=x"])) == ["b", "a"]
