@@ -256,16 +256,17 @@ def neighbours_have_equally_many_replicas(dag: Dag) -> Iterator[Problem]:
 
 def every_read_is_local(dag: Dag) -> Iterator[Problem]:
     """Once transfers are in, a node reads only what is on its own devices."""
+    place = {value: node for node in dag.nodes.values() for value in node.writes}
     for node in dag.nodes.values():
         here = node.source if isinstance(node, Transfer) else node.devices
         for value in chain.from_iterable(node.reads):
-            maker = dag.nodes.get(dag.producers.get(value, NodeId("")))
+            maker = place.get(value)
             if maker and not isinstance(node, Totals) and not is_at(maker, here):
                 yield Problem(f"{node.id} reads {value}, which is not on {show(here)}", BUG)
 
 
 def is_at(maker: Node, here: tuple[int, ...] | None) -> bool:
-    return isinstance(maker, Totals) or maker.devices == here
+    return maker.devices is here or maker.devices == here or isinstance(maker, Totals)
 
 
 def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:

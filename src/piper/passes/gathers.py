@@ -51,6 +51,8 @@ def just_ahead(dag: Dag, rows: dict[int, list[Compute]]) -> Dag:
     moved: set[NodeId] = set()
     for row in rows.values():
         for position, node in enumerate(row):
+            if len(moved) == len(singles):
+                break
             for value in (total[0] for total in node.reads if total[0] in singles):
                 gather = singles[value]
                 if gather.id not in moved:

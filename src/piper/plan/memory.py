@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from piper.ir.dag import Dag
+from piper.ir.values import TensorSpec
 from piper.names import Phase, RegionId
 from piper.plan.instructions import (
     Add,
@@ -55,7 +56,7 @@ def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak
     `optimizer`: its state, in multiples of the parameters it updates (Adam: 2). `staging`: how
     often a reduce-scatter holds a whole gradient besides the one it sends (1 on gloo, 0 on NCCL).
     """
-    walk = Walk(dag, plan, staging)
+    walk = Walk(dag, plan, staging, follow=False)
     for _ in walk.along():
         pass
     fixed = dict(lasting(dag, plan, optimizer))
@@ -99,6 +100,7 @@ class Walk:
     dag: Dag
     plan: Plan
     staging: int
+    follow: bool = True  # what is held during each instruction
     sizes: dict[str, tuple[str, int]] = field(default_factory=dict)  # buffer -> kind, bytes
     now: Counter[str] = field(default_factory=Counter)  # bytes, by kind
     coming: dict[int, tuple[str, int]] = field(default_factory=dict)  # shards under way
@@ -110,6 +112,7 @@ class Walk:
 
     def __post_init__(self) -> None:
         self.states = {state.value for state in self.plan.states}
+        self.known: dict[int, int] = {}
 
     def along(self) -> Iterator[int]:
         """Go through the plan; yields after each instruction."""
@@ -181,7 +184,14 @@ class Walk:
 
     def size(self, value: str) -> int:
         known = self.dag.values.get(value)  # type: ignore[call-overload]
-        return known.nbytes if known else 0
+        return self.bytes_of(known.specs) if known else 0
+
+    def bytes_of(self, specs: tuple[TensorSpec, ...]) -> int:
+        """Microbatches are alike: their values share their specs."""
+        found = self.known.get(id(specs))
+        if found is None:
+            found = self.known[id(specs)] = sum(spec.nbytes for spec in specs)
+        return found
 
     def largest(self, update: Update) -> int:
         """An optimizer works on one tensor at a time, with a copy of it or two."""
@@ -198,7 +208,7 @@ class Walk:
 
     def look(self, position: int, more: int = 0) -> None:
         total = self.now.total() + more
-        if total > self.most:
+        if self.follow and total > self.most:
             self.most, self.seen = total, {**self.now, WORKSPACE: more}
         if total > self.worst:
             self.worst, self.at = total, position

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, chain
 
 from piper.ir.dag import Dag
@@ -23,7 +24,8 @@ GIVEN = (Origin.BATCH, Origin.SEED, Origin.RANDOM)
 
 @dataclass
 class Row:
-    """One device's share of the sequence. Positions count its work."""
+    """One device's share of the sequence. Positions count its work. Lists of what it starts are
+    there once all of it is in."""
 
     dag: Dag
     device: Device
@@ -36,17 +38,17 @@ class Row:
     uses: dict[NodeId, int | None] = field(default_factory=dict)  # first work that reads it
     posts: dict[int, list[Transfer]] = field(default_factory=dict)  # before this work
 
-    @property
+    @cached_property
     def sends(self) -> list[Transfer]:
         nodes = chain.from_iterable(self.starts.values())
         return [node for node in nodes if isinstance(node, Transfer)]
 
-    @property
+    @cached_property
     def collectives(self) -> list[Collective]:
         nodes = chain.from_iterable(self.starts.values())
         return [node for node in nodes if isinstance(node, Collective)]
 
-    @property
+    @cached_property
     def exchanges(self) -> list[Exchange]:
         nodes = chain.from_iterable(self.starts.values())
         return [node for node in nodes if isinstance(node, Exchange)]
@@ -66,6 +68,8 @@ class Row:
 
     def names(self, node: Node) -> list[tuple[Sum, str]]:
         """What a node reads, and the buffer of each single value."""
+        if len(self.replicas.feeds[0]) == 1:
+            return [(total, total[0]) for total in node.reads]
         return [(total, self.name(total[0], node.devices or ())) for total in node.reads]
 
 

@@ -14,7 +14,16 @@ from functools import partial
 from heapq import heappop, heappush
 
 from piper.names import COMPUTE, Device
-from piper.plan.instructions import Instruction, Plan, Recv, Send, Total
+from piper.plan.instructions import (
+    Exchange,
+    Gather,
+    Instruction,
+    Plan,
+    Recv,
+    Reduce,
+    Send,
+    Total,
+)
 from piper.plan.trace import SIMULATED, Span, Trace
 from piper.sim.meeting import START, Event, Meetings
 from piper.sim.sharing import Demand, Sharing
@@ -43,10 +52,7 @@ class Simulated:
     trace: Trace
     plans: tuple[Plan, ...]
     causes: tuple[Sequence[Event], ...]  # for each plan: what ended when this began
-
-    @property
-    def seconds(self) -> float:
-        return self.trace.seconds
+    seconds: float
 
 
 def simulate(
@@ -70,7 +76,8 @@ def simulate(
             plans, clock.issued, clock.start, clock.end, strict=True
         )
     }
-    return Simulated(Trace(name, SIMULATED, spans), tuple(plans), tuple(clock.causes))
+    trace = Trace(name, SIMULATED, spans)
+    return Simulated(trace, tuple(plans), tuple(clock.causes), trace.seconds)
 
 
 @dataclass
@@ -100,6 +107,7 @@ class Clock:
     asleep: dict[Event, list[Lane]] = field(default_factory=dict)
     woken: deque[Lane] = field(default_factory=deque)
     count: int = 0
+    needed: dict[object, tuple[float, tuple[Demand, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sizes = [len(plan.instructions) for plan in self.plans]
@@ -223,11 +231,17 @@ class Clock:
             self.move(key, met, demands)
 
     def needs(self, met: Sequence[Event]) -> tuple[float, tuple[Demand, ...]]:
+        """Latency and demands; messages of one size between the same devices need the same."""
         row, at = met[0]
         one, here = self.plans[row].instructions[at], self.plans[row].device
-        if isinstance(one, Send):
-            return self.wiring.transfer(one, here)
-        return self.wiring.collective(one, [self.plans[k].device for k, _ in met])
+        key = likeness(one, here)
+        if key not in self.needed:
+            if isinstance(one, Send):
+                self.needed[key] = self.wiring.transfer(one, here)
+            else:
+                everyone = [self.plans[k].device for k, _ in met]
+                self.needed[key] = self.wiring.collective(one, everyone)
+        return self.needed[key]
 
     def move(self, key: object, met: list[Event], demands: tuple[Demand, ...]) -> None:
         if demands:
@@ -256,6 +270,20 @@ class Clock:
         self.count += 1
         self.acts[self.count] = act
         self.sharing.begin(self.count, self.now, demands, fastest)
+
+
+def likeness(one: Instruction, here: Device) -> object:
+    """What a message has in common with others that need the same."""
+    match one:
+        case Send():
+            return (here, one.peer, one.stream, one.shapes)
+        case Exchange():
+            return (one.group, one.stream, one.shapes, one.way)
+        case Reduce():
+            return (one.group, one.stream, one.messages, one.scatter)
+        case Gather() | Total():
+            return (one.group, one.stream, getattr(one, "messages", ()))
+    raise AssertionError(f"{one} goes nowhere")
 
 
 def queue_of(one: Instruction) -> object:
