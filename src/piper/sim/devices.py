@@ -23,8 +23,8 @@ class DeviceKind:
     memory: float  # bytes
     share: float = 0.65  # of the peak that large matrix products reach
     memory_share: float = 0.8
-    start: float = 4e-6  # seconds of an operator besides its work
-    launch: float = 8e-6  # seconds of the host to start one
+    start: float = 6e-6  # seconds of an operator besides its work
+    launch: float = 16e-6  # seconds of the host to start one: of graphs that PyTorch runs eagerly
 
     def rate(self, dtype: str) -> float:
         """Floating-point operations a second that large products reach; other types are float32."""

@@ -1,10 +1,11 @@
-"""Many simulated strategies side by side: a table, and a picture of time against memory."""
+"""Many simulated strategies side by side: a table, and a picture of speed against memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import ceil, floor, log10
 from textwrap import indent
 from typing import Any
 
@@ -77,14 +78,13 @@ def settings_text(settings: Mapping[str, str]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> str:
-    """Step time against memory, a point for each combination, coloured by what varies first.
+    """Tokens a second against memory, a point for each combination, coloured by what varies first.
 
     Points that are filled fit; the line is what a device has.
     """
     good = [(row, row.found) for row in rows if row.found]
-    most = max((found.peak / GIB for _, found in good), default=1.0)
-    longest = max((found.seconds for _, found in good), default=1.0)
-    area = Area(1.1 * longest or 1.0, 1.1 * most or 1.0)
+    rates, sizes = [found.rate for _, found in good], [found.peak / GIB for _, found in good]
+    area = Area(around(rates), around(sizes))
     first = next(iter(rows[0].settings), "") if rows else ""
     kinds = list(dict.fromkeys(row.settings.get(first, "") for row, _ in good))
     colours = {kind: COLOURS[k % len(COLOURS)] for k, kind in enumerate(kinds)}
@@ -103,43 +103,73 @@ def plot(rows: Sequence[Row]) -> str:
     )
 
 
+Ends = tuple[float, float]
+
+
+def around(values: Sequence[float]) -> Ends:
+    """From a little below the least to a little above the most.
+
+    >>> around([10.0, 20.0])
+    (9.0, 21.0)
+    """
+    least, most = min(values, default=0.0), max(values, default=1.0)
+    margin = (most - least) / 10 or most / 10 or 1.0
+    return max(0.0, least - margin), most + margin
+
+
+def ticks(ends: Ends) -> list[float]:
+    """Round numbers between the ends, about five.
+
+    >>> ticks((9.0, 21.0))
+    [10.0, 12.0, 14.0, 16.0, 18.0, 20.0]
+    """
+    low, high = ends
+    step = 10 ** floor(log10((high - low) / 5))
+    step *= next(k for k in (1, 2, 5, 10) if (high - low) / (k * step) <= 7)
+    return [step * k for k in range(ceil(low / step), floor(high / step) + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Where values lie in the picture: milliseconds across, GiB up."""
+    """Where values lie in the picture: tokens a second across, GiB up."""
 
-    seconds: float
-    gib: float
+    rates: Ends
+    sizes: Ends
 
-    def x(self, seconds: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * seconds / self.seconds, 1)
+    def x(self, rate: float) -> float:
+        low, high = self.rates
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (rate - low) / (high - low), 1)
 
     def y(self, gib: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * gib / self.gib, 1)
+        low, high = self.sizes
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (gib - low) / (high - low), 1)
 
 
 def axes(area: Area) -> Iterator[str]:
     yield f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
     right, low = WIDTH - RIGHT, HEIGHT - BOTTOM
-    for k in range(6):
-        x, y = area.x(area.seconds * k / 5), area.y(area.gib * k / 5)
-        yield f'<path d="M{LEFT} {y}H{right}M{x} {TOP}V{low}" stroke="#e4e4e4" fill="none"/>'
-        yield f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{area.gib * k / 5:.3g}</text>'
-        words = time_text(area.seconds * k / 5)
-        yield f'<text x="{x}" y="{low + 16}" text-anchor="middle">{words}</text>'
+    for gib in ticks(area.sizes):
+        y = area.y(gib)
+        yield f'<path d="M{LEFT} {y}H{right}" stroke="#e4e4e4"/>'
+        yield f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{gib:.4g}</text>'
+    for rate in ticks(area.rates):
+        x = area.x(rate)
+        yield f'<path d="M{x} {TOP}V{low}" stroke="#e4e4e4"/>'
+        yield f'<text x="{x}" y="{low + 16}" text-anchor="middle">{rate:,.0f}</text>'
     middle = (LEFT + right) / 2
-    yield f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">time of a step</text>'
+    yield f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">tokens a second</text>'
     yield f'<text x="{LEFT}" y="{TOP - 12}">peak memory of the fullest device, GiB</text>'
 
 
 def limit(area: Area, room: float | None) -> Iterator[str]:
-    if room is not None and room / GIB < area.gib:
+    if room is not None and area.sizes[0] < room / GIB < area.sizes[1]:
         y = area.y(room / GIB)
         yield f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="#c00" stroke-dasharray="6 4"/>'
         yield f'<text x="{WIDTH - RIGHT + 6}" y="{y + 4}" fill="#c00">a device has this</text>'
 
 
 def point(area: Area, row: Row, found: Estimate, colour: str) -> Iterator[str]:
-    x, y = area.x(found.seconds), area.y(found.peak / GIB)
+    x, y = area.x(found.rate), area.y(found.peak / GIB)
     title = escape(f"{settings_text(row.settings)}: {time_text(found.seconds)}")
     fill = colour if found.fits else "white"
     yield (
