@@ -45,7 +45,7 @@ def loop_alone() -> tuple[Program, Batch]:
     }
     state.add(plan.states, contents, lambda b: True, lambda n: torch.zeros(4, 4), torch.optim.SGD)
     batch = Batch((torch.zeros(PARTS, 2), torch.zeros(PARTS, 2)), (1 / PARTS,) * PARTS)
-    return Program(plan, kernels, state, ProcessComm(())), batch
+    return Program(plan, kernels, state, ProcessComm()), batch
 
 
 def main() -> None:

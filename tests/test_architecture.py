@@ -33,9 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tuning": {"runtime", "ir"},
     "pricing": {"compiler", "sim", "plan", *IR},
 }
-# These may import anything below them.
-TOP = {"profiling", "trainer", "tracing", "rehearsal", "numerics", "cli", "__init__", "__main__"}
-TORCH = {"profiling", "capture", "runtime", "models", "tuning", "trainer", "rehearsal", "numerics"}
+WITH_TORCH = {"inspection", "trainer", "tracing", "rehearsal", "numerics", "profiling"}
+TOP = {*WITH_TORCH, "cli", "__init__", "__main__"}  # may import anything below them
+TORCH = {"capture", "runtime", "models", "tuning", *WITH_TORCH}
 RAY = {"launch"}
 
 

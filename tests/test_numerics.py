@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from piper import Place, Replicate, Split, annotate, where
 from piper.errors import InputError
+from piper.inspection import Inspected, inspecting
 from piper.numerics import Comparison, compare
 from piper.numerics.data import constant_inputs, like
 from piper.numerics.model import refuse_large
 from piper.plan.instructions import Add, Load
 from piper.runtime.execute import Program
 from piper.runtime.threads import ThreadComm
-from piper.trainer import Inspected, Trainer, inspecting
+from piper.trainer import Trainer
 
 ADAM = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 PIPELINE = [Place(where(PP=0), [0]), Place(where(PP=1), [1]), Split("MB", 2)]
@@ -221,7 +222,9 @@ def test_a_model_that_does_not_run_in_float64_is_compared_in_its_own_type() -> N
 
     assert found.agrees
     assert (found.dtype, found.coarsest) == ("float32", "float32")
-    assert found.notes == ("not in float64, in which the model does not run: AssertionError floats only",)
+    assert found.notes == (
+        "not in float64, in which the model does not run: AssertionError floats only",
+    )
 
 
 class Casting(Net):

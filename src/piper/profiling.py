@@ -50,7 +50,7 @@ def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, hal
     whole = microbatch(example, 0, trainer.parts // parts)
     found, compiled = alone.compile(whole)
     plan, size = compiled.plan(0), Prices(compiled.dag, Costs()).size
-    program = alone.load(plan, found, {}, DeviceState(), ThreadComm(Hub(1), 0))
+    program = alone.load(plan, found, {}, DeviceState(alone.device), ThreadComm(Hub(1), 0))
     recorder, own = Recorder(program), alone.own_weights(whole)
     batch = alone.batch(whole, 0, 0, own, sum(own))
     steps = [noted(recorder, batch) for _ in range(ROUNDS + 2)][2:]
@@ -93,7 +93,7 @@ def one_device(trainer: Trainer, captured: Captured, parts: int, halves: bool) -
         trainer.model, trainer.loss_fn, [Place(where(), (0,)), Split("MB", parts), *order],
         optimizer=trainer.make_optimizer, reduction=trainer.reduction,
         loss_weight=trainer.loss_weight, max_norm=trainer.max_norm, compiled=trainer.compiled,
-        captured=captured,
+        captured=captured, device=trainer.device.type,
     )  # fmt: skip
     return alone
 

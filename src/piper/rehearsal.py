@@ -52,7 +52,7 @@ def rehearse(
     every bucket on every device after each of its updates, gradients included.
     """
     trainer = Trainer.__new__(Trainer)
-    trainer.configure(model, loss_fn, strategy, captured=captured, **options)
+    trainer.configure(model, loss_fn, strategy, captured=captured, **{"device": "cpu", **options})
     refuse_different(batches)
     refuse_uneven(batches[0], trainer.parts * trainer.replicas)
     found, compiled = trainer.compile(microbatch(batches[0], 0, trainer.replicas))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,13 @@ from piper.capture import Captured, capture
 from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Strategy
 from piper.errors import InputError, Problem
+from piper.inspection import Inspected, is_inspecting
 from piper.ir.costs import Costs
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.ir.sharding import Shardings
 from piper.names import Phase, RegionId
-from piper.plan.channels import exchanging, first_holders, streams, teams
+from piper.plan.channels import first_holders, needs
 from piper.plan.instructions import Plan
 from piper.runtime.agree import agree_on_step, refuse_disagreement
 from piper.runtime.batch import (
@@ -38,6 +37,7 @@ from piper.runtime.batch import (
 )
 from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Kernel, Program
+from piper.runtime.hardware import chosen_device, peak_gib
 from piper.runtime.initial import initial_values
 from piper.runtime.measure import measure, together
 from piper.runtime.metrics import Metrics
@@ -65,7 +65,8 @@ class Trainer:
 
     `optimizer` is called with the named parameters of each bucket; `max_norm` clips by the norm
     over all devices; `compiled` runs the regions through Inductor; `init(name, tensor)` fills
-    parameters of a model on `meta`; `seed` is for dropout and such models.
+    parameters of a model on `meta`; `seed` is for dropout and such models. `device` is "cuda" or
+    "cpu", by default a GPU where there is one.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class Trainer:
         **options: Any,
     ) -> None:
         self.configure(model, loss_fn, strategy, **options)
-        if _inspecting:
+        if is_inspecting():
             raise Inspected(self, example, *self.compile(example))
-        self.rank = join(timeout)
-        self.state = DeviceState()
+        self.rank = join(timeout, self.device.type == "cuda")
+        self.state = DeviceState(self.device)
         self.comm: ProcessComm | None = None
         self.programs: dict[Any, Program] = {}
         self.made: dict[Any, Compiled] = {}  # on device 0, for the file of a recording
@@ -107,9 +108,11 @@ class Trainer:
         init: Callable[[str, torch.Tensor], None] | None = None,
         captured: Captured | None = None,
         costs: Costs | str | Path | None = None,
+        device: str | None = None,
     ) -> None:
-        """What to do, before any process or device is involved."""
+        """What to do, before any other process is involved."""
         refuse_reduction(reduction)
+        self.device = chosen_device(device)
         self.model, self.loss_fn = model, loss_fn
         self.strategy = as_strategy(strategy)
         self.reduction, self.loss_weight, self.max_norm = reduction, loss_weight, max_norm
@@ -185,7 +188,7 @@ class Trainer:
         self, batch: tuple[Any, ...], step: int, feed: int, own: Sequence[float], everyone: float
     ) -> Batch:
         """A batch as programs take it; dropout is seeded by the step."""
-        inputs = tensors_of(batch)
+        inputs = tuple(t.to(self.device, non_blocking=True) for t in tensors_of(batch))
         several = self.parts * self.replicas > 1
         if several and self.reduction == "mean" and not self.loss_weight:
             refuse_ignored(inputs, self.ignored)
@@ -225,7 +228,7 @@ class Trainer:
             seconds=seconds,
             tokens=self.replicas
             * next((t.numel() for t in inputs if not t.is_floating_point()), inputs[0].shape[0]),
-            memory_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            memory_gib=peak_gib(self.device),
             losses={part: tensor.item() for part, tensor in program.losses.items()},
         )
 
@@ -273,13 +276,14 @@ class Trainer:
         refuse_uneven(batch, parts)
         started = time.perf_counter()
         known = self.known.get(self.key(batch)) or self.captured
-        captured = known or capture(self.model, self.loss_fn, microbatch(batch, 0, parts))
+        one, kind = microbatch(batch, 0, parts), self.device.type
+        captured = known or capture(self.model, self.loss_fn, one, kind)
         self.known[self.key(batch)] = captured
         self.captured, self.ignored, self.aliases = None, captured.ignored, captured.aliases
         LOG.info("captured %s in %.1f s", regions_text(captured), time.perf_counter() - started)
         clip, started = self.max_norm is not None, time.perf_counter()
         devices = {device for row in self.feeds.lists for device in row}
-        many = _inspecting and len(devices) > MANY
+        many = is_inspecting() and len(devices) > MANY
         compiled = compile_strategy(
             captured.model, self.strategy.directives, clip=clip, costs=self.costs, by_role=many
         )
@@ -294,9 +298,8 @@ class Trainer:
         if not self.programs:
             refuse_disagreement(compiled.plans, self.model)
         if self.comm is None:
-            self.comm = ProcessComm(())
-        plans = compiled.plans
-        self.comm.extend(streams(plans), teams(plans), exchanging(plans, self.rank))
+            self.comm = communicators(self.device)
+        self.comm.extend(needs(compiled.plans, self.rank))
         self.mine |= first_holders(compiled.plans, self.rank)
         if self.rank == 0:
             self.made[self.key(batch)] = compiled
@@ -330,29 +333,12 @@ class Trainer:
         return Program(plan, kernel, state, comm, getattr(torch, dtype), ignored=captured.ignored)
 
 
-class Inspected(BaseException):
-    """Raised instead of training when a tool only wants to look; nothing was started."""
+def communicators(device: torch.device) -> ProcessComm:
+    if device.type == "cuda" and dist.is_initialized():
+        from piper.runtime.cuda import CudaComm
 
-    def __init__(
-        self, trainer: Trainer, example: tuple[Any, ...], captured: Captured, compiled: Compiled
-    ) -> None:
-        super().__init__("inspected")
-        self.trainer, self.example, self.strategy = trainer, example, trainer.strategy
-        self.captured, self.compiled = captured, compiled
-
-
-_inspecting = False
-
-
-@contextmanager
-def inspecting() -> Iterator[None]:
-    """Inside, the first Trainer compiles and raises `Inspected`."""
-    global _inspecting
-    _inspecting = True
-    try:
-        yield
-    finally:
-        _inspecting = False
+        return CudaComm(device)
+    return ProcessComm(device)
 
 
 def regions_text(captured: Captured) -> str:

@@ -14,11 +14,12 @@ from tuned import shares, tune
 from piper.capture import annotate
 from piper.directives import Order, Place, Replicate, Shard, Split, Strategy
 from piper.errors import CaptureError, DirectiveError
+from piper.inspection import Inspected, inspecting
 from piper.ir.filters import where
 from piper.models.grouped import grouped_mm
 from piper.rehearsal import rehearse
 from piper.strategies import one_f_one_b
-from piper.trainer import Inspected, Trainer, inspecting
+from piper.trainer import Trainer
 
 
 def pair(**options: object) -> Strategy:

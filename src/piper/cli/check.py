@@ -17,7 +17,7 @@ from piper.errors import Refused
 from piper.plan.proof import Proof, prove
 
 if TYPE_CHECKING:
-    from piper.trainer import Inspected
+    from piper.inspection import Inspected
 
 
 def add_to(app: typer.Typer) -> None:

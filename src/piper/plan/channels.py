@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from piper.names import Device
 from piper.plan.instructions import Exchange, Gather, Plan, Recv, Reduce, Send
+
+Team = tuple[str, tuple[Device, ...]]  # a stream, and devices that meet on it
+Link = tuple[str, Device, Device]  # a stream, who sends, who receives
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """All communicators of a job, the same on every device; and where this one exchanges rows."""
+
+    streams: Sequence[str] = ()
+    teams: Sequence[Team] = ()
+    links: Sequence[Link] = ()
+    exchanging: Sequence[Team] = ()
+
+
+def needs(plans: Sequence[Plan], device: Device) -> Needs:
+    return Needs(streams(plans), teams(plans), links(plans), exchanging(plans, device))
+
+
+def links(plans: Sequence[Plan]) -> list[Link]:
+    """Who sends to whom, on which stream."""
+    sends = ((p.device, one) for p in plans for one in p.instructions if isinstance(one, Send))
+    return sorted({(one.stream, device, one.peer) for device, one in sends})
 
 
 def streams(plans: Sequence[Plan]) -> list[str]:

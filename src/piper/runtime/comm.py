@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from piper.plan.channels import Needs
 from piper.plan.instructions import Shape
 from piper.runtime.courier import Courier
 from piper.runtime.routes import by_device, by_expert, by_source, local_counts, totals
@@ -95,7 +96,7 @@ class SizedLater:
         tensors = []
         for (work, sizes), (_, dtype) in zip(self.headers, self.shapes, strict=True):
             work.wait()
-            tensors.append(empty(sizes.tolist(), dtype))
+            tensors.append(empty(sizes.tolist(), dtype, self.comm.device))
         works = [self.comm.irecv(tensor, self.peer, self.stream) for tensor in tensors]
         return Works(works, tuple(tensors)).wait()
 
@@ -155,31 +156,25 @@ def as_bytes(rows: torch.Tensor) -> torch.Tensor:
 class ProcessComm:
     """Processes joined by torch.distributed. Streams have process groups of their own."""
 
-    streams: Sequence[str]
-    teams: Sequence[tuple[str, Group]] = ()  # streams and the groups that do collectives on them
-    groups: dict[str | tuple[str, Group], dist.ProcessGroup | None] = field(default_factory=dict)
+    device: torch.device = torch.device("cpu")
+    groups: dict[Any, dist.ProcessGroup | None] = field(default_factory=dict)  # by stream or team
     couriers: dict[tuple[str, Group], Courier] = field(default_factory=dict)  # that exchange
 
-    def __post_init__(self) -> None:
-        self.extend(self.streams, self.teams)
-
-    def extend(
-        self,
-        streams: Sequence[str],
-        teams: Sequence[tuple[str, Group]],
-        exchanging: Sequence[tuple[str, Group]] = (),
-    ) -> None:
+    def extend(self, needs: Needs) -> None:
         """Every process makes the same groups in the same order, those that it has not yet."""
-        for team in exchanging:
+        for team in needs.exchanging:
             if team not in self.couriers:
-                self.couriers[team] = Courier(team[0])
+                self.couriers[team] = self.courier(team[0])
         alone = not dist.is_initialized() or dist.get_world_size() == 1
-        for stream in (*streams, "totals"):
+        for stream in (*needs.streams, "totals"):
             if stream not in self.groups:
                 self.groups[stream] = None if alone else dist.new_group()
-        for team in teams:
+        for team in needs.teams:
             if team not in self.groups:
                 self.groups[team] = dist.new_group(list(team[1]))
+
+    def courier(self, name: str) -> Courier:
+        return Courier(name)
 
     def send(self, tensors: Tensors, shapes: Sequence[Shape], peer: int, stream: str) -> Handle:
         whole = tuple(tensor.contiguous() for tensor in tensors)
@@ -196,7 +191,7 @@ class ProcessComm:
             sizes = [empty((len(shape),), "int64") for shape, _ in shapes]
             headers = [(self.irecv(tensor, peer, stream), tensor) for tensor in sizes]
             return SizedLater(self, shapes, headers, peer, stream)
-        tensors = into or tuple(empty(shape, dtype) for shape, dtype in shapes)  # type: ignore[arg-type]
+        tensors = into or tuple(empty(s, dtype, self.device) for s, dtype in shapes)  # type: ignore[arg-type]
         return Works([self.irecv(tensor, peer, stream) for tensor in tensors], tensors)
 
     def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:

@@ -57,6 +57,7 @@ class Program:
         for state in self.plan.states:
             self.slots[self.slot(state.value)] = self.state.buckets[state.value].tensors
         self.handles = [None] * len(self.plan.instructions)
+        self.device = self.state.device
         self.buffers = [self.state.buffer(k, size) for k, size in enumerate(self.plan.buffers)]
         self.squares: dict[int, torch.Tensor] = {}
         self.counted = dict(counted(self.plan))
@@ -71,7 +72,7 @@ class Program:
         self.losses = {}
         position = 0
         try:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
                 for position, act in enumerate(self.acts):  # noqa: B007
                     act()
                 self.finish()
@@ -161,10 +162,12 @@ class Program:
             slots[into] = part_of(self.batch.inputs[load.index], load.part, load.parts)
 
         def seed() -> None:
-            slots[into] = torch.tensor(self.batch.weights[load.part], dtype=self.loss_dtype)
+            weight = self.batch.weights[load.part]
+            slots[into] = torch.full((), weight, dtype=self.loss_dtype, device=self.device)
 
         def random() -> None:
-            slots[into] = torch.tensor([self.batch.seed, self.batch.first + load.part])
+            counter = [self.batch.seed, self.batch.first + load.part]
+            slots[into] = torch.tensor(counter, device=self.device)
 
         return {"batch": batch, "seed": seed, "random": random}[load.origin]
 
@@ -256,7 +259,7 @@ class Program:
 
         def act() -> None:
             *rows, where = [slots[r] for r in reads]
-            if one.way == "counted":
+            if one.way == "counted" and not where.is_cuda:  # there, the courier finds out
                 refuse_uncounted(where, rows[0])
             self.handles[k] = self.comm.exchange(tuple(rows), where, one.way, one.stream, one.group)
 
@@ -268,7 +271,7 @@ class Program:
 
         def act() -> None:
             self.losses = {part: self.slots[k] for k, part in losses}
-            self.totals = torch.zeros(2, dtype=torch.float64)
+            self.totals = torch.zeros(2, dtype=torch.float64, device=self.device)
             for part, loss in self.losses.items():
                 self.totals[0] += loss.double() * self.batch.weights[part]
             for grad in grads:

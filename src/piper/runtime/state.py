@@ -67,13 +67,14 @@ class Part:
 class DeviceState:
     """All buckets of one device, by the name of their value in plans."""
 
+    device: torch.device = torch.device("cpu")
     buckets: dict[str, BucketState] = field(default_factory=dict)
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)  # that gathers fill
 
     def buffer(self, number: int, size: int) -> torch.Tensor:
         """Memory that all programs of this device share: their steps never overlap."""
         if number not in self.buffers or self.buffers[number].numel() < size:
-            self.buffers[number] = torch.empty(size, dtype=torch.uint8)
+            self.buffers[number] = torch.empty(size, dtype=torch.uint8, device=self.device)
         return self.buffers[number]
 
     def add(
@@ -90,8 +91,9 @@ class DeviceState:
             self.refuse_other_bucket(state.value, names, trainable(state.bucket))
             if state.value not in self.buckets:
                 trained = trainable(state.bucket)
+                here = partial(on_device, initial, self.device)
                 self.buckets[state.value] = make_bucket(
-                    state, contents[state.bucket], trained, initial, make_optimizer
+                    state, contents[state.bucket], trained, here, make_optimizer
                 )
 
     def refuse_other_bucket(self, value: str, names: tuple[str, ...], trained: bool) -> None:
@@ -123,7 +125,7 @@ class DeviceState:
     def parts(self, values: Container[str] | None = None) -> list[Part]:
         """Every parameter and buffer here, or of these states only, whole or in parts."""
         return [
-            Part(name, first, tuple(shape), parameter.data.flatten())
+            Part(name, first, tuple(shape), parameter.data.flatten().cpu())
             for value, bucket in self.buckets.items()
             if values is None or value in values
             for name, first, shape, parameter in bucket.parts()
@@ -144,6 +146,12 @@ class DeviceState:
                         part = Part(name, first, tuple(shape), flat) if whole else None
                         found.setdefault(key, []).append(part or Part(name, 0, (), flat))
         return found
+
+
+def on_device(
+    initial: Callable[[str], torch.Tensor], device: torch.device, name: str
+) -> torch.Tensor:
+    return initial(name).to(device)
 
 
 def assembled(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
@@ -188,11 +196,12 @@ def make_shard(
     shapes = tuple(torch.Size(shape) for _, shape, _ in contents)
     found = tuple(held_pieces(state, [shape.numel() for shape in shapes]))
     layout = state.messages or [(dtype, (), share_size(s, state)) for (_, s, dtype) in contents]
+    wholes = [(n, torch.nn.Parameter(initial(n), requires_grad=trained)) for n in names]
+    device = wholes[0][1].device if wholes else None
     flats = tuple(
-        torch.zeros(padded // state.ways, dtype=getattr(torch, dtype))
+        torch.zeros(padded // state.ways, dtype=getattr(torch, dtype), device=device)
         for dtype, _, padded in layout
     )
-    wholes = [(n, torch.nn.Parameter(initial(n), requires_grad=trained)) for n in names]
     for piece in found:
         whole = wholes[piece.tensor][1].detach().flatten()
         piece.of(flats).copy_(whole[piece.start : piece.stop])

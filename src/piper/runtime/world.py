@@ -13,10 +13,11 @@ from piper.errors import Problem, StrategyError
 Found = TypeVar("Found")
 
 
-def join(timeout: float) -> int:
+def join(timeout: float, on_gpu: bool = False) -> int:
     """Join the other processes, if the launcher started any; the rank is the device."""
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     return dist.get_rank() if dist.is_initialized() else 0
 
 

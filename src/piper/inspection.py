@@ -1,0 +1,41 @@
+"""Look at what a script would train, without training: its Trainer compiles, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from piper.capture import Captured
+from piper.compiler import Compiled
+from piper.directives import Strategy
+
+
+class Inspected(BaseException):
+    """Raised instead of training when a tool only wants to look; nothing was started."""
+
+    def __init__(
+        self, trainer: Any, example: tuple[Any, ...], captured: Captured, compiled: Compiled
+    ) -> None:
+        super().__init__("inspected")
+        self.trainer, self.example = trainer, example  # a Trainer that was configured only
+        self.strategy: Strategy = trainer.strategy
+        self.captured, self.compiled = captured, compiled
+
+
+_looking = False
+
+
+def is_inspecting() -> bool:
+    return _looking
+
+
+@contextmanager
+def inspecting() -> Iterator[None]:
+    """Inside, the first Trainer compiles and raises `Inspected`."""
+    global _looking
+    _looking = True
+    try:
+        yield
+    finally:
+        _looking = False

@@ -1,0 +1,135 @@
+"""Messages between GPUs: one NCCL communicator for each stream and group, none made on the way.
+
+NCCL's works never block the host: to wait for one is to let the current stream wait. What is under
+way keeps its tensors until then, so their memory is not used again too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+
+from piper.plan.channels import Link, Needs
+from piper.runtime.comm import Group, Handle, ProcessComm, Shard, Works
+from piper.runtime.courier import Courier, Errand
+
+
+@dataclass(slots=True)
+class Scattered:
+    """A shard of a sum, once the current stream has waited for it."""
+
+    work: dist.Work
+    shard: torch.Tensor
+    whole: torch.Tensor  # being sent
+
+    def wait(self) -> torch.Tensor:
+        self.work.wait()
+        return self.shard
+
+
+class CudaComm(ProcessComm):
+    """Processes with a GPU each, or a share of one."""
+
+    def extend(self, needs: Needs) -> None:
+        """All processes make the same communicators in the same order, and use each of them once:
+        NCCL makes them at their first use, and two that are made crosswise hang."""
+        new = [team for team in needs.teams if team not in self.groups]
+        links = [link for link in needs.links if link not in self.groups]
+        super().extend(needs)
+        for link in links:
+            self.groups[link] = dist.new_group(sorted(link[1:]), backend="nccl")
+        for link in links:
+            self.first_message(link)
+        for team in new:
+            if dist.get_rank() in team[1]:
+                dist.all_reduce(torch.zeros(1, device="cuda"), group=self.groups[team])
+
+    def first_message(self, link: Link) -> None:
+        _, source, target = link
+        tensor = torch.zeros(1, device="cuda")
+        if dist.get_rank() == source:
+            dist.send(tensor, target, group=self.groups[link])
+        elif dist.get_rank() == target:
+            dist.recv(tensor, source, group=self.groups[link])
+
+    def courier(self, name: str) -> Courier:
+        return CudaCourier(name)
+
+    def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
+        if tensor.device.type == "cpu":  # sizes, which the host needs
+            return super().isend(tensor, peer, stream)
+        here = dist.get_rank()
+        work = dist.isend(tensor, peer, group=self.groups[stream, here, peer])
+        assert work is not None
+        return work
+
+    def irecv(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
+        if tensor.device.type == "cpu":
+            return super().irecv(tensor, peer, stream)
+        work = dist.irecv(tensor, peer, group=self.groups[stream, peer, dist.get_rank()])
+        assert work is not None
+        return work
+
+    def reduce_scatter(self, flat: torch.Tensor, stream: str, group: Group) -> Shard:
+        team = self.groups[stream, group]
+        shard = flat.new_empty(flat.numel() // len(group))
+
+        def start() -> Any:
+            work = dist.reduce_scatter_tensor(shard, flat, group=team, async_op=True)
+            return Scattered(work, shard, flat)
+
+        return self.started(stream, group, start)
+
+    def add_up(self, tensor: torch.Tensor) -> Handle:
+        group = self.groups["totals"]
+        if group is None:
+            return Works([], ())
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        assert work is not None
+        return work
+
+
+class CudaCourier(Courier):
+    """A courier whose errands run on a CUDA stream of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.device = torch.cuda.current_device()
+        self.side = torch.cuda.Stream()
+        super().__init__(name)
+
+    def ask(self, job: Callable[[], Any]) -> Errand:
+        """It begins when all that is queued now has ended; who waits lets its stream wait."""
+        compute = torch.cuda.current_stream()
+        errand = super().ask(partial(self.beside, job, compute.record_event(), compute))
+        return CudaErrand(errand.job, errand.done)
+
+    def beside(
+        self, job: Callable[[], Any], ready: torch.cuda.Event, compute: torch.cuda.Stream
+    ) -> tuple[Any, torch.cuda.Event]:
+        torch.cuda.set_device(self.device)
+        with torch.cuda.stream(self.side):
+            self.side.wait_event(ready)
+            found = job()
+            for tensor in tensors_in(found):
+                tensor.record_stream(compute)
+            return found, self.side.record_event()
+
+
+class CudaErrand(Errand):
+    """Ends with what was found, once the current stream has waited for it."""
+
+    def wait(self) -> Any:
+        found, event = self.done.result()
+        torch.cuda.current_stream().wait_event(event)
+        return found
+
+
+def tensors_in(found: Any) -> Iterator[torch.Tensor]:
+    leaves: Sequence[Any] = pytree.tree_leaves(found)
+    return (one for one in leaves if isinstance(one, torch.Tensor) and one.is_cuda)
