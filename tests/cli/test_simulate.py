@@ -16,7 +16,7 @@ from piper.ir.costs import Costs
 from piper.plan.memory import Peak
 from piper.sim.estimate import Estimate
 from piper.sim.report import Report
-from piper.sim.topology import NETWORKS
+from piper.sim.topology import NETWORKS, Topology
 from piper.view.sweep import Row, ranked
 
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
@@ -147,3 +147,11 @@ def test_a_trace_and_a_page_are_written(tmp_path: Path) -> None:
 
 def test_settings_are_read_in_their_order() -> None:
     assert list(settings_of(["--b=1,2", "a=x"])) == ["b", "a"]
+
+
+def test_the_files_on_the_page_are_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
+    costs, network = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+
+    assert Costs.from_json(costs).ahead
+    assert Topology.from_json(network).pairs[0, 8].bandwidth == 1e10

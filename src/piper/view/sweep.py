@@ -124,7 +124,7 @@ def ticks(ends: Ends) -> list[float]:
     [10.0, 12.0, 14.0, 16.0, 18.0, 20.0]
     """
     low, high = ends
-    step = 10 ** floor(log10((high - low) / 5))
+    step = 10.0 ** floor(log10((high - low) / 5))
     step *= next(k for k in (1, 2, 5, 10) if (high - low) / (k * step) <= 7)
     return [step * k for k in range(ceil(low / step), floor(high / step) + 1)]
 
