@@ -1,11 +1,14 @@
 """piper run: start a script on local processes, one per device."""
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from piper.launch.local import run_local
+from piper.launch.share import shared_gpu
 from piper.launch.window import COUNT, FIRST, Window, steps_of
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -19,6 +22,9 @@ def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a training script")],
     processes: Annotated[int, typer.Option("-n", min=1, help="processes, one per device")] = 1,
+    share_gpu: Annotated[
+        bool, typer.Option("--share-gpu", help="all on one GPU, each with its share of it")
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="record some steps in this file", dir_okay=False)
     ] = None,
@@ -30,11 +36,15 @@ def run(
     ] = False,
 ) -> None:
     """Run SCRIPT on N local processes; what follows is passed on to it."""
-    if trace is None:
-        raise typer.Exit(run_local(str(script), context.args, processes))
-    window = Window(trace, *steps_of(trace_steps, "--trace-steps"), profile=trace_profile)
-    before = written(trace)
-    code = run_local(str(script), context.args, processes, window.environment())
+    sharing: AbstractContextManager[Mapping[str, str]]
+    sharing = shared_gpu(processes) if share_gpu else nullcontext({})
+    with sharing as extra:
+        if trace is None:
+            raise typer.Exit(run_local(str(script), context.args, processes, extra))
+        window = Window(trace, *steps_of(trace_steps, "--trace-steps"), profile=trace_profile)
+        before = written(trace)
+        given = {**extra, **window.environment()}
+        code = run_local(str(script), context.args, processes, given)
     typer.echo(outcome(window, written(trace) != before, code), err=True)
     raise typer.Exit(code)
 

@@ -31,7 +31,7 @@ def run_local(
 ) -> int:
     """Run a script in so many processes; the exit code and message of the first that failed.
 
-    `extra` is what they find in their environment besides.
+    `extra` is what they find in their environment besides; `{rank}` in it is their rank.
     """
     environment = {**os.environ, **(extra or {})}
     with tempfile.TemporaryDirectory(prefix="piper-") as folder:
@@ -68,7 +68,7 @@ def start(
     everything = {
         "OMP_NUM_THREADS": "1" if world > 1 else str(os.cpu_count()),
         "GLOO_SOCKET_IFNAME": "lo",
-        **environment,
+        **{name: value.replace("{rank}", str(rank)) for name, value in environment.items()},
         "RANK": str(rank), "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),

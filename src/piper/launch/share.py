@@ -1,0 +1,61 @@
+"""One GPU as several devices: each process gets its share of the SMs, and talks real NCCL.
+
+NCCL refuses two processes on one GPU unless they look like two hosts, so each gets a host id of its
+own and sockets as its network. Without MPS the processes would take turns on the GPU; a daemon of
+our own lets them run at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from piper.errors import InputError, Problem
+
+CONTROL = "nvidia-cuda-mps-control"
+
+
+@contextmanager
+def shared_gpu(processes: int) -> Iterator[Mapping[str, str]]:
+    """Inside, an MPS daemon runs; what the processes of a run must find in their environment.
+
+    `{rank}` in a value stands for the rank of the process.
+    """
+    if shutil.which(CONTROL) is None:
+        problem = Problem(
+            f"there is no {CONTROL} here, which divides a GPU",
+            "install CUDA's MPS, or leave --share-gpu out (one GPU for each process)",
+        )
+        raise InputError("--share-gpu", problem)
+    with tempfile.TemporaryDirectory(prefix="piper-mps-", ignore_cleanup_errors=True) as folder:
+        own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+        Path(own["CUDA_MPS_LOG_DIRECTORY"]).mkdir()
+        subprocess.run([CONTROL, "-d"], env={**os.environ, **own}, check=True)
+        try:
+            yield {**own, **as_hosts(processes)}
+        finally:
+            quit_daemon({**os.environ, **own})
+
+
+def as_hosts(processes: int) -> dict[str, str]:
+    """Every process is a host to NCCL, with its share of the GPU."""
+    return {
+        "NCCL_HOSTID": "piper-{rank}",
+        "NCCL_NET": "Socket",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // processes),
+    }
+
+
+def quit_daemon(environment: Mapping[str, str]) -> None:
+    """Also after a failure: a daemon that stays would keep the GPU."""
+    subprocess.run(
+        [CONTROL], input=b"quit\n", env=dict(environment), check=False, capture_output=True,
+        timeout=30,
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Exact on GPUs, too: train under a strategy with NCCL, and plainly on one GPU, and compare.
+
+    piper run -n 4 --share-gpu tests/scripts/on_gpus.py          # all on one GPU
+    piper run -n 4 tests/scripts/on_gpus.py --dtype bfloat16     # a GPU for each
+
+Every replica and microbatch has other data; three AdamW steps; losses, norms and parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import piper
+from piper.models.llama import Llama, LlamaConfig, cross_entropy
+from piper.models.qwen3_moe import PRESETS, Qwen3Moe, moe_loss
+
+ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
+LIMITS = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 6e-2}
+PARTS, LENGTH, STEPS = 4, 16, 3
+Case = tuple[str, str, dict[str, Any]]  # model, schedule, options
+CASES: dict[int, list[Case]] = {
+    1: [("llama", "1f1b", {"pp": 1}), ("moe", "1f1b", {"pp": 1})],
+    2: [
+        ("llama", "1f1b", {"pp": 2}),
+        ("llama", "zbv", {"pp": 2}),
+        ("llama", "dualpipev", {"pp": 2}),
+        *(("llama", "1f1b", {"pp": 1, "dp": 2, "zero": zero}) for zero in range(4)),
+        ("moe", "1f1b", {"pp": 1, "dp": 2, "ep": 2, "zero": 1}),
+    ],
+    4: [
+        *(("llama", name, {"pp": 4}) for name in ("gpipe", "1f1b", "zb-h1")),
+        *(("llama", "dualpipev", {"pp": 2, "dp": 2, "zero": zero}) for zero in range(4)),
+        ("llama", "interleaved-1f1b", {"pp": 2, "dp": 2, "zero": 2}),
+        ("llama", "dualpipe", {"pp": 2, "dp": 2, "zero": 3}),
+        ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "zero": 1}),
+        ("moe", "1f1b", {"pp": 2, "dp": 2, "ep": 2, "zero": 3}),
+        ("moe", "zbv", {"pp": 1, "dp": 4, "ep": 2, "zero": 2}),
+    ],
+}
+
+
+def build(name: str, stages: int, dtype: torch.dtype) -> tuple[nn.Module, Any, int]:
+    torch.manual_seed(1)
+    if name == "llama":
+        config = LlamaConfig(vocab=64, dim=32, heads=2, layers=max(stages, 4), tied=True)
+        return Llama(config, stages=stages).to(dtype), cross_entropy, 64
+    config = PRESETS["tiny"]
+    return Qwen3Moe(config, stages).to(dtype), moe_loss, config.vocab
+
+
+def batches(vocab: int, rows: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    cuts = [torch.randint(vocab, (rows, LENGTH + 1), generator=generator) for _ in range(STEPS)]
+    return [(cut[:, :-1].contiguous(), cut[:, 1:].contiguous()) for cut in cuts]
+
+
+def plainly(model: nn.Module, loss_fn: Any, data: list[tuple[Tensor, Tensor]], parts: int) -> Any:
+    """One GPU, eager autograd; microbatch by microbatch, as a user would accumulate."""
+    model = copy.deepcopy(model).cuda()
+    optimizer, found = ADAMW(model.parameters()), []
+    for tokens, labels in data:
+        losses = []
+        for some, wanted in zip(tokens.chunk(parts), labels.chunk(parts), strict=True):
+            loss = loss_fn(model(some.cuda()), wanted.cuda()) / parts
+            loss.backward()
+            losses.append(loss.detach())
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = torch.stack([g.double().norm() for g in grads]).norm().item()
+        found.append((sum(losses).item(), norm))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, {name: value.cpu() for name, value in model.state_dict().items()}
+
+
+def far(found: float, wanted: float) -> float:
+    return abs(found - wanted) / max(abs(wanted), 1e-9)
+
+
+def compared(case: Case, dtype: str) -> dict[str, float]:
+    name, schedule, options = case
+    stages = options["pp"] * (2 if schedule in ("zbv", "dualpipev", "interleaved-1f1b") else 1)
+    model, loss_fn, vocab = build(name, stages, getattr(torch, dtype))
+    strategy = piper.strategies.BUILDERS[schedule](microbatches=PARTS, **options)
+    trainer = piper.Trainer(
+        copy.deepcopy(model), loss_fn, strategy, optimizer=ADAMW, device="cuda",
+        example=tuple(t[: PARTS * 2] for t in batches(vocab, PARTS * 2)[0]),
+    )  # fmt: skip
+    rows = 2 * PARTS
+    data = batches(vocab, rows * trainer.replicas)
+    first = rows * trainer.replica
+    seen = [trainer.step(*(t[first : first + rows] for t in batch)) for batch in data]
+    whole = trainer.state_dict()
+    trainer.close()
+    wanted, parameters = plainly(model, loss_fn, data, PARTS * trainer.replicas)
+    errors = {
+        "loss": max(far(m.loss, loss) for m, (loss, _) in zip(seen, wanted, strict=True)),
+        "norm": max(far(m.grad_norm, norm) for m, (_, norm) in zip(seen, wanted, strict=True)),
+    }
+    if whole is not None:
+        errors["parameters"] = max(
+            ((whole[n].double() - p.double()).norm() / p.double().norm().clamp(min=1e-9)).item()
+            for n, p in parameters.items()
+        )
+    return errors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", nargs="+", default=["float64", "float32"], choices=LIMITS)
+    parser.add_argument("--only", default="")
+    chosen = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    wrong = []
+    for dtype in chosen.dtype:
+        for case in CASES[piper_world()]:
+            name = f"{dtype} {case[0]} {case[1]} {case[2]}"
+            if chosen.only in name:
+                errors = compared(case, dtype)
+                fine = all(error <= LIMITS[dtype] for error in errors.values())
+                wrong += [] if fine else [name]
+                if not dist.is_initialized() or dist.get_rank() == 0:
+                    text = "  ".join(f"{what} {error:.1e}" for what, error in errors.items())
+                    print(f"{'ok   ' if fine else 'WRONG'} {name:70} {text}", flush=True)
+    if wrong:
+        raise SystemExit(f"{len(wrong)} differ from plain PyTorch: {wrong}")
+
+
+def piper_world() -> int:
+    import os
+
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+if __name__ == "__main__":
+    main()
