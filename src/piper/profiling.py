@@ -125,7 +125,8 @@ def machine() -> Costs:
     count = 2 * (os.cpu_count() or 1)
     with tempfile.TemporaryDirectory(prefix="piper-") as folder:
         path = Path(folder) / "machine.json"
-        if run_local(probe.__file__, [str(path)], count, {"OMP_NUM_THREADS": "1"}):
+        script = str(Path(probe.__file__).with_name("run.py"))
+        if run_local(script, [str(path)], count, {"OMP_NUM_THREADS": "1"}):
             problem = Problem("the links of this machine could not be measured", "see above why")
             raise InputError("profile", problem)
         return Costs(**json.loads(path.read_text()))

@@ -68,6 +68,7 @@ def start(
     everything = {
         "OMP_NUM_THREADS": "1" if world > 1 else str(os.cpu_count()),
         "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_MODULE_LOADING": "EAGER",  # before anything touches a GPU: see runtime/hardware.py
         **{name: value.replace("{rank}", str(rank)) for name, value in environment.items()},
         "RANK": str(rank), "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.utils._pytree as pytree
 
 from piper.plan.channels import Link, Needs
-from piper.runtime.comm import Group, Handle, ProcessComm, Shard, Works
+from piper.runtime.comm import Group, Handle, ProcessComm, Shard, Works, gather_flat
 from piper.runtime.courier import Courier, Errand
 
 
@@ -37,8 +37,11 @@ class CudaComm(ProcessComm):
     """Processes with a GPU each, or a share of one."""
 
     def extend(self, needs: Needs) -> None:
-        """All processes make the same communicators in the same order, and use each of them once:
-        NCCL makes them at their first use, and two that are made crosswise hang."""
+        """All processes make the same communicators in the same order, and use each of them once.
+
+        NCCL makes them, and the connections of each kind of message, at their first use: the host
+        then waits for the others, and two that are made crosswise hang.
+        """
         new = [team for team in needs.teams if team not in self.groups]
         links = [link for link in needs.links if link not in self.groups]
         super().extend(needs)
@@ -48,7 +51,14 @@ class CudaComm(ProcessComm):
             self.first_message(link)
         for team in new:
             if dist.get_rank() in team[1]:
-                dist.all_reduce(torch.zeros(1, device="cuda"), group=self.groups[team])
+                self.first_meeting(self.groups[team], len(team[1]))
+
+    def first_meeting(self, team: dist.ProcessGroup | None, size: int) -> None:
+        one, all_of_them = torch.zeros(1, device="cuda"), torch.zeros(size, device="cuda")
+        dist.all_reduce(one, group=team)
+        gather_flat(all_of_them, one, group=team)
+        dist.reduce_scatter_tensor(one, all_of_them, group=team)
+        dist.all_to_all_single(torch.empty_like(all_of_them), all_of_them, group=team)
 
     def first_message(self, link: Link) -> None:
         _, source, target = link

@@ -12,7 +12,12 @@ KINDS = ("cpu", "cuda")
 
 
 def chosen_device(wanted: str | None = None) -> torch.device:
-    """What the user says, or PIPER_DEVICE; otherwise a GPU where there is one."""
+    """What the user says, or PIPER_DEVICE; otherwise a GPU where there is one.
+
+    A kernel that is loaded at its first use waits for the whole device, and so for messages that
+    are on their way to it: all are loaded at the start.
+    """
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     name = wanted or os.environ.get("PIPER_DEVICE") or best()
     if name not in KINDS:
         raise InputError("device", Problem(f"{name!r} is no device", 'write "cuda" or "cpu"'))

@@ -17,6 +17,7 @@ def join(timeout: float, on_gpu: bool = False) -> int:
     """Join the other processes, if the launcher started any; the rank is the device."""
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # connect when asked to, not on the way
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     return dist.get_rank() if dist.is_initialized() else 0
 

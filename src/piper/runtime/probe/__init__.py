@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -114,7 +113,3 @@ def work() -> None:
     """Like a layer: a product, and something that only moves memory."""
     x = torch.ones(128, 256) @ torch.ones(256, 1024)
     torch.nn.functional.silu(x).sum()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

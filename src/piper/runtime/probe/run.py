@@ -1,0 +1,7 @@
+"""Run by several processes: a folder of its own, so that nothing beside it hides other modules."""
+
+import sys
+
+from piper.runtime.probe import main
+
+main(sys.argv[1])
