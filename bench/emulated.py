@@ -26,6 +26,7 @@ from piper.models.llama import cross_entropy
 __all__ = ["DEVICE", "Config", "Experts", "Mixture", "Staged", "batch", "cross_entropy"]
 WIDTH = 8  # columns that are really multiplied
 FLOPS = 2e10  # per second, of the emulated device: what Piper's costs assume unless told
+LONG = 5e-2  # work between two products that is no part of a step: capture, compilation
 TINY = 1e-4  # a sleep shorter than this is not worth its overhead
 
 
@@ -44,7 +45,8 @@ class Device:
     @contextmanager
     def busy(self, seconds: float) -> Iterator[None]:
         worked = time.thread_time()
-        self.debt += worked - getattr(self.thread, "worked", worked)
+        since = worked - getattr(self.thread, "worked", worked)
+        self.debt += since if since < LONG else 0.0
         end = time.perf_counter() + seconds - self.debt
         self.spent += seconds
         yield

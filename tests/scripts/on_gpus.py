@@ -40,7 +40,9 @@ CASES: dict[int, list[Case]] = {
         *(("llama", name, {"pp": 4}) for name in ("gpipe", "1f1b", "zb-h1")),
         *(("llama", "dualpipev", {"pp": 2, "dp": 2, "zero": zero}) for zero in range(4)),
         ("llama", "interleaved-1f1b", {"pp": 2, "dp": 2, "zero": 2}),
+        ("llama", "dualpipe", {"pp": 2, "dp": 2, "zero": 0}),
         ("llama", "dualpipe", {"pp": 2, "dp": 2, "zero": 3}),
+        ("untied", "dualpipe", {"pp": 2, "dp": 2, "zero": 3}),
         ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "zero": 1}),
         ("moe", "1f1b", {"pp": 2, "dp": 2, "ep": 2, "zero": 3}),
         ("moe", "zbv", {"pp": 1, "dp": 4, "ep": 2, "zero": 2}),
@@ -50,8 +52,9 @@ CASES: dict[int, list[Case]] = {
 
 def build(name: str, stages: int, dtype: torch.dtype) -> tuple[nn.Module, Any, int]:
     torch.manual_seed(1)
-    if name == "llama":
-        config = LlamaConfig(vocab=64, dim=32, heads=2, layers=max(stages, 4), tied=True)
+    if name in ("llama", "untied"):
+        tied = name == "llama"
+        config = LlamaConfig(vocab=64, dim=32, heads=2, layers=max(stages, 4), tied=tied)
         return Llama(config, stages=stages).to(dtype), cross_entropy, 64
     config = PRESETS["tiny"]
     return Qwen3Moe(config, stages).to(dtype), moe_loss, config.vocab

@@ -81,6 +81,9 @@ def simulate(
     target: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a script")],
     device: Annotated[str | None, typer.Option(help="h100, h200, h800, a100 or cpu")] = None,
     costs: Annotated[Path | None, typer.Option(help="a file of measured costs")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="measure costs here, in one process, and write them")
+    ] = None,
     network: Annotated[str | None, typer.Option(help="like --device, or a file")] = None,
     per_node: Annotated[int | None, typer.Option(help="devices of a node", min=1)] = None,
     sets: Annotated[
@@ -100,12 +103,33 @@ def simulate(
     TARGET is run up to its Trainer; nothing is started, so models on `meta` may have any size.
     What follows it is passed on to it. With --set, all combinations are tried.
     """
-    machine = machine_of(device, costs, network, per_node, optimizer)
+    if profile is not None:
+        refuse_two_costs(device, costs)
+        measure(target, context.args, profile)
+    machine = machine_of(device, profile or costs, network, per_node, optimizer)
     if sets:
         refuse_one_step(view, chrome)
         show_sweep(sweep(target, context.args, settings_of(sets), machine), sort, plot, json)
     else:
         show_step(target, context.args, machine, view, chrome, json)
+
+
+def measure(target: Path, arguments: Sequence[str], into: Path) -> None:
+    """What the script's model takes on this machine; figures of other models in the file stay."""
+    from piper.profiling import profile
+
+    found = inspect(target, list(arguments))
+    print("measuring every region in one process, then links and cores ...", flush=True)
+    new = profile(found.trainer, found.example, found.captured)
+    known = Costs.from_json(into.read_text()).compute if into.exists() else {}
+    into.write_text(replace(new, compute={**known, **new.compute}).to_json())
+    print(f"wrote {into}: {len(new.compute)} passes of regions", flush=True)
+
+
+def refuse_two_costs(device: str | None, costs: Path | None) -> None:
+    if device is not None or costs is not None:
+        problem = Problem("--profile measures this machine", "leave out --device and --costs")
+        raise StrategyError("simulate", problem)
 
 
 def machine_of(

@@ -31,7 +31,7 @@ class Costs:
     add: float = 0.0  # seconds for each byte of a gradient that is added up
     square: float = 0.0  # for each byte of a gradient, for the norm of all
     update: float = 0.0  # for each byte of parameters: the optimizer's step
-    each: float = 0.0  # of the host, for each instruction
+    each: float = 0.0  # of the host, for each instruction that has no figure of its own
     post: float = 0.0  # of the host, to start a message
     wire: float = 0.0  # of a core, for each byte of a message, at both its ends
     cores: float = 0.0  # that all devices of a node share; 0: each device has its own

@@ -39,7 +39,7 @@ class Host:
     """How devices issue instructions, and what that costs."""
 
     blocks: bool = False  # waits where an instruction says so, and computes itself
-    each: float = 0.0  # seconds of an instruction, besides what it does
+    each: float = 0.0  # seconds of an instruction that has no price of its own
     post: float = 0.0  # seconds to start a message
     cores: float | None = None  # that the devices of a node share; None: each has its own
     wire: float = 0.0  # seconds of a core for each byte, at both ends
@@ -179,7 +179,7 @@ class Clock:
 
     def compute(self, lane: Lane, at: int, one: Instruction) -> bool:
         """Whether it takes time."""
-        seconds, event = self.price(one) + self.host.each, (lane.row, at)
+        seconds, event = self.price(one) or self.host.each, (lane.row, at)
         if not seconds:
             self.ended(event)
             return False
@@ -204,7 +204,7 @@ class Clock:
             if not line.busy:
                 self.go(key, late=False)
         if self.host.blocks:
-            seconds = self.host.post + self.host.each + self.price(one)
+            seconds = self.host.post + self.price(one)
             if seconds:
                 self.after(seconds, partial(self.woken.append, lane))
             return bool(seconds)
