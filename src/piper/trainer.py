@@ -18,12 +18,13 @@ from piper.directives import Place, Strategy
 from piper.errors import InputError, Problem
 from piper.inspection import Inspected, is_inspecting
 from piper.ir.costs import Costs
+from piper.ir.dag import Dag
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.ir.sharding import Shardings
-from piper.names import Phase, RegionId
+from piper.names import Phase, RegionId, ValueId
 from piper.plan.channels import first_holders, needs
-from piper.plan.instructions import Plan
+from piper.plan.instructions import Plan, Shape
 from piper.runtime.agree import agree_on_step, refuse_disagreement
 from piper.runtime.batch import (
     Batch,
@@ -43,6 +44,7 @@ from piper.runtime.measure import measure, together
 from piper.runtime.metrics import Metrics
 from piper.runtime.shards import MakeOptimizer
 from piper.runtime.state import DeviceState, assembled
+from piper.runtime.warm import warm
 from piper.runtime.world import gather, join, refuse_wrong_world
 from piper.tracing import from_environment, recording
 from piper.tuning import costs_of, read_costs
@@ -303,9 +305,11 @@ class Trainer:
         self.mine |= first_holders(compiled.plans, self.rank)
         if self.rank == 0:
             self.made[self.key(batch)] = compiled
-        return self.load(
-            compiled.plan(self.rank), captured, compiled.dag.shardings, self.state, self.comm
-        )
+        plan, cuts = compiled.plan(self.rank), compiled.dag.shardings
+        program = self.load(plan, captured, cuts, self.state, self.comm)
+        if self.device.type == "cuda":
+            warm(program, partial(tensors_like, compiled.dag))
+        return program
 
     def load(
         self,
@@ -331,6 +335,11 @@ class Trainer:
 
         dtype = captured.model.values[captured.model.loss].specs[0].dtype
         return Program(plan, kernel, state, comm, getattr(torch, dtype), ignored=captured.ignored)
+
+
+def tensors_like(dag: Dag, value: str) -> tuple[tuple[Shape, ...], bool]:
+    known = dag.values[ValueId(value)]
+    return tuple((spec.shape, spec.dtype) for spec in known.specs), known.bundle
 
 
 def communicators(device: torch.device) -> ProcessComm:

@@ -155,3 +155,18 @@ def test_the_files_on_the_page_are_read() -> None:
 
     assert Costs.from_json(costs).ahead
     assert Topology.from_json(network).pairs[0, 8].bandwidth == 1e10
+
+
+def test_costs_are_measured_here_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper.profiling.machine", lambda: Costs(cores=2.0))
+    file = tmp_path / "costs.json"
+    file.write_text(Costs(compute={"other F": 1.0}).to_json())
+
+    told = call("--profile", str(file))
+
+    found = Costs.from_json(file.read_text())
+    assert f"wrote {file}: {len(found.compute) - 1} passes of regions" in told
+    assert found.compute["other F"] == 1.0 and found.cores == 2.0
+    assert call("--costs", str(file)).splitlines()[-4:] == told.splitlines()[-4:]
+    with pytest.raises(StrategyError, match="leave out --device and --costs"):
+        call("--profile", str(file), "--device", "h200")

@@ -1,0 +1,69 @@
+"""Kernels run on zeros of the right shapes: pipelines, halves, replicas, tied weights, experts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from experts import Mixed
+
+from piper.models.llama import Llama, LlamaConfig, cross_entropy
+from piper.plan.instructions import Run
+from piper.runtime.state import DeviceState
+from piper.runtime.threads import Hub, ThreadComm
+from piper.runtime.warm import warm
+from piper.strategies import BUILDERS
+from piper.trainer import Trainer, tensors_like
+
+LLAMA = LlamaConfig(vocab=32, dim=16, heads=2, layers=4, tied=True)
+
+
+def mixed_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+    rows, side = output
+    return ((rows - target) ** 2).mean() + side.mean()
+
+
+def llama() -> tuple[Any, ...]:
+    tokens = torch.randint(32, (4, 6))
+    return Llama(LLAMA, stages=2), cross_entropy, (tokens, tokens)
+
+
+def mixed() -> tuple[Any, ...]:
+    rows = torch.randn(4, 3, 6)
+    return Mixed(2, "spread"), mixed_loss, (rows, rows)
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "options"),
+    [
+        (llama, "zb-h1", {}),
+        (llama, "1f1b", {"dp": 2, "zero": 3}),
+        (mixed, "1f1b", {"dp": 2, "ep": 2}),
+    ],
+)
+def test_every_kernel_of_a_plan_runs(made: Any, name: str, options: dict[str, Any]) -> None:
+    model, loss_fn, example = made()
+    strategy = BUILDERS[name](pp=2, microbatches=4, **options)
+    trainer = Trainer.__new__(Trainer)
+    trainer.configure(model, loss_fn, strategy, device="cpu")
+    captured, compiled = trainer.compile(example)
+    for plan in compiled.plans[:2]:
+        ran = []
+        comm = ThreadComm(Hub(len(compiled.plans)), plan.device)
+        program = trainer.load(plan, captured, compiled.dag.shardings, DeviceState(), comm)
+        kernels = program.kernels
+        program.kernels = lambda region, phase, k=kernels, r=ran: seen(k(region, phase), r, phase)
+
+        warm(program, partial(tensors_like, compiled.dag))
+
+        assert {one.phase for one in plan.instructions if isinstance(one, Run)} == set(ran)
+
+
+def seen(kernel: Any, ran: list[str], phase: str) -> Any:
+    def run(*inputs: Any) -> Any:
+        ran.append(phase)
+        return kernel(*inputs)
+
+    return run
