@@ -308,7 +308,7 @@ class Trainer:
         plan, cuts = compiled.plan(self.rank), compiled.dag.shardings
         program = self.load(plan, captured, cuts, self.state, self.comm)
         if self.device.type == "cuda":
-            warm(program, partial(tensors_like, compiled.dag))
+            warm(program, partial(tensors_like, compiled.dag), set(map(str, cuts)))
         return program
 
     def load(
@@ -338,7 +338,9 @@ class Trainer:
 
 
 def tensors_like(dag: Dag, value: str) -> tuple[tuple[Shape, ...], bool]:
-    known = dag.values[ValueId(value)]
+    """What a buffer of a plan holds; inputs of a second replica have a number behind their name."""
+    name = value if value in dag.values else value.rpartition("#")[0]
+    known = dag.values[ValueId(name)]
     return tuple((spec.shape, spec.dtype) for spec in known.specs), known.bundle
 
 

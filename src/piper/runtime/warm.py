@@ -7,7 +7,7 @@ would ever go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -19,23 +19,44 @@ from piper.runtime.execute import Program
 Known = Callable[[str], tuple[tuple[Shape, ...], bool]]  # of a value: its tensors; is it a bundle?
 
 
-def warm(program: Program, known: Known) -> None:
-    """With zeros, and no rows where their number is not known."""
+def warm(program: Program, known: Known, experts: Container[str] = ()) -> None:
+    """With zeros, and no rows where their number is not known; of `experts`, the first has all.
+
+    What a kernel made is given to those that read it: only it knows how that lies in memory.
+    """
     ran: dict[int, Any] = {}  # kept, so that no other kernel gets the same id
+    made: dict[str, Any] = {}
     with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
         for one in program.plan.instructions:
             if isinstance(one, Run):
                 kernel = program.kernels(one.region, one.phase)
                 if id(kernel) not in ran:
                     ran[id(kernel)] = kernel
-                    kernel(*[zeros(program, known, name) for name in one.reads])
+                    given = [made.get(n) or zeros(program, known, n) for n in one.reads]
+                    found = kernel(*(all_to_first(given) if one.region in experts else given))
+                    kept = zip(one.writes, found, strict=True)
+                    made |= {name: list(value) for name, value in kept if is_bundle(value)}
     if program.device.type == "cuda":
         torch.cuda.synchronize()
 
 
+def is_bundle(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0
+
+
+def all_to_first(given: list[Any]) -> list[Any]:
+    """Rows, and how many each expert has: these must agree."""
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    rows = max((t.shape[0] for t in tensors if t.dim() > 1), default=0)
+    for counts in tensors:
+        if counts.dim() == 1 and not counts.is_floating_point():
+            counts[:1] = rows
+    return given
+
+
 def zeros(program: Program, known: Known, name: str) -> Any:
     """Something like what a buffer will hold."""
-    shapes, bundle = known(name.removeprefix("sum ").partition("#")[0])
+    shapes, bundle = known(name.removeprefix("sum "))
     tensors = [empty([s or 0 for s in sizes], kind, program.device) for sizes, kind in shapes]
     for tensor in tensors:
         tensor.zero_()
