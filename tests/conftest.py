@@ -1,11 +1,13 @@
 """What all tests share: golden files, and the same random examples in every run."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("PIPER_DEVICE", "cpu")  # also where there is a GPU; its tests say so
 GOLDEN = Path(__file__).parent / "golden"
 
 settings.register_profile(

@@ -23,6 +23,7 @@ from piper.plan.trace import Span
 from piper.pricing import Prices
 from piper.runtime import probe
 from piper.runtime.batch import Batch, microbatch
+from piper.runtime.hardware import refuse_untimed
 from piper.runtime.recorder import Notes, Recorder, merged
 from piper.runtime.state import DeviceState
 from piper.runtime.threads import Hub, ThreadComm
@@ -30,6 +31,7 @@ from piper.trainer import Trainer
 
 Timed = list[tuple[Instruction, float, float]]  # its seconds, and its bytes
 ROUNDS = 7
+MOST = 16  # processes that measure cores together
 
 
 def profile(trainer: Trainer, example: tuple[Any, ...], captured: Captured) -> Costs:
@@ -38,6 +40,7 @@ def profile(trainer: Trainer, example: tuple[Any, ...], captured: Captured) -> C
     Everything runs in this process, as if all were on one device: whole backwards, then both
     halves. Equal regions share a figure. Links and cores are measured by processes of their own.
     """
+    refuse_untimed(trainer.device.type)
     seen = [row for halves in (False, True) for row in measured(trainer, example, captured, halves)]
     codes = {str(region.id): region.code for region in captured.model.regions}
     return replace(machine(), **figures(seen, codes))
@@ -121,8 +124,8 @@ def per_byte(seen: Timed, kind: type[Instruction]) -> float:
 
 
 def machine() -> Costs:
-    """Links and cores of this machine, measured by as many processes as twice its cores."""
-    count = 2 * (os.cpu_count() or 1)
+    """Links and cores of this machine, measured by twice as many processes as it has cores."""
+    count = min(MOST, 2 * (os.cpu_count() or 1))
     with tempfile.TemporaryDirectory(prefix="piper-") as folder:
         path = Path(folder) / "machine.json"
         script = str(Path(probe.__file__).with_name("run.py"))

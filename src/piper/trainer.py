@@ -38,7 +38,7 @@ from piper.runtime.batch import (
 )
 from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Kernel, Program
-from piper.runtime.hardware import chosen_device, peak_gib
+from piper.runtime.hardware import chosen_device, peak_gib, refuse_untimed
 from piper.runtime.initial import initial_values
 from piper.runtime.measure import measure, together
 from piper.runtime.metrics import Metrics
@@ -156,7 +156,7 @@ class Trainer:
         work = self.batch(batch, self.steps, self.replica, own, everyone)
         recorded = self.recording.step(self.steps + 1, program, work)
         self.steps += 1
-        metrics = self.metrics(program, work.inputs, time.perf_counter() - started)
+        metrics = self.metrics(program, work.inputs, started)
         self.recording.keep(self.steps, recorded, self.made.get(self.key(batch)))
         return metrics
 
@@ -177,6 +177,7 @@ class Trainer:
         is for a file that `Trainer(costs=...)` reads next time.
         """
         self.refuse_closed()
+        refuse_untimed(self.device.type)
         own = self.own_weights(batch)
         work = self.batch(batch, self.steps, self.replica, own, self.agreed(batch, own))
         seen = together(measure(self.program(batch), work, rounds))
@@ -221,8 +222,9 @@ class Trainer:
         if self.comm is None:
             raise InputError("trainer", Problem("it is closed", "make a new Trainer"))
 
-    def metrics(self, program: Program, inputs: Sequence[torch.Tensor], seconds: float) -> Metrics:
-        loss, squares = program.totals.tolist()
+    def metrics(self, program: Program, inputs: Sequence[torch.Tensor], started: float) -> Metrics:
+        loss, squares = program.totals.tolist()  # on a GPU, this waits for the step
+        seconds = time.perf_counter() - started
         return Metrics(
             step=self.steps,
             loss=loss,

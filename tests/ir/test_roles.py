@@ -86,6 +86,15 @@ def test_replicas_that_differ_have_roles_of_their_own() -> None:
 
     assert len(compile_strategy(chain(3), apart, by_role=True).plans) == 4
 
+    folded = [
+        Place(where(PP=0), [0, 1]),
+        Place(where(PP=1), [2, 3]),
+        Place(where(PP=2), [0, 4]),  # in the second replica, on a device of its own
+        *(Replicate(where(PP=k), d) for k, d in enumerate([[0, 1], [2, 3], [0, 4]])),
+    ]
+
+    assert len(compile_strategy(chain(3), folded, by_role=True).plans) == 5
+
 
 def test_a_plan_that_is_missing_or_wrong_is_still_found() -> None:
     found = compiled("dualpipev", moe_chain(4), {"dp": 4, "ep": 2, "zero": 1}, by_role=True)

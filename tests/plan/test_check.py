@@ -57,7 +57,7 @@ def test_plans_of_replicas_with_a_slip_are_refused(name: str) -> None:
     must_be_refused(found, unless_right="wait" in name or "before it is there" in name)
 
 
-@pytest.mark.parametrize(("programs", "count"), [(alone, 600), (replicated, 900)])
+@pytest.mark.parametrize(("programs", "count"), [(alone, 300), (replicated, 400)])
 def test_what_is_accepted_computes_what_plain_training_computes(
     programs: Callable[[], Programs], count: int
 ) -> None:

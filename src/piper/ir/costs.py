@@ -51,6 +51,7 @@ class Costs:
             "post",
             "wire",
             "cores",
+            "start",
             "launch",
         ):
             refuse_number(name, getattr(self, name))

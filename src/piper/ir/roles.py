@@ -68,16 +68,20 @@ def same_replica(dag: Dag, device: Device) -> tuple[Device, ...]:
 
 
 def alike(found: Replicas) -> dict[Device, Device] | None:
-    """Replica by replica, who stands for whom; None if some device would stand for two."""
+    """Replica by replica, who stands for whom; None if that is not one for one."""
     first = found.feeds[0]
     count = sum(map(len, found.feeds))
     same: dict[Device, Device] = {}
+    taken: dict[tuple[int, Device], Device] = {}  # of each feed, who has a role
     for row in found.lists:
         if len(row) != count:
             return None
-        for feed in found.feeds:
+        for number, feed in enumerate(found.feeds):
             for mine, other in zip(first, feed, strict=True):
-                if same.setdefault(row[other], row[mine]) != row[mine]:
+                role, device = row[mine], row[other]
+                if same.setdefault(device, role) != role:
+                    return None
+                if taken.setdefault((number, role), device) != device:
                     return None
     return same
 

@@ -33,11 +33,10 @@ def run_local(
 
     `extra` is what they find in their environment besides; `{rank}` in it is their rank.
     """
-    environment = {**os.environ, **(extra or {})}
     with tempfile.TemporaryDirectory(prefix="piper-") as folder:
         port = free_port()
         children = [
-            start(rank, processes, port, [script, *arguments], environment, Path(folder))
+            start(rank, processes, port, [script, *arguments], extra or {}, Path(folder))
             for rank in range(processes)
         ]
         previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -60,7 +59,7 @@ def start(
     world: int,
     port: int,
     script: Sequence[str],
-    environment: Mapping[str, str],
+    extra: Mapping[str, str],
     folder: Path,
 ) -> Child:
     report = folder / f"rank-{rank}"
@@ -69,7 +68,8 @@ def start(
         "OMP_NUM_THREADS": "1" if world > 1 else str(os.cpu_count()),
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_MODULE_LOADING": "EAGER",  # before anything touches a GPU: see runtime/hardware.py
-        **{name: value.replace("{rank}", str(rank)) for name, value in environment.items()},
+        **os.environ,
+        **{name: value.replace("{rank}", str(rank)) for name, value in extra.items()},
         "RANK": str(rank), "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),

@@ -45,6 +45,7 @@ def shared_gpu(processes: int) -> Iterator[Mapping[str, str]]:
 def as_hosts(processes: int) -> dict[str, str]:
     """Every process is a host to NCCL, with its share of the GPU."""
     return {
+        "PIPER_SHARE_GPU": "1",
         "NCCL_HOSTID": "piper-{rank}",
         "NCCL_NET": "Socket",
         "NCCL_IB_DISABLE": "1",

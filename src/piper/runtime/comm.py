@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -91,13 +92,15 @@ class SizedLater:
     headers: list[tuple[dist.Work, torch.Tensor]]
     peer: int
     stream: str
+    tags: Sequence[int]
 
     def wait(self) -> Tensors:
         tensors = []
         for (work, sizes), (_, dtype) in zip(self.headers, self.shapes, strict=True):
             work.wait()
             tensors.append(empty(sizes.tolist(), dtype, self.comm.device))
-        works = [self.comm.irecv(tensor, self.peer, self.stream) for tensor in tensors]
+        pairs = zip(tensors, self.tags, strict=True)
+        works = [self.comm.irecv(tensor, self.peer, self.stream, tag) for tensor, tag in pairs]
         return Works(works, tuple(tensors)).wait()
 
 
@@ -159,6 +162,8 @@ class ProcessComm:
     device: torch.device = torch.device("cpu")
     groups: dict[Any, dist.ProcessGroup | None] = field(default_factory=dict)  # by stream or team
     couriers: dict[tuple[str, Group], Courier] = field(default_factory=dict)  # that exchange
+    numbers: Counter[tuple[str, int, str]] = field(default_factory=Counter)  # of tensors so far
+    backend: str | None = None  # of its groups; None: that of all processes
 
     def extend(self, needs: Needs) -> None:
         """Every process makes the same groups in the same order, those that it has not yet."""
@@ -168,10 +173,10 @@ class ProcessComm:
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         for stream in (*needs.streams, "totals"):
             if stream not in self.groups:
-                self.groups[stream] = None if alone else dist.new_group()
+                self.groups[stream] = None if alone else dist.new_group(backend=self.backend)
         for team in needs.teams:
             if team not in self.groups:
-                self.groups[team] = dist.new_group(list(team[1]))
+                self.groups[team] = dist.new_group(list(team[1]), backend=self.backend)
 
     def courier(self, name: str) -> Courier:
         return Courier(name)
@@ -181,26 +186,38 @@ class ProcessComm:
         sizes: Tensors = ()
         if any(map(is_dynamic, shapes)):
             sizes = tuple(torch.tensor(tensor.shape, dtype=torch.int64) for tensor in whole)
-        works = [self.isend(tensor, peer, stream) for tensor in (*sizes, *whole)]
-        return Works(works, (*sizes, *whole))
+        tensors = (*sizes, *whole)
+        tags = self.tags("to", peer, stream, len(tensors))
+        pairs = zip(tensors, tags, strict=True)
+        return Works([self.isend(tensor, peer, stream, tag) for tensor, tag in pairs], tensors)
+
+    def tags(self, way: str, peer: int, stream: str, count: int) -> range:
+        """Numbers for the next tensors of a channel. Those whose sizes come first are received
+        when these are there, which may be after others that were sent later."""
+        first = self.numbers[way, peer, stream]
+        self.numbers[way, peer, stream] = (first + count) % 2**30
+        return range(first, first + count)
 
     def recv(
         self, shapes: Sequence[Shape], peer: int, stream: str, into: Tensors | None
     ) -> Arrival:
         if any(map(is_dynamic, shapes)):
             sizes = [empty((len(shape),), "int64") for shape, _ in shapes]
-            headers = [(self.irecv(tensor, peer, stream), tensor) for tensor in sizes]
-            return SizedLater(self, shapes, headers, peer, stream)
+            tags = self.tags("from", peer, stream, 2 * len(sizes))
+            pairs = zip(sizes, tags, strict=False)
+            headers = [(self.irecv(tensor, peer, stream, tag), tensor) for tensor, tag in pairs]
+            return SizedLater(self, shapes, headers, peer, stream, tags[len(sizes) :])
         tensors = into or tuple(empty(s, dtype, self.device) for s, dtype in shapes)  # type: ignore[arg-type]
-        return Works([self.irecv(tensor, peer, stream) for tensor in tensors], tensors)
+        pairs = zip(tensors, self.tags("from", peer, stream, len(tensors)), strict=True)
+        return Works([self.irecv(tensor, peer, stream, tag) for tensor, tag in pairs], tensors)
 
-    def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
-        work = dist.isend(tensor, group=self.groups[stream], group_dst=peer)
+    def isend(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
+        work = dist.isend(tensor, group=self.groups[stream], tag=tag, group_dst=peer)
         assert work is not None
         return work
 
-    def irecv(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
-        work = dist.irecv(tensor, group=self.groups[stream], group_src=peer)
+    def irecv(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
+        work = dist.irecv(tensor, group=self.groups[stream], tag=tag, group_src=peer)
         assert work is not None
         return work
 

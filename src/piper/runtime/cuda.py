@@ -42,11 +42,15 @@ class CudaComm(ProcessComm):
         NCCL makes them, and the connections of each kind of message, at their first use: the host
         then waits for the others, and two that are made crosswise hang.
         """
+        self.backend = "cpu:gloo,cuda:nccl"
+        first = "totals" not in self.groups
         new = [team for team in needs.teams if team not in self.groups]
         links = [link for link in needs.links if link not in self.groups]
         super().extend(needs)
         for link in links:
             self.groups[link] = dist.new_group(sorted(link[1:]), backend="nccl")
+        if first:
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=self.groups["totals"])
         for link in links:
             self.first_message(link)
         for team in new:
@@ -71,17 +75,17 @@ class CudaComm(ProcessComm):
     def courier(self, name: str) -> Courier:
         return CudaCourier(name)
 
-    def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
+    def isend(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
         if tensor.device.type == "cpu":  # sizes, which the host needs
-            return super().isend(tensor, peer, stream)
+            return super().isend(tensor, peer, stream, tag)
         here = dist.get_rank()
         work = dist.isend(tensor, peer, group=self.groups[stream, here, peer])
         assert work is not None
         return work
 
-    def irecv(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
+    def irecv(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
         if tensor.device.type == "cpu":
-            return super().irecv(tensor, peer, stream)
+            return super().irecv(tensor, peer, stream, tag)
         work = dist.irecv(tensor, peer, group=self.groups[stream, peer, dist.get_rank()])
         assert work is not None
         return work

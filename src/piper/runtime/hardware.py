@@ -9,6 +9,7 @@ import torch
 from piper.errors import InputError, Problem
 
 KINDS = ("cpu", "cuda")
+SHARED = "PIPER_SHARE_GPU"  # set where several processes are to use one GPU
 
 
 def chosen_device(wanted: str | None = None) -> torch.device:
@@ -26,9 +27,20 @@ def chosen_device(wanted: str | None = None) -> torch.device:
     if not torch.cuda.is_available():
         problem = Problem("there is no GPU that torch can use", 'write device="cpu"')
         raise InputError("device", problem)
-    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= count and SHARED not in os.environ:
+        what = f"process {index} of this host has no GPU of its own: there are {count}"
+        fix = 'start fewer, share one GPU with `piper run --share-gpu`, or write device="cpu"'
+        raise InputError("device", Problem(what, fix))
+    torch.cuda.set_device(index % count)
+    return torch.device("cuda", index % count)
+
+
+def refuse_untimed(kind: str) -> None:
+    """What a GPU takes is not what its host takes to start it."""
+    if kind != "cpu":
+        problem = Problem("costs are measured on CPUs only, so far", "give Trainer(costs=...)")
+        raise InputError("device", problem)
 
 
 def best() -> str:

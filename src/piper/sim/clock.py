@@ -188,7 +188,8 @@ class Clock:
         if core is None:
             self.after(seconds, act)
         else:
-            self.begin(((core, seconds),), 1.0 / seconds, act)
+            many = self.alike(self.plans[lane.row].device)[0]  # all of them on these cores
+            self.begin(((core, seconds * many),), 1.0 / seconds, act)
         return True
 
     def finish(self, lane: Lane, event: Event) -> None:

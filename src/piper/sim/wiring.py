@@ -94,7 +94,7 @@ class Wiring:
         for device in devices:
             cores = self.cores(device)
             if cores is not None and self.wire:
-                yield cores, size * self.wire
+                yield cores, size * self.wire * self.alike(device)[0]
 
     def collective(
         self, one: Instruction, here: Sequence[Device]

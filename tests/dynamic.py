@@ -1,0 +1,60 @@
+"""A model whose rows between stages are as many as the data say: a pool job and its reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import piper
+from piper.directives import Strategy
+from piper.trainer import Trainer
+
+PARTS, STEPS = 4, 3
+
+
+class Sifted(nn.Module):
+    """The second stage sees some rows only; a second value goes along, of known size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with piper.annotate("PP"):
+            rows = self.first(x)
+            some = rows.index_select(0, (x[:, 0] > 0).nonzero().squeeze(1))
+        with piper.annotate("PP"):
+            return self.second(some).tanh().sum() + (rows * rows).sum()
+
+
+def batches() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(8 * PARTS, 4, generator=generator) for _ in range(STEPS)]
+
+
+def sgd(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)  # type: ignore[arg-type]
+
+
+def train(rank: int, strategy: str) -> tuple[list[float], dict[str, Tensor] | None]:
+    trainer = Trainer(
+        Sifted(), None, Strategy.from_json(strategy), optimizer=sgd, reduction="sum",
+        example=(batches()[0],),
+    )  # fmt: skip
+    losses = [trainer.step(batch).loss for batch in batches()]
+    whole = trainer.state_dict()
+    trainer.close()
+    return losses, whole
+
+
+def plain() -> tuple[list[float], dict[str, Tensor]]:
+    model, losses = Sifted(), []
+    optimizer = sgd(model.parameters())
+    for batch in batches():
+        loss = sum(model(part) for part in batch.chunk(PARTS))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, model.state_dict()
