@@ -56,7 +56,7 @@ def rehearse(
     refuse_different(batches)
     refuse_uneven(batches[0], trainer.parts * trainer.replicas)
     found, compiled = trainer.compile(microbatch(batches[0], 0, trainer.replicas))
-    states = [DeviceState() for _ in compiled.plans]
+    states = [DeviceState(trainer.device) for _ in compiled.plans]
 
     def load(plan: Plan, comm: Comm) -> Program:
         state = states[compiled.plans.index(plan)]

@@ -15,6 +15,7 @@ from piper.ir.model import Model
 from piper.ir.roles import Present, roles
 from piper.plan.check import check
 from piper.plan.instructions import Exchange, Gather, Reduce
+from piper.plan.proof import prove
 from piper.strategies import BUILDERS
 
 CASES: list[tuple[str, Model, dict[str, Any]]] = [
@@ -101,6 +102,8 @@ def test_a_plan_that_is_missing_or_wrong_is_still_found() -> None:
     firsts = found.roles.first
 
     check(found.dag, found.plans, firsts)
+    told = str(prove(found.dag, found.plans, firsts))
+    assert told.startswith("ok: 8 devices in 2 roles, ")
     with pytest.raises(PlanError):
         check(found.dag, found.plans[:1], firsts)
     with pytest.raises(PlanError):

@@ -27,6 +27,7 @@ class Proof:
     """What was seen to meet, to end and to be counted when all plans ran together on paper."""
 
     devices: int
+    roles: int  # devices whose plans were run, for all that do the same
     nodes: int
     instructions: int
     passes: int  # forwards and backwards, on all devices
@@ -43,8 +44,9 @@ class Proof:
         if self.collectives + self.exchanges:
             met = f"{self.collectives:,} collectives and {self.exchanges:,} exchanges of rows"
             meetings += f", {met} all of their group, in the same order"
+        few = f" in {self.roles:,} roles" if self.roles < self.devices else ""
         return "\n".join([
-            f"ok: {self.devices:,} devices, {self.nodes:,} nodes, "
+            f"ok: {self.devices:,} devices{few}, {self.nodes:,} nodes, "
             f"{self.instructions:,} instructions, run together on paper",
             f"  no deadlock: {meetings}",
             f"  nothing lost or doubled: {self.passes:,} passes, and {self.gradients:,} gradients "
@@ -59,7 +61,8 @@ def prove(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = No
     together = checked(dag, plans, devices)
     ended = list(met(together))
     return Proof(
-        devices=len(plans),
+        devices=len(dag.devices),
+        roles=len(plans),
         nodes=len(dag.nodes),
         instructions=sum(machine.at for machine in together.machines.values()),
         passes=count(plans, Run),

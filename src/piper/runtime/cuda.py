@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.utils._pytree as pytree
 
 from piper.plan.channels import Link, Needs
-from piper.runtime.comm import Group, Handle, ProcessComm, Shard, Works, gather_flat
+from piper.runtime.comm import Group, ProcessComm, Shard, gather_flat
 from piper.runtime.courier import Courier, Errand
 
 
@@ -99,14 +99,6 @@ class CudaComm(ProcessComm):
             return Scattered(work, shard, flat)
 
         return self.started(stream, group, start)
-
-    def add_up(self, tensor: torch.Tensor) -> Handle:
-        group = self.groups["totals"]
-        if group is None:
-            return Works([], ())
-        work = dist.all_reduce(tensor, group=group, async_op=True)
-        assert work is not None
-        return work
 
 
 class CudaCourier(Courier):
