@@ -18,6 +18,7 @@ from piper.passes.pipeline import run_passes
 from piper.plan.check import check
 from piper.plan.instructions import Plan
 from piper.plan.lower import lower
+from piper.plan.queues import stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Compiled:
 
     def plan(self, device: Device) -> Plan:
         known = [plan for plan in self.plans if plan.device == device]
-        more = known or lower(self.dag, same_replica(self.dag, device))
+        more = known or lowered(self.dag, Roles({d: d for d in same_replica(self.dag, device)}))
         return next(plan for plan in more if plan.device == device)
 
 
@@ -51,9 +52,18 @@ def compile_strategy(
         dag = apply(tuple(strategy), training_dag(model, clip))
         dag = run_passes(dag if costs is None else replace(dag, costs=costs))
         found = roles(dag) if by_role else Roles({device: device for device in dag.devices})
-        plans = lower(dag, found.first)
+        plans = lowered(dag, found)
         check(dag, plans, found.first)
     return Compiled(dag, plans, found)
+
+
+def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:
+    """Plans that need no more than one queue; if there are none, those that are fast."""
+    fast = lower(dag, found.first)
+    if stops(fast) is None:
+        return fast
+    safe = lower(dag, found.first, careful=True)
+    return safe if stops(safe) is None else fast
 
 
 @contextmanager

@@ -36,10 +36,12 @@ from piper.plan.pool import offsets
 from piper.plan.rows import Row, Work, proven_received, receiver, rows, sender
 
 
-def lower(dag: Dag, devices: Sequence[Device] | None = None) -> tuple[Plan, ...]:
+def lower(
+    dag: Dag, devices: Sequence[Device] | None = None, careful: bool = False
+) -> tuple[Plan, ...]:
     """The plans of all devices, or of one for each role, in the order of the devices."""
     assert dag.sequence, "schedule the DAG before lowering it"
-    found = rows(dag, devices)
+    found = rows(dag, devices, careful)
     return tuple(
         Lowering(dag, row, proven_received(dag, found, row)).plan() for row in found.values()
     )
@@ -98,7 +100,7 @@ class Lowering:
         self.code.append(instruction)
         return len(self.code) - 1
 
-    def post(self, position: int) -> None:
+    def post(self, position: float) -> None:
         for transfer in self.row.posts.get(position, ()):
             value, known = self.storage(transfer.writes[0]), self.dag.values[transfer.writes[0]]
             peer = sender(transfer, self.row.device)
@@ -109,7 +111,11 @@ class Lowering:
             )
 
     def start(self, position: int) -> None:
+        late = self.row.posts.get(position - 0.5)
         for node in self.row.starts.get(position, ()):
+            if late and isinstance(node, Collective):
+                self.post(position - 0.5)
+                late = None
             match node:
                 case Transfer():
                     self.send(node)

@@ -36,7 +36,8 @@ class Row:
     started: dict[NodeId, int] = field(default_factory=dict)  # collectives: after how much work
     gets: dict[NodeId, Transfer] = field(default_factory=dict)
     uses: dict[NodeId, int | None] = field(default_factory=dict)  # first work that reads it
-    posts: dict[int, list[Transfer]] = field(default_factory=dict)  # before this work
+    posts: dict[float, list[Transfer]] = field(default_factory=dict)  # before this work; halves:
+    # with what starts there
 
     @cached_property
     def sends(self) -> list[Transfer]:
@@ -73,8 +74,13 @@ class Row:
         return [(total, self.name(total[0], node.devices or ())) for total in node.reads]
 
 
-def rows(dag: Dag, devices: Sequence[Device] | None = None) -> dict[Device, Row]:
-    """Of all devices, or of some that exchange values with each other only."""
+def rows(
+    dag: Dag, devices: Sequence[Device] | None = None, careful: bool = False
+) -> dict[Device, Row]:
+    """Of all devices, or of some that exchange values with each other only.
+
+    `careful`: with one receive under way on each channel, from the end of the last to its own.
+    """
     chosen = dag.devices if devices is None else devices
     known = replicas(node.devices for node in dag.computes if node.devices)
     found, here = {device: Row(dag, device, known) for device in chosen}, Present(chosen)
@@ -100,7 +106,7 @@ def rows(dag: Dag, devices: Sequence[Device] | None = None) -> dict[Device, Row]
         for starts in row.starts.values():
             starts.sort(key=lambda node: urgency(dag, node))
         first_uses(dag, row)
-        post_receives(row)
+        post_receives(row, careful)
     return found
 
 
@@ -122,24 +128,44 @@ def first_uses(dag: Dag, row: Row) -> None:
         row.uses[transfer.id] = min(here, default=None)
 
 
-def post_receives(row: Row) -> None:
+def post_receives(row: Row, careful: bool) -> None:
     """A receive is posted so much work before its value is used that it arrives meanwhile.
 
     On each channel receives keep the order of the sends.
     """
+    when = carefully if careful else in_time
     channels: dict[tuple[Device, str], list[Transfer]] = {}
     for transfer in row.gets.values():
         channels.setdefault((sender(transfer, row.device), transfer.stream), []).append(transfer)
-    end = len(row.work)
     for queue in channels.values():
-        uses = [row.uses[transfer.id] for transfer in queue]
-        wanted = [
-            end if use is None else ahead(row, use, transfer)
-            for use, transfer in zip(uses, queue, strict=True)
-        ]
+        wanted = when(row, queue)
         latest = list(accumulate(reversed(wanted), min))[::-1]
         for transfer, position in zip(queue, latest, strict=True):
             row.posts.setdefault(position, []).append(transfer)
+
+
+def in_time(row: Row, queue: Sequence[Transfer]) -> list[float]:
+    uses = [row.uses[transfer.id] for transfer in queue]
+    return [
+        len(row.work) if use is None else ahead(row, use, transfer)
+        for use, transfer in zip(uses, queue, strict=True)
+    ]
+
+
+def carefully(row: Row, queue: Sequence[Transfer]) -> list[float]:
+    """As soon as the one before it was used: never behind one that may not have ended. What a
+    collective reads is posted beside it, after the sends that start there."""
+    found, free = in_time(row, queue), 0
+    for k, transfer in enumerate(queue):
+        use = row.uses[transfer.id]
+        if use is None or row.dag.values[transfer.writes[0]].origin is not Origin.FLOW:
+            continue
+        if any(reader in row.started for reader in row.dag.consumers[transfer.writes[0]]):
+            found[k] = use - 0.5
+        elif free <= use:
+            found[k] = min(found[k], free)
+        free = use + 1
+    return found
 
 
 def ahead(row: Row, use: int, transfer: Transfer) -> int:
