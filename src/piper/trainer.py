@@ -38,10 +38,12 @@ from piper.runtime.batch import (
 )
 from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Kernel, Program
-from piper.runtime.hardware import chosen_device, peak_gib, refuse_untimed
+from piper.runtime.graphs import record_graphs
+from piper.runtime.hardware import chosen_device, refuse_untimed
 from piper.runtime.initial import initial_values
 from piper.runtime.measure import measure, together
 from piper.runtime.metrics import Metrics
+from piper.runtime.pace import pace_on
 from piper.runtime.shards import MakeOptimizer
 from piper.runtime.state import DeviceState, assembled
 from piper.runtime.warm import warm
@@ -66,9 +68,10 @@ class Trainer:
     `reduction="sum"` and `loss_weight`, the loss is the sum divided by the total weight.
 
     `optimizer` is called with the named parameters of each bucket; `max_norm` clips by the norm
-    over all devices; `compiled` runs the regions through Inductor; `init(name, tensor)` fills
-    parameters of a model on `meta`; `seed` is for dropout and such models. `device` is "cuda" or
-    "cpu", by default a GPU where there is one.
+    over all devices; `compiled` runs the regions through Inductor, `graphs` as CUDA graphs where
+    their shapes allow (both may be on; graphs need a GPU); `init(name, tensor)` fills parameters of
+    a model on `meta`; `seed` is for dropout and such models. `device` is "cuda" or "cpu", by
+    default a GPU where there is one.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Trainer:
         if is_inspecting():
             raise Inspected(self, example, *self.compile(example))
         self.rank = join(timeout, self.device.type == "cuda")
+        self.pace = pace_on(self.device)
         self.state = DeviceState(self.device)
         self.comm: ProcessComm | None = None
         self.programs: dict[Any, Program] = {}
@@ -106,6 +110,7 @@ class Trainer:
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
         compiled: bool = False,
+        graphs: bool = False,
         seed: int = 0,
         init: Callable[[str, torch.Tensor], None] | None = None,
         captured: Captured | None = None,
@@ -118,7 +123,7 @@ class Trainer:
         self.model, self.loss_fn = model, loss_fn
         self.strategy = as_strategy(strategy)
         self.reduction, self.loss_weight, self.max_norm = reduction, loss_weight, max_norm
-        self.compiled, self.seed = compiled, seed
+        self.compiled, self.seed, self.graphs = compiled, seed, graphs
         self.make_optimizer: MakeOptimizer = optimizer
         self.initial = initial_values(model, seed, init)
         places = [d.devices for d in self.strategy if isinstance(d, Place)]
@@ -148,15 +153,15 @@ class Trainer:
     def step(self, *batch: Any) -> Metrics:
         """One optimizer step on one batch."""
         self.refuse_closed()
-        started = time.perf_counter()
         own = self.own_weights(batch)
+        self.pace.begin()
         everyone = self.agreed(batch, own)
         program = self.program(batch)
         self.ignored = program.ignored
         work = self.batch(batch, self.steps, self.replica, own, everyone)
         recorded = self.recording.step(self.steps + 1, program, work)
         self.steps += 1
-        metrics = self.metrics(program, work.inputs, started)
+        metrics = Metrics(self.steps, self.tokens(work.inputs), self.pace.end(program))
         self.recording.keep(self.steps, recorded, self.made.get(self.key(batch)))
         return metrics
 
@@ -194,7 +199,7 @@ class Trainer:
         inputs = tuple(t.to(self.device, non_blocking=True) for t in tensors_of(batch))
         several = self.parts * self.replicas > 1
         if several and self.reduction == "mean" and not self.loss_weight:
-            refuse_ignored(inputs, self.ignored)
+            refuse_ignored(tensors_of(batch), self.ignored)
         seed = self.seed * 1_000_003 + step
         weights = self.weights(own, everyone)
         return Batch(inputs, weights, seed, self.max_norm, feed * self.parts)
@@ -222,19 +227,10 @@ class Trainer:
         if self.comm is None:
             raise InputError("trainer", Problem("it is closed", "make a new Trainer"))
 
-    def metrics(self, program: Program, inputs: Sequence[torch.Tensor], started: float) -> Metrics:
-        loss, squares = program.totals.tolist()  # on a GPU, this waits for the step
-        seconds = time.perf_counter() - started
-        return Metrics(
-            step=self.steps,
-            loss=loss,
-            grad_norm=squares**0.5,
-            seconds=seconds,
-            tokens=self.replicas
-            * next((t.numel() for t in inputs if not t.is_floating_point()), inputs[0].shape[0]),
-            memory_gib=peak_gib(self.device),
-            losses={part: tensor.item() for part, tensor in program.losses.items()},
-        )
+    def tokens(self, inputs: Sequence[torch.Tensor]) -> int:
+        """In a step of all replicas; without whole numbers among the inputs, rows."""
+        counts = (t.numel() for t in inputs if not t.is_floating_point())
+        return self.replicas * next(counts, inputs[0].shape[0])
 
     def own_weights(self, batch: tuple[Any, ...]) -> list[float]:
         """What the user says that each microbatch of this batch weighs."""
@@ -310,7 +306,12 @@ class Trainer:
         plan, cuts = compiled.plan(self.rank), compiled.dag.shardings
         program = self.load(plan, captured, cuts, self.state, self.comm)
         if self.device.type == "cuda":
-            warm(program, partial(tensors_like, compiled.dag), set(map(str, cuts)))
+            known = partial(tensors_like, compiled.dag)
+            regions = captured.model.regions
+            experts = {str(r.id) for r in regions if r.code in captured.experts.codes}
+            warm(program, known, experts)
+            if self.graphs:
+                program.graphs = record_graphs(program, known)
         return program
 
     def load(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import faulthandler
+import itertools
 import time
 from functools import partial
 from typing import Any
@@ -88,7 +89,7 @@ def far(found: float, wanted: float) -> float:
     return abs(found - wanted) / max(abs(wanted), 1e-9)
 
 
-def compared(case: Case, dtype: str) -> dict[str, float]:
+def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
     name, schedule, options = case
     stages = options["pp"] * (2 if schedule in ("zbv", "dualpipev", "interleaved-1f1b") else 1)
     model, loss_fn, vocab = build(name, stages, getattr(torch, dtype))
@@ -96,6 +97,7 @@ def compared(case: Case, dtype: str) -> dict[str, float]:
     trainer = piper.Trainer(
         copy.deepcopy(model), loss_fn, strategy, optimizer=ADAMW, device="cuda",
         example=tuple(t[: PARTS * 2] for t in batches(vocab, PARTS * 2)[0]),
+        graphs="graphs" in how, compiled="compiled" in how,
     )  # fmt: skip
     rows = 2 * PARTS
     data = batches(vocab, rows * trainer.replicas)
@@ -118,19 +120,20 @@ def compared(case: Case, dtype: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", nargs="+", default=["float64", "float32"], choices=LIMITS)
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=LIMITS)
+    parser.add_argument("--how", nargs="+", default=["eager", "graphs"], help="or compiled, both")
     parser.add_argument("--only", default="")
-    parser.add_argument("--patience", type=float, default=120.0, help="then say where it hangs")
+    parser.add_argument("--patience", type=float, default=60.0, help="then say where it hangs")
     chosen = parser.parse_args()
-    faulthandler.dump_traceback_later(chosen.patience)
     torch.backends.cuda.matmul.allow_tf32 = False
     wrong = []
-    for dtype in chosen.dtype:
+    for dtype, how in itertools.product(chosen.dtype, chosen.how):
         for case in CASES[piper_world()]:
-            name = f"{dtype} {case[0]} {case[1]} {case[2]}"
+            name = f"{dtype} {how} {case[0]} {case[1]} {case[2]}"
             if chosen.only in name:
+                faulthandler.dump_traceback_later(chosen.patience, exit=True)
                 started = time.perf_counter()
-                errors = compared(case, dtype)
+                errors = compared(case, dtype, how)
                 seconds = time.perf_counter() - started
                 fine = all(error <= limit(dtype, what) for what, error in errors.items())
                 wrong += [] if fine else [name]

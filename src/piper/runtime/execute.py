@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 import torch
 
@@ -27,12 +27,22 @@ from piper.plan.instructions import (
     line,
 )
 from piper.runtime.batch import Batch, part_of
-from piper.runtime.comm import Comm, Handle
+from piper.runtime.comm import Comm, Handle, Tensors
 from piper.runtime.flat import message_views, packed, unpacked, whole_shapes
 from piper.runtime.handles import Arrived, Shards, Single
+from piper.runtime.norms import as_tuple, clip, square
+from piper.runtime.reading import brought, counted, ending, results
 from piper.runtime.state import BucketState, DeviceState
 
 Act = Callable[[], None]
+
+
+class Graphs(Protocol):
+    """Recorded segments of a plan, which do the same with fewer launches."""
+
+    def begin(self, batch: Batch) -> Sequence[tuple[int, Act]]: ...
+
+
 Kernel = Callable[..., Sequence[Any]]
 
 
@@ -60,11 +70,14 @@ class Program:
         self.device = self.state.device
         self.buffers = [self.state.buffer(k, size) for k, size in enumerate(self.plan.buffers)]
         self.squares: dict[int, torch.Tensor] = {}
+        self.gathered: dict[int, Tensors] = {}  # what gathers fill, by position
         self.counted = dict(counted(self.plan))
         self.results = {k: self.slot(name) for k, name in results(self.plan)}
         self.brought = {k: tuple(map(self.slot, names)) for k, names in brought(self.plan)}
         self.ending = ending(self.plan)
         self.acts = [self.act(k, one) for k, one in enumerate(self.plan.instructions)]
+        self.own = self.acts  # tools put others in their place for a while
+        self.graphs: Graphs | None = None
 
     def step(self, batch: Batch) -> None:
         """Run the plan once; afterwards nothing is under way any more."""
@@ -73,13 +86,17 @@ class Program:
         position = 0
         try:
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-                for position, act in enumerate(self.acts):  # noqa: B007
+                for position, act in self.todo(batch):  # noqa: B007
                     act()
                 self.finish()
         except RunError:
             raise
         except Exception as error:
             raise self.explain(position, error) from error
+
+    def todo(self, batch: Batch) -> Iterable[tuple[int, Act]]:
+        recorded = self.graphs if self.acts is self.own else None
+        return enumerate(self.acts) if recorded is None else recorded.begin(batch)
 
     def finish(self) -> None:
         for k, handle in enumerate(self.handles):
@@ -158,18 +175,19 @@ class Program:
     def load(self, load: Load) -> Act:
         slots, into = self.slots, self.slot(load.value)
 
-        def batch() -> None:
-            slots[into] = part_of(self.batch.inputs[load.index], load.part, load.parts)
+        def act() -> None:
+            slots[into] = self.loaded(load)
 
-        def seed() -> None:
+        return act
+
+    def loaded(self, load: Load) -> torch.Tensor:
+        if load.origin == "batch":
+            return part_of(self.batch.inputs[load.index], load.part, load.parts)
+        if load.origin == "seed":
             weight = self.batch.weights[load.part]
-            slots[into] = torch.full((), weight, dtype=self.loss_dtype, device=self.device)
-
-        def random() -> None:
-            counter = [self.batch.seed, self.batch.first + load.part]
-            slots[into] = torch.tensor(counter, device=self.device)
-
-        return {"batch": batch, "seed": seed, "random": random}[load.origin]
+            return torch.full((), weight, dtype=self.loss_dtype, device=self.device)
+        counter = [self.batch.seed, self.batch.first + load.part]
+        return torch.tensor(counter, device=self.device)
 
     def run(self, position: int, run: Run) -> Act:
         kernel, slots = self.kernels(run.region, run.phase), self.slots
@@ -246,6 +264,7 @@ class Program:
         shards = self.state.buckets[gather.value].tensors
         flats = message_views(self.buffers[gather.buffer], gather.messages)
         views = unpacked(flats, gather.messages, whole_shapes(gather.shapes))
+        self.gathered[k] = views
 
         def act() -> None:
             pairs = zip(flats, shards, strict=True)
@@ -270,7 +289,9 @@ class Program:
         grads = [self.slot(value) for value in total.grads]
 
         def act() -> None:
-            self.losses = {part: self.slots[k] for k, part in losses}
+            if losses:  # of their own: the next step writes where these are
+                stacked = torch.stack([self.slots[k] for k, _ in losses])
+                self.losses = dict(zip((part for _, part in losses), stacked, strict=True))
             self.totals = torch.zeros(2, dtype=torch.float64, device=self.device)
             for part, loss in self.losses.items():
                 self.totals[0] += loss.double() * self.batch.weights[part]
@@ -315,14 +336,6 @@ class Program:
         return act
 
 
-def results(plan: Plan) -> Iterator[tuple[int, str]]:
-    """What is there only once an instruction was waited for."""
-    for k, one in enumerate(plan.instructions):
-        match one:
-            case Recv(value=name) | Reduce(into=name) | Gather(into=name):
-                yield k, name
-
-
 def refuse_uncounted(counts: torch.Tensor, rows: torch.Tensor) -> None:
     counted = int(counts.sum())
     if counted != rows.shape[0]:
@@ -332,64 +345,5 @@ def refuse_uncounted(counts: torch.Tensor, rows: torch.Tensor) -> None:
         )
 
 
-def brought(plan: Plan) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """What exchanges end with: several values each."""
-    for k, one in enumerate(plan.instructions):
-        if isinstance(one, Exchange):
-            yield k, one.writes
-
-
-def ending(plan: Plan) -> dict[int, set[str]]:
-    """For each Run, what ends before the next one: a bundle among it is the kernel's to empty.
-
-    Kernels then let go of saved activations one by one, as autograd would.
-    """
-    found: dict[int, set[str]] = {}
-    soon: set[str] = set()
-    for position in reversed(range(len(plan.instructions))):
-        match plan.instructions[position]:
-            case Free(values):
-                soon.update(values)
-            case Run():
-                found[position], soon = soon, set()
-            case Send(value=value) | Keep(value=value) | Add(value=value) | Reduce(value=value):
-                soon.discard(value)
-            case Exchange(reads=values):
-                soon.difference_update(values)
-    return found
-
-
-def counted(plan: Plan) -> Iterator[tuple[str, int]]:
-    """The gradients that a total counts, and where it does."""
-    for k, one in enumerate(plan.instructions):
-        if isinstance(one, Total):
-            yield from ((grad, k) for grad in one.grads)
-
-
-def square(grads: Any) -> torch.Tensor:
-    """The squared norm, in double precision; of types that are coarse, added up in a finer one."""
-    tensors = [tensor for tensor in as_tuple(grads) if tensor.numel()]
-    if not tensors:
-        return torch.zeros((), dtype=torch.float64)
-    coarse = [t for t in tensors if t.dtype in (torch.bfloat16, torch.float16)]
-    fine = [t for t in tensors if t.dtype not in (torch.bfloat16, torch.float16)]
-    norms = [*(torch._foreach_norm(fine) if fine else ())]
-    norms += torch._foreach_norm(coarse, 2, torch.float32) if coarse else ()
-    return torch.stack([norm.double() for norm in norms]).square().sum()
-
-
 def is_async(instruction: Instruction) -> bool:
     return isinstance(instruction, Send | Recv | Reduce | Gather | Exchange | Total)
-
-
-def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
-    return (value,) if isinstance(value, torch.Tensor) else tuple(value)
-
-
-def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | None) -> None:
-    """As torch.nn.utils.clip_grad_norm_, with the norm over all devices."""
-    assert max_norm is not None
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for dtype in dict.fromkeys(grad.dtype for grad in grads):
-        alike = [grad for grad in grads if grad.dtype is dtype]
-        torch._foreach_mul_(alike, factor.to(dtype))

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
-    """What a step gave, the same on every device."""
+class Readings:
+    """What is known of a step once it is over."""
 
-    step: int
     loss: float
     grad_norm: float
     seconds: float
-    tokens: int
     memory_gib: float
-    losses: Mapping[int, float] = field(default_factory=dict)  # of the microbatches that ended here
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+
+class Metrics:
+    """What a step gave, the same on every device.
+
+    On a GPU the numbers are fetched when they are asked for: who reads them waits for the step,
+    and who does not lets the next step begin while this one ends.
+    """
+
+    def __init__(self, step: int, tokens: int, read: Callable[[], Readings]) -> None:
+        self.step, self.tokens, self.read = step, tokens, read
+
+    @cached_property
+    def readings(self) -> Readings:
+        return self.read()
+
+    @property
+    def loss(self) -> float:
+        return self.readings.loss
+
+    @property
+    def grad_norm(self) -> float:
+        return self.readings.grad_norm
+
+    @property
+    def seconds(self) -> float:
+        return self.readings.seconds
+
+    @property
+    def memory_gib(self) -> float:
+        return self.readings.memory_gib
+
+    @property
+    def losses(self) -> Mapping[int, float]:
+        """Of the microbatches that ended here."""
+        return self.readings.losses
 
     @property
     def tokens_per_second(self) -> float:
@@ -27,3 +62,5 @@ class Metrics:
             f"step: {self.step}  loss: {self.loss:.5f}  grad_norm: {self.grad_norm:.4f}  "
             f"memory: {self.memory_gib:.2f}GiB  tps: {self.tokens_per_second:,.0f}"
         )
+
+    __repr__ = __str__

@@ -1,0 +1,282 @@
+"""CUDA graphs: the kernels between two messages are launched as one.
+
+Everything is recorded before the first step, segment by segment in the order of the plan, while
+nothing is on its way. All recordings share one pool of memory: what ends in one may lie where a
+later one writes, just as in a step without graphs, and replays keep that order. What the host
+itself needs of it, it sees through tensors that do not own their memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from piper.names import COMPUTE
+from piper.plan.instructions import Add, Free, Gather, Instruction, Load, Recv, Reduce, Run
+from piper.plan.segments import Hosted, Recorded, segments
+from piper.runtime.batch import Batch
+from piper.runtime.comm import is_dynamic
+from piper.runtime.execute import Act, Program
+from piper.runtime.handles import Single
+from piper.runtime.warm import Known, zeros
+
+LOG = logging.getLogger("piper")
+
+
+class Tape(Protocol):
+    """What records and replays."""
+
+    def record(self, do: Act) -> Act: ...
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+
+class CudaTape:
+    """CUDA graphs with one pool of memory."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+
+    def record(self, do: Act) -> Act:
+        """Not torch.cuda.graph: that waits for the whole device, and collects garbage, each time.
+
+        Other threads (NCCL's watchdog) may go on with what they do.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a region of views only
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                do()
+            finally:
+                graph.capture_end()
+        replay: Act = graph.replay
+        return replay
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        whole = tensor.untyped_storage()
+        storage = torch._C._construct_storage_from_data_pointer(
+            whole.data_ptr(), tensor.device, whole.nbytes()
+        )
+        found = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return found.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+class Unfit(Exception):
+    """Something that cannot be recorded."""
+
+    def __init__(self, names: set[tuple[str, str]], reason: str) -> None:
+        super().__init__(reason)
+        self.names = names
+
+
+@dataclass
+class Graphs:
+    """A program as recorded segments and what the host does between them."""
+
+    program: Program
+    loads: list[tuple[Load, int, torch.Tensor]]
+    acts: list[tuple[int, Act]]
+    weights: tuple[float, ...] | None = None
+
+    def begin(self, batch: Batch) -> Sequence[tuple[int, Act]]:
+        """Put the batch where the recordings expect it; then, what to do in the step."""
+        same, self.weights = batch.weights == self.weights, batch.weights
+        for load, slot, fixed in self.loads:
+            if not (same and load.origin == "seed"):
+                fixed.copy_(self.program.loaded(load), non_blocking=True)
+            self.program.slots[slot] = fixed
+        return self.acts
+
+
+def record_graphs(program: Program, known: Known, tape: Callable[[], Tape] = CudaTape) -> Graphs:
+    """Record all of a program that can be; what cannot is done by the host, which is said."""
+    unfit: set[tuple[str, str]] = set()
+    while True:
+        try:
+            with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
+                return Recording(program, known, tape(), unfit).graphs()
+        except Unfit as error:
+            names = ", ".join(sorted(f"{phase} of {region}" for region, phase in error.names))
+            LOG.info("%s cannot be a CUDA graph: %s", names, error)
+            unfit |= error.names
+
+
+@dataclass
+class Recording:
+    """A program, being recorded."""
+
+    program: Program
+    known: Known
+    tape: Tape
+    unfit: set[tuple[str, str]]
+    loads: list[tuple[Load, int, torch.Tensor]] = field(default_factory=list)
+    held: dict[int, Any] = field(default_factory=dict)  # what messages under way still read
+    spare: dict[Any, list[Any]] = field(default_factory=dict)  # memory for receives, by shapes
+    lent: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by address of its first tensor
+
+    def graphs(self) -> Graphs:
+        slots = self.program.slots
+        before = list(slots)
+        for one in self.program.plan.instructions:
+            if isinstance(one, Load):
+                fixed = zeros(self.program, self.known, one.value)
+                slot = self.program.slot(one.value)
+                slots[slot] = fixed
+                self.loads.append((one, slot, fixed))
+        found = segments(self.program.plan, self.fits)
+        acts = [(one.at if isinstance(one, Hosted) else one.at[0], self.act(one)) for one in found]
+        slots[:] = before + [None] * (len(slots) - len(before))
+        return Graphs(self.program, self.loads, acts)
+
+    def fits(self, run: Run, moving: frozenset[str]) -> bool:
+        """Sizes that depend on data cannot be recorded; a bundle that moves may lie anyhow."""
+        if (run.region, run.phase) in self.unfit or any(self.known(n)[1] for n in moving):
+            return False
+        values = (*run.reads, *run.writes)
+        shapes = (s for n in values for s in self.known(n.removeprefix("sum "))[0])
+        return not any(map(is_dynamic, shapes))
+
+    def act(self, segment: Hosted | Recorded) -> Act:
+        return self.recorded(segment) if isinstance(segment, Recorded) else self.hosted(segment.at)
+
+    def recorded(self, segment: Recorded) -> Act:
+        program, slots, slot = self.program, self.program.slots, self.program.slot
+        self.ended(segment.waits)
+        copies = [(slot(n), zeros(program, self.known, n)) for n in segment.copied]
+        for k, fixed in copies:
+            slots[k] = fixed
+        replay = self.replayed(segment.at)
+        for k, _ in copies:
+            slots[k] = None
+        shown = [(slot(n), self.alias(slots[slot(n)])) for n in segment.shown]
+        ended, waits = [slot(n) for n in segment.ended], segment.waits
+
+        def act() -> None:
+            for w in waits:
+                program.wait_one(w)
+            for k, fixed in copies:
+                fixed.copy_(slots[k])
+            replay()
+            for k, alias in shown:
+                slots[k] = alias
+            for k in ended:
+                slots[k] = None
+
+        return act
+
+    def replayed(self, at: tuple[int, ...]) -> Act:
+        code = self.program.plan.instructions
+        acts = [(k, self.given_back(k, self.program.plain(k, code[k]))) for k in at]
+        now = at[0]
+
+        def do() -> None:
+            nonlocal now
+            for now, act in acts:  # noqa: B007 (which one it was, if it fails)
+                act()
+
+        if not any(isinstance(code[k], Run | Add) for k in at):  # nothing that runs on the device
+            do()
+            return lambda: None
+        try:
+            return self.tape.record(do)
+        except RuntimeError as error:
+            one = code[now]
+            if not isinstance(one, Run):
+                raise
+            raise Unfit(self.alike(one), str(error)) from error
+
+    def alike(self, run: Run) -> set[tuple[str, str]]:
+        """The runs with the same kernel."""
+        kernels, runs = self.program.kernels, self.program.plan.instructions
+        names = {(one.region, one.phase) for one in runs if isinstance(one, Run)}
+        same = kernels(run.region, run.phase)
+        return {name for name in names if kernels(*name) is same} | {(run.region, run.phase)}
+
+    def given_back(self, k: int, do: Act) -> Act:
+        """Memory of a receive is for another one as soon as its value has ended."""
+        one = self.program.plan.instructions[k]
+        names = (
+            one.values if isinstance(one, Free) else (one.value,) if isinstance(one, Add) else ()
+        )
+        slots = [self.program.slot(name) for name in names]
+
+        def act() -> None:
+            for slot in slots:
+                first = first_tensor(self.program.slots[slot])
+                if first is not None and first.data_ptr() in self.lent:
+                    key, memory = self.lent.pop(first.data_ptr())
+                    self.spare.setdefault(key, []).append(memory)
+            do()
+
+        return act if slots else do
+
+    def hosted(self, k: int) -> Act:
+        """The instruction's own function; here, only what it does to memory."""
+        program, one = self.program, self.program.plan.instructions[k]
+        slots, slot = program.slots, program.slot
+        self.ended(one.waits)
+        match one:
+            case Recv() if one.value not in program.state.buckets and not any(
+                map(is_dynamic, one.shapes)
+            ):
+                return self.received(k, one)
+            case Gather():
+                slots[slot(one.into)] = program.gathered[k]
+            case Reduce():
+                self.held[k], slots[slot(one.value)] = slots[slot(one.value)], None
+            case Add():
+                slots[slot(one.value)] = None
+        return program.acts[k]
+
+    def received(self, k: int, recv: Recv) -> Act:
+        """Into memory of its own, the same in every step."""
+        program = self.program
+        spare = self.spare.get(recv.shapes)
+        tensors = spare.pop() if spare else tuple(zeros_of(recv, program.device))
+        if tensors:
+            self.lent[tensors[0].data_ptr()] = recv.shapes, tensors
+        program.slots[program.slot(recv.value)] = tensors if recv.bundle else tensors[0]
+        waits = [w for w in recv.waits if program.plan.instructions[w].stream != COMPUTE]
+
+        def act() -> None:
+            for w in waits:
+                program.wait_one(w)
+            arrival = program.comm.recv(recv.shapes, recv.peer, recv.stream, tensors)
+            program.handles[k] = arrival if recv.bundle else Single(arrival)
+
+        return act
+
+    def ended(self, waits: Sequence[int]) -> None:
+        for k in waits:
+            self.held.pop(k, None)
+
+    def alias(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.tape.alias(value)
+        return None if value is None else tuple(map(self.tape.alias, value))
+
+
+def zeros_of(recv: Recv, device: torch.device) -> list[torch.Tensor]:
+    return [
+        torch.zeros([size or 0 for size in sizes], dtype=getattr(torch, dtype), device=device)
+        for sizes, dtype in recv.shapes
+    ]
+
+
+def ended_by(one: Instruction) -> tuple[str, ...]:
+    if isinstance(one, Free):
+        return one.values
+    return (one.value,) if isinstance(one, Add) else ()
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return value
+    return value[0] if value else None

@@ -1,0 +1,32 @@
+"""Norms of gradients, and clipping by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def square(grads: Any) -> torch.Tensor:
+    """The squared norm, in double precision; of types that are coarse, added up in a finer one."""
+    tensors = [tensor for tensor in as_tuple(grads) if tensor.numel()]
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64)
+    coarse = [t for t in tensors if t.dtype in (torch.bfloat16, torch.float16)]
+    fine = [t for t in tensors if t.dtype not in (torch.bfloat16, torch.float16)]
+    norms = [*(torch._foreach_norm(fine) if fine else ())]
+    norms += torch._foreach_norm(coarse, 2, torch.float32) if coarse else ()
+    return torch.stack([norm.double() for norm in norms]).square().sum()
+
+
+def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | None) -> None:
+    """As torch.nn.utils.clip_grad_norm_, with the norm over all devices."""
+    assert max_norm is not None
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for dtype in dict.fromkeys(grad.dtype for grad in grads):
+        alike = [grad for grad in grads if grad.dtype is dtype]
+        torch._foreach_mul_(alike, factor.to(dtype))
+
+
+def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
+    return (value,) if isinstance(value, torch.Tensor) else tuple(value)

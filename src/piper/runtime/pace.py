@@ -1,0 +1,74 @@
+"""How long steps take, and how many may be under way at once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from piper.runtime.execute import Program
+from piper.runtime.hardware import peak_gib
+from piper.runtime.metrics import Readings
+
+AT_ONCE = 2  # steps that the host may be ahead of a GPU
+
+
+class HostPace:
+    """The host computes: a step is over when it returns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.started = device, 0.0
+
+    def begin(self) -> None:
+        self.started = time.perf_counter()
+
+    def end(self, program: Program) -> Callable[[], Readings]:
+        found = readings(program.totals, program.losses)
+        seconds = time.perf_counter() - self.started
+        read = Readings(*found[:2], seconds, peak_gib(self.device), found[2])
+        return lambda: read
+
+
+class CudaPace:
+    """A GPU computes: the host goes on, until it is two steps ahead."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.side = torch.cuda.Stream(device)
+        self.ends: deque[torch.cuda.Event] = deque()
+
+    def begin(self) -> None:
+        while len(self.ends) >= AT_ONCE:
+            self.ends.popleft().synchronize()
+        self.start = torch.cuda.Event(enable_timing=True)
+        self.start.record()
+
+    def end(self, program: Program) -> Callable[[], Readings]:
+        start, over = self.start, torch.cuda.Event(enable_timing=True)
+        over.record()
+        self.ends.append(over)
+        totals, losses = program.totals, program.losses
+
+        def read() -> Readings:
+            """On a stream of its own: another step may be queued on the others already."""
+            over.synchronize()
+            with torch.cuda.stream(self.side):
+                loss, norm, parts = readings(totals, losses)
+            seconds = start.elapsed_time(over) / 1e3
+            return Readings(loss, norm, seconds, peak_gib(self.device), parts)
+
+        return read
+
+
+def readings(
+    totals: torch.Tensor, losses: dict[int, torch.Tensor]
+) -> tuple[float, float, dict[int, float]]:
+    loss, squares = totals.tolist()
+    parts = torch.stack(list(losses.values())).tolist() if losses else []
+    return loss, squares**0.5, dict(zip(losses, parts, strict=True))
+
+
+def pace_on(device: torch.device) -> HostPace | CudaPace:
+    return CudaPace(device) if device.type == "cuda" else HostPace(device)

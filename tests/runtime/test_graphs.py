@@ -1,0 +1,176 @@
+"""Recorded segments train like the plan itself; here a tape of operators stands for CUDA graphs."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from experts import Mixed
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from piper.capture import capture
+from piper.models.llama import Llama, LlamaConfig, cross_entropy
+from piper.plan.instructions import Recv, Run
+from piper.plan.segments import Hosted, Recorded, segments
+from piper.rehearsal import Rehearsal, rehearse
+from piper.runtime.graphs import Graphs, record_graphs
+from piper.strategies import BUILDERS
+from piper.trainer import Trainer, tensors_like
+
+LLAMA = LlamaConfig(vocab=32, dim=16, heads=2, layers=4, tied=True)
+ROWS = 2
+ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+
+
+class OperatorTape:
+    """Replays operators on the very tensors that were there when they were recorded."""
+
+    def record(self, do: Any) -> Any:
+        calls: list[Any] = []
+
+        class Log(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+                found = func(*args, **(kwargs or {}))
+                calls.append((func, args, kwargs or {}, found))
+                return found
+
+        with Log():
+            do()
+
+        def replay() -> None:
+            for func, args, kwargs, found in calls:
+                again = pytree.tree_leaves(func(*args, **kwargs))
+                for old, new in zip(pytree.tree_leaves(found), again, strict=True):
+                    if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+
+        return replay
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+def mixed_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+    rows, side = output
+    return ((rows - target) ** 2).mean() + side.mean()
+
+
+@cache
+def llama(stages: int) -> tuple[Any, ...]:
+    torch.manual_seed(1)
+    model, tokens = Llama(LLAMA, stages=stages).double(), torch.randint(32, (3, 16, 6))
+    example = (tokens[0, :ROWS], tokens[0, :ROWS])
+    return model, cross_entropy, tokens, capture(model, cross_entropy, example)
+
+
+@cache
+def mixed(stages: int) -> tuple[Any, ...]:
+    torch.manual_seed(1)
+    model, rows = Mixed(stages, "spread"), torch.randn(3, 16, 3, 6)
+    example = (rows[0, :ROWS], rows[0, :ROWS])
+    return model, mixed_loss, rows, capture(model, mixed_loss, example)
+
+
+def trained(made: Any, name: str, options: dict[str, Any], **more: Any) -> Rehearsal:
+    """Three steps with microbatches of two rows, on as many rows as the strategy takes."""
+    stages = 4 if name == "dualpipev" else 2
+    strategy = BUILDERS[name](pp=2, microbatches=4, **options)
+    model, loss_fn, data, captured = made(stages)
+    count = ROWS * 4 * options.get("dp", 1) * (2 if name == "dualpipe" else 1)
+    rows = data.repeat(1, 2, *[1] * (data.dim() - 2))[:, :count]
+    batches = [(step, step.flip(0)) for step in rows]
+    options = {"captured": captured, "optimizer": ADAMW, **more}
+    return rehearse(model, loss_fn, strategy, batches, **options)
+
+
+CASES = [
+    (llama, "1f1b", {}),
+    (llama, "zb-h1", {}),
+    (llama, "gpipe", {"dp": 2, "zero": 0}),
+    (llama, "dualpipev", {"dp": 2, "zero": 2}),
+    (llama, "1f1b", {"dp": 2, "zero": 3}),
+    (llama, "dualpipe", {"dp": 2, "zero": 1}),
+    (mixed, "1f1b", {"dp": 2, "ep": 2}),
+    (mixed, "dualpipev", {"dp": 2, "ep": 2, "zero": 1}),
+]
+
+
+@pytest.mark.parametrize(("made", "name", "options"), CASES)
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_replays_train_like_the_plan(
+    made: Any, name: str, options: dict[str, Any], max_norm: float | None, monkeypatch: Any
+) -> None:
+    plain = trained(made, name, options, max_norm=max_norm)
+    seen = with_graphs(monkeypatch)
+
+    graphed = trained(made, name, options, max_norm=max_norm)
+
+    assert len(seen) >= 2 and all(recorded_runs(graphs) for graphs in seen)
+    assert graphed.parts == plain.parts
+    assert graphed.grad_norms == plain.grad_norms
+    for parameter, value in plain.parameters.items():
+        assert torch.equal(graphed.parameters[parameter], value), parameter
+
+
+def with_graphs(monkeypatch: Any) -> list[Graphs]:
+    """Every program of a Trainer is recorded from now on."""
+    seen: list[Graphs] = []
+    dags: list[Any] = []
+    compile_, load = Trainer.compile, Trainer.load
+
+    def compiling(self: Trainer, batch: Any) -> Any:
+        found = compile_(self, batch)
+        dags.append(found[1].dag)
+        return found
+
+    def loading(self: Trainer, *given: Any) -> Any:
+        program = load(self, *given)
+        program.graphs = record_graphs(program, partial(tensors_like, dags[-1]), OperatorTape)
+        seen.append(program.graphs)
+        return program
+
+    monkeypatch.setattr(Trainer, "compile", compiling)
+    monkeypatch.setattr(Trainer, "load", loading)
+    return seen
+
+
+def recorded_runs(graphs: Graphs) -> bool:
+    """Whether most segments are replayed at all."""
+    plan = graphs.program.plan
+    return any(isinstance(plan.instructions[k], Run) for k, _ in graphs.acts)
+
+
+def test_what_cannot_be_recorded_is_done_by_the_host(monkeypatch: Any) -> None:
+    plain = trained(llama, "1f1b", {})
+    tries: list[int] = []
+    original = OperatorTape.record
+
+    def refusing(self: OperatorTape, do: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 3:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return original(self, do)
+
+    monkeypatch.setattr(OperatorTape, "record", refusing)
+    with_graphs(monkeypatch)
+
+    graphed = trained(llama, "1f1b", {})
+
+    assert graphed.parts == plain.parts and len(tries) > 3
+
+
+def test_a_segment_ends_where_the_host_has_something_to_do(monkeypatch: Any) -> None:
+    seen = with_graphs(monkeypatch)
+    trained(llama, "1f1b", {})
+    plan = seen[1].program.plan
+
+    found = segments(plan, lambda run, moving: True)
+
+    hosted = {one.at for one in found if isinstance(one, Hosted)}
+    replayed = [k for one in found if isinstance(one, Recorded) for k in one.at]
+    assert {k for k, one in enumerate(plan.instructions) if isinstance(one, Recv)} <= hosted
+    assert {k for k, one in enumerate(plan.instructions) if isinstance(one, Run)} <= set(replayed)
+    assert len(replayed) == len(set(replayed)) and not hosted & set(replayed)
