@@ -40,6 +40,7 @@ from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.hardware import chosen_device, peak_gib, refuse_untimed
 from piper.runtime.initial import initial_values
+from piper.runtime.lanes import compute_lane
 from piper.runtime.measure import measure, together
 from piper.runtime.metrics import Metrics
 from piper.runtime.shards import MakeOptimizer
@@ -154,7 +155,8 @@ class Trainer:
         program = self.program(batch)
         self.ignored = program.ignored
         work = self.batch(batch, self.steps, self.replica, own, everyone)
-        recorded = self.recording.step(self.steps + 1, program, work)
+        with compute_lane(program.plan, self.device):
+            recorded = self.recording.step(self.steps + 1, program, work)
         self.steps += 1
         metrics = self.metrics(program, work.inputs, started)
         self.recording.keep(self.steps, recorded, self.made.get(self.key(batch)))
@@ -310,7 +312,8 @@ class Trainer:
         plan, cuts = compiled.plan(self.rank), compiled.dag.shardings
         program = self.load(plan, captured, cuts, self.state, self.comm)
         if self.device.type == "cuda":
-            warm(program, partial(tensors_like, compiled.dag), set(map(str, cuts)))
+            with compute_lane(plan, self.device):
+                warm(program, partial(tensors_like, compiled.dag), set(map(str, cuts)))
         return program
 
     def load(
