@@ -7,6 +7,7 @@ from typing import Any
 from synthetic import chain, moe_chain
 
 from piper.compiler import Compiled, compile_strategy
+from piper.directives import Stream
 from piper.ir.costs import Costs
 from piper.ir.model import Model
 from piper.plan.trace import MEASURED, Span, Trace
@@ -31,6 +32,14 @@ def pipeline(name: str = "1f1b", microbatches: int = 3) -> Story:
 
 def experts() -> Story:
     return told("dualpipev", moe_chain(4), pp=2, dp=2, ep=2, zero=2, microbatches=4)
+
+
+def divided() -> Story:
+    """Experts, and a GPU divided between them and compute."""
+    strategy = BUILDERS["dualpipev"](pp=2, dp=2, ep=2, zero=2, microbatches=4)
+    strategy += [Stream("ep", sms=20, priority="high"), Stream("compute", sms=112)]
+    made = compile_strategy(moe_chain(4), strategy, costs=SLOW)
+    return story("divided", made.dag, made.plans)
 
 
 def measured(found: Story, factor: float = 2.0) -> Story:

@@ -17,6 +17,7 @@ _HOMES = {
     "Shard": "piper.directives",
     "Split": "piper.directives",
     "Order": "piper.directives",
+    "Stream": "piper.directives",
     "Strategy": "piper.directives",
     "Trainer": "piper.trainer",
     "Metrics": "piper.trainer",

@@ -1,5 +1,6 @@
 """Words every layer shares."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
@@ -12,6 +13,25 @@ Device = int
 PASS = "PASS"  # the filter key that means a phase
 RUN = "RUN"  # the filter key that counts the regions of equal tags, in program order
 COMPUTE = "compute"  # the stream on which regions run
+NORMAL, HIGH = "normal", "high"  # priorities of a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a stream gets of a GPU: so many of its SMs (None: any), and whether it goes first.
+
+    >>> print(Share("ep", 20, HIGH))
+    ep (20 SMs, high)
+    """
+
+    stream: str
+    sms: int | None = None
+    priority: str = NORMAL
+
+    def __str__(self) -> str:
+        many = "" if self.sms is None else f"{self.sms} SM{'s' if self.sms > 1 else ''}"
+        words = [word for word in (many, self.priority) if word and word != NORMAL]
+        return f"{self.stream} ({', '.join(words)})" if words else self.stream
 
 
 class Phase(StrEnum):

@@ -41,12 +41,13 @@ from piper.runtime.execute import Kernel, Program
 from piper.runtime.graphs import record_graphs
 from piper.runtime.hardware import chosen_device, refuse_untimed
 from piper.runtime.initial import initial_values
+from piper.runtime.lanes import compute_lane
 from piper.runtime.measure import measure, together
 from piper.runtime.metrics import Metrics
 from piper.runtime.pace import pace_on
 from piper.runtime.shards import MakeOptimizer
 from piper.runtime.state import DeviceState, assembled
-from piper.runtime.warm import warm
+from piper.runtime.warm import Known, warm
 from piper.runtime.world import gather, join, refuse_wrong_world
 from piper.tracing import from_environment, recording
 from piper.tuning import costs_of, read_costs
@@ -159,7 +160,8 @@ class Trainer:
         program = self.program(batch)
         self.ignored = program.ignored
         work = self.batch(batch, self.steps, self.replica, own, everyone)
-        recorded = self.recording.step(self.steps + 1, program, work)
+        with compute_lane(program.plan, self.device):
+            recorded = self.recording.step(self.steps + 1, program, work)
         self.steps += 1
         metrics = Metrics(self.steps, self.tokens(work.inputs), self.pace.end(program))
         self.recording.keep(self.steps, recorded, self.made.get(self.key(batch)))
@@ -306,13 +308,17 @@ class Trainer:
         plan, cuts = compiled.plan(self.rank), compiled.dag.shardings
         program = self.load(plan, captured, cuts, self.state, self.comm)
         if self.device.type == "cuda":
-            known = partial(tensors_like, compiled.dag)
             regions = captured.model.regions
             experts = {str(r.id) for r in regions if r.code in captured.experts.codes}
+            self.prepare(program, partial(tensors_like, compiled.dag), experts)
+        return program
+
+    def prepare(self, program: Program, known: Known, experts: set[str]) -> None:
+        """Before anything is on its way: run every kernel once, and record graphs."""
+        with compute_lane(program.plan, self.device):
             warm(program, known, experts)
             if self.graphs:
                 program.graphs = record_graphs(program, known)
-        return program
 
     def load(
         self,

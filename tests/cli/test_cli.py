@@ -75,6 +75,16 @@ def test_show_draws_the_schedule_of_a_script() -> None:
     assert drawn[3].endswith("; sends 384 B on pp")
 
 
+def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:
+    more = 'microbatches=4) + piper.Stream("pp", 4, "high")'
+    script = tmp_path / "shares.py"
+    script.write_text(SCRIPT.read_text().replace("microbatches=4)", more))
+
+    drawn = call("show", str(script)).splitlines()
+
+    assert drawn[-1] == "streams: pp (4 SMs, high)"
+
+
 def test_show_prints_the_plan_of_a_device_and_the_dag() -> None:
     assert call("show", str(SCRIPT), "--plan", "1").startswith("device 1\nrecv ")
     assert "transfer send PP0/0@0>1 on [0] => [1] [pp]" in call("show", str(SCRIPT), "--dag")

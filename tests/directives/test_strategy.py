@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from synthetic import chain
 
 from piper.compiler import compile_strategy
-from piper.directives import Directive, Order, Place, Shard, Split, Strategy
+from piper.directives import Directive, Order, Place, Shard, Split, Strategy, Stream
 from piper.errors import Refused, StrategyError
 from piper.ir.filters import ANY, Filter, where
 
@@ -74,6 +74,7 @@ def filters(draw: st.DrawFn) -> Filter:
     return where(**tags, **({"PASS": phase} if phase else {}))
 
 
+PRIORITIES, streams = ["normal", "high"], st.sampled_from(["ep", "é"])
 devices = st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True)
 groups = st.sampled_from([[[0, 1], [2, 3]], [[5], [3]], [[0, 2, 4]]])
 directives: st.SearchStrategy[Directive] = st.one_of(
@@ -81,6 +82,7 @@ directives: st.SearchStrategy[Directive] = st.one_of(
     st.builds(Shard, filters(), st.one_of(devices, groups), st.sampled_from(["ep", "é"])),
     st.builds(Split, keys, st.integers(1, 99)),
     st.builds(Order, st.lists(st.lists(filters(), max_size=3), max_size=4)),
+    st.builds(Stream, streams, st.none() | st.integers(1, 200), st.sampled_from(PRIORITIES)),
 )
 
 
@@ -141,7 +143,7 @@ def test_the_form_of_the_published_system_loads(text: str) -> None:
     )
 
 
-OPS = "place, replicate, shard, split, order"
+OPS = "place, replicate, shard, split, order, stream"
 NO_LIST = 'strategy: the JSON is no list\n  fix: write [{"op": "place", ...}, ...]'
 
 
@@ -295,7 +297,8 @@ def test_what_is_no_directive_is_refused() -> None:
         Strategy(["x"])
 
     assert str(refused.value) == (
-        "strategy: 'x' is no directive\n  fix: write Place, Replicate, Shard, Split or Order"
+        "strategy: 'x' is no directive\n"
+        "  fix: write Place, Replicate, Shard, Split, Order or Stream"
     )
 
 

@@ -18,7 +18,7 @@ def picture(directive: type) -> str:
     return dedent(lines).strip("\n").rstrip()
 
 
-DIRECTIVES = [piper.Place, piper.Replicate, piper.Shard, piper.Split, piper.Order]
+DIRECTIVES = [piper.Place, piper.Replicate, piper.Shard, piper.Split, piper.Order, piper.Stream]
 
 
 @pytest.mark.parametrize("directive", DIRECTIVES)

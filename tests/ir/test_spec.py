@@ -9,18 +9,18 @@ import pytest
 from synthetic import chain, moe_chain
 
 from piper.compiler import compile_strategy
-from piper.directives import Place, Replicate, Shard, Split, apply
+from piper.directives import Place, Replicate, Shard, Split, Stream, apply
 from piper.errors import Refused
 from piper.ir import spec
 from piper.ir.dag import Dag
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.ir.nodes import Precedence, Update
-from piper.ir.spec import BUG, CAPTURED, LOWERABLE, PLACED, Rule, require
+from piper.ir.spec import BUG, CAPTURED, FINAL, LOWERABLE, PLACED, Rule, require
 from piper.ir.training import training_dag
 from piper.names import NodeId
 
-RULES = tuple(dict.fromkeys((*CAPTURED, *PLACED, *LOWERABLE)))
+RULES = tuple(dict.fromkeys((*CAPTURED, *PLACED, *LOWERABLE, *FINAL)))
 
 
 def tiny() -> Dag:
@@ -86,6 +86,11 @@ def shared_buffers() -> Dag:
 
 
 SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
+    spec.every_stream_with_a_share_is_used: (
+        lambda: Stream("conpute").rewrite(tiny()),
+        "nothing runs on the stream 'conpute', which has a share of the GPU\n"
+        "  fix: name one of compute, or leave this `Stream` out; did you mean compute?",
+    ),
     spec.every_read_has_a_writer: (
         lambda: without(tiny(), "PP0:F"),
         f"PP0:B reads saved:PP0, which nothing writes\n  fix: {BUG}",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, Browser, Point
-from views import crowd, experts, measured, pipeline
+from views import crowd, divided, experts, measured, pipeline
 
 from piper.view.page import page
 from piper.view.story import Story
@@ -102,6 +102,17 @@ def test_a_strategy_is_drawn_where_and_in_the_colours_it_should_be(
     assert second["w"] == pytest.approx(2 * first["w"], rel=0.01)
     assert box(browser, "PP1:F@0", 1)["x"] >= first["x"] + first["w"] - 1
     assert box(browser, "PP1:F@0", 1)["y"] > first["y"] + first["h"]
+
+
+def test_what_streams_get_of_a_gpu_is_said_of_the_step_and_of_a_bar(
+    browser: Browser, tmp_path: Path
+) -> None:
+    opened(browser, tmp_path, divided())
+    assert "streams: ep (20 SMs, high), compute (112 SMs)" in panel(browser)
+
+    browser.click(*middle(browser, "PP0:F@0", 0))
+
+    assert "stream compute (112 SMs)" in panel(browser)
 
 
 @pytest.mark.parametrize("dark", [False, True])

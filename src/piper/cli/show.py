@@ -58,6 +58,8 @@ def show(
     else:
         show_schedule(found)
         print(costs(found.compiled.dag, found.compiled.plans))
+        if shares := found.compiled.dag.streams:
+            print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):
             print(hidden)
 

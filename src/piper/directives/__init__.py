@@ -8,5 +8,8 @@ from piper.directives.replicate import Replicate
 from piper.directives.shard import Shard
 from piper.directives.split import Split
 from piper.directives.strategy import Strategy
+from piper.directives.stream import Stream
 
-__all__ = ["Directive", "Order", "Place", "Replicate", "Shard", "Split", "Strategy", "apply"]
+__all__ = [
+    "Directive", "Order", "Place", "Replicate", "Shard", "Split", "Strategy", "Stream", "apply",
+]  # fmt: skip

@@ -13,6 +13,7 @@ from piper.directives.place import Place
 from piper.directives.replicate import Replicate
 from piper.directives.shard import Shard
 from piper.directives.split import Split
+from piper.directives.stream import Stream
 from piper.errors import Problem, Refused, StrategyError
 from piper.ir.filters import Filter, Wanted, where
 
@@ -50,6 +51,11 @@ def encode(directive: Directive) -> dict[str, Any]:
             more = {} if directive.overlap else {"overlap": False}
             more |= {"ahead": True} if directive.ahead else {}
             return {"op": "order", "filters": slots, **more}
+        case Stream():
+            return {
+                "op": "stream", "name": directive.name,
+                "sms": directive.sms, "priority": directive.priority,
+            }  # fmt: skip
         case _:
             raise TypeError(f"{type(directive).__name__} has no JSON form")
 
@@ -146,6 +152,10 @@ def read_order(row: Row) -> Order:
     return Order(tuple(tuple(map(decode_filter, slot)) for slot in slots), overlap, ahead)
 
 
+def read_stream(row: Row) -> Stream:
+    return Stream(**{key: value for key, value in row.items() if key != "op"})
+
+
 PUBLISHED = ("shard_grads", "shard_params")
 NUMBERS = (
     "zero", "bucket_mb", "reduce_stream", "gather_stream", "gather_ahead", "gather_buffers",
@@ -161,4 +171,5 @@ READERS: dict[str, tuple[Reader, tuple[str, ...], tuple[str, ...]]] = {
     "shard": (read_shard, ("filter", "devices"), ("stream",)),
     "split": (read_split, ("dim_name", "num_microbatches"), ("filter",)),
     "order": (read_order, ("filters",), ("overlap", "ahead")),
+    "stream": (read_stream, ("name",), ("sms", "priority")),
 }

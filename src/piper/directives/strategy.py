@@ -86,5 +86,5 @@ def flat(directives: Iterable[Any]) -> Iterator[Directive]:
         else:
             what = f"{item!r} is no directive"
             raise StrategyError(
-                "strategy", Problem(what, "write Place, Replicate, Shard, Split or Order")
+                "strategy", Problem(what, "write Place, Replicate, Shard, Split, Order or Stream")
             )

@@ -15,7 +15,7 @@ from piper.ir.residency import Residency
 from piper.ir.sharding import Shardings, held_specs
 from piper.ir.topology import Topology, topology
 from piper.ir.values import Origin, TensorSpec, Value
-from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, ValueId
+from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
 Key = tuple[int | str | None, ...]
 ABOUT_NODES = ("producers", "consumers", "computes", "devices", "tag_names", "_indices", "proven")
@@ -38,6 +38,7 @@ class Dag:
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
+    streams: tuple[Share, ...] = ()  # what they get of a GPU, by `Stream`; others get what is left
     costs: Costs = field(default_factory=Costs)
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from itertools import chain
 
 from piper.errors import Problem, Refused
 from piper.ir.cycles import cycle
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer, Update
+from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
 from piper.ir.replicas import replicas
 from piper.ir.sharding import sharding_of, within
 from piper.ir.values import Origin
-from piper.names import BW, B, F, NodeId, Phase, RegionId
+from piper.names import BW, COMPUTE, B, F, NodeId, Phase, RegionId
 
 Home = tuple[RegionId, tuple[int, ...]]
 Rule = Callable[[Dag], Iterator[Problem]]
@@ -292,6 +293,22 @@ def pass_of(dag: Dag, node: NodeId) -> tuple[RegionId, Phase]:
     return found.region, found.phase
 
 
+def every_stream_with_a_share_is_used(dag: Dag) -> Iterator[Problem]:
+    """Known only when all communication is in."""
+    if not dag.streams:
+        return
+    messages = (n for n in dag.nodes.values() if isinstance(n, Transfer | Collective | Exchange))
+    used = [COMPUTE, *sorted({node.stream for node in messages})]
+    for share in dag.streams:
+        if share.stream not in used:
+            near = get_close_matches(share.stream, used, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield Problem(
+                f"nothing runs on the stream {share.stream!r}, which has a share of the GPU",
+                f"name one of {', '.join(used)}, or leave this `Stream` out{hint}",
+            )
+
+
 CAPTURED: tuple[Rule, ...] = (
     every_read_has_a_writer,
     every_value_is_written_once,
@@ -318,6 +335,7 @@ LOWERABLE: tuple[Rule, ...] = (
     *CAPTURED,
     every_read_is_local,
 )
+FINAL: tuple[Rule, ...] = (every_stream_with_a_share_is_used,)
 
 
 ABOUT_ORDER = (nothing_waits_for_itself, orders_name_all_microbatches_or_none)

@@ -15,6 +15,8 @@ def text(dag: Dag) -> str:
 def lines(dag: Dag) -> Iterator[str]:
     split = " ".join(f"{name}={n}" for name, n in dag.dimensions)
     yield f"dag: {len(dag.nodes)} nodes, {len(dag.model.regions)} regions {split}".rstrip()
+    if dag.streams:
+        yield f"streams: {', '.join(map(str, dag.streams))}"
     names = [dag.nodes[name] for name in dag.sequence] if dag.sequence else dag.nodes.values()
     for node in names:
         yield f"{describe(node)}  # {dag.makers.get(node.id, 'pass')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from piper.names import Device
+from piper.names import Device, Share
 from piper.plan.instructions import Exchange, Gather, Plan, Recv, Reduce, Send
 
 Team = tuple[str, tuple[Device, ...]]  # a stream, and devices that meet on it
@@ -20,10 +20,12 @@ class Needs:
     teams: Sequence[Team] = ()
     links: Sequence[Link] = ()
     exchanging: Sequence[Team] = ()
+    shares: Sequence[Share] = ()  # what streams get of a GPU
 
 
 def needs(plans: Sequence[Plan], device: Device) -> Needs:
-    return Needs(streams(plans), teams(plans), links(plans), exchanging(plans, device))
+    shares = plans[0].streams if plans else ()
+    return Needs(streams(plans), teams(plans), links(plans), exchanging(plans, device), shares)
 
 
 def links(plans: Sequence[Plan]) -> list[Link]:

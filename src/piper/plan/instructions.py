@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper.names import COMPUTE, Device
+from piper.names import COMPUTE, Device, Share
 
 Waits = tuple[int, ...]
 Layout = tuple[str, tuple[int, ...], int]  # of a flat message: type, tensors, padded elements
@@ -206,9 +206,11 @@ class Plan:
     states: tuple[State, ...]
     instructions: tuple[Instruction, ...]
     buffers: tuple[int, ...] = ()  # bytes of each buffer that gathers fill
+    streams: tuple[Share, ...] = ()  # what they get of a GPU; the same in all plans of a job
 
     def __str__(self) -> str:
-        return "\n".join([f"device {self.device}", *map(line, self.instructions)])
+        head = ", ".join([f"device {self.device}", *map(str, self.streams)])
+        return "\n".join([head, *map(line, self.instructions)])
 
 
 def among(collective: Reduce | Gather | Exchange) -> str:

@@ -84,7 +84,8 @@ class Lowering:
         self.post(len(self.row.work))
         self.free(len(self.row.work))
         buffers = tuple(self.buffers.get(k, 0) for k in range(max(self.buffers, default=-1) + 1))
-        return Plan(self.row.device, tuple(self.states.values()), tuple(self.code), buffers)
+        states, code = tuple(self.states.values()), tuple(self.code)
+        return Plan(self.row.device, states, code, buffers, self.dag.streams)
 
     def start_and_free(self, position: int) -> None:
         """What others wait for goes first, unless it needs the memory that ends here."""

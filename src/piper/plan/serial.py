@@ -6,6 +6,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
+from piper.names import Share
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -34,6 +35,8 @@ def to_json(plan: Plan) -> str:
     """One instruction per line."""
     head: dict[str, Any] = {"device": plan.device, "states": [row(state) for state in plan.states]}
     head["buffers"] = plan.buffers
+    if plan.streams:
+        head["streams"] = [row(share) for share in plan.streams]
     lines = [json.dumps([type(one).__name__.lower(), *row(one)]) for one in plan.instructions]
     body = ",\n  ".join(lines)
     return f'{json.dumps(head)[:-1]}, "instructions": [\n  {body}\n]}}\n'
@@ -46,6 +49,7 @@ def from_json(text: str) -> Plan:
         tuple(State(*map(frozen, state)) for state in found["states"]),
         tuple(KINDS[kind](*map(frozen, values)) for kind, *values in found["instructions"]),
         tuple(found["buffers"]),
+        tuple(Share(*share) for share in found.get("streams", ())),
     )
 
 

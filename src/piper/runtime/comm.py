@@ -173,10 +173,14 @@ class ProcessComm:
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         for stream in (*needs.streams, "totals"):
             if stream not in self.groups:
-                self.groups[stream] = None if alone else dist.new_group(backend=self.backend)
+                self.groups[stream] = None if alone else self.group(stream)
         for team in needs.teams:
             if team not in self.groups:
-                self.groups[team] = dist.new_group(list(team[1]), backend=self.backend)
+                self.groups[team] = self.group(*team)
+
+    def group(self, stream: str, devices: Group | None = None) -> dist.ProcessGroup | None:
+        """A new communicator of a stream, of all processes or of some."""
+        return dist.new_group(devices and list(devices), backend=self.backend)
 
     def courier(self, name: str) -> Courier:
         return Courier(name)

@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 from piper.plan.channels import Link, Needs
 from piper.runtime.comm import Group, ProcessComm, Shard, gather_flat
 from piper.runtime.courier import Courier, Errand
+from piper.runtime.lanes import group_options, priority_of, share_of
 
 
 @dataclass(slots=True)
@@ -42,13 +43,13 @@ class CudaComm(ProcessComm):
         NCCL makes them, and the connections of each kind of message, at their first use: the host
         then waits for the others, and two that are made crosswise hang.
         """
-        self.backend = "cpu:gloo,cuda:nccl"
+        self.backend, self.shares = "cpu:gloo,cuda:nccl", needs.shares
         first = "totals" not in self.groups
         new = [team for team in needs.teams if team not in self.groups]
         links = [link for link in needs.links if link not in self.groups]
         super().extend(needs)
         for link in links:
-            self.groups[link] = dist.new_group(sorted(link[1:]), backend="nccl")
+            self.groups[link] = self.group(link[0], link[1:], "nccl")
         if first:
             dist.all_reduce(torch.zeros(1, device="cuda"), group=self.groups["totals"])
         for link in links:
@@ -56,6 +57,14 @@ class CudaComm(ProcessComm):
         for team in new:
             if dist.get_rank() in team[1]:
                 self.first_meeting(self.groups[team], len(team[1]))
+
+    def group(
+        self, stream: str, devices: Group | None = None, backend: str | None = None
+    ) -> dist.ProcessGroup | None:
+        paired = backend is not None or (stream, devices) in self.couriers
+        options = group_options(share_of(self.shares, stream), paired)
+        ranks = devices and sorted(devices)
+        return dist.new_group(ranks, backend=backend or self.backend, **options)
 
     def first_meeting(self, team: dist.ProcessGroup | None, size: int) -> None:
         one, all_of_them = torch.zeros(1, device="cuda"), torch.zeros(size, device="cuda")
@@ -73,7 +82,7 @@ class CudaComm(ProcessComm):
             dist.recv(tensor, source, group=self.groups[link])
 
     def courier(self, name: str) -> Courier:
-        return CudaCourier(name)
+        return CudaCourier(name, priority_of(share_of(self.shares, name)))
 
     def isend(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
         if tensor.device.type == "cpu":  # sizes, which the host needs
@@ -104,9 +113,9 @@ class CudaComm(ProcessComm):
 class CudaCourier(Courier):
     """A courier whose errands run on a CUDA stream of its own."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, priority: int = 0) -> None:
         self.device = torch.cuda.current_device()
-        self.side = torch.cuda.Stream()
+        self.side = torch.cuda.Stream(priority=priority)
         super().__init__(name)
 
     def ask(self, job: Callable[[], Any]) -> Errand:

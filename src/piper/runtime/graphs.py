@@ -40,8 +40,10 @@ class CudaTape:
     """CUDA graphs with one pool of memory."""
 
     def __init__(self) -> None:
+        """Recorded on the stream of its share of the SMs, if compute has one."""
+        now = torch.cuda.current_stream()
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream() if now == torch.cuda.default_stream() else now
 
     def record(self, do: Act) -> Act:
         """Not torch.cuda.graph: that waits for the whole device, and collects garbage, each time.

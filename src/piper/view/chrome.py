@@ -28,15 +28,16 @@ def events(story: Story) -> list[Event]:
         timed += flows(found, threads, begin, number)
         timed += [one for device in story.devices for one in memory(device, trace, begin)]
         begin += trace.seconds
-    return [*names(threads), *sorted(timed, key=lambda event: event["ts"])]
+    return [*names(story, threads), *sorted(timed, key=lambda event: event["ts"])]
 
 
-def names(threads: Threads) -> Iterator[Event]:
+def names(story: Story, threads: Threads) -> Iterator[Event]:
     for device in sorted({device for device, _, _ in threads}):
         yield meta("process_name", device, 0, name=f"device {device}")
         yield meta("process_sort_index", device, 0, sort_index=device)
     for (device, stream, row), thread in threads.items():
-        yield meta("thread_name", device, thread, name=f"{stream} ({row + 1})" if row else stream)
+        name = f"{stream} ({row + 1})" if row else story.label(stream)
+        yield meta("thread_name", device, thread, name=name)
         yield meta(
             "thread_sort_index", device, thread, sort_index=0 if stream == COMPUTE else thread
         )

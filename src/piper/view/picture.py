@@ -54,7 +54,7 @@ class Drawing:
     """Where everything goes; times are scaled to the width."""
 
     def __init__(self, story: Story, trace: Trace, width: int) -> None:
-        self.bars, self.width = bars(story, trace), width
+        self.bars, self.width, self.story = bars(story, trace), width, story
         self.seconds = max((bar.end for bar in self.bars), default=1.0)
         self.scale = (width - LEFT - 10) / self.seconds
         self.rows: dict[tuple[int, str, int], float] = {}
@@ -88,7 +88,9 @@ class Drawing:
             yield 6, y + 15, f"device {device}", ""
         for (_, stream, row), y in self.rows.items():
             if stream != COMPUTE and not row:
-                yield LEFT - 6, y + 7, stream, "small"
+                yield LEFT - 6, y + 7, self.story.label(stream), "small"
+            elif stream in self.story.streams:
+                yield LEFT - 6, y + HIGH, self.story.label(stream), "small"
 
     def lines(self) -> Iterator[str]:
         yield (

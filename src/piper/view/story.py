@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from piper.ir.dag import Dag
@@ -45,6 +45,11 @@ class Story:
     devices: tuple[DeviceStory, ...]
     traces: tuple[Trace, ...]
     left_out: int = 0  # devices that are not shown
+    streams: Mapping[str, str] = field(default_factory=dict)  # those with a share, and its label
+
+    def label(self, stream: str) -> str:
+        """A stream, with what it gets of a GPU where the strategy says so."""
+        return self.streams.get(stream, stream)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. Words that come often are written once and then counted."""
@@ -52,6 +57,7 @@ class Story:
         return {
             "name": self.name,
             "left_out": self.left_out,
+            "streams": dict(self.streams),
             "nodes": coded(self.nodes, words),
             "orders": coded(self.orders, words),
             "devices": [
@@ -89,6 +95,7 @@ class Story:
             tuple(devices),
             tuple(map(Trace.from_dict, found["traces"])),
             found["left_out"],
+            found.get("streams", {}),
         )
 
     def to_json(self) -> str:
@@ -117,6 +124,7 @@ def story(
         tuple(device_story(dag, plan, index) for plan in shown),
         (),
         max(len(plans), len(dag.devices)) - len(shown),
+        {share.stream: str(share) for share in dag.streams},
     )
     return told.with_traces(traces or (expected(dag, shown),))
 

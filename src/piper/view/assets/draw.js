@@ -295,13 +295,15 @@ function drawNames(row) {
   ctx.fillStyle = S.theme.text;
   ctx.font = "600 12px system-ui, sans-serif";
   const which = S.paired && S.views.length > 1 ? ` ${"AB"[S.views.indexOf(row.view)]}` : "";
-  ctx.fillText(`device ${row.one.device}${which}`, 8, yOf(first.y) + first.h / 2);
+  const share = streamLabel(row.view.story, COMPUTE), up = share === COMPUTE ? 0 : 5;
+  ctx.fillText(`device ${row.one.device}${which}`, 8, yOf(first.y) + first.h / 2 - up);
   ctx.fillStyle = S.theme.quiet;
   ctx.font = "10px system-ui, sans-serif";
+  if (up) ctx.fillText(share, 8, yOf(first.y) + first.h / 2 + 6, GUTTER - 12);
   ctx.textAlign = "right";
   const low = Math.min(10, ...row.lanes.slice(1).map((place) => place.bottom - place.y + 1));
   ctx.font = `${low}px system-ui, sans-serif`;
-  for (const place of row.lanes.slice(1)) ctx.fillText(place.lane.stream.slice(0, 14), GUTTER - 8, (yOf(place.y) + yOf(place.bottom)) / 2 - 0.5);
+  for (const place of row.lanes.slice(1)) ctx.fillText(streamLabel(row.view.story, place.lane.stream).slice(0, 24), GUTTER - 8, (yOf(place.y) + yOf(place.bottom)) / 2 - 0.5, GUTTER - 12);
   ctx.font = "10px system-ui, sans-serif";
   if (row.memory) ctx.fillText("memory", GUTTER - 8, yOf(row.memory.y) + row.memory.h / 2);
   ctx.restore();

@@ -45,6 +45,8 @@ function showStep() {
         el("td", {}, `${one.device}`), el("td", {}, percent(one.busy / view.length)),
         el("td", {}, percent(one.exposed / view.length)), el("td", {}, bytes(one.source.peak.total))))));
     panel.append(kindTable(view));
+    const shares = Object.values(view.story.streams || {});
+    if (shares.length) panel.append(el("p", { class: "quiet" }, `streams: ${shares.join(", ")}`));
     if (view.story.left_out) panel.append(el("p", { class: "quiet" }, `${view.story.left_out} more devices do the same as these and are left out`));
   }
   if (S.memory) panel.append(el("h3", {}, "memory"), el("p", {}, ...Object.entries(MEMORY).map(([kind, fill]) => el("span", { class: "dot" }, el("i", { style: `background:${fill}` }), ` ${kind}  `))));
@@ -143,7 +145,7 @@ function showBar({ view, one, b }) {
   const measured = view.trace.kind === "measured";
   panel.append(el("h2", {}, has ? nodes.id[node] : one.plan.text[at].trim()));
   panel.append(facts([
-    ["does", el("span", {}, el("span", { class: "chip" }, swatch(kind), ` ${KINDS[KIND_IDS[kind]][0]}`), `device ${one.device}, stream ${one.plan.stream[at]}`)],
+    ["does", el("span", {}, el("span", { class: "chip" }, swatch(kind), ` ${KINDS[KIND_IDS[kind]][0]}`), `device ${one.device}, stream ${streamLabel(view.story, one.plan.stream[at])}`)],
     ["tags", has && nodes.tags[node] ? el("span", {}, ...nodes.tags[node].split(" ").map((t) => el("span", { class: "chip" }, t))) : ""],
     [message ? "for region" : "region", has ? nodes.region[node] : ""],
     ["source", has && nodes.source[node] ? el("code", {}, nodes.source[node]) : ""],

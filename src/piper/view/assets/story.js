@@ -53,6 +53,9 @@ function decode(story) {
   return story;
 }
 
+/** A stream, with what it gets of a GPU where the strategy says so. */
+function streamLabel(story, stream) { return (story.streams && story.streams[stream]) || stream; }
+
 function put(map, key, value) {
   if (map.has(key)) map.get(key).push(value); else map.set(key, [value]);
 }

@@ -1,0 +1,59 @@
+"""Wherever a stream is shown, so is what it gets of a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html import unescape
+
+from views import divided, experts
+
+from piper.view.chrome import events
+from piper.view.picture import svg
+from piper.view.story import Story
+
+LABELS = {"ep": "ep (20 SMs, high)", "compute": "compute (112 SMs)"}
+
+
+def test_a_story_knows_the_streams_with_a_share() -> None:
+    found = divided()
+
+    assert found.streams == LABELS
+    assert [found.label(name) for name in ("ep", "pp")] == ["ep (20 SMs, high)", "pp"]
+    assert Story.from_json(found.to_json()).streams == LABELS
+
+
+def test_a_story_of_an_older_file_has_no_shares() -> None:
+    told = experts().to_dict()
+    assert told.pop("streams") == {}
+
+    again = Story.from_json(json.dumps(told))
+
+    assert again.streams == {}
+
+
+def test_perfetto_names_threads_by_them() -> None:
+    found = events(divided())
+
+    names = {e["args"]["name"] for e in found if e["name"] == "thread_name"}
+
+    assert {*LABELS.values(), "pp"} <= names
+    assert not {"ep", "compute"} & names
+
+
+def test_a_picture_has_them_at_the_left() -> None:
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg(divided()))
+
+    counted = [texts.count(label) for label in LABELS.values()]
+
+    assert counted == [4, 4]  # on each device
+    assert "ep" not in map(unescape, texts)
+
+
+def test_a_picture_without_shares_is_as_it_was() -> None:
+    found = divided()
+
+    plain = svg(replace(found, streams={}))
+
+    assert plain == svg(replace(experts(), traces=found.traces))
