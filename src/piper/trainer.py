@@ -39,7 +39,7 @@ from piper.runtime.batch import (
 from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.graphs import record_graphs
-from piper.runtime.hardware import chosen_device, refuse_untimed
+from piper.runtime.hardware import chosen_device
 from piper.runtime.initial import initial_values
 from piper.runtime.lanes import compute_lane
 from piper.runtime.measure import measure, together
@@ -184,7 +184,6 @@ class Trainer:
         is for a file that `Trainer(costs=...)` reads next time.
         """
         self.refuse_closed()
-        refuse_untimed(self.device.type)
         own = self.own_weights(batch)
         work = self.batch(batch, self.steps, self.replica, own, self.agreed(batch, own))
         seen = together(measure(self.program(batch), work, rounds))

@@ -17,6 +17,7 @@ from piper.runtime.execute import Act, Program, is_async
 from piper.runtime.state import BucketState
 
 Timings = dict[str, list[float]]
+Lap = Callable[[], float]  # read when all is over
 TRIES = 5  # times that an exchange is tried
 
 
@@ -33,11 +34,14 @@ def measure(program: Program, batch: Batch, rounds: int) -> Measured:
     """Run the program so often, without its updates, then its exchanges alone."""
     seen = Measured()
     before = [(t, t.clone()) for b in program.state.buckets.values() for t in changing(b)]
-    acts, program.acts = program.acts, list(timed(program, seen.compute))
+    laps: dict[str, list[Lap]] = {}
+    acts, program.acts = program.acts, list(timed(program, laps))
     try:
         for _ in range(rounds + 1):
-            seen.compute.clear()  # the first round warms up, the last one counts
+            laps.clear()  # the first round warms up, the last one counts
             program.step(batch)
+        settle(program.device)
+        seen.compute.update((name, [lap() for lap in row]) for name, row in laps.items())
     finally:
         program.acts = acts
         for tensor, value in before:
@@ -52,7 +56,13 @@ def changing(bucket: BucketState) -> tuple[torch.Tensor, ...]:
     return () if bucket.trained else bucket.tensors
 
 
-def timed(program: Program, seen: Timings) -> Iterator[Act]:
+def settle(device: torch.device) -> None:
+    """Until all that was queued has ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(program: Program, seen: dict[str, list[Lap]]) -> Iterator[Act]:
     """The program's acts; runs take their time, updates do nothing."""
     for k, one in enumerate(program.plan.instructions):
         if isinstance(one, Run):
@@ -73,16 +83,32 @@ def waiting(program: Program, k: int) -> Act:
 
 
 def stopwatch(
-    program: Program, waits: list[int], do: Callable[[], None], seen: Timings, run: Run
+    program: Program, waits: list[int], do: Act, seen: dict[str, list[Lap]], run: Run
 ) -> Act:
+    around = on_gpu if program.device.type == "cuda" else on_host
+
     def act() -> None:
         for w in waits:
             program.wait_one(w)
-        started = time.perf_counter()
-        do()
-        seen.setdefault(f"{run.region} {run.phase}", []).append(time.perf_counter() - started)
+        seen.setdefault(f"{run.region} {run.phase}", []).append(around(do))
 
     return act
+
+
+def on_host(do: Act) -> Lap:
+    started = time.perf_counter()
+    do()
+    seconds = time.perf_counter() - started
+    return lambda: seconds
+
+
+def on_gpu(do: Act) -> Lap:
+    """What the GPU took, or the host if it was slower in bringing the work."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    do()
+    end.record()
+    return lambda: start.elapsed_time(end) / 1e3
 
 
 def distinct(program: Program) -> list[Exchange]:
@@ -98,7 +124,7 @@ def time_exchange(program: Program, one: Exchange, seen: Measured) -> None:
     """The rows that are expected, spread evenly; and none at all, for the latency."""
     ways = len(one.group)
     length = (one.shapes[0][0][0] or 0) // ways * ways
-    rows = tuple(zeros(length, shape) for shape in one.shapes)
+    rows = tuple(zeros(length, shape, program.device) for shape in one.shapes)
     sent = sum(tensor.nbytes for tensor in rows) * (ways - 1) / ways
     for _ in range(TRIES):
         nothing = seconds(program, one, tuple(tensor[:0] for tensor in rows))
@@ -107,16 +133,19 @@ def time_exchange(program: Program, one: Exchange, seen: Measured) -> None:
         seen.streams.setdefault(one.stream, []).append(sent / max(took - nothing, took / 10))
 
 
-def zeros(length: int, shape: Shape) -> torch.Tensor:
+def zeros(length: int, shape: Shape, device: torch.device) -> torch.Tensor:
     sizes, dtype = shape
-    return torch.zeros((length, *(size or 0 for size in sizes[1:])), dtype=getattr(torch, dtype))
+    whole = (length, *(size or 0 for size in sizes[1:]))
+    return torch.zeros(whole, dtype=getattr(torch, dtype), device=device)
 
 
 def seconds(program: Program, one: Exchange, rows: Tensors) -> float:
     ways = len(one.group)
-    counts = torch.full((ways,), rows[0].shape[0] // ways)
+    counts = torch.full((ways,), rows[0].shape[0] // ways, device=program.device)
+    settle(program.device)
     started = time.perf_counter()
     program.comm.exchange(rows, counts, "counted", one.stream, one.group).wait()
+    settle(program.device)
     return time.perf_counter() - started
 
 
