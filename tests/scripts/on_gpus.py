@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import copy
 import faulthandler
+import functools
 import itertools
 import time
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +21,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import piper
+from piper.capture import Captured, capture
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.models.qwen3_moe import PRESETS, Qwen3Moe, moe_loss
 
-ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
+ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
 LIMITS = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 6e-2}
 PARTS, LENGTH, STEPS = 4, 16, 3
+EP_SHARE = (piper.Stream("ep", sms=4, priority="high"), piper.Stream("pp", priority="high"))
 Case = tuple[str, str, dict[str, Any]]  # model, schedule, options
 CASES: dict[int, list[Case]] = {
     1: [("llama", "1f1b", {"pp": 1}), ("moe", "1f1b", {"pp": 1})],
@@ -47,10 +49,12 @@ CASES: dict[int, list[Case]] = {
         ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "zero": 1}),
         ("moe", "1f1b", {"pp": 2, "dp": 2, "ep": 2, "zero": 3}),
         ("moe", "zbv", {"pp": 1, "dp": 4, "ep": 2, "zero": 2}),
+        ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "streams": EP_SHARE}),
     ],
 }
 
 
+@functools.cache
 def build(name: str, stages: int, dtype: torch.dtype) -> tuple[nn.Module, Any, int]:
     torch.manual_seed(1)
     if name in ("llama", "untied"):
@@ -59,6 +63,12 @@ def build(name: str, stages: int, dtype: torch.dtype) -> tuple[nn.Module, Any, i
         return Llama(config, stages=stages).to(dtype), cross_entropy, 64
     config = PRESETS["tiny"]
     return Qwen3Moe(config, stages).to(dtype), moe_loss, config.vocab
+
+
+@functools.cache
+def captured(name: str, stages: int, dtype: torch.dtype) -> Captured:
+    model, loss_fn, vocab = build(name, stages, dtype)
+    return capture(model, loss_fn, batches(vocab, 2)[0], "cuda")
 
 
 def batches(vocab: int, rows: int) -> list[tuple[Tensor, Tensor]]:
@@ -93,11 +103,14 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
     name, schedule, options = case
     stages = options["pp"] * (2 if schedule in ("zbv", "dualpipev", "interleaved-1f1b") else 1)
     model, loss_fn, vocab = build(name, stages, getattr(torch, dtype))
-    strategy = piper.strategies.BUILDERS[schedule](microbatches=PARTS, **options)
+    streams = options.get("streams", ())
+    options = {key: value for key, value in options.items() if key != "streams"}
+    strategy = piper.strategies.BUILDERS[schedule](microbatches=PARTS, **options) + list(streams)
     trainer = piper.Trainer(
         copy.deepcopy(model), loss_fn, strategy, optimizer=ADAMW, device="cuda",
         example=tuple(t[: PARTS * 2] for t in batches(vocab, PARTS * 2)[0]),
         graphs="graphs" in how, compiled="compiled" in how,
+        captured=captured(name, stages, getattr(torch, dtype)),
     )  # fmt: skip
     rows = 2 * PARTS
     data = batches(vocab, rows * trainer.replicas)

@@ -22,22 +22,29 @@ Known = Callable[[str], tuple[tuple[Shape, ...], bool]]  # of a value: its tenso
 def warm(program: Program, known: Known, experts: Container[str] = ()) -> None:
     """With zeros, and no rows where their number is not known; of `experts`, the first has all.
 
-    What a kernel made is given to those that read it: only it knows how that lies in memory.
+    What a region made is given to its later phases: only its kernel knows how that lies in memory.
     """
-    ran: dict[int, Any] = {}  # kept, so that no other kernel gets the same id
-    made: dict[str, Any] = {}
+    ran: set[tuple[str, str]] = set()
+    made: dict[str, Any] = {}  # whatever the microbatch
     with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
         for one in program.plan.instructions:
-            if isinstance(one, Run):
+            if isinstance(one, Run) and (one.region, one.phase) not in ran:
+                ran.add((one.region, one.phase))
                 kernel = program.kernels(one.region, one.phase)
-                if id(kernel) not in ran:
-                    ran[id(kernel)] = kernel
-                    given = [made.get(n) or zeros(program, known, n) for n in one.reads]
-                    found = kernel(*(all_to_first(given) if one.region in experts else given))
-                    kept = zip(one.writes, found, strict=True)
-                    made |= {name: list(value) for name, value in kept if is_bundle(value)}
+                given = [made.get(any_part(n)) or zeros(program, known, n) for n in one.reads]
+                found = kernel(*(all_to_first(given) if one.region in experts else given))
+                kept = zip(one.writes, found, strict=True)
+                made |= {any_part(name): list(value) for name, value in kept if is_bundle(value)}
     if program.device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def any_part(name: str) -> str:
+    """
+    >>> any_part("saved:PP1@3")
+    'saved:PP1'
+    """
+    return name.partition("@")[0]
 
 
 def is_bundle(value: Any) -> bool:
