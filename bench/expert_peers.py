@@ -224,6 +224,7 @@ def peer(
     data: Data,
     parts: int,
     groups: Groups,
+    device: torch.device | str = "cpu",
 ) -> Step:
     """One training step; `cut` makes the model's stages, given how many."""
     _, per_rank, v_shaped = SCHEDULES[name]
@@ -236,7 +237,7 @@ def peer(
     known = set(own)
     dense = [p for m in modules for p in m.parameters() if p not in known]
     stages = [
-        PipelineStage(module, k, count, torch.device("cpu"), group=groups.pipe)
+        PipelineStage(module, k, count, torch.device(device), group=groups.pipe)
         for module, k in zip(modules, ids, strict=True)
     ]
     kind = schedules.get_schedule_class(name.partition(" ")[0])
