@@ -78,6 +78,8 @@ class Arena:
     def __post_init__(self) -> None:
         self.device = chosen_device()
         self.on_gpu = self.device.type == "cuda"
+        if self.on_gpu:
+            torch.cuda.init()  # before a mesh: it would take the GPU of this rank's number
         self.rank = join(600.0, self.on_gpu)
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         torch.set_num_threads(1)
