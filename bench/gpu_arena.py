@@ -12,7 +12,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,7 @@ class Arena:
         path = Path(f"{self.out}.json")
         before = json.loads(path.read_text())["results"] if path.exists() else {}
         settings = {**vars(self.chosen), "world": self.world, "device": self.device.type}
+        settings |= {"size": asdict(self.size), "dtype": str(self.dtype)}
         entries = before.setdefault(self.group, {"entries": {}})
         entries["settings"] = settings
         entries["entries"][entry] = found
@@ -232,6 +233,7 @@ class Arena:
         """Medians of all, in seconds; `pairs` are whose ratio is shown: Piper's over all others."""
         if not self.wanted(entry):
             return {}
+        started = time.perf_counter()
         contenders, notes = self.enter(makers)
         self.watch()
         steps = {name: one.step for name, one in contenders.items()}
@@ -252,6 +254,7 @@ class Arena:
         del contenders, steps
         self.clean()
         faulthandler.cancel_dump_traceback_later()
+        self.say(f"  {entry}: {time.perf_counter() - started:.0f} s in all")
         return {name: statistics.median(found) for name, found in times.items()}
 
     def clean(self) -> None:

@@ -122,7 +122,9 @@ def sharded(arena: Arena, name: str, zero: int, parts: int, ways: int) -> None:
     With reshard FSDP2 is zero=3; schedules that cut backwards lose gradients with it, so there is
     no such peer.
     """
-    size = arena.size
+    size, entry = arena.size, f"pp={ways} dp={arena.world // ways} {name} zero={zero}"
+    if not arena.wanted(entry):
+        return
     model = arena.shelf.get(size, ways * SCHEDULES[name][1], layered=True)
     data = size.batch(replica(arena, ways), parts)
     build = piper.strategies.BUILDERS[name]
@@ -130,8 +132,8 @@ def sharded(arena: Arena, name: str, zero: int, parts: int, ways: int) -> None:
     makers: dict[str, Any] = {"piper": partial(arena.ours, model, strategy, data)}
     reshard = zero == 3
     if reshard and name in CUT_BACKWARDS:
-        arena.say(f"pp={ways} {name} zero=3: torch loses gradients with reshard; beside keep")
+        arena.say(f"{entry}: torch loses gradients with reshard; beside keep")
         reshard = False
     peer = f"torch x fsdp2 {'reshard' if reshard else 'keep'}"
     makers[peer] = partial(pipelined, arena, name, model, data, parts, ways, reshard)
-    arena.contest(f"pp={ways} dp={arena.world // ways} {name} zero={zero}", makers)
+    arena.contest(entry, makers)

@@ -133,6 +133,9 @@ def host(arena: Arena) -> None:
     size = SIZES["tiny"]
     for name in ("1f1b", "dualpipev") if world > 1 else ("1f1b",):
         arena.watch()
+        entry = f"{name}, tiny kernels"
+        if not arena.wanted(entry):
+            continue
         stages = world * (2 if name == "dualpipev" else 1)
         model, data = arena.shelf.get(size, stages), size.batch(parts=parts)
         strategy = piper.strategies.BUILDERS[name](pp=world, microbatches=parts)
@@ -144,9 +147,7 @@ def host(arena: Arena) -> None:
         makers: dict[str, Any] = {"piper": lambda one=mine: one}
         if world > 1:
             makers["torch"] = partial(pipelined, arena, name, model, data, parts, world)
-        steps = arena.contest(
-            f"{name}, tiny kernels", makers, more={"instructions": count, **found}
-        )
+        steps = arena.contest(entry, makers, more={"instructions": count, **found})
         if "piper" in steps:
             arena.say(f"  {1e6 * steps['piper'] / count:.1f} us per instruction, {count} on rank 0")
     loop(arena)
