@@ -116,16 +116,18 @@ class ParallelExperts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         sent = counts.view(self.ways, -1)
         got = travel(sent, [1] * self.ways, [1] * self.ways, self.groups.out)
-        to, come = sent.sum(1).tolist(), got.sum(1).tolist()
+        given, taken = torch.stack([sent, got]).tolist()  # a GPU is asked once
+        to, come = list(map(sum, given)), list(map(sum, taken))
         rows = Journey.apply(rows, to, come, self.groups)
-        rows = self.local(resorted(rows, got), got.sum(0))
-        return Journey.apply(resorted(rows, got.t()), come, to, self.groups)
+        rows = self.local(resorted(rows, taken), got.sum(0))
+        back = list(map(list, zip(*taken, strict=True)))
+        return Journey.apply(resorted(rows, back), come, to, self.groups)
 
 
-def resorted(rows: Tensor, sizes: Tensor) -> Tensor:
+def resorted(rows: Tensor, sizes: list[list[int]]) -> Tensor:
     """Parts that lie row by row of the matrix of their sizes, now column by column."""
-    high, wide = sizes.shape
-    parts = rows.split(sizes.flatten().tolist())
+    high, wide = len(sizes), len(sizes[0])
+    parts = rows.split([size for row in sizes for size in row])
     return torch.cat([parts[r * wide + c] for c in range(wide) for r in range(high)])
 
 
@@ -224,6 +226,7 @@ def peer(
     data: Data,
     parts: int,
     groups: Groups,
+    device: torch.device | str = "cpu",
 ) -> Step:
     """One training step; `cut` makes the model's stages, given how many."""
     _, per_rank, v_shaped = SCHEDULES[name]
@@ -236,7 +239,7 @@ def peer(
     known = set(own)
     dense = [p for m in modules for p in m.parameters() if p not in known]
     stages = [
-        PipelineStage(module, k, count, torch.device("cpu"), group=groups.pipe)
+        PipelineStage(module, k, count, torch.device(device), group=groups.pipe)
         for module, k in zip(modules, ids, strict=True)
     ]
     kind = schedules.get_schedule_class(name.partition(" ")[0])

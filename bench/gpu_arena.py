@@ -1,0 +1,267 @@
+"""Where contenders of bench/gpu.py meet: the same processes, in turn, after equal losses."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import json
+import platform
+import re
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import RESULTS, interleaved, ratio, save, show
+from gpu_models import SIZES, Shelf, Size
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import piper
+from piper.capture import Captured, capture
+from piper.runtime.hardware import chosen_device
+from piper.runtime.world import join
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+TOLERANCE = {torch.bfloat16: 5e-3, torch.float32: 1e-4}  # of a loss, relative
+TURNS = 3  # steps whose losses are compared: from the second on, they depend on gradients
+
+
+@dataclass
+class Contender:
+    """One who takes steps; `step` gives its loss in some form, if it knows one."""
+
+    step: Callable[[], Any]
+    close: Callable[[], object] = lambda: None
+    kept: bool = False  # it goes on after this contest
+    first: list[float] | None = None  # the losses of its first steps
+    trainer: piper.Trainer | None = None
+    parameters: list[torch.Tensor] = field(default_factory=list)  # of a peer, those that are here
+
+    @property
+    def lasting(self) -> list[torch.Tensor]:
+        """What outlives a step, besides the optimizer's state."""
+        if self.trainer is None:
+            return self.parameters
+        program = next(iter(self.trainer.programs.values()))
+        return [
+            *(t for b in self.trainer.state.buckets.values() for t in b.tensors),
+            *program.buffers,
+        ]
+
+
+Makers = Mapping[str, Callable[[], Contender]]
+
+
+def loss_of(found: Any) -> float:
+    """NaN where this rank has no last stage."""
+    if isinstance(found, torch.Tensor):
+        return found.item()
+    return float(getattr(found, "loss", found))
+
+
+@dataclass
+class Arena:
+    """This process among the others, what was chosen, and the file of results."""
+
+    chosen: argparse.Namespace
+    group: str = ""
+    known: dict[Any, Captured] = field(default_factory=dict)
+    meshes: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.device = chosen_device()
+        self.on_gpu = self.device.type == "cuda"
+        if self.on_gpu:
+            torch.cuda.init()  # before a mesh: it would take the GPU of this rank's number
+        self.rank = join(600.0, self.on_gpu)
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        torch.set_num_threads(1)
+        self.dtype = DTYPES[self.chosen.dtype or ("bf16" if self.on_gpu else "fp32")]
+        self.size: Size = SIZES[self.chosen.size or ("medium" if self.on_gpu else "tiny")]
+        self.shelf = Shelf(self.device, self.dtype)
+        self.out = str(self.chosen.out or RESULTS / f"gpu_{self.machine()}").removesuffix(".json")
+        fused = {"fused": True} if self.chosen.fused else {}
+        self.adamw = partial(torch.optim.AdamW, lr=3e-4, **fused)
+
+    def machine(self) -> str:
+        name = torch.cuda.get_device_name() if self.on_gpu else f"cpu {platform.machine()}"
+        return re.sub(r"\W+", "_", name.lower())
+
+    def say(self, text: str) -> None:
+        if self.rank == 0:
+            print(text, flush=True)
+
+    def fence(self) -> None:
+        """Until all devices have done all that was asked of them; by gloo, which needs no GPU."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        if self.world > 1:
+            dist.all_reduce(torch.zeros(1))
+
+    def most(self, number: float) -> float:
+        """The largest of all ranks."""
+        return max(self.everywhere(number))
+
+    def everywhere(self, number: float) -> list[float]:
+        if self.world == 1:
+            return [number]
+        mine = torch.tensor([number], dtype=torch.float64)
+        found = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(found, mine)
+        return [one.item() for one in found]
+
+    def watch(self) -> None:
+        """From now on, an entry that hangs ends the run and says where."""
+        faulthandler.dump_traceback_later(self.chosen.patience, exit=True)
+
+    def wanted(self, entry: str) -> bool:
+        only, skip = self.chosen.only, self.chosen.skip
+        return (not only or any(o in entry for o in only)) and not any(s in entry for s in skip)
+
+    def keep(self, entry: str, found: object) -> None:
+        """At once, beside what other groups and runs left in the file."""
+        if self.rank:
+            return
+        path = Path(f"{self.out}.json")
+        before = json.loads(path.read_text())["results"] if path.exists() else {}
+        settings = {**vars(self.chosen), "world": self.world, "device": self.device.type}
+        settings |= {"size": asdict(self.size), "dtype": str(self.dtype)}
+        entries = before.setdefault(self.group, {"entries": {}})
+        entries["settings"] = settings
+        entries["entries"][entry] = found
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(self.out, before)
+
+    def ours(self, model: Any, strategy: Any, data: Any, **options: Any) -> Contender:
+        """Piper; a model is captured once for each shape of microbatch."""
+        if not options.get("graphs"):
+            parts = piper.Strategy(strategy).microbatches
+            options.setdefault("captured", self.captured(model, data, parts))
+        trainer = piper.Trainer(
+            model, model.loss, strategy, optimizer=self.adamw, example=data,
+            device=self.device.type, **options,
+        )  # fmt: skip
+        return Contender(partial(trainer.step, *data), trainer.close, trainer=trainer)
+
+    def captured(self, model: Any, data: Any, parts: int) -> Captured:
+        one = tuple(tensor[: tensor.shape[0] // parts] for tensor in data)
+        key = (id(model), one[0].shape)
+        if key not in self.known:
+            self.known[key] = capture(model, model.loss, one, self.device.type)
+        return self.known[key]
+
+    def mesh(self, *shape: int) -> DeviceMesh:
+        """Made once: every one has communicators of its own."""
+        if shape not in self.meshes:
+            names = ("dp", "pp")[: len(shape)]
+            self.meshes[shape] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        return self.meshes[shape]
+
+    def losses(self, one: Contender, turns: int = TURNS) -> list[float]:
+        """Of the first steps: the mean over the ranks that know one."""
+        if one.first is not None:
+            return one.first
+        rows = [[loss_of(one.step()), 1.0] for _ in range(turns)]
+        found = torch.tensor(rows, dtype=torch.float64)
+        found[found[:, 0].isnan()] = 0.0
+        if self.world > 1:
+            dist.all_reduce(found)
+        one.first = (found[:, 0] / found[:, 1]).tolist()
+        return one.first
+
+    def tried(self, what: str, make: Callable[[], Any]) -> tuple[Any, str]:
+        """What came of it, or why nothing did; if it fails on one rank, it fails on all."""
+        found, reason = None, ""
+        try:
+            found = make()
+        except Exception as error:
+            reason = "".join(traceback.format_exception_only(error)).strip() or "failed"
+            if self.chosen.verbose:
+                traceback.print_exc()
+        if self.most(float(bool(reason))):
+            reason = reason or "failed on another rank"
+            print(f"  rank {self.rank}: {what} FAILED: {reason[:600]}", flush=True)
+            return None, reason
+        return found, ""
+
+    def enter(self, makers: Makers) -> tuple[dict[str, Contender], dict[str, Any]]:
+        """Make all of them, and look at their first losses."""
+        contenders: dict[str, Contender] = {}
+        notes: dict[str, Any] = {"losses": {}, "failed": {}, "unequal": [], "made_s": {}}
+        for name, make in makers.items():
+            self.watch()
+            started = time.perf_counter()
+            one, reason = self.tried(name, make)
+            if one is not None:
+                losses, reason = self.tried(f"{name}, first steps", partial(self.losses, one))
+            if reason:
+                notes["failed"][name] = reason
+                if one is not None:
+                    one.close()
+                self.clean()
+                continue
+            notes["made_s"][name] = time.perf_counter() - started
+            notes["losses"][name] = losses
+            contenders[name] = one
+        self.compare(notes)
+        return contenders, notes
+
+    def compare(self, notes: dict[str, Any]) -> None:
+        """Those that do not compute the same may not be compared: marked."""
+        expected = next(iter(notes["losses"].values()), [])
+        for name, losses in notes["losses"].items():
+            pairs = zip(losses, expected, strict=False)
+            worst = max((abs(a - b) / abs(b) for a, b in pairs), default=0.0)
+            if not worst < TOLERANCE[self.dtype]:
+                notes["unequal"].append(name)
+                self.say(f"  LOSSES DIFFER: {name} {losses}, expected {expected}")
+
+    def contest(
+        self,
+        entry: str,
+        makers: Makers,
+        pairs: Sequence[tuple[str, str]] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> dict[str, float]:
+        """Medians of all, in seconds; `pairs` are whose ratio is shown: Piper's over all others."""
+        if not self.wanted(entry):
+            return {}
+        started = time.perf_counter()
+        contenders, notes = self.enter(makers)
+        self.watch()
+        steps = {name: one.step for name, one in contenders.items()}
+        times = interleaved(steps, self.chosen.repeats, warmup=1, fence=self.fence)
+        pairs = pairs or [(a, b) for a in makers for b in makers if is_ours(a) and not is_ours(b)]
+        ratios = {}
+        for a, b in pairs:
+            if a in times and b in times:
+                ratios[f"{a} / {b}"] = ratio(times, a, b)
+                mark = " (LOSSES DIFFER)" if {a, b} & set(notes["unequal"]) else ""
+                if self.rank == 0:
+                    where = "" if entry in (a, b) else f"{entry}: "
+                    show(f"{where}{a} / {b}{mark}", ratios[f"{a} / {b}"])
+        self.keep(entry, {"ratios": ratios, "seconds": times, **notes, **(more or {})})
+        for one in contenders.values():
+            if not one.kept:
+                one.close()
+        del contenders, steps
+        self.clean()
+        faulthandler.cancel_dump_traceback_later()
+        self.say(f"  {entry}: {time.perf_counter() - started:.0f} s in all")
+        return {name: statistics.median(found) for name, found in times.items()}
+
+    def clean(self) -> None:
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith("piper")

@@ -1,0 +1,169 @@
+"""PP=2 x EP=2 of bench/gpu.py: tokens travel behind compute, or they do not.
+
+The peers are torch.distributed.pipelining with an all-to-all in the module (expert_peers.py). On a
+GPU none of them overlaps it with another microbatch; the overlap by hand that bench/experts.py has
+for CPUs would need streams of its own there.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from expert_peers import SCHEDULES, Groups, peer
+from experts import in_turn
+from gpu_arena import Arena, Contender
+from gpu_models import Data, Size, Whole, half_as_deep
+from gpu_peers import plain, replica
+
+import piper
+from piper.errors import InputError
+from piper.ir.costs import Costs
+from piper.names import BI, BW, F
+
+PP = 2
+OURS = "piper dualpipev"
+PIPERS = {  # contender: (schedule, whether slots stay as they are, passes of neighbours overlap)
+    OURS: ("dualpipev", True, None),
+    "piper dualpipev in turn": ("dualpipev", False, False),
+    "piper 1f1b": ("1f1b", True, None),
+    "piper 1f1b in turn": ("1f1b", True, False),
+    "piper interleaved-1f1b": ("interleaved-1f1b", True, None),
+    "piper zbv": ("zbv", True, None),
+}
+PEERS = ("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+STAGES = {ours: PP * per_rank for ours, per_rank, _ in SCHEDULES.values()}
+
+
+class Cuts:
+    """Stages for a peer, copied when asked for: a rank needs few of them."""
+
+    def __init__(self, model: Whole, device: torch.device) -> None:
+        self.model, self.device = model, device
+
+    def __getitem__(self, index: int) -> Any:
+        return copy.deepcopy(self.model.cuts[index]).to(self.device)
+
+
+def exchange_seconds(arena: Arena, size: Size, parts: int, groups: Groups) -> tuple[float, float]:
+    """Of all exchanges of a step, with nothing else to do; and bytes a second of one of them.
+
+    Four for each layer and microbatch: rows go to their experts and back, and so do gradients.
+    """
+    rows = size.rows * size.length * 2 // groups.ways * groups.ways
+    given = torch.zeros(rows, size.dim, dtype=arena.dtype, device=arena.device)
+    into, count = torch.empty_like(given), 4 * parts * size.layers // PP
+    tries = min(count, 32)
+    for turn in range(2):  # the first one makes connections
+        arena.fence()
+        started = time.perf_counter()
+        for _ in range(tries if turn else 2):
+            dist.all_to_all_single(into, given, group=groups.out)
+        arena.fence()
+    each = arena.most(time.perf_counter() - started) / tries
+    return each * count, given.nbytes * (groups.ways - 1) / groups.ways / each
+
+
+def compute_seconds(arena: Arena, size: Size, data: Data, parts: int) -> float:
+    """One rank's layers with all their experts here, eager: no communication."""
+    model = arena.shelf.get(half_as_deep(size, PP), 1, moe=True)
+    step = plain(arena, model, data, parts).step
+    found = []
+    for _ in range(4):
+        arena.fence()
+        started = time.perf_counter()
+        step()
+        arena.fence()
+        found.append(arena.most(time.perf_counter() - started))
+    return sorted(found)[1]
+
+
+def balanced_size(arena: Arena, parts: int, groups: Groups) -> tuple[Size, dict[str, Any]]:
+    """Of the widths of experts to choose from, that for which exchanges take as long as compute."""
+    tried = []
+    own = arena.size.expert_hidden
+    for hidden in arena.chosen.expert_hidden or (
+        [own // 2, own, 2 * own] if arena.on_gpu else [own]
+    ):
+        arena.watch()
+        size = replace(arena.size, expert_hidden=hidden)
+        data = size.batch(replica(arena, PP), parts)
+        compute = compute_seconds(arena, size, data, parts)
+        exchanges, rate = exchange_seconds(arena, size, parts, groups)
+        found = {"expert_hidden": hidden, "compute_s": compute, "exchanges_s": exchanges}
+        tried.append((size, {**found, "ratio": exchanges / compute, "bytes_per_s": rate}))
+        arena.say(
+            f"experts {hidden} wide: compute {1e3 * compute:.1f} ms, exchanges alone "
+            f"{1e3 * exchanges:.1f} ms ({rate / 1e9:.2f} GB/s), ratio {exchanges / compute:.2f}"
+        )
+        arena.clean()
+    return min(tried, key=lambda pair: max(pair[1]["ratio"], 1 / pair[1]["ratio"]))
+
+
+def costs(arena: Arena, model: Whole, data: Data, parts: int, found: dict[str, Any]) -> Costs:
+    """What was measured, in the form that a strategy is ordered by: on a GPU there is no `tune`."""
+    regions = arena.captured(model, data, parts).model.regions
+    flops = sum(r.flops.get(phase, 0) for r in regions for phase in (F, BI, BW))
+    rate = flops * parts / PP / found["compute_s"]
+    link = found["bytes_per_s"]
+    return Costs(flops=rate, memory=1e15, link=link, latency=2e-4, streams={"ep": link}, ahead=True)
+
+
+def ours(
+    arena: Arena, size: Size, data: Data, parts: int, found: dict[str, Any], name: str
+) -> Contender:
+    schedule, slots, ahead = PIPERS[name]
+    options = {} if ahead is None else {"ahead": ahead}
+    build = piper.strategies.BUILDERS[schedule]
+    strategy = build(
+        pp=PP, microbatches=parts, dp=arena.world // PP, ep=arena.world // PP, **options
+    )
+    model = arena.shelf.get(size, STAGES[schedule], moe=True)
+    measured = costs(arena, model, data, parts, found) if arena.chosen.costs else None
+    made = arena.ours(model, strategy if slots else in_turn(strategy), data, costs=measured)
+    try:
+        assert made.trainer is not None
+        made.trainer.tune(*data)
+    except InputError:  # where nothing can be timed, all ranks are told so
+        pass
+    return made
+
+
+def theirs(
+    arena: Arena, size: Size, data: Data, parts: int, groups: Groups, name: str
+) -> Contender:
+    def cut(stages: int) -> Any:
+        return Cuts(arena.shelf.get(size, stages, moe=True), arena.device)
+
+    loss_fn: Callable[..., Any] = arena.shelf.get(size, PP, moe=True).loss
+    here = tuple(tensor.to(arena.device) for tensor in data)
+    step = peer(name, cut, loss_fn, arena.adamw, here, parts, groups, arena.device)  # type: ignore[arg-type]
+    return Contender(step)
+
+
+def ep(arena: Arena) -> None:
+    """DualPipeV with overlap against each other contender, in pairs: it stays, they come and go."""
+    parts = arena.chosen.microbatches or arena.size.microbatches
+    groups = Groups(PP, arena.world // PP)
+    size, found = balanced_size(arena, parts, groups)
+    arena.keep("communication / compute", found)
+    arena.say(f"chosen: experts {size.expert_hidden} wide, ratio {found['ratio']:.2f}")
+    data = size.batch(replica(arena, PP), parts)
+    makers: dict[str, Callable[[], Contender]] = {
+        name: partial(ours, arena, size, data, parts, found, name) for name in PIPERS
+    }
+    for name in PEERS:
+        makers[f"torch {name}"] = partial(theirs, arena, size, data, parts, groups, name)
+    first, reason = arena.tried(OURS, makers.pop(OURS))
+    if reason:
+        return
+    first.kept = True
+    for name, make in makers.items():
+        arena.contest(name, {OURS: lambda: first, name: make}, [(OURS, name)])
+    first.close()
