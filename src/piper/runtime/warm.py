@@ -34,7 +34,7 @@ def warm(program: Program, known: Known, experts: Container[str] = ()) -> None:
                 given = [made.get(any_part(n)) or zeros(program, known, n) for n in one.reads]
                 found = kernel(*(all_to_first(given) if one.region in experts else given))
                 kept = zip(one.writes, found, strict=True)
-                made |= {any_part(name): list(value) for name, value in kept if is_bundle(value)}
+                made |= {any_part(name): tuple(value) for name, value in kept if is_bundle(value)}
     if program.device.type == "cuda":
         torch.cuda.synchronize()
 
