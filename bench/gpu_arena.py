@@ -141,14 +141,20 @@ class Arena:
 
     def ours(self, model: Any, strategy: Any, data: Any, **options: Any) -> Contender:
         """Piper; a model is captured once for each shape of microbatch."""
-        if not options.get("graphs"):
-            parts = piper.Strategy(strategy).microbatches
-            options.setdefault("captured", self.captured(model, data, parts))
+        parts = piper.Strategy(strategy).microbatches
+        options.setdefault("captured", self.captured(model, data, parts))
         trainer = piper.Trainer(
             model, model.loss, strategy, optimizer=self.adamw, example=data,
             device=self.device.type, **options,
         )  # fmt: skip
         return Contender(partial(trainer.step, *data), trainer.close, trainer=trainer)
+
+    def both(self, model: Any, strategy: Any, data: Any) -> dict[str, Callable[[], Contender]]:
+        """Piper as it is, and with CUDA graphs where there is a GPU."""
+        plain = partial(self.ours, model, strategy, data)
+        return {"piper": plain} | (
+            {"piper graphs": partial(plain, graphs=True)} if self.on_gpu else {}
+        )
 
     def captured(self, model: Any, data: Any, parts: int) -> Captured:
         one = tuple(tensor[: tensor.shape[0] // parts] for tensor in data)

@@ -31,6 +31,7 @@ PP = 2
 OURS = "piper dualpipev"
 PIPERS = {  # contender: (schedule, whether slots stay as they are, passes of neighbours overlap)
     OURS: ("dualpipev", True, None),
+    "piper dualpipev eager": ("dualpipev", True, None),  # on a GPU the others run CUDA graphs
     "piper dualpipev in turn": ("dualpipev", False, False),
     "piper 1f1b": ("1f1b", True, None),
     "piper 1f1b in turn": ("1f1b", True, False),
@@ -126,7 +127,10 @@ def ours(
     )
     model = arena.shelf.get(size, STAGES[schedule], moe=True)
     measured = costs(arena, model, data, parts, found) if arena.chosen.costs else None
-    made = arena.ours(model, strategy if slots else in_turn(strategy), data, costs=measured)
+    made = arena.ours(
+        model, strategy if slots else in_turn(strategy), data, costs=measured,
+        graphs=arena.on_gpu and not name.endswith("eager"),
+    )  # fmt: skip
     try:
         assert made.trainer is not None
         made.trainer.tune(*data)

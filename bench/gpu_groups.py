@@ -76,7 +76,7 @@ def dp(arena: Arena) -> None:
             piper.Replicate(piper.where(), devices, zero=zero),
             piper.Split("MB", parts),
         ]
-        makers: dict[str, Any] = {"piper": partial(arena.ours, model, strategy, data)}
+        makers: dict[str, Any] = dict(arena.both(model, strategy, data))
         for name, make in REPLICAS[zero].items():
             makers[name] = partial(make, arena, model, data, parts)
         arena.contest(f"zero={zero}", makers, more={"parameter_bytes": weights})
@@ -105,7 +105,7 @@ def pp(arena: Arena) -> None:
         data = size.batch(parts=parts)
         strategy = piper.strategies.BUILDERS[name](pp=world, microbatches=parts)
         makers: dict[str, Any] = {
-            "piper": partial(arena.ours, model, strategy, data),
+            **arena.both(model, strategy, data),
             "torch": partial(pipelined, arena, name, model, data, parts, world),
         }
         arena.contest(f"pp={world} {name}", makers)
@@ -129,7 +129,7 @@ def sharded(arena: Arena, name: str, zero: int, parts: int, ways: int) -> None:
     data = size.batch(replica(arena, ways), parts)
     build = piper.strategies.BUILDERS[name]
     strategy = build(pp=ways, microbatches=parts, dp=arena.world // ways, zero=zero)
-    makers: dict[str, Any] = {"piper": partial(arena.ours, model, strategy, data)}
+    makers: dict[str, Any] = dict(arena.both(model, strategy, data))
     reshard = zero == 3
     if reshard and name in CUT_BACKWARDS:
         arena.say(f"{entry}: torch loses gradients with reshard; beside keep")

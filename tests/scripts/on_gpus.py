@@ -66,9 +66,9 @@ def build(name: str, stages: int, dtype: torch.dtype) -> tuple[nn.Module, Any, i
 
 
 @functools.cache
-def captured(name: str, stages: int, dtype: torch.dtype) -> Captured:
+def captured(name: str, stages: int, dtype: torch.dtype, rows: int) -> Captured:
     model, loss_fn, vocab = build(name, stages, dtype)
-    return capture(model, loss_fn, batches(vocab, 2)[0], "cuda")
+    return capture(model, loss_fn, batches(vocab, rows)[0], "cuda")
 
 
 def batches(vocab: int, rows: int) -> list[tuple[Tensor, Tensor]]:
@@ -110,7 +110,7 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
         copy.deepcopy(model), loss_fn, strategy, optimizer=ADAMW, device="cuda",
         example=tuple(t[: PARTS * 2] for t in batches(vocab, PARTS * 2)[0]),
         graphs="graphs" in how, compiled="compiled" in how,
-        captured=captured(name, stages, getattr(torch, dtype)),
+        captured=captured(name, stages, getattr(torch, dtype), 1 if schedule == "dualpipe" else 2),
     )  # fmt: skip
     rows = 2 * PARTS
     data = batches(vocab, rows * trainer.replicas)

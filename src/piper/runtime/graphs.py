@@ -8,9 +8,11 @@ itself needs of it, it sees through tensors that do not own their memory.
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -102,12 +104,25 @@ def record_graphs(program: Program, known: Known, tape: Callable[[], Tape] = Cud
     unfit: set[tuple[str, str]] = set()
     while True:
         try:
-            with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
+            with torch.no_grad(), torch.autocast(program.device.type, enabled=False), no_garbage():
                 return Recording(program, known, tape(), unfit).graphs()
         except Unfit as error:
             names = ", ".join(sorted(f"{phase} of {region}" for region, phase in error.names))
             LOG.info("%s cannot be a CUDA graph: %s", names, error)
             unfit |= error.names
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """What the collector ends may belong to a GPU, and would end a recording with it."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass
