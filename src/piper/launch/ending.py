@@ -52,8 +52,18 @@ def how(code: int) -> str:
 @contextmanager
 def orderly() -> Iterator[None]:
     """A request to end (SIGTERM) ends this process like an exception: what it started goes too."""
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    told: list[int] = []
+
+    def leave(number: int, _: object) -> None:
+        told.append(number)
+        sys.exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
     try:
         yield
+    except BaseException:
+        if told:  # whatever a library made of it
+            sys.exit(128 + told[0])
+        raise
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -23,6 +23,7 @@ from piper.launch.seats import seats
 
 LOCAL = "local"  # Ray's word for a cluster of one's own
 PASSED_ON = ("PIPER_", "NCCL_", "GLOO_", "TORCH", "OMP_", "HF_", "PYTHON")
+NOTICE = 20.0  # seconds until Ray says that a node has died
 REACH = 10.0  # seconds to wait for an answer of a cluster's head
 
 
@@ -175,7 +176,7 @@ def watch(ray: Any, actors: Sequence[Any]) -> list[Ended]:
     ended: list[Ended] = []
     until = float("inf")
     while asked and time.monotonic() < until:
-        ready, _ = ray.wait(list(asked), num_returns=1, timeout=min(1.0, GRACE))
+        ready, _ = ray.wait(list(asked), num_returns=1, timeout=1.0)
         for reference in ready:
             rank = asked.pop(reference)
             news = heard(ray, reference)
@@ -184,14 +185,24 @@ def watch(ray: Any, actors: Sequence[Any]) -> list[Ended]:
                 asked[actors[rank].news.remote()] = rank
                 continue
             ended.append(Ended(rank, news.code, time.monotonic(), news.reason))
-            until = min(until, time.monotonic() + GRACE) if news.code else until
+            until = min(until, time.monotonic() + time_after(ended[-1]))
     return ended
+
+
+def time_after(process: Ended) -> float:
+    """Seconds that the others have. Of a symptom the cause is still to come: a node that died."""
+    if not process.code:
+        return float("inf")
+    return GRACE if process.is_cause else NOTICE
 
 
 def heard(ray: Any, reference: Any) -> News:
     """An answer, or that there will be none: the actor or its node is dead."""
     try:
         news: News = ray.get(reference)
+    except ray.exceptions.ActorUnavailableError:  # of which Ray does not know yet why
+        time.sleep(0.2)
+        return News()
     except ray.exceptions.RayError as error:
         return News(code=1, reason=f"  its Ray actor died: {why(error)}")
     return news
