@@ -255,6 +255,6 @@ def test_an_actor_that_dies_ends_the_run_and_its_own_cluster_within_seconds(
     _, errors = run.communicate(timeout=60)
 
     assert run.returncode == 1
-    assert "piper: device 1 failed\n  its Ray actor died: on 127.0.0.1: " in errors
+    assert "piper: device 1 failed\n  its Ray actor on 127.0.0.1 died: " in errors
     assert time.monotonic() - started < 20
     assert all_end([of_ray, *processes[0], *processes[1]])

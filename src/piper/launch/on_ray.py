@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ NOTICE = 20.0  # seconds until Ray says that a node has died
 REACH = 10.0  # seconds to wait for an answer of a cluster's head
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The actor that keeps the process of a device, and the address of its node."""
+
+    actor: Any
+    address: str
+
+
 def run_on_ray(
     address: str,
     script: str,
@@ -38,8 +47,8 @@ def run_on_ray(
     ray = load()
     given = {**passed_on(os.environ), **(extra or {})}
     with joined(ray, address, processes), orderly(), reserved(ray, processes) as actors:
-        ranked = start(ray, actors, [str(Path(script).absolute()), *arguments], given)
-        return verdict(watch(ray, ranked))
+        workers = start(ray, actors, [str(Path(script).absolute()), *arguments], given)
+        return verdict(watch(ray, workers))
 
 
 def load() -> Any:
@@ -151,38 +160,41 @@ def actor_in(ray: Any, group: Any, kind: str, index: int) -> Any:
 
 def start(
     ray: Any, actors: Sequence[Any], script: Sequence[str], given: Mapping[str, str]
-) -> list[Any]:
-    """Give everyone a rank, and let them start; the actors by rank."""
+) -> list[Worker]:
+    """Give everyone a rank, and let them start; by rank."""
     here = ray.get_runtime_context().get_node_id()
     try:
-        found = seats(ray.get([actor.place.remote() for actor in actors]), here)
+        places = ray.get([actor.place.remote() for actor in actors])
+        found = seats(places, here)
         meeting = ray.get(actors[found[0].index].meeting_point.remote())
-        ranked = [actors[seat.index] for seat in found]
         own = [{**given, **seat.environment(len(actors), *meeting)} for seat in found]
-        started = [
-            actor.start.remote(script, os.getcwd(), environment)
-            for actor, environment in zip(ranked, own, strict=True)
-        ]
-        ray.get(started)
+        workers = [Worker(actors[seat.index], places[seat.index].address) for seat in found]
+        ray.get(
+            [
+                worker.actor.start.remote(script, os.getcwd(), environment)
+                for worker, environment in zip(workers, own, strict=True)
+            ]
+        )
     except ray.exceptions.RayError as error:
         fix = "see that the nodes are up, and that all have this Piper and this torch"
         raise InputError("--on", Problem(f"actors do not start: {why(error)}", fix)) from error
-    return ranked
+    return workers
 
 
-def watch(ray: Any, actors: Sequence[Any]) -> list[Ended]:
+def watch(ray: Any, workers: Sequence[Worker]) -> list[Ended]:
     """Show what they print until all have ended; after a failure the others have some seconds."""
-    asked = {actor.news.remote(): rank for rank, actor in enumerate(actors)}
+    asked = {worker.actor.news.remote(): rank for rank, worker in enumerate(workers)}
     ended: list[Ended] = []
     until = float("inf")
     while asked and time.monotonic() < until:
         ready, _ = ray.wait(list(asked), num_returns=1, timeout=1.0)
         for reference in ready:
             rank = asked.pop(reference)
-            news = heard(ray, reference)
+            failed = any(process.code for process in ended)
+            news = heard(ray, reference, workers[rank].address, failed)
             show(rank, news)
             if news.code is None:
-                asked[actors[rank].news.remote()] = rank
+                asked[workers[rank].actor.news.remote()] = rank
                 continue
             ended.append(Ended(rank, news.code, time.monotonic(), news.reason))
             until = min(until, time.monotonic() + time_after(ended[-1]))
@@ -196,27 +208,37 @@ def time_after(process: Ended) -> float:
     return GRACE if process.is_cause else NOTICE
 
 
-def heard(ray: Any, reference: Any) -> News:
-    """An answer, or that there will be none: the actor or its node is dead."""
+def heard(ray: Any, reference: Any, address: str, failed: bool) -> News:
+    """An answer, or that there will be none: the actor or its node is dead.
+
+    An actor that cannot be reached may come back, and Ray says after some seconds if it is dead;
+    where others have `failed` already, this is why.
+    """
     try:
         news: News = ray.get(reference)
-    except ray.exceptions.ActorUnavailableError:  # of which Ray does not know yet why
+    except ray.exceptions.ActorUnavailableError:
+        if failed:
+            return lost(f"its Ray actor cannot be reached: {address} is down, or the way to it")
         time.sleep(0.2)
         return News()
     except ray.exceptions.RayError as error:
-        return News(code=1, reason=f"  its Ray actor died: {why(error)}")
+        return lost(f"its Ray actor on {address} died: {why(error)}")
     return news
+
+
+def lost(reason: str) -> News:
+    lines = textwrap.fill(reason, 100, initial_indent="  ", subsequent_indent="  ")
+    return News(code=1, reason=lines)
 
 
 def why(error: Exception) -> str:
     """What Ray says of a death, without its numbers.
 
-    >>> why(Exception("It died.\\n\\tactor_id: 8\\n\\tip: 10.0.0.7\\nIts node has died."))
-    'on 10.0.0.7: Its node has died.'
+    >>> why(Exception("It died.\\n\\tactor_id: 8\\n\\tip: 10.0.0.7\\nIts node has died.\\n"))
+    'Its node has died.'
     """
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    where = "".join(f"on {line.split()[1]}: " for line in lines if line.startswith("ip: "))
-    return textwrap.fill(where + (lines[-1] if lines else repr(error)), 100).replace("\n", "\n  ")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else repr(error)
 
 
 def show(rank: int, news: News) -> None:
