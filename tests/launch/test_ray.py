@@ -145,6 +145,19 @@ def enter(pid: int) -> list[str]:
     return ["nsenter", "--preserve-credentials", "-U", "-n", "-t", str(pid)]
 
 
+def two_nodes(environment: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
+    """Where very much else runs, Ray may not start within its own time limits: once more, then."""
+    command = ["unshare", "-Urn", sys.executable, str(TESTS / "scripts" / "ray_nodes.py")]
+    for _ in range(2):
+        nodes = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for line in nodes.stdout:
+            if line.startswith("address "):
+                return nodes, line.split()[1]
+    raise AssertionError("Ray did not start")
+
+
 @pytest.fixture(scope="module")
 def on_ray() -> Iterator[Start]:
     """Starts `piper run --on ray...` beside a cluster of two nodes that is alone in its network."""
@@ -157,12 +170,7 @@ def on_ray() -> Iterator[Start]:
         **os.environ, "RAY_TMPDIR": folder, "PYTHONPATH": source, "OMP_NUM_THREADS": "1",
         "PIPER_DEVICE": "cpu",
     }  # fmt: skip
-    nodes = subprocess.Popen(
-        ["unshare", "-Urn", sys.executable, str(TESTS / "scripts" / "ray_nodes.py")],
-        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    address = next((line.split()[1] for line in nodes.stdout if line.startswith("address")), None)
-    assert address, "Ray did not start"
+    nodes, address = two_nodes(environment)
 
     def start(on: str, *command: str) -> subprocess.Popen[str]:
         piper = [sys.executable, "-m", "piper", "run", "--on", on.format(address), "-n", "2"]

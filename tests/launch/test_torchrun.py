@@ -1,13 +1,16 @@
-"""torchrun on several nodes: two launchers of one machine stand for two hosts."""
+"""torchrun on several nodes: two launchers of one machine stand for two hosts.
+
+They are started by the SLURM script of docs/cluster.md, with stand-ins for SLURM's commands.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import runpy
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,55 +19,69 @@ from piper.launch.local import free_port
 
 TESTS = Path(__file__).parent.parent
 SCRIPT = TESTS / "scripts" / "two_stages.py"
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(TESTS.parent / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-}  # fmt: skip
+STAND_INS = {
+    "scontrol": "echo 127.0.0.1; echo somewhere-else",
+    "srun": """
+while [[ $1 == -* ]]; do shift; done
+for node in 0 1; do
+  (SLURM_NODEID=$node "$@" >$node.out 2>$node.err; echo $? >$node.code) &
+done
+wait
+""",
+}
 
 
-def node(rank: int, port: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
-            "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port),
-            str(SCRIPT), "--fail", "1",
-        ],
-        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def job_of_the_page() -> str:
+    """One device per node, where the page has eight."""
+    (found,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", page(), re.DOTALL)
+    job = found.replace("--nproc-per-node 8", "--nproc-per-node 1")
+    return job.replace("  train.py'", f"  {SCRIPT} --fail 1'")
+
+
+def page() -> str:
+    return (TESTS.parent / "docs" / "cluster.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[list[tuple[int, str, str, float]]]:
-    """Of each of two nodes: exit code, what it printed, and when it was over.
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the output, the errors and the exit code of each of two nodes.
 
     They train together; then the process of the second one fails, and the first one goes on.
     """
-    port = free_port()
-    started = [node(rank, port) for rank in range(2)]
+    folder = tmp_path_factory.mktemp("nodes")
+    for name, text in STAND_INS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(TESTS.parent / "src"), "GLOO_SOCKET_IFNAME": "lo",
+        "SLURM_JOB_ID": str(free_port()), "SLURM_JOB_NODELIST": "all", "SLURM_NNODES": "2",
+    }  # fmt: skip
+    job = subprocess.Popen(
+        ["bash", "-c", job_of_the_page()], cwd=folder, env=environment, start_new_session=True
+    )
     try:
-        second = (*reversed(started[1].communicate(timeout=180)), time.monotonic())
-        first = (*reversed(started[0].communicate(timeout=180)), time.monotonic())
+        job.wait(timeout=180)
     finally:
-        for process in started:
-            process.kill()
-    codes = [process.returncode for process in started]
-    yield [(codes[0], *first), (codes[1], *second)]
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    return folder
 
 
-def test_two_nodes_train_like_plain_pytorch(nodes: list[tuple[int, str, str, float]]) -> None:
+def test_two_nodes_train_like_plain_pytorch(nodes: Path) -> None:
     expected = runpy.run_path(str(SCRIPT))["plain"]()
 
-    for _, error, output, _ in nodes:
-        lines = [line for line in output.splitlines() if " loss " in line]
-        assert [float(line.split()[-1]) for line in lines] == pytest.approx(expected), error
+    for node in range(2):
+        lines = [x for x in (nodes / f"{node}.out").read_text().splitlines() if " loss " in x]
+        errors = (nodes / f"{node}.err").read_text()
+        assert [float(line.split()[-1]) for line in lines] == pytest.approx(expected), errors
 
 
-def test_a_failure_on_one_node_ends_both_in_seconds_and_says_why(
-    nodes: list[tuple[int, str, str, float]],
-) -> None:
-    (survivor, symptom, _, ended_later), (failed, reason, _, ended) = nodes
+def test_a_failure_on_one_node_ends_both_in_seconds_and_says_why(nodes: Path) -> None:
+    codes = [nodes / f"{node}.code" for node in range(2)]
 
-    assert survivor != 0 and failed != 0
-    assert "ValueError: this device has had enough" in reason
-    assert "PeerLost: device 0 stopped at" in symptom
-    assert ended_later - ended < 10
+    assert [int(code.read_text()) for code in codes] == [1, 1]
+    assert "ValueError: this device has had enough" in (nodes / "1.err").read_text()
+    assert "PeerLost: device 0 stopped at" in (nodes / "0.err").read_text()
+    assert abs(codes[0].stat().st_mtime - codes[1].stat().st_mtime) < 15
