@@ -230,6 +230,25 @@ def test_a_run_that_is_interrupted_leaves_nothing_behind(on_ray: Start, waiting:
     assert all_end([*processes[0], *processes[1]])
 
 
+@pytest.mark.parametrize("on", ["ray:{}", pytest.param("ray", marks=pytest.mark.soak)])
+def test_an_actor_that_dies_ends_the_run_within_seconds(
+    on_ray: Start, waiting: list[str], on: str
+) -> None:
+    run = on_ray(on, *waiting)
+    processes = processes_of(Path(waiting[1]), run)
+    of_ray = int(stat(processes[0][1])[1])  # which started the actor
+
+    os.kill(processes[1][1], signal.SIGKILL)
+    started = time.monotonic()
+    _, errors = run.communicate(timeout=60)
+
+    assert run.returncode == 1
+    assert "piper: device 1 failed\n  its Ray actor on 127.0.0.1 died: " in errors
+    assert time.monotonic() - started < 20
+    assert all_end([*processes[0], *processes[1]])
+    assert is_alive(of_ray) == (on != "ray")  # a cluster of its own ends with the run
+
+
 def test_two_nodes_train_like_plain_pytorch_and_say_why_they_fail(
     on_ray: Start, tmp_path: Path
 ) -> None:
@@ -249,20 +268,3 @@ def test_two_nodes_train_like_plain_pytorch_and_say_why_they_fail(
     assert "ValueError: this device has had enough" in errors
     assert "PeerLost" not in errors  # only a symptom
     assert trace.exists() and "piper: the trace is in" in errors
-
-
-def test_an_actor_that_dies_ends_the_run_and_its_own_cluster_within_seconds(
-    on_ray: Start, waiting: list[str]
-) -> None:
-    run = on_ray("ray", *waiting)
-    processes = processes_of(Path(waiting[1]), run)
-    of_ray = int(stat(processes[0][1])[1])  # which started the actor
-
-    os.kill(processes[1][1], signal.SIGKILL)
-    started = time.monotonic()
-    _, errors = run.communicate(timeout=60)
-
-    assert run.returncode == 1
-    assert "piper: device 1 failed\n  its Ray actor on 127.0.0.1 died: " in errors
-    assert time.monotonic() - started < 20
-    assert all_end([of_ray, *processes[0], *processes[1]])
