@@ -1,13 +1,16 @@
-"""piper run: start a script on local processes, one per device."""
+"""piper run: start a script on local processes, or on a cluster, one per device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from piper.errors import InputError, Problem
 from piper.launch.local import run_local
+from piper.launch.on_ray import address_of, run_on_ray
 from piper.launch.share import shared_gpu
 from piper.launch.window import COUNT, FIRST, Window, steps_of
 
@@ -22,6 +25,10 @@ def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a training script")],
     processes: Annotated[int, typer.Option("-n", min=1, help="processes, one per device")] = 1,
+    on: Annotated[
+        str | None,
+        typer.Option(help="a cluster: ray (on this machine), ray:HOST:PORT or ray://HOST:PORT"),
+    ] = None,
     share_gpu: Annotated[
         bool, typer.Option("--share-gpu", help="all on one GPU, each with its share of it")
     ] = False,
@@ -35,25 +42,37 @@ def run(
         bool, typer.Option("--trace-profile", help="with the operators of each instruction")
     ] = False,
 ) -> None:
-    """Run SCRIPT on N local processes; what follows is passed on to it."""
+    """Run SCRIPT on N processes; what follows is passed on to it."""
+    start = launcher(on, share_gpu)
     sharing: AbstractContextManager[Mapping[str, str]]
     sharing = shared_gpu(processes) if share_gpu else nullcontext({})
     with sharing as extra:
         if trace is None:
-            raise typer.Exit(run_local(str(script), context.args, processes, extra))
+            raise typer.Exit(start(str(script), context.args, processes, extra))
         window = Window(trace, *steps_of(trace_steps, "--trace-steps"), profile=trace_profile)
         before = written(trace)
         given = {**extra, **window.environment()}
-        code = run_local(str(script), context.args, processes, given)
-    typer.echo(outcome(window, written(trace) != before, code), err=True)
+        code = start(str(script), context.args, processes, given)
+    typer.echo(outcome(window, written(trace) != before, code, on), err=True)
     raise typer.Exit(code)
+
+
+def launcher(on: str | None, share_gpu: bool) -> Callable[..., int]:
+    """What starts the processes."""
+    if on is None:
+        return run_local
+    if share_gpu:
+        what = "the processes of a cluster have GPUs of their own"
+        fix = "leave --share-gpu out, or leave --on out and use a GPU of this machine"
+        raise InputError("--share-gpu", Problem(what, fix))
+    return partial(run_on_ray, address_of(on))
 
 
 def written(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def outcome(window: Window, wrote: bool, code: int) -> str:
+def outcome(window: Window, wrote: bool, code: int, on: str | None = None) -> str:
     """Where the trace is, or why there is none."""
     if wrote:
         return (
@@ -62,6 +81,11 @@ def outcome(window: Window, wrote: bool, code: int) -> str:
         )
     if code:
         return f"piper: no trace was written: the run failed before {window.text} was over"
+    if on not in (None, "ray"):
+        return (
+            f"piper: there is no trace in {window.path} on this host\n"
+            f"  fix: look on the host of device 0, or let the script come to {window.text}"
+        )
     return (
         f"piper: no trace was written: no piper.Trainer came to {window.text}\n"
         "  fix: let the script take more steps, or write --trace-steps 1:1"

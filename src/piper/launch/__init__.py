@@ -1,1 +1,1 @@
-"""Start the processes of a run: local ones, or those that torchrun started."""
+"""Start the processes of a run: local ones, those of torchrun, or actors of a Ray cluster."""

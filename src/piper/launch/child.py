@@ -1,4 +1,4 @@
-"""One process of a local run: runs the script, and writes down why it failed.
+"""One process of a run: runs the script, and writes down why it failed.
 
 python -m piper.launch.child REPORT PARENT SCRIPT ARGUMENTS...
 """
@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 from piper.errors import PeerLost, PiperError
-from piper.launch.local import SYMPTOM
+from piper.launch.ending import SYMPTOM
 from piper.launch.window import FILE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SYMPTOM = 75  # exit code of a process that stopped only because another one did
-GRACE = 3.0  # seconds for the others to stop by themselves
+from piper.launch.ending import GRACE, Ended, orderly, verdict
 
 
 @dataclass
@@ -39,18 +37,17 @@ def run_local(
             start(rank, processes, port, [script, *arguments], extra or {}, Path(folder))
             for rank in range(processes)
         ]
-        previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        try:
-            watch(children)
-        finally:
-            stop(children)
-            signal.signal(signal.SIGTERM, previous)
-        return verdict(children)
+        with orderly():
+            try:
+                watch(children)
+            finally:
+                stop(children)
+        return verdict([ended(child) for child in children])
 
 
-def free_port() -> int:
+def free_port(address: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
@@ -105,28 +102,8 @@ def wait_all(children: Sequence[Child], seconds: float) -> None:
         time.sleep(0.02)
 
 
-def verdict(children: Sequence[Child]) -> int:
-    """Report the cause, not the symptoms: the earliest failure that was not a lost peer."""
-    failed = [child for child in children if child.process.returncode]
-    if not failed:
-        return 0
-    causes = [child for child in failed if is_cause(child)] or failed
-    first = min(causes, key=lambda child: when(child.report))
-    code = first.process.returncode
-    reason = first.report.read_text() if first.report.exists() else ended(code)
-    print(f"piper: device {first.rank} failed\n{reason.rstrip()}", file=sys.stderr)
-    return code if code > 0 else 128 - code
-
-
-def is_cause(child: Child) -> bool:
-    """Processes that were told to stop, or that only lost a peer, caused nothing."""
-    return child.process.returncode not in (SYMPTOM, -signal.SIGTERM)
-
-
-def when(report: Path) -> float:
-    return report.stat().st_mtime if report.exists() else 0.0
-
-
-def ended(code: int) -> str:
-    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    return f"  it was ended {how}"
+def ended(child: Child) -> Ended:
+    """A process without a report was killed, which comes before what others say of it."""
+    code, told = child.process.returncode, child.report.exists()
+    when = child.report.stat().st_mtime if told else 0.0
+    return Ended(child.rank, code, when, child.report.read_text() if told else "")

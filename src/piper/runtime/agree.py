@@ -9,7 +9,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from piper.errors import InputError, Problem, StrategyError
+from piper.errors import InputError, PeerLost, Problem, StrategyError
 from piper.plan.instructions import Plan
 from piper.plan.serial import to_json
 
@@ -87,7 +87,10 @@ def agree_on_step(
         seen = number(digest(sample(tensor) for tensor in batch))
         mine[2 + feeds + feed], mine[2 + 2 * feeds + feed] = seen, -seen
     most = mine.clone()
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    try:
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    except RuntimeError as error:  # between two steps, too, a lost peer is only a symptom
+        raise PeerLost(dist.get_rank(), "the start of a step", str(error)) from error
     if most[0] != -most[1]:
         raise different_steps(kind)
     data = most[2 + feeds :].view(2, feeds)
