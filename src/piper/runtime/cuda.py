@@ -7,7 +7,7 @@ way keeps its tensors until then, so their memory is not used again too early.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 
+from piper.names import HIGH, Share
 from piper.plan.channels import Link, Needs
 from piper.runtime.comm import Group, ProcessComm, Shard, gather_flat
 from piper.runtime.courier import Courier, Errand
@@ -61,8 +62,9 @@ class CudaComm(ProcessComm):
     def group(
         self, stream: str, devices: Group | None = None, backend: str | None = None
     ) -> dist.ProcessGroup | None:
-        paired = backend is not None or (stream, devices) in self.couriers
-        options = group_options(share_of(self.shares, stream), paired)
+        exchanges = (stream, devices) in self.couriers
+        share = self.share_of_courier(stream) if exchanges else share_of(self.shares, stream)
+        options = group_options(share, backend is not None or exchanges)
         ranks = devices and sorted(devices)
         return dist.new_group(ranks, backend=backend or self.backend, **options)
 
@@ -82,7 +84,15 @@ class CudaComm(ProcessComm):
             dist.recv(tensor, source, group=self.groups[link])
 
     def courier(self, name: str) -> Courier:
-        return CudaCourier(name, priority_of(share_of(self.shares, name)))
+        return CudaCourier(name, priority_of(self.share_of_courier(name)))
+
+    def share_of_courier(self, stream: str) -> Share:
+        """High priority, whatever the strategy says: such streams have queues of their own.
+
+        The host is ahead of a courier. In one queue with compute, an exchange would come behind a
+        wait for what others send only once they have had this exchange.
+        """
+        return replace(share_of(self.shares, stream), priority=HIGH)
 
     def isend(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
         if tensor.device.type == "cpu":  # sizes, which the host needs
@@ -128,8 +138,8 @@ class CudaCourier(Courier):
         self, job: Callable[[], Any], ready: torch.cuda.Event, compute: torch.cuda.Stream
     ) -> tuple[Any, torch.cuda.Event]:
         torch.cuda.set_device(self.device)
+        ready.synchronize()  # here: a wait that is queued would hold up all else in its queue
         with torch.cuda.stream(self.side):
-            self.side.wait_event(ready)
             found = job()
             for tensor in tensors_in(found):
                 tensor.record_stream(compute)

@@ -19,6 +19,8 @@ def chosen_device(wanted: str | None = None) -> torch.device:
     are on their way to it: all are loaded at the start.
     """
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    queues = "16" if SHARED in os.environ else "32"  # more would be too many for several processes
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", queues)
     name = wanted or os.environ.get("PIPER_DEVICE") or best()
     if name not in KINDS:
         raise InputError("device", Problem(f"{name!r} is no device", 'write "cuda" or "cpu"'))
