@@ -16,7 +16,7 @@ from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.instructions import Recv, Run
 from piper.plan.segments import Hosted, Recorded, segments
 from piper.rehearsal import Rehearsal, rehearse
-from piper.runtime.graphs import Graphs, record_graphs
+from piper.runtime.graphs import Graphs, put, record_graphs
 from piper.strategies import BUILDERS
 from piper.trainer import Trainer, tensors_like
 
@@ -174,3 +174,24 @@ def test_a_segment_ends_where_the_host_has_something_to_do(monkeypatch: Any) -> 
     assert {k for k, one in enumerate(plan.instructions) if isinstance(one, Recv)} <= hosted
     assert {k for k, one in enumerate(plan.instructions) if isinstance(one, Run)} <= set(replayed)
     assert len(replayed) == len(set(replayed)) and not hosted & set(replayed)
+
+
+def test_rows_that_come_to_experts_are_never_recorded(monkeypatch: Any) -> None:
+    seen = with_graphs(monkeypatch)
+    trained(mixed, "1f1b", {"dp": 2, "ep": 2})
+    plan = seen[0].program.plan
+    runs = {k: one for k, one in enumerate(plan.instructions) if isinstance(one, Run)}
+
+    found = segments(plan, lambda run, moving: True)
+
+    recorded = {k for one in found if isinstance(one, Recorded) for k in one.at if k in runs}
+    experts = {k for k, run in runs.items() if "EP" in run.region}
+    assert experts and not experts & recorded
+    assert recorded == set(runs) - experts
+
+
+def test_what_has_other_sizes_than_recorded_is_refused() -> None:
+    put(torch.ones(2, 3), torch.zeros(2, 3))
+
+    with pytest.raises(ValueError, match="recorded for"):
+        put(torch.ones(1, 3), torch.zeros(2, 3))

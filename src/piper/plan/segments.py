@@ -2,7 +2,9 @@
 
 A replay writes where the recording wrote. So a value is *fixed* if it is in the same memory every
 step: parameters, what is loaded or received (into memory kept for it), what a recorded part made.
-All else *moves*: it is copied to a fixed place before a recorded part reads it.
+All else *moves*: it is copied to a fixed place before a recorded part reads it. Rows that an
+exchange brings to experts are *loose*: there are more or fewer of them every time, and so there are
+of what is made from them. What reads such rows is never recorded.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ class Cutter:
     plan: Plan
     fits: Fits
     moving: set[str] = field(default_factory=set)
+    loose: set[str] = field(default_factory=set)
     pending: list[int] = field(default_factory=list)
     hosted: list[int] = field(default_factory=list)
     done: list[Segment] = field(default_factory=list)
@@ -85,11 +88,13 @@ class Cutter:
             self.hosted.append(k)
             self.done.append(Hosted(k))
             self.moving.update(moved_by(one, self.moving))
+            self.loose.update(loosened_by(one, self.loose))
 
     def is_recorded(self, one: Instruction) -> bool:
         match one:
             case Run():
-                return self.fits(one, frozenset(self.moving.intersection(one.reads)))
+                moving = frozenset(self.moving.intersection(one.reads))
+                return self.loose.isdisjoint(one.reads) and self.fits(one, moving)
             case Keep() | Add():
                 return one.into not in self.moving and one.value not in self.moving
             case Free():
@@ -142,6 +147,17 @@ def moved_by(one: Instruction, moving: set[str]) -> Iterator[str]:
         case Keep(into=name, value=value) if value in moving:
             yield name
         case Recv(value=name, shapes=shapes) if any(None in sizes for sizes, _ in shapes):
+            yield name
+
+
+def loosened_by(one: Instruction, loose: set[str]) -> Iterator[str]:
+    """What the host leaves with a number of rows that is not known beforehand."""
+    match one:
+        case Exchange(way=way, writes=names) if way != "back":
+            yield from names
+        case Run(reads=reads, writes=names) if not loose.isdisjoint(reads):
+            yield from names
+        case Keep(into=name, value=value) if value in loose:
             yield name
 
 

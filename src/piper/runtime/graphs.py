@@ -179,7 +179,7 @@ class Recording:
             for w in waits:
                 program.wait_one(w)
             for k, fixed in copies:
-                fixed.copy_(slots[k])
+                put(slots[k], fixed)
             replay()
             for k, alias in shown:
                 slots[k] = alias
@@ -278,6 +278,13 @@ class Recording:
         if isinstance(value, torch.Tensor):
             return self.tape.alias(value)
         return None if value is None else tuple(map(self.tape.alias, value))
+
+
+def put(value: torch.Tensor, fixed: torch.Tensor) -> None:
+    """Where a recording reads it; never spread over more rows than it has."""
+    if value.shape != fixed.shape:
+        raise ValueError(f"recorded for {tuple(fixed.shape)}, but this is {tuple(value.shape)}")
+    fixed.copy_(value)
 
 
 def zeros_of(recv: Recv, device: torch.device) -> list[torch.Tensor]:
