@@ -189,12 +189,12 @@ class Arena:
             found = make()
         except Exception as error:
             reason = "".join(traceback.format_exception_only(error)).strip() or "failed"
+            print(f"  rank {self.rank}: {what}: {reason[:600]}", flush=True)  # others may hang now
             if self.chosen.verbose:
                 traceback.print_exc()
         if self.most(float(bool(reason))):
-            reason = reason or "failed on another rank"
-            print(f"  rank {self.rank}: {what} FAILED: {reason[:600]}", flush=True)
-            return None, reason
+            self.say(f"  {what} FAILED")
+            return None, reason or "failed on another rank"
         return found, ""
 
     def enter(self, makers: Makers) -> tuple[dict[str, Contender], dict[str, Any]]:
