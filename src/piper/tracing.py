@@ -15,9 +15,10 @@ from piper.launch.window import Window, window_in
 from piper.plan.trace import Trace
 from piper.runtime.batch import Batch
 from piper.runtime.clocks import Clock, Offset, offset_to_first
+from piper.runtime.device_times import Times, device_times
 from piper.runtime.execute import Program
 from piper.runtime.profiler import Profiler, uses_accelerator
-from piper.runtime.recorder import Recorder, merged
+from piper.runtime.recorder import Recorder, beginning, merged, on_devices, title
 from piper.runtime.world import gather
 from piper.view.runfile import save_run
 
@@ -38,6 +39,8 @@ class Recording:
         self.profiler: Profiler | None = None
         self.offset = Offset()
         self.traces: list[Trace] = []  # on the first process
+        self.zeros: list[int] = []  # when each of them begins, on the first process's clock
+        self.starts: list[list[int]] = []  # of each step here: when the host came to what
         self.compiled: Compiled | None = None
         self.over = False
 
@@ -78,12 +81,31 @@ class Recording:
     def keep(self, number: int, recorded: bool, made: Compiled | None) -> None:
         """After a step: bring what all devices noted to the first; the last step ends it all."""
         if recorded and self.recorder is not None:
-            everyone = gather((self.recorder.notes(), self.offset.nanoseconds))
+            notes = self.recorder.notes()
+            self.starts.append(notes.start)
+            everyone = gather((notes, self.offset.nanoseconds))
             if everyone is not None and made is not None:
                 self.traces.append(merged(number, made.plans, everyone))
+                self.zeros.append(beginning(everyone))
                 self.compiled = made
         if not self.over and number == self.window.last:
+            if self.recorder is not None and uses_accelerator(self.recorder.program):
+                self.ask_the_devices(self.recorder)
             self.finish()
+
+    def ask_the_devices(self, recorder: Recorder) -> None:
+        """When GPUs did what their hosts queued. All processes are here, after the last step."""
+        seen: list[Times] = [{} for _ in self.starts]
+        if self.profiler is not None:
+            self.profiler.stop()
+            names = [title(one) for one in recorder.program.plan.instructions]
+            seen = device_times(self.profiler.path, names, self.starts)
+        everyone = gather((seen, self.offset.nanoseconds))
+        if everyone is not None:
+            self.traces = [
+                on_devices(trace, self.zeros[k], [(steps[k], offset) for steps, offset in everyone])
+                for k, trace in enumerate(self.traces)
+            ]
 
     def finish(self) -> None:
         """Write what there is. Once; it needs none of the other processes."""

@@ -19,11 +19,16 @@ class Profiler:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.profile = profile(activities=supported_activities())
+        self.stopped = False
 
     def start(self) -> None:
         self.profile.start()
 
     def stop(self) -> None:
+        """Once; what comes later is left out."""
+        if self.stopped:
+            return
+        self.stopped = True
         self.profile.stop()
         self.profile.export_chrome_trace(str(self.path))
 

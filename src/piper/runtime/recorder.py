@@ -28,6 +28,7 @@ from piper.runtime.batch import Batch
 from piper.runtime.clocks import Clock
 from piper.runtime.comm import SumOfPieces, Works
 from piper.runtime.courier import Errand
+from piper.runtime.device_times import Times
 from piper.runtime.execute import Act, Program, is_async
 from piper.runtime.handles import Arrived, Shards
 
@@ -195,7 +196,7 @@ def merged(step: int, plans: Sequence[Plan], seen: Sequence[tuple[Notes, int]]) 
 
     It begins when the first device comes to its first instruction.
     """
-    zero = min(notes.issued[0] + offset for notes, offset in seen)
+    zero = beginning(seen)
     spans = {p.device: list(spans_of(*seen[p.device], zero)) for p in plans}
     for (sender, at), (receiver, there) in messages(plans):
         sent, arrived = spans[sender][at], spans[receiver][there]
@@ -203,6 +204,28 @@ def merged(step: int, plans: Sequence[Plan], seen: Sequence[tuple[Notes, int]]) 
             end = max(sent.start, arrived.end)
             spans[sender][at] = replace(sent, end=end, late=arrived.late)
     return Trace(f"step {step}", MEASURED, {d: tuple(s) for d, s in spans.items()}, step)
+
+
+def beginning(seen: Sequence[tuple[Notes, int]]) -> int:
+    """When the first device comes to its first instruction, on the first one's clock."""
+    return min(notes.issued[0] + offset for notes, offset in seen)
+
+
+def on_devices(trace: Trace, zero: int, seen: Sequence[tuple[Times, int]]) -> Trace:
+    """The same step, by the clocks of GPUs where they did something: times of each device, and
+    what to add to them."""
+
+    def moved(span: Span, times: Times, offset: int) -> Span:
+        if span.at not in times:
+            return span
+        start, end = ((time + offset - zero) / 1e9 for time in times[span.at])
+        return replace(span, start=start, end=end, late=False)
+
+    spans = {
+        device: tuple(moved(span, *seen[device]) for span in row)
+        for device, row in trace.spans.items()
+    }
+    return replace(trace, spans=spans)
 
 
 def spans_of(notes: Notes, offset: int, zero: int) -> Iterator[Span]:
