@@ -117,6 +117,27 @@ def test_dropouts_keep_their_numbers() -> None:
     assert not torch.equal(found[0][0], found[1][0])
 
 
+class Choosing(nn.Module):
+    """Which branch runs depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, self.layer, lambda y: y * 2, (x,)).sum()
+
+
+def test_graphs_inside_graphs_go_along() -> None:
+    captured = capture(Choosing(), None, (torch.ones(4, 6),))
+    weights = torch.randn(6, 6), torch.randn(6)
+
+    found = shipped(captured, "all", F)
+
+    for x in (torch.ones(4, 6), -torch.ones(4, 6)):
+        assert_same(found(weights, x), captured.kernel(RegionId("all"), F)(weights, x))
+
+
 def constants(x: Tensor) -> tuple[Tensor, ...]:
     table = torch.tensor([[1.5, -float("inf")], [0.1, 2.0]], dtype=torch.float64)
     one = torch.tensor(3, dtype=torch.int32)

@@ -42,25 +42,32 @@ _PLAIN = (bool, int, float, str, type(None))
 
 def to_json(module: fx.GraphModule, described: bool = False) -> str:
     """What a graph does; if `described`, also what its arguments are, for Inductor."""
+    return json.dumps(_graph(module, described))
+
+
+def from_json(text: str) -> fx.GraphModule:
+    """The graph again, for devices of this process."""
+    return _module(json.loads(text), _Fakes())
+
+
+def _graph(module: fx.GraphModule, described: bool) -> dict[str, Any]:
     numbers: dict[fx.Node, int] = {}
-    constants: dict[str, Any] = {}
+    inside: dict[str, Any] = {}
     rows = []
     for number, node in enumerate(module.graph.nodes):
         numbers[node] = number
         encode = partial(_encoded, numbers)
         if node.op == "get_attr":
-            constants[node.target] = _constant(getattr(module, node.target))
+            inside[node.target] = _attribute(getattr(module, node.target), described)
         row = [node.op, node.name, _name(node), encode(list(node.args)), encode(dict(node.kwargs))]
-        if described and node.op == "placeholder":
+        if described and node.op == "placeholder" and value(node) is not None:
             row.append(_described(value(node)))
         rows.append(row)
-    return json.dumps({"nodes": rows, "constants": constants})
+    return {"nodes": rows, "inside": inside}
 
 
-def from_json(text: str) -> fx.GraphModule:
-    """The graph again, for devices of this process."""
-    found = json.loads(text)
-    graph, fakes = fx.Graph(), _Fakes()
+def _module(found: dict[str, Any], fakes: "_Fakes") -> fx.GraphModule:
+    graph = fx.Graph()
     nodes: list[fx.Node] = []
     for op, name, target, args, kwargs, *described in found["nodes"]:
         decode = partial(_decoded, nodes)
@@ -69,8 +76,9 @@ def from_json(text: str) -> fx.GraphModule:
         if described:
             node.meta["val"] = fakes.like(described[0])
         nodes.append(node)
-    constants = {name: _tensor(*row) for name, row in found["constants"].items()}
-    return fx.GraphModule(constants, graph)
+    inside = found["inside"].items()
+    attributes = {n: _module(a, fakes) if "nodes" in a else _tensor(*a) for n, a in inside}
+    return fx.GraphModule(attributes, graph)
 
 
 def is_described(module: fx.GraphModule) -> bool:
@@ -95,6 +103,8 @@ def _name(node: fx.Node) -> str:
         return _checked(node.op, node.target)
     if isinstance(node.target, torch._ops.OpOverload):
         return f"{_OPERATOR}{node.target}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):  # cond and the like
+        return f"{_OPERATOR}higher_order.{node.target.name()}"
     if node.target not in _NAMES:
         raise messages.cannot_be_sent(str(node.target), line(node))
     return _NAMES[node.target]
@@ -115,7 +125,7 @@ def _function(name: str) -> Callable:
     found: Any = torch.ops
     for part in name.removeprefix(_OPERATOR).split("."):
         found = getattr(found, part, None)
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
         raise messages.cannot_be_sent(name)
     return found
 
@@ -180,12 +190,15 @@ def _of_kind(kind: str, name: str) -> Any:
     return found
 
 
-def _constant(tensor: Any) -> list[Any]:
-    if not isinstance(tensor, Tensor):
-        raise messages.cannot_be_sent(type(tensor).__name__)
-    flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+def _attribute(found: Any, described: bool) -> Any:
+    """A graph that an operator runs, or a constant: its shape, type, device, and bytes."""
+    if isinstance(found, fx.GraphModule):
+        return _graph(found, described)
+    if not isinstance(found, Tensor):
+        raise messages.cannot_be_sent(type(found).__name__)
+    flat = found.detach().cpu().contiguous().flatten().view(torch.uint8)
     content = base64.b64encode(bytes(flat.tolist())).decode()
-    return [list(tensor.shape), _type(tensor), tensor.device.type, content]
+    return [list(found.shape), _type(found), found.device.type, content]
 
 
 def _tensor(shape: list[int], dtype: str, device: str, content: str) -> Tensor:
