@@ -140,9 +140,10 @@ class Arena:
         save(self.out, before)
 
     def ours(self, model: Any, strategy: Any, data: Any, **options: Any) -> Contender:
-        """Piper; a model is captured once for each shape of microbatch."""
-        parts = piper.Strategy(strategy).microbatches
-        options.setdefault("captured", self.captured(model, data, parts))
+        """Piper; a model is captured once for each shape of microbatch, on rank 0."""
+        if self.rank == 0:
+            parts = piper.Strategy(strategy).microbatches
+            options.setdefault("captured", self.captured(model, data, parts))
         trainer = piper.Trainer(
             model, model.loss, strategy, optimizer=self.adamw, example=data,
             device=self.device.type, **options,

@@ -112,11 +112,13 @@ def on_cpu(one: Contender) -> float:
 
 
 def computed(arena: Arena, trainer: piper.Trainer) -> float:
-    """What the compiler says without a run. NCCL scatters in place, gloo does not."""
-    (key,) = trainer.known
-    captured = trainer.known[key]
-    compiled = compile_strategy(captured.model, trainer.strategy.directives)
-    return peak(compiled.dag, compiled.plan(arena.rank), staging=0 if arena.on_gpu else 1).total
+    """What the compiler says without a run: on rank 0, which compiled, of the rank that needs most.
+
+    NCCL scatters in place, gloo does not.
+    """
+    staging = 0 if arena.on_gpu else 1
+    made = [(one.dag, plan) for one in trainer.made.values() for plan in one.plans]
+    return max((peak(dag, plan, staging=staging).total for dag, plan in made), default=0.0)
 
 
 def text(name: str, found: dict[str, Any], budget: float) -> str:

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from piper.capture import Captured, capture
-from piper.compiler import compile_strategy
-from piper.directives import Place, Split, Strategy
+from piper.directives import Place, Replicate, Split, Strategy
 from piper.errors import PiperError
 from piper.ir.filters import where
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.models.skips import Skips, squared_error
-from piper.runtime.agree import refuse_disagreement
 from piper.runtime.state import assembled
 from piper.trainer import Trainer
 
@@ -117,10 +115,15 @@ def norm(parameters: list[nn.Parameter], max_norm: float | None) -> float:
 
 @cache
 def captured(name: str, stages: int, size: int) -> tuple[nn.Module, Any, Captured]:
-    """Capture once per worker and shape."""
+    """Capture once per shape, on the device that captures for all."""
     model, loss_fn = build(name, stages)
     x, y = batches(name, size)[0]
     return model, loss_fn, capture(model, loss_fn, (x, y))
+
+
+@cache
+def uncaptured(name: str, stages: int) -> tuple[nn.Module, Any, None]:
+    return *build(name, stages), None
 
 
 def train(
@@ -128,7 +131,8 @@ def train(
 ) -> Result:
     """One device of a run under a strategy (as JSON)."""
     strategy = Strategy.from_json(text)
-    model, loss_fn, found = captured(name, stages, rows // strategy.microbatches)
+    size = rows // strategy.microbatches
+    model, loss_fn, found = captured(name, stages, size) if rank == 0 else uncaptured(name, stages)
     data = batches(name, rows)
     trainer = Trainer(
         model,
@@ -193,15 +197,22 @@ def close(found: Tensor, wanted: Tensor, what: str) -> None:
     assert error < 1e-6, f"{what}: relative error {error:.2e}"
 
 
-def compare_notes(rank: int, seed: int, parts: int) -> str:
-    """What a device says to the others' weights (other seeds) and plans (other parts)."""
-    torch.manual_seed(seed * rank)
-    model = nn.Sequential(nn.Linear(4, 4))
-    strategy = [Place(where(), [0]), Split("MB", 2 + parts * rank)]
-    example = (torch.zeros(6, 4), torch.zeros(6, 4))
+CASES = ("seed", "parts", "rows", "max_norm", "model")  # what the second device has otherwise
+
+
+def compare_notes(rank: int, case: str = "") -> str:
+    """What a device says when the other one was given something else."""
+    other = {name: rank * (name == case) for name in CASES}
+    torch.manual_seed(other["seed"])
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh() if other["model"] else nn.ReLU())
+    devices = [0, 1]
+    strategy = [
+        Place(where(), devices), Replicate(where(), devices), Split("MB", 2 + other["parts"])
+    ]  # fmt: skip
+    rows = torch.zeros(6 + 6 * other["rows"], 4)
+    options = {"max_norm": 1.0 + other["max_norm"], "optimizer": ADAMW}
     try:
-        captured = capture(model, nn.functional.mse_loss, example)
-        refuse_disagreement(compile_strategy(captured.model, strategy).plans, model)
+        Trainer(model, nn.functional.mse_loss, strategy, example=(rows, rows), **options).close()
     except PiperError as error:
         return str(error)
     return "fine"

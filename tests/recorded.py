@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch.distributed as dist
-from replicas import ADAMW, batches, captured, digests
+from replicas import ADAMW, batches, digests, known
 
 from piper.directives import Place, Strategy
 from piper.ir.replicas import replicas
@@ -34,7 +34,7 @@ def trainer_of(rank: int, name: str, stages: int, rows: int, text: str) -> tuple
     strategy = Strategy.from_json(text)
     feeds = replicas(d.devices for d in strategy if isinstance(d, Place))
     parts = strategy.microbatches * sum(map(len, feeds.feeds))
-    model, loss_fn, found = captured(name, stages, rows // parts)
+    model, loss_fn, found = known(rank, name, stages, rows // parts)
     mine = [tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
             for batch in batches(name, rows)]  # fmt: skip
     trainer = Trainer(

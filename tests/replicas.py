@@ -134,6 +134,16 @@ def captured(name: str, stages: int, size: int) -> tuple[nn.Module, Any, Capture
     return model, loss_fn, capture(model, loss_fn, batches(name, size)[0])
 
 
+@cache
+def uncaptured(name: str, stages: int) -> tuple[nn.Module, Any, None]:
+    return *build(name, stages), None
+
+
+def known(rank: int, name: str, stages: int, size: int) -> tuple[nn.Module, Any, Captured | None]:
+    """Only the first device captures."""
+    return captured(name, stages, size) if rank == 0 else uncaptured(name, stages)
+
+
 def train_all(
     rank: int,
     name: str,
@@ -152,7 +162,7 @@ def train(
     strategy = Strategy.from_json(text)
     feeds = replicas(d.devices for d in strategy if isinstance(d, Place))
     parts = strategy.microbatches * sum(map(len, feeds.feeds))
-    model, loss_fn, found = captured(name, stages, rows // parts)
+    model, loss_fn, found = known(rank, name, stages, rows // parts)
     mine = [tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
             for batch in batches(name, rows)]  # fmt: skip
     trainer = Trainer(

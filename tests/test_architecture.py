@@ -33,7 +33,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tuning": {"runtime", "ir"},
     "pricing": {"compiler", "sim", "plan", *IR},
 }
-WITH_TORCH = {"inspection", "trainer", "tracing", "rehearsal", "numerics", "profiling"}
+WITH_TORCH = {
+    "assignment", "inspection", "numerics", "profiling", "rehearsal", "sending", "tracing",
+    "trainer",
+}  # fmt: skip
 TOP = {*WITH_TORCH, "cli", "__init__", "__main__"}  # may import anything below them
 TORCH = {"capture", "runtime", "models", "tuning", *WITH_TORCH}
 RAY = {"launch"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from replicas import ADAMW, batches, captured
+from replicas import ADAMW, batches, known
 
 from piper.directives import Strategy
 from piper.ir.costs import Costs
@@ -25,10 +25,10 @@ class Tuned:
 
 
 def trainer_of(rank: int, text: str) -> tuple[Trainer, list]:
-    model, loss, known = captured("moe spread", 1, 1)
+    model, loss, found = known(rank, "moe spread", 1, 1)
     mine = [tuple(t.chunk(2)[rank] for t in batch) for batch in batches("moe spread", 4)]
     return Trainer(
-        model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0], captured=known
+        model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0], captured=found
     ), mine
 
 

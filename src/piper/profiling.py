@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from piper.assignment import assignment
 from piper.capture import Captured
 from piper.directives import Order, Place, Split
 from piper.errors import InputError, Problem
@@ -53,7 +54,8 @@ def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, hal
     whole = microbatch(example, 0, trainer.parts // parts)
     found, compiled = alone.compile(whole)
     plan, size = compiled.plan(0), Prices(compiled.dag, Costs()).size
-    program = alone.load(plan, found, {}, DeviceState(alone.device), ThreadComm(Hub(1), 0))
+    mine, comm = assignment(found, compiled, 0), ThreadComm(Hub(1), 0)
+    program = alone.load(mine, found.kernels, DeviceState(alone.device), comm)
     recorder, own = Recorder(program), alone.own_weights(whole)
     batch = alone.batch(whole, 0, 0, own, sum(own))
     steps = [noted(recorder, batch) for _ in range(ROUNDS + 2)][2:]

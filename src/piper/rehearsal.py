@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from piper.assignment import assignments
 from piper.capture import Captured
 from piper.errors import InputError, Problem
 from piper.plan.instructions import Plan
@@ -56,11 +57,12 @@ def rehearse(
     refuse_different(batches)
     refuse_uneven(batches[0], trainer.parts * trainer.replicas)
     found, compiled = trainer.compile(microbatch(batches[0], 0, trainer.replicas))
-    states = [DeviceState(trainer.device) for _ in compiled.plans]
+    states = {plan.device: DeviceState(trainer.device) for plan in compiled.plans}
+    parts = {one.plan.device: one for one in assignments(found, compiled)}
 
     def load(plan: Plan, comm: Comm) -> Program:
-        state = states[compiled.plans.index(plan)]
-        program = trainer.load(plan, found, compiled.dag.shardings, state, comm)
+        mine, state = parts[plan.device], states[plan.device]
+        program = trainer.load(mine, found.kernels, state, comm)
         if watch is not None:
             program.watch = watch  # type: ignore[method-assign,assignment]
         return program
@@ -70,7 +72,7 @@ def rehearse(
     record = partial(remember, seen)
     feeds = [trainer.feeds.feed(plan.device) for plan in compiled.plans]
     run_together(compiled.plans, load, [[step[feed] for step in steps] for feed in feeds], record)
-    parameters = assembled(part for state in reversed(states) for part in state.parts())
+    parameters = assembled(part for state in reversed(states.values()) for part in state.parts())
     return Rehearsal(
         losses=tuple(rows[0][0][0].item() for rows in seen),
         grad_norms=tuple(rows[0][0][1].item() ** 0.5 for rows in seen),

@@ -12,20 +12,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from piper.assignment import Assignment, assignment
 from piper.capture import Captured, capture
+from piper.capture.kernels import Kernels
 from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Strategy
 from piper.errors import InputError, Problem
 from piper.inspection import Inspected, is_inspecting
 from piper.ir.costs import Costs
-from piper.ir.dag import Dag
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
-from piper.ir.sharding import Shardings
-from piper.names import Phase, RegionId, ValueId
-from piper.plan.channels import first_holders, needs
-from piper.plan.instructions import Plan, Shape
-from piper.runtime.agree import agree_on_step, refuse_disagreement
+from piper.names import Phase
+from piper.runtime.agree import agree_on_step, refuse_disagreement, structure
 from piper.runtime.batch import (
     Batch,
     microbatch,
@@ -47,10 +45,11 @@ from piper.runtime.metrics import Metrics
 from piper.runtime.pace import pace_on
 from piper.runtime.shards import MakeOptimizer
 from piper.runtime.state import DeviceState, assembled
-from piper.runtime.warm import Known, warm
-from piper.runtime.world import gather, join, refuse_wrong_world
+from piper.runtime.warm import warm
+from piper.runtime.world import gather, join, refuse_wrong_world, world
+from piper.sending import Sending
 from piper.tracing import from_environment, recording
-from piper.tuning import costs_of, read_costs
+from piper.tuning import by_code, costs_of, read_costs
 
 Loss = Callable[..., torch.Tensor]
 LOG = logging.getLogger("piper")
@@ -95,7 +94,8 @@ class Trainer:
         self.programs: dict[Any, Program] = {}
         self.made: dict[Any, Compiled] = {}  # on device 0, for the file of a recording
         self.recording = from_environment()
-        self.mine: set[str] = set()  # states that this process gives to a state dict
+        self.assigned: dict[Any, Assignment] = {}  # what this device is to do
+        self.sending = Sending(self.compiled)
         self.stepped: set[Any] = set()  # kinds of batches whose data were compared
         self.steps = 0
         self.program(example)
@@ -186,9 +186,9 @@ class Trainer:
         self.refuse_closed()
         own = self.own_weights(batch)
         work = self.batch(batch, self.steps, self.replica, own, self.agreed(batch, own))
-        seen = together(measure(self.program(batch), work, rounds))
-        regions = self.known[self.key(batch)].model.by_id
-        self.costs = costs_of(seen, {str(r.id): r.code for r in regions.values()})
+        seen = measure(self.program(batch), work, rounds)
+        seen.compute = by_code(seen.compute, self.assigned[self.key(batch)].codes)
+        self.costs = costs_of(together(seen))
         self.programs = {}
         self.program(batch)
         return self.costs
@@ -210,7 +210,8 @@ class Trainer:
 
         Every process must call it; the others get None.
         """
-        everywhere = gather(self.state.parts(self.mine))
+        spoken = {name for one in self.assigned.values() for name in one.spoken}
+        everywhere = gather(self.state.parts(spoken))
         if everywhere is None:
             return None
         found = assembled(part for parts in everywhere for part in parts)
@@ -246,7 +247,7 @@ class Trainer:
     def agreed(self, batch: tuple[Any, ...], own: Sequence[float]) -> float:
         """The weight of the batches of all replicas; refused if processes do different things."""
         everyone = sum(own) * self.replicas
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if world() > 1:
             key = self.key(batch)
             data = None if key in self.stepped else tensors_of(batch)
             everyone = agree_on_step(key, data, self.replica, self.replicas, sum(own))
@@ -294,62 +295,63 @@ class Trainer:
         return captured, compiled
 
     def build(self, batch: tuple[Any, ...]) -> Program:
-        captured, compiled = self.compile(batch)
-        refuse_wrong_world(compiled.dag.devices)
-        if not self.programs:
-            refuse_disagreement(compiled.plans, self.model)
+        """What this device does; compiled by the first one, for all."""
+        if self.comm is None:
+            refuse_disagreement(self.given(batch), self.model)
+        mine, kernels = self.assign(batch)
+        self.assigned[self.key(batch)], self.ignored = mine, mine.ignored
         if self.comm is None:
             self.comm = communicators(self.device)
-        self.comm.extend(needs(compiled.plans, self.rank))
-        self.mine |= first_holders(compiled.plans, self.rank)
-        if self.rank == 0:
-            self.made[self.key(batch)] = compiled
-        plan, cuts = compiled.plan(self.rank), compiled.dag.shardings
-        program = self.load(plan, captured, cuts, self.state, self.comm)
+        self.comm.extend(mine.needs)
+        program = self.load(mine, kernels, self.state, self.comm)
         if self.device.type == "cuda":
-            regions = captured.model.regions
-            experts = {str(r.id) for r in regions if r.code in captured.experts.codes}
-            self.prepare(program, partial(tensors_like, compiled.dag), experts)
+            self.prepare(program, mine)
         return program
 
-    def prepare(self, program: Program, known: Known, experts: set[str]) -> None:
+    def prepare(self, program: Program, mine: Assignment) -> None:
         """Before anything is on its way: run every kernel once, and record graphs."""
         with compute_lane(program.plan, self.device):
-            warm(program, known, experts)
+            warm(program, mine.known, mine.experts)
             if self.graphs:
-                program.graphs = record_graphs(program, known)
+                program.graphs = record_graphs(program, mine.known)
 
-    def load(
-        self,
-        plan: Plan,
-        captured: Captured,
-        shardings: Shardings,
-        state: DeviceState,
-        comm: Comm,
-    ) -> Program:
+    def assign(self, batch: tuple[Any, ...]) -> tuple[Assignment, Kernels]:
+        if self.rank:
+            return self.sending.other()
+
+        def make() -> tuple[Captured, Compiled]:
+            captured, compiled = self.compile(batch)
+            refuse_wrong_world(compiled.dag.devices)
+            self.made[self.key(batch)] = compiled
+            return captured, compiled
+
+        if world() > 1:
+            LOG.info("compiling on device 0, for all %d", world())
+            return self.sending.first(make)
+        captured, compiled = make()
+        return assignment(captured, compiled, 0), captured.kernels
+
+    def load(self, mine: Assignment, kernels: Kernels, state: DeviceState, comm: Comm) -> Program:
         """Make a plan ready: its parameters, its kernels, its way to the others."""
-        buckets = captured.model.buckets
-        contents = {
-            str(b.id): [(p.name, fixed(p.spec.shape), p.spec.dtype) for p in b.parameters]
-            for b in buckets.values()
-        }
-        trainable = {str(b.id): b.trainable for b in buckets.values()}
-        state.add(plan.states, contents, trainable.__getitem__, self.initial, self.make_optimizer)
-        ways = {region: cut.ways for region, cut in shardings.items()}
+        trainable = mine.trainable.__getitem__
+        state.add(mine.plan.states, mine.contents, trainable, self.initial, self.make_optimizer)
 
         def kernel(region: str, phase: str) -> Kernel:
-            name = RegionId(region)
-            return captured.kernel(name, Phase(phase), self.compiled, ways.get(name, 1))
+            return kernels.of(mine.recipes[region, phase], Phase(phase), self.compiled)
 
-        dtype = captured.model.values[captured.model.loss].specs[0].dtype
-        return Program(plan, kernel, state, comm, getattr(torch, dtype), ignored=captured.ignored)
+        loss = getattr(torch, mine.loss)
+        return Program(mine.plan, kernel, state, comm, loss, ignored=mine.ignored)
 
-
-def tensors_like(dag: Dag, value: str) -> tuple[tuple[Shape, ...], bool]:
-    """What a buffer of a plan holds; inputs of a second replica have a number behind their name."""
-    name = value if value in dag.values else value.rpartition("#")[0]
-    known = dag.values[ValueId(name)]
-    return tuple((spec.shape, spec.dtype) for spec in known.specs), known.bundle
+    def given(self, batch: tuple[Any, ...]) -> dict[str, str]:
+        """What all processes must have been given alike."""
+        names = ("reduction", "max_norm", "compiled", "graphs", "seed")
+        return {
+            "strategy": str(self.strategy),
+            "example": repr(shape_key(batch)),
+            "model": f"{structure(self.model)} {flags(self.model)}",
+            "device": self.device.type,
+            **{name: repr(getattr(self, name)) for name in names},
+        }
 
 
 def communicators(device: torch.device) -> ProcessComm:
@@ -390,7 +392,3 @@ def refuse_reduction(reduction: str) -> None:
         raise InputError(
             "reduction", Problem(f"{reduction!r} is no reduction", 'write "mean" or "sum"')
         )
-
-
-def fixed(shape: tuple[int | None, ...]) -> tuple[int, ...]:
-    return tuple(size or 0 for size in shape)

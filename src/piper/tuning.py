@@ -15,17 +15,18 @@ def read_costs(costs: Costs | str | Path | None) -> Costs | None:
     return Costs.from_json(Path(costs).read_text()) if isinstance(costs, str | Path) else costs
 
 
-def costs_of(seen: Sequence[Measured], codes: Mapping[str, str]) -> Costs:
-    """By code, since equal regions take equally long."""
+def costs_of(seen: Sequence[Measured]) -> Costs:
+    """What all devices saw, each by code."""
     latency = [seconds for one in seen for seconds in one.latency]
     return Costs(
-        compute=medians([by_code(one.compute, codes) for one in seen]),
+        compute=medians([one.compute for one in seen]),
         streams=medians([one.streams for one in seen]),
         latency=statistics.median(latency) if latency else Costs().latency,
     )
 
 
 def by_code(compute: Timings, codes: Mapping[str, str]) -> Timings:
+    """Equal regions take equally long."""
     found: Timings = {}
     for name, times in compute.items():
         region, phase = name.rsplit(" ", 1)

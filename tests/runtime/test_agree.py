@@ -1,11 +1,14 @@
 """Processes that were given different things are told so, before they train apart."""
 
+import pytest
 from parity import compare_notes
 from pool import run_on
 
+FIX = "  fix: let every process build the same model, strategy and example, with the same options"
+
 
 def test_processes_that_agree_go_on() -> None:
-    assert run_on(2, compare_notes, 0, 0) == ["fine", "fine"]
+    assert run_on(2, compare_notes) == ["fine", "fine"]
 
 
 def test_other_initial_weights_are_refused() -> None:
@@ -14,13 +17,17 @@ def test_other_initial_weights_are_refused() -> None:
         "  fix: call torch.manual_seed(...) before the model is built, or load a checkpoint"
     )
 
-    assert run_on(2, compare_notes, 1, 0) == [message, message]
+    assert run_on(2, compare_notes, "seed") == [message, message]
 
 
-def test_other_plans_are_refused() -> None:
-    message = (
-        "strategy: devices 0 and 1 compiled different plans\n"
-        "  fix: let every process build the same model, strategy and example"
-    )
-
-    assert run_on(2, compare_notes, 0, 1) == [message, message]
+@pytest.mark.parametrize(
+    ("case", "what"),
+    [
+        ("parts", "strategy: device 1 was given another one than device 0"),
+        ("rows", "example: device 1 was given another one than device 0"),
+        ("model", "model: device 1 was given another one than device 0"),
+        ("max_norm", "max_norm: device 1 was given another one than device 0: 2.0, not 1.0"),
+    ],
+)
+def test_another_job_is_refused_before_it_is_compiled(case: str, what: str) -> None:
+    assert run_on(2, compare_notes, case) == [f"{what}\n{FIX}"] * 2

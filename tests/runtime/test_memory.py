@@ -13,7 +13,7 @@ def test_peak_memory_of_a_pipeline_of_replicas_is_its_closed_form(zero: int) -> 
 
     found = run_on(4, measure, 2, 8, strategy.to_json())
 
-    for device, (measured, computed) in enumerate(found):
+    for device, ((measured, _), computed) in enumerate(zip(found, found[0][1], strict=True)):
         stage = device % 2
         closed = closed_form(captured(2, 8)[1], stage, 2, zero, alive=2 - stage)
         assert abs(computed.total / measured - 1) < 0.01
@@ -28,7 +28,7 @@ def test_the_compiler_knows_the_memory_of_every_schedule(schedule: str) -> None:
 
     found = run_on(2 * dp, measure, stages, 4, strategy.to_json())
 
-    for measured, computed in found:
+    for (measured, _), computed in zip(found, found[0][1], strict=True):
         assert abs(computed.total / measured - 1) < 0.05, (measured, str(computed))
 
 

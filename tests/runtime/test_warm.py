@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from experts import Mixed
 
+from piper.assignment import assignments
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.instructions import Run
 from piper.runtime.state import DeviceState
 from piper.runtime.threads import Hub, ThreadComm
 from piper.runtime.warm import warm
 from piper.strategies import BUILDERS
-from piper.trainer import Trainer, tensors_like
+from piper.trainer import Trainer
 
 LLAMA = LlamaConfig(vocab=32, dim=16, heads=2, layers=4, tied=True)
 
@@ -49,14 +49,14 @@ def test_every_kernel_of_a_plan_runs(made: Any, name: str, options: dict[str, An
     trainer = Trainer.__new__(Trainer)
     trainer.configure(model, loss_fn, strategy, device="cpu")
     captured, compiled = trainer.compile(example)
-    for plan in compiled.plans[:2]:
-        ran = []
+    for mine in list(assignments(captured, compiled))[:2]:
+        ran, plan = [], mine.plan
         comm = ThreadComm(Hub(len(compiled.plans)), plan.device)
-        program = trainer.load(plan, captured, compiled.dag.shardings, DeviceState(), comm)
+        program = trainer.load(mine, captured.kernels, DeviceState(), comm)
         kernels = program.kernels
         program.kernels = lambda region, phase, k=kernels, r=ran: seen(k(region, phase), r, phase)
 
-        warm(program, partial(tensors_like, compiled.dag), set(compiled.dag.shardings))
+        warm(program, mine.known, mine.experts)
 
         assert {one.phase for one in plan.instructions if isinstance(one, Run)} == set(ran)
 

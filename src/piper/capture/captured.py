@@ -14,7 +14,7 @@ from piper.capture.clean import clean
 from piper.capture.cut import Chunk, cut
 from piper.capture.experts import ExpertCode, ExpertGraphs
 from piper.capture.inputs import Inputs, spec_of
-from piper.capture.kernels import Kernel, Kernels, numbered
+from piper.capture.kernels import Kernel, Kernels, Recipe
 from piper.capture.lower import Lowered, lower
 from piper.capture.nodes import value
 from piper.capture.phases import phase_graphs
@@ -51,14 +51,16 @@ class Captured:
 
         With `ways` above 1, for one of so many shares of its experts.
         """
+        return self.kernels.of(self.recipe(region, phase, ways), phase, compiled)
+
+    def recipe(self, region: RegionId, phase: Phase, ways: int = 1) -> Recipe:
+        """Which kernel that is."""
         found = self.model.by_id[region]
         if ways > 1:
             name = f"{found.code}/{ways}"
             self.kernels.graphs.setdefault(name, self.experts.get(found.code, ways))
-            return self.kernels.get(name, phase, compiled)
-        kernel = self.kernels.get(found.code, phase, compiled)
-        position = _random_position(found, phase)
-        return kernel if position is None else numbered(kernel, position, self.dropouts[region])
+            return Recipe(name)
+        return Recipe(found.code, _random_position(found, phase), self.dropouts[region])
 
 
 def capture(

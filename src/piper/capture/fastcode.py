@@ -13,7 +13,7 @@ from piper.capture.torch_private import is_view
 
 aten = torch.ops.aten
 
-_FUNCTIONS: dict[Any, Any] = {
+FUNCTIONS: dict[Any, Any] = {
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
     aten.addmm.default: torch.addmm,
@@ -39,7 +39,7 @@ _FUNCTIONS: dict[Any, Any] = {
     aten.t.default: torch.t,
     aten.transpose.int: torch.transpose,
 }
-_METHODS: dict[Any, str] = {
+METHODS: dict[Any, str] = {
     aten.view.default: "view",
     aten._unsafe_view.default: "view",
     aten.expand.default: "expand",
@@ -65,10 +65,10 @@ def quickened(module: fx.GraphModule) -> fx.GraphModule:
     for node in fast.graph.nodes:
         if _may_overwrite(node):
             node.op, node.target = "call_method", "add_"
-        elif node.target in _FUNCTIONS:
-            node.target = _FUNCTIONS[node.target]
-        elif node.target in _METHODS and not node.kwargs:
-            node.op, node.target = "call_method", _METHODS[node.target]
+        elif node.target in FUNCTIONS:
+            node.target = FUNCTIONS[node.target]
+        elif node.target in METHODS and not node.kwargs:
+            node.op, node.target = "call_method", METHODS[node.target]
         elif node.target is aten.slice.Tensor:
             _narrow(node)
     fast.recompile()

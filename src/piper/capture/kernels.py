@@ -8,6 +8,7 @@ from torch import fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from piper.capture import shipping
 from piper.capture.dropout import KEEP, keep
 from piper.capture.fastcode import quickened, release
 from piper.capture.nodes import is_symbolic, value
@@ -15,24 +16,62 @@ from piper.capture.torch_private import compile_graph
 from piper.names import Phase
 
 Kernel = Callable[..., tuple]
+Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Which kernel computes a phase of a region: equal regions differ in their dropouts alone."""
+
+    code: str
+    random: int | None = None  # which of its reads random numbers start from, if any
+    first: int = 0  # number of its first dropout
 
 
 @dataclass
 class Kernels:
     """The functions of all regions, made when first asked for; equal code is made once."""
 
-    graphs: dict[str, dict[Phase, fx.GraphModule]]
-    made: dict[tuple[str, Phase, bool], Kernel] = field(default_factory=dict)
+    graphs: dict[str, dict[Phase, fx.GraphModule]] = field(default_factory=dict)
+    made: dict[Key, Kernel] = field(default_factory=dict)
+    quick: dict[tuple[str, Phase], fx.GraphModule] = field(default_factory=dict)
 
     def get(self, code: str, phase: Phase, compiled: bool) -> Kernel:
         key = code, phase, compiled
         if key not in self.made:
-            graph = self.graphs[code][phase]
-            # Inductor would compile again for every new size.
-            fixed = not any(map(is_symbolic, graph.graph.nodes))
-            made = _compiled(graph) if compiled and fixed else quickened(graph).forward
-            self.made[key] = made
+            fused = self._is_fused(*key)
+            self.made[key] = (
+                _compiled(self.graphs[code][phase]) if fused else self._quick(code, phase).forward
+            )
         return self.made[key]
+
+    def of(self, recipe: Recipe, phase: Phase, compiled: bool) -> Kernel:
+        """What computes a phase of the region that this is the recipe of."""
+        kernel = self.get(recipe.code, phase, compiled)
+        return kernel if recipe.random is None else numbered(kernel, recipe.random, recipe.first)
+
+    def to_json(self, code: str, phase: Phase, compiled: bool) -> str:
+        """A kernel for another process, which need not capture anything."""
+        if self._is_fused(code, phase, compiled):
+            return shipping.to_json(self.graphs[code][phase], described=True)
+        return shipping.to_json(self._quick(code, phase))
+
+    def add(self, code: str, phase: Phase, compiled: bool, text: str) -> None:
+        """A kernel that another process captured; it is compiled here."""
+        module = shipping.from_json(text)
+        fused = shipping.is_described(module)
+        self.made[code, phase, compiled] = _compiled(module) if fused else module.forward
+
+    def _is_fused(self, code: str, phase: Phase, compiled: bool) -> bool:
+        """Inductor would compile again for every new size that the graph computes with."""
+        graph = self.graphs[code][phase]
+        fixed = not any(map(is_symbolic, graph.graph.nodes))
+        return compiled and fixed and shipping.can_be_described(graph)
+
+    def _quick(self, code: str, phase: Phase) -> fx.GraphModule:
+        if (code, phase) not in self.quick:
+            self.quick[code, phase] = quickened(self.graphs[code][phase])
+        return self.quick[code, phase]
 
 
 def numbered(kernel: Kernel, position: int, first: int) -> Kernel:

@@ -88,6 +88,17 @@ def foreign_tensor(node: fx.Node) -> CaptureError:
     )
 
 
+def cannot_be_sent(what: str, where: str = "") -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            f"{what} has no name by which another process could find it",
+            "make it an operator with torch.library.custom_op, in a module that every process "
+            "imports",
+        ),
+    )
+
+
 def random_operation(node: fx.Node) -> CaptureError:
     name = str(node.target).removeprefix("aten.").split(".")[0]
     inside = " dropout" in str(getattr(node.target, "_schema", ""))

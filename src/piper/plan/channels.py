@@ -23,9 +23,11 @@ class Needs:
     shares: Sequence[Share] = ()  # what streams get of a GPU
 
 
-def needs(plans: Sequence[Plan], device: Device) -> Needs:
+def needs(plans: Sequence[Plan]) -> Needs:
+    """What all devices have in common: each adds where it exchanges rows itself."""
     shares = plans[0].streams if plans else ()
-    return Needs(streams(plans), teams(plans), links(plans), exchanging(plans, device), shares)
+    ways = tuple(streams(plans)), tuple(teams(plans)), tuple(links(plans))
+    return Needs(*ways, shares=shares)
 
 
 def links(plans: Sequence[Plan]) -> list[Link]:
@@ -40,24 +42,26 @@ def streams(plans: Sequence[Plan]) -> list[str]:
     return sorted(set(found))
 
 
-def teams(plans: Sequence[Plan]) -> list[tuple[str, tuple[Device, ...]]]:
+def teams(plans: Sequence[Plan]) -> list[Team]:
     """The streams and groups of all collectives."""
     every = (one for plan in plans for one in plan.instructions)
     meetings = (one for one in every if isinstance(one, Reduce | Gather | Exchange))
     return sorted({(one.stream, one.group) for one in meetings})
 
 
-def exchanging(plans: Sequence[Plan], device: Device) -> list[tuple[str, tuple[Device, ...]]]:
+def exchanging(plan: Plan) -> list[Team]:
     """The streams and groups in which rows of a device travel to experts."""
-    mine = (one for plan in plans if plan.device == device for one in plan.instructions)
-    return sorted({(one.stream, one.group) for one in mine if isinstance(one, Exchange)})
+    return sorted({(o.stream, o.group) for o in plan.instructions if isinstance(o, Exchange)})
 
 
-def first_holders(plans: Sequence[Plan], device: Device) -> set[str]:
-    """Of the states that several devices hold alike, those that this one speaks for."""
+def first_holders(plans: Sequence[Plan]) -> dict[Device, list[str]]:
+    """Of the states that several devices hold alike, those that each one speaks for."""
     first: dict[tuple[str, int, int], Device] = {}
     for plan in plans:
         for state in plan.states:
             if state.home:
                 first.setdefault((state.bucket, state.share, state.shard), plan.device)
-    return {f"w:{bucket}" for (bucket, _, _), holder in first.items() if holder == device}
+    spoken: dict[Device, list[str]] = {plan.device: [] for plan in plans}
+    for (bucket, _, _), holder in first.items():
+        spoken[holder].append(f"w:{bucket}")
+    return spoken

@@ -1,33 +1,46 @@
-"""All processes must have the same plans and the same first parameters, or nothing is exact."""
+"""All processes must be given the same job and the same first parameters, or nothing is exact."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 import torch
 import torch.distributed as dist
 
 from piper.errors import InputError, PeerLost, Problem, StrategyError
-from piper.plan.instructions import Plan
-from piper.plan.serial import to_json
 
 SAMPLE = 1024  # elements of each parameter that are compared: enough to tell two random ones apart
+SHORT = 60  # characters that a message can show; a digest is longer
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # no two processes have the same
 Digests = dict[str, str]
 
 
-def refuse_disagreement(plans: Sequence[Plan], model: torch.nn.Module) -> None:
-    """Compare with the first process what every process compiled and was given."""
+def refuse_disagreement(given: Mapping[str, str], model: torch.nn.Module) -> None:
+    """Compare with the first process what every process was given, and its first parameters."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    mine = {"": digest(to_json(plan).encode() for plan in plans), **digests(model)}
-    everyone: list[Digests] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    for rank, theirs in enumerate(everyone):
-        different = [name for name, found in everyone[0].items() if theirs.get(name) != found]
-        if different:
-            raise disagreement(rank, different[0])
+    texts = {name: ADDRESS.sub("", text) for name, text in given.items()}
+    mine = {name: short_or_digest(text) for name, text in texts.items()}
+    everyone: list[tuple[Digests, Digests]] = [({}, {})] * dist.get_world_size()
+    dist.all_gather_object(everyone, (mine, digests(model)))
+    wanted, weights = everyone[0]
+    for rank, (theirs, values) in enumerate(everyone):
+        for name, found in wanted.items():
+            if theirs[name] != found:
+                raise given_otherwise(rank, name, found, theirs[name])
+        for name, found in weights.items():
+            if values.get(name) != found:
+                raise other_values(rank, name)
+
+
+def structure(model: torch.nn.Module) -> str:
+    """Modules and parameters by name, class and shape."""
+    modules = [f"{name} {type(module).__qualname__}" for name, module in model.named_modules()]
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return "\n".join([*modules, *(f"{n} {tuple(t.shape)} {t.dtype}" for n, t in named)])
 
 
 def digests(model: torch.nn.Module) -> Digests:
@@ -42,6 +55,10 @@ def sample(tensor: torch.Tensor) -> bytes:
     return f"{tuple(tensor.shape)}{tensor.dtype}".encode() + bytes(some.view(torch.uint8).tolist())
 
 
+def short_or_digest(text: str) -> str:
+    return text if len(text) < SHORT else digest([text.encode()])
+
+
 def digest(parts: Iterable[bytes]) -> str:
     total = hashlib.sha256()
     for part in parts:
@@ -49,15 +66,19 @@ def digest(parts: Iterable[bytes]) -> str:
     return total.hexdigest()
 
 
-def disagreement(rank: int, name: str) -> Exception:
-    if not name:
-        return StrategyError(
-            "strategy",
-            Problem(
-                f"devices 0 and {rank} compiled different plans",
-                "let every process build the same model, strategy and example",
-            ),
-        )
+def given_otherwise(rank: int, name: str, first: str, other: str) -> Exception:
+    kind = StrategyError if name == "strategy" else InputError
+    text = f": {other}, not {first}" if max(len(first), len(other)) < SHORT else ""
+    return kind(
+        name,
+        Problem(
+            f"device {rank} was given another one than device 0{text}",
+            "let every process build the same model, strategy and example, with the same options",
+        ),
+    )
+
+
+def other_values(rank: int, name: str) -> Exception:
     return InputError(
         "model",
         Problem(

@@ -22,24 +22,28 @@ def join(timeout: float, on_gpu: bool = False) -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def world() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def gather(mine: Found) -> list[Found] | None:
     """What each process has, on the first one."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if world() == 1:
         return [mine]
     first = dist.get_rank() == 0
-    found: list[Any] = [None] * dist.get_world_size()
+    found: list[Any] = [None] * world()
     dist.gather_object(mine, found if first else None)
     return found if first else None
 
 
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    if devices != tuple(range(world)):
+    if devices != tuple(range(world())):
         count = max(devices) + 1
         raise StrategyError(
             "strategy",
             Problem(
-                f"it uses devices {list(devices)}, but {world} process(es) were started",
+                f"it uses devices {list(devices)}, but {world()} process(es) were started",
                 f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
             ),
         )

@@ -1,0 +1,206 @@
+"""A graph that was text on the way computes the same bits, and calls nothing but what it may."""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+
+import experts
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+
+from piper.capture import Captured, annotate, capture
+from piper.capture.kernels import Kernel, Kernels
+from piper.capture.nodes import value
+from piper.capture.shipping import from_json, to_json
+from piper.errors import CaptureError
+from piper.names import BI, B, F, Phase, RegionId
+
+FIX = (
+    "\n  fix: make it an operator with torch.library.custom_op, in a module that every process "
+    "imports"
+)
+
+
+def shipped(captured: Captured, region: str, phase: Phase, ways: int = 1) -> Kernel:
+    """As another process has it."""
+    recipe, there = captured.recipe(RegionId(region), phase, ways), Kernels()
+    there.add(recipe.code, phase, False, captured.kernels.to_json(recipe.code, phase, False))
+    return there.of(recipe, phase, False)
+
+
+def assert_same(found: object, wanted: object) -> None:
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@cache
+def mixed() -> Captured:
+    torch.manual_seed(0)
+    example = torch.randn(2, 3, experts.WIDTH)
+    return capture(experts.Mixed(1, "spread"), experts.loss, (example, example))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_a_share_of_experts_takes_any_number_of_rows(rows: int) -> None:
+    captured = mixed()
+    (region,) = [r for r in captured.model.regions if "EP" in r.id]
+    kernels = {p: captured.kernel(region.id, p, ways=2) for p in (F, B, BI)}
+    there = {p: shipped(captured, region.id, p, ways=2) for p in (F, B, BI)}
+    buckets = [
+        tuple(torch.randn(2, *p.spec.shape[1:]) for p in captured.model.buckets[name].parameters)
+        for name in region.buckets
+    ]
+    types = [captured.model.values[name].specs[0].dtype for name in region.inputs]
+    counts, x = torch.tensor([rows, 0]), torch.randn(rows, experts.WIDTH)
+    given = [counts if dtype == "int64" else x for dtype in types]
+
+    wanted, found = kernels[F](*buckets, *given), there[F](*buckets, *given)
+
+    assert_same(found, wanted)
+    assert wanted[0].shape == (rows, experts.WIDTH)
+    read = [buckets[k] for k in region.backward_buckets]
+    read += [given[k] for k in region.backward_inputs]
+    for phase in (B, BI):
+        ends = [kernel[phase](*read, wanted[-1], wanted[0]) for kernel in (there, kernels)]
+        assert_same(*ends)
+
+
+def test_for_inductor_a_size_that_is_not_known_yet_stays_one() -> None:
+    captured = mixed()
+    (region,) = [r for r in captured.model.regions if "EP" in r.id]
+    module = captured.experts.get(region.code, 2)[B]
+
+    found = from_json(to_json(module, described=True))
+
+    assert shapes(found) == shapes(module)
+    assert (
+        sum("u0" in text for text in shapes(found)) == 4
+    )  # rows, two things kept of them, gradients
+
+
+def shapes(module: fx.GraphModule) -> list[str]:
+    """Of all arguments; unknown sizes by the order in which they come."""
+    vals = [value(node) for node in module.graph.find_nodes(op="placeholder")]
+    text = "\n".join(f"{tuple(t.shape)} {t.stride()} {t.dtype}" for t in tree_leaves(vals))
+    names = {name: f"u{k}" for k, name in enumerate(dict.fromkeys(re.findall(r"u\d+", text)))}
+    return re.sub(r"u\d+", lambda found: names[found[0]], text).splitlines()
+
+
+class Dropping(nn.Module):
+    """Two equal regions, which must not drop the same elements, between two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            with annotate("PP"):
+                x = nn.functional.dropout(layer(x), 0.5)
+        return x
+
+
+def test_dropouts_keep_their_numbers() -> None:
+    captured = capture(Dropping(), nn.functional.mse_loss, (torch.ones(4, 6), torch.ones(4, 6)))
+    _, first, second, _ = captured.model.regions
+    given = {"random": torch.tensor([3, 1])}
+    inputs = [given.get(name, torch.ones(4, 6)) for name in first.inputs]
+    reads = [(torch.randn(6, 6), torch.randn(6)), *inputs]
+
+    found = [shipped(captured, region.id, F)(*reads) for region in (first, second)]
+
+    assert first.code == second.code
+    assert_same(found, [captured.kernel(region.id, F)(*reads) for region in (first, second)])
+    assert not torch.equal(found[0][0], found[1][0])
+
+
+class Choosing(nn.Module):
+    """Which branch runs depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, self.layer, lambda y: y * 2, (x,)).sum()
+
+
+def test_graphs_inside_graphs_go_along() -> None:
+    captured = capture(Choosing(), None, (torch.ones(4, 6),))
+    weights = torch.randn(6, 6), torch.randn(6)
+
+    found = shipped(captured, "all", F)
+
+    for x in (torch.ones(4, 6), -torch.ones(4, 6)):
+        assert_same(found(weights, x), captured.kernel(RegionId("all"), F)(weights, x))
+
+
+def constants(x: Tensor) -> tuple[Tensor, ...]:
+    table = torch.tensor([[1.5, -float("inf")], [0.1, 2.0]], dtype=torch.float64)
+    one = torch.tensor(3, dtype=torch.int32)
+    return (x * table + one, torch.zeros(2, dtype=torch.bfloat16, device=x.device))
+
+
+def numbers(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x.masked_fill(x > 0.5, -float("inf")),
+        x.contiguous(memory_format=torch.contiguous_format) * 1e-12,
+        torch.view_as_complex(x) * (1 + 2j),
+    )
+
+
+@pytest.mark.parametrize("function", [constants, numbers], ids=lambda f: f.__name__)
+def test_constants_and_options_stay_what_they_are(function: Callable) -> None:
+    x = torch.randn(2, 2, dtype=torch.float64)
+    module = make_fx(function)(x)
+
+    found = from_json(to_json(module))
+
+    assert_same(found(x), function(x))
+    assert to_json(found) == to_json(module)
+
+
+def test_another_gpu_is_the_own_one() -> None:
+    graph = fx.Graph()
+    graph.call_function(torch.ops.aten.zeros.default, ([2],), {"device": torch.device("cuda:3")})
+    graph.output(())
+
+    found = from_json(to_json(fx.GraphModule({}, graph)))
+
+    assert next(iter(found.graph.nodes)).kwargs == {"device": torch.device("cuda")}
+
+
+def calling(function: Callable | str) -> fx.GraphModule:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    add = graph.call_method if isinstance(function, str) else graph.call_function
+    graph.output((add(function, (x,)),))
+    return fx.GraphModule({}, graph)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(nn.functional.relu, "<function relu at"), ("backward", "backward"), (eval, "<built-in")],
+    ids=["function", "method", "builtin"],
+)
+def test_what_has_no_name_is_not_sent(function: Callable | str, name: str) -> None:
+    with pytest.raises(CaptureError) as refused:
+        to_json(calling(function))
+
+    assert f": {name}" in str(refused.value)
+    assert str(refused.value).endswith(f"has no name by which another process could find it{FIX}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os.system", "torch.load", "ops.aten.mm", "ops.nowhere.at.all", "ops.os.system.default"],
+)
+def test_what_is_not_known_is_not_called(name: str) -> None:
+    row = json.loads(to_json(calling(torch.mm)))
+    row["nodes"][1][2] = name
+
+    with pytest.raises(CaptureError, match="has no name by which another process could find it"):
+        from_json(json.dumps(row))

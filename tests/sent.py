@@ -1,0 +1,87 @@
+"""Jobs for workers: what the first process sends to the others, and what it tells them instead."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from replicas import ADAMW, Net, batches, data, known
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper import sending
+from piper.directives import Place, Split, Strategy
+from piper.ir.filters import where
+from piper.trainer import Trainer
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+COMPILING = ("capture", "compile_strategy", "assignment")
+TWO = [Place(where(PP=0), [0]), Place(where(PP=1), [1])]
+
+
+def forbidden(*_: Any, **__: Any) -> Any:
+    raise AssertionError("this device must not do that")
+
+
+def train(rank: int) -> tuple[list[float], list[str], list[str], list[str]]:
+    """Losses; and what this device knows: its regions, its buckets, its kernels."""
+    with ExitStack() as stack:
+        for name in COMPILING if rank else ():
+            stack.enter_context(patch(f"piper.trainer.{name}", forbidden))
+        trainer = Trainer(
+            Net(nn.Dropout(0.5)), functional.mse_loss, [*TWO, Split("MB", 2)], optimizer=SGD,
+            example=data()[0],
+        )  # fmt: skip
+        losses = [trainer.step(*batch).loss for batch in data()]
+        losses += [trainer.step(x[:4], y[:4]).loss for x, y in data()]
+    (first, _) = trainer.assigned.values()
+    there = [f"{code} {phase}" for code, phase, _ in trainer.sending.kernels.made]
+    trainer.close()
+    return losses, sorted(first.codes), sorted(first.contents), there
+
+
+class Failing(Net):
+    """Fails in its own words while it is captured."""
+
+    class Odd(Exception):
+        """An error that only this script knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise Failing.Odd("not today")
+
+
+def refused(rank: int, case: str) -> tuple[str, str]:
+    """The error that a device ends with."""
+    strategy = {"unplaced": TWO[:1], "world": [Place(where(), [0])]}.get(case, TWO)
+    model = Failing() if case == "odd" else Net()
+    example = data()[0] if case != "uneven" else data(rows=7)[0]
+    try:
+        Trainer(model, functional.mse_loss, [*strategy, Split("MB", 2)], example=example)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", "nothing was said"
+
+
+def tune(rank: int, text: str) -> list[int]:
+    """How many kernels went to the other device, each time."""
+    counts: list[int] = []
+
+    def send(texts: dict[int, str]) -> None:
+        counts.extend(len(json.loads(parcel)) - 1 for parcel in texts.values())
+        original(texts)
+
+    original = sending.send
+    mine = [tuple(t.chunk(2)[rank] for t in batch) for batch in batches("moe spread", 4)]
+    model, loss, found = known(rank, "moe spread", 1, 1)
+    with patch("piper.sending.send", send):
+        trainer = Trainer(
+            model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0], captured=found
+        )
+        trainer.tune(*mine[0])
+        trainer.step(*mine[1])
+    trainer.close()
+    return counts
