@@ -5,6 +5,9 @@ import pytest
 import torch
 from pool import run_on
 
+from piper.errors import StrategyError
+from piper.plan.instructions import Plan, Send
+from piper.runtime.world import refuse_unknown_sizes
 from piper.strategies import BUILDERS
 
 
@@ -18,3 +21,14 @@ def test_sizes_that_depend_on_data_cross_devices(schedule: str) -> None:
     assert losses == pytest.approx(wanted, rel=1e-6)
     assert whole is not None
     torch.testing.assert_close(whole, dict(parameters))
+
+
+def test_between_gpus_they_are_refused() -> None:
+    fixed = Send("a", "x", (((2, 4), "float32"),), 1, "pp")
+    loose = Send("b", "y", (((None, 4), "float32"),), 1, "pp")
+
+    refuse_unknown_sizes([Plan(0, (), (fixed,))])
+    with pytest.raises(
+        StrategyError, match="y, whose size depends on data, goes from device 0 to 1"
+    ):
+        refuse_unknown_sizes([Plan(1, (), (fixed,)), Plan(0, (), (fixed, loose))])

@@ -13,6 +13,7 @@ import copy
 import faulthandler
 import functools
 import itertools
+import os
 import time
 from typing import Any
 
@@ -106,11 +107,14 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
     streams = options.get("streams", ())
     options = {key: value for key, value in options.items() if key != "streams"}
     strategy = piper.strategies.BUILDERS[schedule](microbatches=PARTS, **options) + list(streams)
+    rows = 1 if schedule == "dualpipe" else 2
+    first = os.environ.get("RANK", "0") == "0"  # which captures for all
+    known = captured(name, stages, getattr(torch, dtype), rows) if first else None
     trainer = piper.Trainer(
         copy.deepcopy(model), loss_fn, strategy, optimizer=ADAMW, device="cuda",
         example=tuple(t[: PARTS * 2] for t in batches(vocab, PARTS * 2)[0]),
         graphs="graphs" in how, compiled="compiled" in how,
-        captured=captured(name, stages, getattr(torch, dtype), 1 if schedule == "dualpipe" else 2),
+        captured=known,
     )  # fmt: skip
     rows = 2 * PARTS
     data = batches(vocab, rows * trainer.replicas)
@@ -164,8 +168,6 @@ def limit(dtype: str, what: str) -> float:
 
 
 def piper_world() -> int:
-    import os
-
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

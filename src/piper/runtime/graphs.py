@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from piper.names import COMPUTE
-from piper.plan.instructions import Add, Free, Gather, Instruction, Load, Recv, Reduce, Run
+from piper.plan.instructions import Add, Gather, Load, Recv, Reduce, Run
 from piper.plan.segments import Hosted, Recorded, segments
 from piper.runtime.batch import Batch
 from piper.runtime.comm import is_dynamic
@@ -135,8 +135,7 @@ class Recording:
     unfit: set[tuple[str, str]]
     loads: list[tuple[Load, int, torch.Tensor]] = field(default_factory=list)
     held: dict[int, Any] = field(default_factory=dict)  # what messages under way still read
-    spare: dict[Any, list[Any]] = field(default_factory=dict)  # memory for receives, by shapes
-    lent: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by address of its first tensor
+    pinned: list[Any] = field(default_factory=list)  # what may live on under other names
 
     def graphs(self) -> Graphs:
         slots = self.program.slots
@@ -190,7 +189,7 @@ class Recording:
 
     def replayed(self, at: tuple[int, ...]) -> Act:
         code = self.program.plan.instructions
-        acts = [(k, self.given_back(k, self.program.plain(k, code[k]))) for k in at]
+        acts = [(k, self.program.plain(k, code[k])) for k in at]
         now = at[0]
 
         def do() -> None:
@@ -216,24 +215,6 @@ class Recording:
         same = kernels(run.region, run.phase)
         return {name for name in names if kernels(*name) is same} | {(run.region, run.phase)}
 
-    def given_back(self, k: int, do: Act) -> Act:
-        """Memory of a receive is for another one as soon as its value has ended."""
-        one = self.program.plan.instructions[k]
-        names = (
-            one.values if isinstance(one, Free) else (one.value,) if isinstance(one, Add) else ()
-        )
-        slots = [self.program.slot(name) for name in names]
-
-        def act() -> None:
-            for slot in slots:
-                first = first_tensor(self.program.slots[slot])
-                if first is not None and first.data_ptr() in self.lent:
-                    key, memory = self.lent.pop(first.data_ptr())
-                    self.spare.setdefault(key, []).append(memory)
-            do()
-
-        return act if slots else do
-
     def hosted(self, k: int) -> Act:
         """The instruction's own function; here, only what it does to memory."""
         program, one = self.program, self.program.plan.instructions[k]
@@ -248,6 +229,10 @@ class Recording:
                 slots[slot(one.into)] = program.gathered[k]
             case Reduce():
                 self.held[k], slots[slot(one.value)] = slots[slot(one.value)], None
+                if not one.scatter:
+                    self.pinned.append(self.held[k])  # a sum may be where its parts were
+            case Run():
+                self.pinned += [slots[slot(name)] for name in one.reads]  # so may what it makes
             case Add():
                 slots[slot(one.value)] = None
         return program.acts[k]
@@ -255,10 +240,7 @@ class Recording:
     def received(self, k: int, recv: Recv) -> Act:
         """Into memory of its own, the same in every step."""
         program = self.program
-        spare = self.spare.get(recv.shapes)
-        tensors = spare.pop() if spare else tuple(zeros_of(recv, program.device))
-        if tensors:
-            self.lent[tensors[0].data_ptr()] = recv.shapes, tensors
+        tensors = tuple(zeros_of(recv, program.device))
         program.slots[program.slot(recv.value)] = tensors if recv.bundle else tensors[0]
         waits = [w for w in recv.waits if program.plan.instructions[w].stream != COMPUTE]
 
@@ -292,15 +274,3 @@ def zeros_of(recv: Recv, device: torch.device) -> list[torch.Tensor]:
         torch.zeros([size or 0 for size in sizes], dtype=getattr(torch, dtype), device=device)
         for sizes, dtype in recv.shapes
     ]
-
-
-def ended_by(one: Instruction) -> tuple[str, ...]:
-    if isinstance(one, Free):
-        return one.values
-    return (one.value,) if isinstance(one, Add) else ()
-
-
-def first_tensor(value: Any) -> torch.Tensor | None:
-    if isinstance(value, torch.Tensor):
-        return value
-    return value[0] if value else None
