@@ -29,6 +29,6 @@ def test_between_gpus_they_are_refused() -> None:
 
     refuse_unknown_sizes([Plan(0, (), (fixed,))])
     with pytest.raises(
-        StrategyError, match="y, whose size depends on data, goes from device 0 to 1"
+        StrategyError, match="y, whose size depends on data, goes"
     ):
         refuse_unknown_sizes([Plan(1, (), (fixed,)), Plan(0, (), (fixed, loose))])
