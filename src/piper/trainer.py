@@ -29,6 +29,7 @@ from piper.runtime.batch import (
     microbatch,
     refuse_empty,
     refuse_ignored,
+    refuse_reduction,
     refuse_uneven,
     refuse_weightless,
     shape_key,
@@ -88,7 +89,6 @@ class Trainer:
         if is_inspecting():
             raise Inspected(self, example, *self.compile(example))
         self.rank = join(timeout, self.device.type == "cuda")
-        self.pace = pace_on(self.device)
         self.state = DeviceState(self.device)
         self.comm: ProcessComm | None = None
         self.programs: dict[Any, Program] = {}
@@ -121,6 +121,7 @@ class Trainer:
         """What to do, before any other process is involved."""
         refuse_reduction(reduction)
         self.device = chosen_device(device)
+        self.pace = pace_on(self.device)
         self.model, self.loss_fn = model, loss_fn
         self.strategy = as_strategy(strategy)
         self.reduction, self.loss_weight, self.max_norm = reduction, loss_weight, max_norm
@@ -160,8 +161,12 @@ class Trainer:
         program = self.program(batch)
         self.ignored = program.ignored
         work = self.batch(batch, self.steps, self.replica, own, everyone)
-        with compute_lane(program.plan, self.device):
-            recorded = self.recording.step(self.steps + 1, program, work)
+        try:
+            with compute_lane(program.plan, self.device):
+                recorded = self.recording.step(self.steps + 1, program, work)
+        except BaseException:
+            self.pace.forget()
+            raise
         self.steps += 1
         metrics = Metrics(self.steps, self.tokens(work.inputs), self.pace.end(program))
         self.recording.keep(self.steps, recorded, self.made.get(self.key(batch)))
@@ -186,7 +191,9 @@ class Trainer:
         self.refuse_closed()
         own = self.own_weights(batch)
         work = self.batch(batch, self.steps, self.replica, own, self.agreed(batch, own))
-        seen = measure(self.program(batch), work, rounds)
+        program = self.program(batch)
+        with compute_lane(program.plan, self.device):
+            seen = measure(program, work, rounds)
         seen.compute = by_code(seen.compute, self.assigned[self.key(batch)].codes)
         self.costs = costs_of(together(seen))
         self.programs = {}
@@ -197,7 +204,7 @@ class Trainer:
         self, batch: tuple[Any, ...], step: int, feed: int, own: Sequence[float], everyone: float
     ) -> Batch:
         """A batch as programs take it; dropout is seeded by the step."""
-        inputs = tuple(t.to(self.device, non_blocking=True) for t in tensors_of(batch))
+        inputs = tuple(map(self.pace.moved, tensors_of(batch)))
         several = self.parts * self.replicas > 1
         if several and self.reduction == "mean" and not self.loss_weight:
             refuse_ignored(tensors_of(batch), self.ignored)
@@ -221,6 +228,7 @@ class Trainer:
     def close(self) -> None:
         """Give back the communicators; the process may go on with another Trainer."""
         self.recording.finish()
+        self.pace.finish()
         if self.comm is not None:
             self.comm.close()
             self.comm = None
@@ -387,10 +395,3 @@ def as_strategy(strategy: Strategy | Sequence[Any] | None) -> Strategy:
     if strategy is None:
         return Strategy([Place(where(), devices=(0,))])
     return strategy if isinstance(strategy, Strategy) else Strategy(strategy)
-
-
-def refuse_reduction(reduction: str) -> None:
-    if reduction not in ("mean", "sum"):
-        raise InputError(
-            "reduction", Problem(f"{reduction!r} is no reduction", 'write "mean" or "sum"')
-        )

@@ -204,3 +204,55 @@ def test_what_is_not_known_is_not_called(name: str) -> None:
 
     with pytest.raises(CaptureError, match="has no name by which another process could find it"):
         from_json(json.dumps(row))
+
+
+class Branching(nn.Module):
+    """Two regions alike but for what is inside their branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, (yes, no) in zip(self.layers, [(1, 1), (5, 7), (2, 3), (1, 1)], strict=True):
+            with annotate("PP"):
+                x = layer(x)
+                if yes != no:
+                    x = torch.cond(x.sum() > 0, lambda y, k=yes: y * k, lambda y, k=no: y * k, (x,))
+        return x
+
+
+def test_regions_with_other_branches_are_other_code() -> None:
+    torch.manual_seed(0)
+    model, x = Branching(), torch.randn(2, 3)
+    captured = capture(model, nn.functional.mse_loss, (x, x))
+    _, first, second, _ = captured.model.regions
+    reads = ((torch.eye(3), torch.ones(3)), torch.ones(2, 3))
+
+    results = [captured.kernel(region.id, F)(*reads)[0] for region in (first, second)]
+
+    assert first.code != second.code
+    assert_same(results[0], torch.full((2, 3), 10.0))
+    assert_same(results[1], torch.full((2, 3), 4.0))
+
+
+class Turned(nn.Module):
+    """A constant that does not lie in memory in the order of its elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(4, 4), torch.arange(12.0).view(3, 4).t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + torch.as_strided(self.table, (4,), (1,))
+
+
+def test_a_constant_lies_in_memory_as_it_did() -> None:
+    x = torch.randn(2, 4)
+    captured = capture(Turned(), nn.functional.mse_loss, (x, x))
+    (region,) = captured.model.regions
+    reads = ((torch.eye(4), torch.zeros(4)), x, x)
+
+    found = shipped(captured, region.id, F)(*reads)
+
+    assert_same(found[0], captured.kernel(region.id, F)(*reads)[0])

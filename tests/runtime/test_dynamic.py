@@ -28,7 +28,5 @@ def test_between_gpus_they_are_refused() -> None:
     loose = Send("b", "y", (((None, 4), "float32"),), 1, "pp")
 
     refuse_unknown_sizes([Plan(0, (), (fixed,))])
-    with pytest.raises(
-        StrategyError, match="y, whose size depends on data, goes"
-    ):
+    with pytest.raises(StrategyError, match="y, whose size depends on data, goes"):
         refuse_unknown_sizes([Plan(1, (), (fixed,)), Plan(0, (), (fixed, loose))])

@@ -12,6 +12,7 @@ from experts import Mixed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.capture import capture
+from piper.errors import RunError
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.instructions import Recv, Run
 from piper.plan.segments import Hosted, Recorded, segments
@@ -188,3 +189,47 @@ def test_what_has_other_sizes_than_recorded_is_refused() -> None:
 
     with pytest.raises(ValueError, match="recorded for"):
         put(torch.ones(1, 3), torch.zeros(2, 3))
+
+
+class Hoarder(torch.optim.SGD):
+    """Keeps the gradients it is given, instead of a copy."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["last"] = parameter.grad
+        super().step(closure)
+
+
+def test_an_optimizer_that_keeps_gradients_is_refused(monkeypatch: Any) -> None:
+    with_graphs(monkeypatch)
+
+    with pytest.raises(RunError, match=r"Hoarder keeps the gradients.*p\.grad\.clone"):
+        trained(llama, "1f1b", {}, optimizer=partial(Hoarder, lr=0.1))
+
+
+def test_a_failed_recording_leaves_nothing_behind(monkeypatch: Any) -> None:
+    tries: list[int] = []
+    original = OperatorTape.record
+
+    def refusing(self: OperatorTape, do: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 3:
+            raise RuntimeError("no")
+        return original(self, do)
+
+    monkeypatch.setattr(OperatorTape, "record", refusing)
+    seen = with_graphs(monkeypatch)
+    monkeypatch.setattr("piper.rehearsal.run_together", lambda *given: given[1:2] and loaded(given))
+
+    def loaded(given: Any) -> None:
+        plans, load = given[:2]
+        load(plans[0], None)
+
+    with pytest.raises(IndexError):  # nothing was trained
+        trained(llama, "1f1b", {})
+
+    program = seen[0].program
+    states = {program.slot(state.value) for state in program.plan.states}
+    assert len(tries) > 3
+    assert all(k in states or slot is None for k, slot in enumerate(program.slots))

@@ -104,6 +104,8 @@ def _name(node: fx.Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return f"{_OPERATOR}{node.target}"
     if isinstance(node.target, torch._ops.HigherOrderOperator):  # cond and the like
+        if node.target.name().startswith("triton"):  # it counts kernels, each process for itself
+            raise messages.cannot_be_sent(node.target.name(), line(node))
         return f"{_OPERATOR}higher_order.{node.target.name()}"
     if node.target not in _NAMES:
         raise messages.cannot_be_sent(str(node.target), line(node))
@@ -198,13 +200,17 @@ def _attribute(found: Any, described: bool) -> Any:
         raise messages.cannot_be_sent(type(found).__name__)
     flat = found.detach().cpu().contiguous().flatten().view(torch.uint8)
     content = base64.b64encode(bytes(flat.tolist())).decode()
-    return [list(found.shape), _type(found), found.device.type, content]
+    return [list(found.shape), list(found.stride()), _type(found), found.device.type, content]
 
 
-def _tensor(shape: list[int], dtype: str, device: str, content: str) -> Tensor:
+def _tensor(shape: list[int], stride: list[int], dtype: str, device: str, content: str) -> Tensor:
+    """It lies in memory as it did: an operator may look at that."""
     raw = bytearray(base64.b64decode(content))
     flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-    return flat.view(_of_kind("dtype", dtype)).view(shape).to(device)
+    found = flat.view(_of_kind("dtype", dtype)).view(shape)
+    if list(found.stride()) != stride:
+        found = torch.empty_strided(shape, stride, dtype=found.dtype).copy_(found)
+    return found.to(device)
 
 
 def _type(tensor: Tensor) -> str:

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.capture.nodes import value
-
 _SYMBOL = re.compile(r"\b[us]\d+\b")
 
 
@@ -40,7 +38,9 @@ def fingerprint(module: fx.GraphModule) -> str:
 
 def _target(module: fx.GraphModule, node: fx.Node) -> str:
     if node.op == "placeholder":
-        tensor = value(node)
+        tensor = node.meta.get("val")
+        if not isinstance(tensor, Tensor):  # of a graph inside this one
+            return "argument"
         return f"{tuple(tensor.shape)}{tensor.dtype}{tensor.device.type}"
     if node.op == "get_attr":
         return _constant(getattr(module, node.target))
@@ -48,8 +48,10 @@ def _target(module: fx.GraphModule, node: fx.Node) -> str:
 
 
 def _constant(constant: Any) -> str:
+    if isinstance(constant, fx.GraphModule):  # a branch; its repr does not say what it does
+        return fingerprint(constant)
     if not isinstance(constant, Tensor):
         return repr(constant)
     content = constant.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    kind = f"{tuple(constant.shape)}{constant.dtype}"
+    kind = f"{tuple(constant.shape)}{constant.stride()}{constant.dtype}"
     return f"{kind}{hashlib.sha256(content).hexdigest()}"

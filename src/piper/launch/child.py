@@ -62,8 +62,8 @@ def die_with(parent: int) -> None:
 
 if __name__ == "__main__":
     code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
-    if FILE in os.environ:
-        atexit._run_exitfuncs()  # a recording that the script's end cut short; os._exit would not
+    if code == 0 or FILE in os.environ:  # os._exit would not:
+        atexit._run_exitfuncs()  # steps that are under way, a recording that was cut short
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # not sys.exit: torch.distributed's threads may still wait for lost peers

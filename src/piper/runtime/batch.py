@@ -121,3 +121,10 @@ def refuse_uneven(batch: tuple[Any, ...], parts: int) -> None:
                 f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
             ),
         )
+
+
+def refuse_reduction(reduction: str) -> None:
+    if reduction not in ("mean", "sum"):
+        raise InputError(
+            "reduction", Problem(f"{reduction!r} is no reduction", 'write "mean" or "sum"')
+        )

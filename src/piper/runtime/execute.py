@@ -187,7 +187,7 @@ class Program:
             weight = self.batch.weights[load.part]
             return torch.full((), weight, dtype=self.loss_dtype, device=self.device)
         counter = [self.batch.seed, self.batch.first + load.part]
-        return torch.tensor(counter, device=self.device)
+        return torch.tensor(counter).to(self.device, non_blocking=True)  # waits for nothing
 
     def run(self, position: int, run: Run) -> Act:
         kernel, slots = self.kernels(run.region, run.phase), self.slots

@@ -12,19 +12,21 @@ import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+import torch.utils._pytree as pytree
 
 from piper.names import COMPUTE
-from piper.plan.instructions import Add, Gather, Load, Recv, Reduce, Run
+from piper.plan.instructions import Add, Gather, Load, Recv, Reduce, Run, Update
 from piper.plan.segments import Hosted, Recorded, segments
 from piper.runtime.batch import Batch
 from piper.runtime.comm import is_dynamic
 from piper.runtime.execute import Act, Program
 from piper.runtime.handles import Single
+from piper.runtime.norms import as_tuple
 from piper.runtime.warm import Known, zeros
 
 LOG = logging.getLogger("piper")
@@ -58,12 +60,27 @@ class CudaTape:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 do()
-            finally:
                 graph.capture_end()
+            except BaseException:
+                self.abandon(graph)
+                raise
         replay: Act = graph.replay
         return replay
 
+    def abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """A recording that failed must be ended; torch leaves its pool open if even that fails, and
+        then waits for the end of a recording with memory that is to be used again."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            device = torch.cuda.current_device()
+            with suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(device, self.pool)
+                torch._C._cuda_releasePool(device, self.pool)
+
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cuda:
+            return tensor
         whole = tensor.untyped_storage()
         storage = torch._C._construct_storage_from_data_pointer(
             whole.data_ptr(), tensor.device, whole.nbytes()
@@ -102,14 +119,16 @@ class Graphs:
 def record_graphs(program: Program, known: Known, tape: Callable[[], Tape] = CudaTape) -> Graphs:
     """Record all of a program that can be; what cannot is done by the host, which is said."""
     unfit: set[tuple[str, str]] = set()
+    before = list(program.slots)
     while True:
+        program.slots[:] = before + [None] * (len(program.slots) - len(before))
         try:
             with torch.no_grad(), torch.autocast(program.device.type, enabled=False), no_garbage():
                 return Recording(program, known, tape(), unfit).graphs()
         except Unfit as error:
             names = ", ".join(sorted(f"{phase} of {region}" for region, phase in error.names))
             LOG.info("%s cannot be a CUDA graph: %s", names, error)
-            unfit |= error.names
+            unfit |= error.names  # what it had recorded ends with the error
 
 
 @contextmanager
@@ -203,10 +222,12 @@ class Recording:
         try:
             return self.tape.record(do)
         except RuntimeError as error:
-            one = code[now]
-            if not isinstance(one, Run):
+            runs = [one for one in (code[now], *(code[k] for k in at)) if isinstance(one, Run)]
+            if not runs:
                 raise
-            raise Unfit(self.alike(one), str(error)) from error
+            guilty = runs[:1] if isinstance(code[now], Run) else runs
+            names = set().union(*map(self.alike, guilty))
+            raise Unfit(names, str(error).partition("\n")[0]) from None
 
     def alike(self, run: Run) -> set[tuple[str, str]]:
         """The runs with the same kernel."""
@@ -235,7 +256,24 @@ class Recording:
                 self.pinned += [slots[slot(name)] for name in one.reads]  # so may what it makes
             case Add():
                 slots[slot(one.value)] = None
+            case Update():
+                return self.updated(k, one)
         return program.acts[k]
+
+    def updated(self, k: int, update: Update) -> Act:
+        """The next step writes gradients where these are: an optimizer must not keep them."""
+        act, checked = self.program.acts[k], False
+        bucket = self.program.state.buckets[f"w:{update.bucket}"]
+        grad = self.program.slot(update.grad)
+
+        def update_and_look() -> None:
+            nonlocal checked
+            act()
+            if not checked:
+                refuse_kept_gradients(bucket.optimizer, as_tuple(self.program.slots[grad]))
+                checked = True
+
+        return update_and_look
 
     def received(self, k: int, recv: Recv) -> Act:
         """Into memory of its own, the same in every step."""
@@ -260,6 +298,17 @@ class Recording:
         if isinstance(value, torch.Tensor):
             return self.tape.alias(value)
         return None if value is None else tuple(map(self.tape.alias, value))
+
+
+def refuse_kept_gradients(optimizer: Any, grads: Sequence[torch.Tensor]) -> None:
+    places = {grad.untyped_storage().data_ptr() for grad in grads if grad.numel()}
+    state = getattr(optimizer, "state", {})
+    for kept in pytree.tree_leaves(list(state.values())):
+        if isinstance(kept, torch.Tensor) and kept.untyped_storage().data_ptr() in places:
+            raise ValueError(
+                f"{type(optimizer).__name__} keeps the gradients it is given, which graphs "
+                "overwrite: let it keep a copy (p.grad.clone()), or leave out graphs=True"
+            )
 
 
 def put(value: torch.Tensor, fixed: torch.Tensor) -> None:

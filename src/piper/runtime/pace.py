@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,9 @@ class HostPace:
     def __init__(self, device: torch.device) -> None:
         self.device, self.started = device, 0.0
 
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device)
+
     def begin(self) -> None:
         self.started = time.perf_counter()
 
@@ -30,6 +34,12 @@ class HostPace:
         read = Readings(*found[:2], seconds, peak_gib(self.device), found[2])
         return lambda: read
 
+    def finish(self) -> None:
+        """Nothing is under way between steps."""
+
+    def forget(self) -> None:
+        """Nothing is waited for."""
+
 
 class CudaPace:
     """A GPU computes: the host goes on, until it is two steps ahead."""
@@ -38,6 +48,17 @@ class CudaPace:
         self.device = device
         self.side = torch.cuda.Stream(device)
         self.ends: deque[torch.cuda.Event] = deque()
+        atexit.register(self.finish)  # others may still need what this process sends them
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the GPU; the host waits for it alone, and may then fill its memory again."""
+        if tensor.device.type != "cpu":
+            return tensor.to(self.device)
+        with torch.cuda.stream(self.side):
+            copy = tensor.to(self.device, non_blocking=True)
+        self.side.synchronize()
+        copy.record_stream(torch.cuda.current_stream())
+        return copy
 
     def begin(self) -> None:
         while len(self.ends) >= AT_ONCE:
@@ -60,6 +81,15 @@ class CudaPace:
             return Readings(loss, norm, seconds, peak_gib(self.device), parts)
 
         return read
+
+    def finish(self) -> None:
+        """Until all steps are over."""
+        while self.ends:
+            self.ends.popleft().synchronize()
+
+    def forget(self) -> None:
+        """A step failed: who waits for the others may wait for ever."""
+        self.ends.clear()
 
 
 def readings(
