@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache, partial
 from typing import Any
 
@@ -233,3 +234,29 @@ def test_a_failed_recording_leaves_nothing_behind(monkeypatch: Any) -> None:
     states = {program.slot(state.value) for state in program.plan.states}
     assert len(tries) > 3
     assert all(k in states or slot is None for k, slot in enumerate(program.slots))
+
+
+def test_replays_train_as_plain_pytorch(monkeypatch: Any) -> None:
+    """One process, plain autograd: the losses of every microbatch, norms and parameters."""
+    seen = with_graphs(monkeypatch)
+
+    found = trained(llama, "dualpipev", {"dp": 2, "zero": 2})
+
+    model, loss_fn, data, _ = llama(4)
+    model = copy.deepcopy(model)
+    optimizer, norms, losses = ADAMW(model.parameters()), [], []
+    for step in data:
+        parts = zip(step.chunk(8), step.flip(0).chunk(8), strict=True)
+        each = [loss_fn(model(tokens), labels) for tokens, labels in parts]
+        torch.stack(each).mean().backward()
+        grads = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        norms.append(torch.stack(grads).norm().item())
+        losses.append({part: loss.item() for part, loss in enumerate(each)})
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(recorded_runs(graphs) for graphs in seen)
+    for step in range(3):
+        assert dict(found.parts[step]) == pytest.approx(losses[step], rel=1e-7)
+    assert found.grad_norms == pytest.approx(norms, rel=1e-9)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found.parameters[name], parameter.detach(), rtol=0, atol=1e-9)
