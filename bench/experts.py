@@ -30,6 +30,7 @@ import torch.distributed as dist
 from common import RESULTS, interleaved, ratio, save, show
 from emulated import DEVICE, Config, Staged, batch, cross_entropy
 from expert_peers import SCHEDULES, SENT, Data, Groups, Step, peer
+from floors import makespan, stage_bytes
 from links import NORMAL, launch
 from pipeline_zero import same_losses
 from torch import Tensor, nn
@@ -37,9 +38,8 @@ from torch import Tensor, nn
 import piper
 from piper.directives import Order, Strategy
 from piper.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig, moe_loss
-from piper.names import BI, BW, B, F, Phase
 from piper.strategies import schedules
-from piper.strategies.table import Table, ranks_of
+from piper.strategies.table import Table
 
 PP, EP = 2, 2
 OURS = "piper dualpipev"
@@ -61,7 +61,6 @@ PIPERS = {  # contender: (schedule, whether slots stay as they are)
 }
 PEERS = {f"peer {name}": name for name in SCHEDULES}
 SGD = partial(torch.optim.SGD, lr=0.05)
-SECONDS = {F: 1.0, B: 2.0, BI: 1.0, BW: 1.0}
 
 
 class Cut(nn.Module):
@@ -176,46 +175,6 @@ class Counted:
         dist.all_gather(all_ranks, mine)
         names = ("compute", "processor", "sent", "messages")
         return dict(zip(names, torch.stack(all_ranks).t().tolist(), strict=True))
-
-
-def makespan(table: Table, forward: float) -> float:
-    """Seconds of a step with free communication, if a stage's forward takes so long."""
-    last, ends = table.stages - 1, {}
-    rows = [[action for slot in row for action in slot] for row in table.rows]
-    clock, at = [0.0] * len(rows), [0] * len(rows)
-    while any(k < len(row) for k, row in zip(at, rows, strict=True)):
-        moved = False
-        for r, row in enumerate(rows):
-            while at[r] < len(row):
-                stage, phase, part = row[at[r]]
-                need = needs(stage, phase, last)
-                if any((s, p, part) not in ends for s, p in need):
-                    break
-                start = max([clock[r], *(ends[s, p, part] for s, p in need)])
-                clock[r] = start + forward * SECONDS[phase]
-                back = BI if phase is B else phase
-                ends[stage, back, part] = clock[r]
-                at[r], moved = at[r] + 1, True
-        assert moved, "this table waits for itself"
-    return max(clock)
-
-
-def needs(stage: int, phase: Phase, last: int) -> list[tuple[int, Phase]]:
-    if phase is F:
-        return [(stage - 1, F)] if stage else []
-    if phase is BW:
-        return [(stage, BI)]
-    return [(stage, F), *([(stage + 1, BI)] if stage < last else [])]
-
-
-def stage_bytes(table: Table, nbytes: int) -> int:
-    """What the busiest rank sends to other stages."""
-    rank, sent = ranks_of(table), [0] * len(table.rows)
-    for stage in range(table.stages - 1):
-        if rank[stage] != rank[stage + 1]:
-            sent[rank[stage]] += table.microbatches * nbytes
-            sent[rank[stage + 1]] += table.microbatches * nbytes
-    return max(sent)
 
 
 def alone(sent: float, messages: float, groups: Groups, width: int, share: int = 8) -> float:

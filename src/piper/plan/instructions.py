@@ -180,6 +180,11 @@ Instruction = (
 )
 
 
+def is_message(instruction: Instruction) -> bool:
+    """Whether it goes on by itself, and is waited for."""
+    return instruction.stream != COMPUTE
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Memory that outlives the step: a bucket's parameters, at home or as a copy.

@@ -13,8 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from piper.names import COMPUTE, Device
-from piper.plan.instructions import Exchange, Gather, Instruction, Plan, Recv, Reduce, Send, Total
+from piper.names import Device
+from piper.plan.instructions import (
+    Exchange,
+    Gather,
+    Instruction,
+    Plan,
+    Recv,
+    Reduce,
+    Send,
+    Total,
+    is_message,
+)
 from piper.plan.wires import Event, Wires
 
 
@@ -63,7 +73,7 @@ class Queues:
 
     def awaited(self, here: Event, one: Instruction) -> Iterator[Event]:
         code = self.code[here[0]]
-        yield from ((here[0], k) for k in one.waits if code[k].stream != COMPUTE)
+        yield from ((here[0], k) for k in one.waits if is_message(code[k]))
         before = self.last.get((here[0], *channel(here[0], one)))
         if before is not None:
             yield before

@@ -27,6 +27,7 @@ from piper.plan.instructions import (
     Total,
     Update,
     Waits,
+    is_message,
 )
 
 Fits = Callable[[Run, frozenset[str]], bool]  # whether a Run that reads these can be recorded
@@ -131,10 +132,6 @@ def shown(plan: Plan, segment: Segment, outside: set[str]) -> Segment:
     names = (n for k in segment.at for n in written_by(plan.instructions[k]))
     wanted = tuple(dict.fromkeys(name for name in names if name in outside))
     return Recorded(segment.at, segment.waits, segment.copied, wanted, segment.ended)
-
-
-def is_message(one: Instruction) -> bool:
-    return one.stream != "compute"
 
 
 def moved_by(one: Instruction, moving: set[str]) -> Iterator[str]:

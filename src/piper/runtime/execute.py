@@ -24,6 +24,7 @@ from piper.plan.instructions import (
     Send,
     Total,
     Update,
+    is_message,
     line,
 )
 from piper.runtime.batch import Batch, part_of
@@ -132,7 +133,7 @@ class Program:
     def act(self, k: int, instruction: Instruction) -> Act:
         """One instruction as a function without arguments."""
         do = self.plain(k, instruction)
-        waits = tuple(w for w in instruction.waits if is_async(self.plan.instructions[w]))
+        waits = tuple(w for w in instruction.waits if is_message(self.plan.instructions[w]))
         if not waits:
             return do
 
@@ -343,7 +344,3 @@ def refuse_uncounted(counts: torch.Tensor, rows: torch.Tensor) -> None:
             f"the experts' counts add up to {counted}, but there are {rows.shape[0]} rows: every "
             "row must be counted for one expert (leave dropped tokens out of the rows)"
         )
-
-
-def is_async(instruction: Instruction) -> bool:
-    return isinstance(instruction, Send | Recv | Reduce | Gather | Exchange | Total)

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import torch
 import torch.utils._pytree as pytree
 
-from piper.names import COMPUTE
-from piper.plan.instructions import Add, Gather, Load, Recv, Reduce, Run, Update
+from piper.plan.instructions import Add, Gather, Load, Recv, Reduce, Run, Update, is_message
 from piper.plan.segments import Hosted, Recorded, segments
 from piper.runtime.batch import Batch
 from piper.runtime.comm import is_dynamic
@@ -280,7 +279,7 @@ class Recording:
         program = self.program
         tensors = tuple(zeros_of(recv, program.device))
         program.slots[program.slot(recv.value)] = tensors if recv.bundle else tensors[0]
-        waits = [w for w in recv.waits if program.plan.instructions[w].stream != COMPUTE]
+        waits = [w for w in recv.waits if is_message(program.plan.instructions[w])]
 
         def act() -> None:
             for w in waits:

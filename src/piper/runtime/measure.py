@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from piper.plan.instructions import Exchange, Run, Shape, Update
+from piper.plan.instructions import Exchange, Run, Shape, Update, is_message
 from piper.runtime.batch import Batch
 from piper.runtime.comm import Tensors
-from piper.runtime.execute import Act, Program, is_async
+from piper.runtime.execute import Act, Program
 from piper.runtime.state import BucketState
 
 Timings = dict[str, list[float]]
@@ -66,7 +66,7 @@ def timed(program: Program, seen: dict[str, list[Lap]]) -> Iterator[Act]:
     """The program's acts; runs take their time, updates do nothing."""
     for k, one in enumerate(program.plan.instructions):
         if isinstance(one, Run):
-            waits = [w for w in one.waits if is_async(program.plan.instructions[w])]
+            waits = [w for w in one.waits if is_message(program.plan.instructions[w])]
             yield stopwatch(program, waits, program.plain(k, one), seen, one)
         elif isinstance(one, Update):
             yield waiting(program, k)

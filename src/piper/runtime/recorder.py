@@ -22,14 +22,14 @@ from typing import Any
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from piper.plan.instructions import Instruction, Plan, Recv, Send, line
+from piper.plan.instructions import Instruction, Plan, Recv, Send, is_message, line
 from piper.plan.trace import MEASURED, Span, Trace
 from piper.runtime.batch import Batch
 from piper.runtime.clocks import Clock
 from piper.runtime.comm import SumOfPieces, Works
 from piper.runtime.courier import Errand
 from piper.runtime.device_times import Times
-from piper.runtime.execute import Act, Program, is_async
+from piper.runtime.execute import Act, Program
 from piper.runtime.handles import Arrived, Shards
 
 Position = tuple[int, int]  # device, and where in its plan
@@ -75,7 +75,7 @@ class Recorder:
         ends, late = [*self.issued[1:], self.over], [False] * len(self.issued)
         starts = [after or at for after, at in zip(self.started, self.issued, strict=True)]
         for k, one in enumerate(self.program.plan.instructions):
-            if is_async(one):
+            if is_message(one):
                 ends[k] = min(self.ended[k] or self.waited[k], self.waited[k])
                 late[k] = not self.ended[k] and self.waited[k] - self.came[k] < AT_ONCE
         self.ended[:] = [0] * len(ends)  # those without a callback are never written
@@ -85,7 +85,7 @@ class Recorder:
         """The instruction's function, with the clock read around it."""
         program, clock, issued, started = self.program, self.clock, self.issued, self.started
         do = self.posting(k, instruction)
-        waits = tuple(w for w in instruction.waits if is_async(program.plan.instructions[w]))
+        waits = tuple(w for w in instruction.waits if is_message(program.plan.instructions[w]))
 
         def noted() -> None:
             issued[k] = clock()
@@ -103,7 +103,7 @@ class Recorder:
     def posting(self, k: int, instruction: Instruction) -> Act:
         """What the instruction does once its waits have ended; its handle is watched."""
         do = self.ranged(instruction, self.program.plain(k, instruction))
-        if not is_async(instruction):
+        if not is_message(instruction):
             return do
         program, alone = self.program, isinstance(instruction, Send | Recv)
 
