@@ -24,12 +24,8 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests examples bench
 	$(BIN)/mypy
 
-# In two halves at once: most tests keep one core busy. What trains is told when the rest is done.
 test: $(READY) lint
-	@$(BIN)/pytest tests/runtime > .runtime.log 2>&1 & trains=$$!; \
-	$(BIN)/pytest --ignore=tests/runtime; rest=$$?; \
-	echo "the rest is done; waiting for tests/runtime (.runtime.log)"; \
-	wait $$trains; status=$$?; cat .runtime.log; exit $$((rest || status))
+	$(BIN)/pytest
 
 bench: $(READY)
 	$(BIN)/python bench/all.py

@@ -219,6 +219,7 @@ def waiting(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "waiting.py"), str(tmp_path / "pids")]
 
 
+@pytest.mark.soak  # within seconds, on a machine with nothing else to do
 def test_a_run_that_is_interrupted_leaves_nothing_behind(on_ray: Start, waiting: list[str]) -> None:
     run = on_ray("ray:{}", *waiting)
     processes = processes_of(Path(waiting[1]), run)
@@ -230,7 +231,8 @@ def test_a_run_that_is_interrupted_leaves_nothing_behind(on_ray: Start, waiting:
     assert all_end([*processes[0], *processes[1]])
 
 
-@pytest.mark.parametrize("on", ["ray:{}", pytest.param("ray", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("on", ["ray:{}", "ray"])
 def test_an_actor_that_dies_ends_the_run_within_seconds(
     on_ray: Start, waiting: list[str], on: str
 ) -> None:
@@ -249,6 +251,7 @@ def test_an_actor_that_dies_ends_the_run_within_seconds(
     assert is_alive(of_ray) == (on != "ray")  # a cluster of its own ends with the run
 
 
+@pytest.mark.soak
 def test_two_nodes_train_like_plain_pytorch_and_say_why_they_fail(
     on_ray: Start, tmp_path: Path
 ) -> None:
