@@ -117,7 +117,7 @@ class SumOfPieces:
         return self.pieces.sum(0)
 
 
-@dataclass(slots=True)
+@dataclass
 class Journey:
     """An exchange, as a courier does it."""
 
@@ -135,11 +135,20 @@ class Journey:
         return tuple(self.moved(by_source(r, got), got, sent) for r in self.rows)
 
     def counted(self) -> tuple[Any, ...]:
-        sent = by_device(self.where, dist.get_world_size(self.team))
+        sent = self.seen()
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=self.team)
+        here = self.shown(got)  # before the rows: what comes behind them waits for them
         rows = [by_expert(self.moved(r, sent, got), got) for r in self.rows]
-        return (*rows, local_counts(got, self.where), (sent, got))
+        return (*rows, here, (sent, got))
+
+    def seen(self) -> torch.Tensor:
+        """The counts, where the host can read them."""
+        return by_device(self.where, dist.get_world_size(self.team))
+
+    def shown(self, got: torch.Tensor) -> torch.Tensor:
+        """How many rows the experts here get, where kernels can read it."""
+        return local_counts(got, self.where)
 
     def moved(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
         """As bytes: not every type of a row is one that gloo knows."""
@@ -262,7 +271,10 @@ class ProcessComm:
 
     def exchange(self, rows: Tensors, where: Any, way: str, stream: str, group: Group) -> Arrival:
         team = stream, group
-        return self.couriers[team].ask(Journey(rows, where, way, self.groups[team]))
+        return self.couriers[team].ask(self.journey(rows, where, way, team))
+
+    def journey(self, rows: Tensors, where: Any, way: str, team: tuple[str, Group]) -> Journey:
+        return Journey(rows, where, way, self.groups[team])
 
     def add_up(self, tensor: torch.Tensor) -> Handle:
         group = self.groups["totals"]

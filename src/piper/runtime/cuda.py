@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 
 from piper.names import HIGH, Share
 from piper.plan.channels import Link, Needs
-from piper.runtime.comm import Group, ProcessComm, Shard, gather_flat
+from piper.runtime.comm import Group, Journey, ProcessComm, Shard, Tensors, gather_flat
 from piper.runtime.courier import Courier, Errand
 from piper.runtime.lanes import group_options, priority_of, share_of
 
@@ -33,6 +33,23 @@ class Scattered:
     def wait(self) -> torch.Tensor:
         self.work.wait()
         return self.shard
+
+
+@dataclass
+class CudaJourney(Journey):
+    """An exchange that waits for none before it in order to learn how many rows there are."""
+
+    looking: torch.cuda.Stream
+
+    def seen(self) -> torch.Tensor:
+        """On a stream of its own: that of the courier is behind the rows of earlier exchanges."""
+        with torch.cuda.stream(self.looking):
+            return super().seen()
+
+    def shown(self, got: torch.Tensor) -> torch.Tensor:
+        """From pinned memory: else the host waits for all that was queued before."""
+        here = got.sum(0).to(self.where.dtype).pin_memory()
+        return here.to(self.where.device, non_blocking=True)
 
 
 class CudaComm(ProcessComm):
@@ -83,6 +100,11 @@ class CudaComm(ProcessComm):
         elif dist.get_rank() == target:
             dist.recv(tensor, source, group=self.groups[link])
 
+    def journey(self, rows: Tensors, where: Any, way: str, team: tuple[str, Group]) -> Journey:
+        courier = self.couriers[team]
+        assert isinstance(courier, CudaCourier)
+        return CudaJourney(rows, where, way, self.groups[team], courier.looking)
+
     def courier(self, name: str) -> Courier:
         return CudaCourier(name, priority_of(self.share_of_courier(name)))
 
@@ -126,6 +148,7 @@ class CudaCourier(Courier):
     def __init__(self, name: str, priority: int = 0) -> None:
         self.device = torch.cuda.current_device()
         self.side = torch.cuda.Stream(priority=priority)
+        self.looking = torch.cuda.Stream(priority=priority)
         super().__init__(name)
 
     def ask(self, job: Callable[[], Any]) -> Errand:
