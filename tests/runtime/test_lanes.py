@@ -32,6 +32,7 @@ def nothing_is_remembered() -> None:
         lanes.compute_stream,
         lanes.green_context,
         lanes.note_that_shares_are_ignored,
+        lanes.note_that_sms_are_ignored,
     ):
         kept.cache_clear()
 
@@ -203,9 +204,21 @@ def test_more_sms_than_there_are_are_refused(log: list[str]) -> None:
         steps(Share("compute", 133))
 
     assert str(refused.value) == (
-        "stream: compute is to have 133 SMs, but the GPU has 132\n"
-        "  fix: write sms=132 or less (processes that share a GPU have a part of it each)"
+        "stream: compute is to have 133 SMs, but the GPU has 132\n  fix: write sms=132 or less"
     )
+
+
+def test_a_gpu_that_processes_share_is_not_divided_again(
+    log: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PIPER_SHARE_GPU", "1")
+
+    steps(Share("compute", 112), count=2)
+
+    assert log == []
+    assert caplog.messages == [
+        "compute has all SMs of its process on a GPU that processes share: sms is ignored"
+    ]
 
 
 def test_a_torch_without_green_contexts_is_refused(

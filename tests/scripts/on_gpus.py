@@ -30,9 +30,14 @@ ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
 LIMITS = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 6e-2}
 PARTS, LENGTH, STEPS = 4, 16, 3
 EP_SHARE = (piper.Stream("ep", sms=4, priority="high"), piper.Stream("pp", priority="high"))
+HALF = (piper.Stream("compute", sms=64),)  # of an H200
 Case = tuple[str, str, dict[str, Any]]  # model, schedule, options
 CASES: dict[int, list[Case]] = {
-    1: [("llama", "1f1b", {"pp": 1}), ("moe", "1f1b", {"pp": 1})],
+    1: [
+        ("llama", "1f1b", {"pp": 1}),
+        ("moe", "1f1b", {"pp": 1}),
+        ("llama", "1f1b", {"pp": 1, "streams": HALF}),
+    ],
     2: [
         ("llama", "1f1b", {"pp": 2}),
         ("llama", "zbv", {"pp": 2}),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from piper.errors import Problem, StrategyError
 from piper.names import COMPUTE, HIGH, Share
 from piper.plan.instructions import Plan
+from piper.runtime.hardware import SHARED
 
 LOG = logging.getLogger("piper")
 
@@ -30,7 +33,7 @@ def compute_lane(plan: Plan, device: torch.device) -> Iterator[None]:
             note_that_shares_are_ignored()
         yield
         return
-    share = share_of(plan.streams, COMPUTE)
+    share = possible(share_of(plan.streams, COMPUTE))
     if share == Share(COMPUTE):
         yield
         return
@@ -44,6 +47,19 @@ def compute_lane(plan: Plan, device: torch.device) -> Iterator[None]:
 @cache
 def note_that_shares_are_ignored() -> None:
     LOG.warning("streams' shares of SMs and priorities are for GPUs: ignored on the CPU")
+
+
+def possible(compute: Share) -> Share:
+    """CUDA does not divide again what MPS has divided between the processes of a run."""
+    if compute.sms is None or SHARED not in os.environ:
+        return compute
+    note_that_sms_are_ignored()
+    return replace(compute, sms=None)
+
+
+@cache
+def note_that_sms_are_ignored() -> None:
+    LOG.warning("compute has all SMs of its process on a GPU that processes share: sms is ignored")
 
 
 def share_of(streams: Sequence[Share], name: str) -> Share:
@@ -93,7 +109,7 @@ def refuse_too_many(share: Share, there: int) -> None:
             "stream",
             Problem(
                 f"{share.stream} is to have {share.sms} SMs, but the GPU has {there}",
-                f"write sms={there} or less (processes that share a GPU have a part of it each)",
+                f"write sms={there} or less",
             ),
         )
 
