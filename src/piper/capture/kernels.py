@@ -1,7 +1,8 @@
 """Graphs as functions that the runtime calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from torch import fx
@@ -106,13 +107,15 @@ def _compiled(module: fx.GraphModule) -> Kernel:
             copies[node] = items[node.args[0]][node.args[1]]
         elif node.op not in ("placeholder", "output"):
             copies[node] = flat.node_copy(node, copies.__getitem__)
-    results, structure = pytree.tree_flatten(module.graph.output_node().args[0])
-    flat.output(tuple(copies[node] for node in results))
-    return _packing(compile_graph(fx.GraphModule(module, flat), {KEEP: keep}), structure)
+    results: Any = module.graph.output_node().args[0]
+    sizes = [len(one) if isinstance(one, tuple | list) else None for one in results]
+    flat.output(tuple(copies[node] for node in pytree.tree_leaves(results)))
+    return _packing(compile_graph(fx.GraphModule(module, flat), {KEEP: keep}), sizes)
 
 
-def _packing(kernel: Callable[..., Any], structure: pytree.TreeSpec) -> Kernel:
-    """Takes bundles apart and puts them together again around a function of plain tensors."""
+def _packing(kernel: Callable[..., Any], sizes: Sequence[int | None]) -> Kernel:
+    """Takes bundles apart, and puts results together to bundles of these sizes (None: no bundle),
+    around a function of plain tensors."""
 
     def call(*reads: Any) -> tuple:
         flat: list = []
@@ -122,6 +125,7 @@ def _packing(kernel: Callable[..., Any], structure: pytree.TreeSpec) -> Kernel:
                 release(read)
             else:
                 flat.append(read)
-        return pytree.tree_unflatten(kernel(*flat), structure)
+        left = iter(kernel(*flat))
+        return tuple(next(left) if size is None else tuple(islice(left, size)) for size in sizes)
 
     return call

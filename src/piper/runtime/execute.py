@@ -45,6 +45,7 @@ class Graphs(Protocol):
 
 
 Kernel = Callable[..., Sequence[Any]]
+below_autograd = torch._C._AutoDispatchBelowAutograd  # operators need not ask it for nothing
 
 
 @dataclass
@@ -200,7 +201,8 @@ class Program:
             for k in given:
                 if isinstance(slots[k], tuple):
                     slots[k] = list(slots[k])
-            results = kernel(*[slots[k] for k in reads])
+            with below_autograd():
+                results = kernel(*[slots[k] for k in reads])
             for k, result in zip(writes, results, strict=True):
                 slots[k] = result
 
