@@ -40,6 +40,7 @@ def options() -> argparse.Namespace:
     add("--group", nargs="+", default=["one"], choices=GROUPS)
     add("--size", choices=SIZES, help="by default medium on a GPU, tiny on a CPU")
     add("--dtype", choices=DTYPES, help="of weights; by default bf16 on a GPU, fp32 on a CPU")
+    add("--rows", type=int, help="of a microbatch, if not those of the size")
     add("--microbatches", type=int, help="by default 4; 8 with pipelines")
     add("--repeats", type=int, default=7)
     add("--only", nargs="*", default=[], help="entries whose names contain one of these")

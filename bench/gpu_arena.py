@@ -12,7 +12,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,8 @@ class Arena:
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         torch.set_num_threads(1)
         self.dtype = DTYPES[self.chosen.dtype or ("bf16" if self.on_gpu else "fp32")]
-        self.size: Size = SIZES[self.chosen.size or ("medium" if self.on_gpu else "tiny")]
+        size = SIZES[self.chosen.size or ("medium" if self.on_gpu else "tiny")]
+        self.size: Size = replace(size, rows=self.chosen.rows or size.rows)
         self.shelf = Shelf(self.device, self.dtype)
         self.out = str(self.chosen.out or RESULTS / f"gpu_{self.machine()}").removesuffix(".json")
         fused = {"fused": True} if self.chosen.fused else {}

@@ -71,6 +71,12 @@ def exchange_seconds(arena: Arena, size: Size, parts: int, groups: Groups) -> tu
     return each * count, given.nbytes * (groups.ways - 1) / groups.ways / each
 
 
+def transfer_seconds(arena: Arena, size: Size, parts: int, rate: float) -> float:
+    """Of what a rank sends to the other stage: in a V, one message forwards and one backwards."""
+    message = size.rows * size.length * size.dim * arena.dtype.itemsize
+    return 2 * parts * message / rate
+
+
 def compute_seconds(arena: Arena, size: Size, data: Data, parts: int) -> float:
     """One rank's layers with all their experts here, eager: no communication."""
     model = arena.shelf.get(half_as_deep(size, PP), 1, moe=True)
@@ -86,22 +92,26 @@ def compute_seconds(arena: Arena, size: Size, data: Data, parts: int) -> float:
 
 
 def balanced_size(arena: Arena, parts: int, groups: Groups) -> tuple[Size, dict[str, Any]]:
-    """Of the widths of experts to choose from, that for which exchanges take as long as compute."""
+    """Of the widths of experts to choose from, that for which messages take as long as compute."""
     tried = []
     own = arena.size.expert_hidden
     for hidden in arena.chosen.expert_hidden or (
-        [own // 2, own, 2 * own] if arena.on_gpu else [own]
+        [own, 2 * own, 4 * own, 8 * own] if arena.on_gpu else [own]
     ):
         arena.watch()
         size = replace(arena.size, expert_hidden=hidden)
         data = size.batch(replica(arena, PP), parts)
         compute = compute_seconds(arena, size, data, parts)
         exchanges, rate = exchange_seconds(arena, size, parts, groups)
+        transfers = transfer_seconds(arena, size, parts, rate)
+        ratio = (exchanges + transfers) / compute
         found = {"expert_hidden": hidden, "compute_s": compute, "exchanges_s": exchanges}
-        tried.append((size, {**found, "ratio": exchanges / compute, "bytes_per_s": rate}))
+        found |= {"transfers_s": transfers, "ratio": ratio, "bytes_per_s": rate}
+        tried.append((size, found))
         arena.say(
             f"experts {hidden} wide: compute {1e3 * compute:.1f} ms, exchanges alone "
-            f"{1e3 * exchanges:.1f} ms ({rate / 1e9:.2f} GB/s), ratio {exchanges / compute:.2f}"
+            f"{1e3 * exchanges:.1f} ms ({rate / 1e9:.2f} GB/s), transfers between stages "
+            f"{1e3 * transfers:.1f} ms, ratio {ratio:.2f}"
         )
         arena.clean()
     return min(tried, key=lambda pair: max(pair[1]["ratio"], 1 / pair[1]["ratio"]))
