@@ -31,8 +31,12 @@ def tokens() -> Tensor:
     return torch.randint(64, (2, 8))
 
 
-def test_llama() -> None:
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_llama(attention: str) -> None:
+    """Exact, but for sdpa: Hugging Face's own code repeats keys when it is traced, and lets the
+    kernel share them when it is not. Sums are then in another order; on some CPUs, so are bits."""
+    config = transformers.LlamaConfig(**SIZES, attn_implementation=attention)
+    model = transformers.LlamaForCausalLM(config)
     tag(
         model,
         "PP",
@@ -45,7 +49,7 @@ def test_llama() -> None:
     first, second = captured.model.regions
     assert first.inputs == ("batch:0",)
     assert second.inputs == ("PP0/0", "batch:1"), "masks and rotary tables are not sent"
-    assert_parity(captured, model, next_token, batch)
+    assert_parity(captured, model, next_token, batch, exact=attention == "eager")
 
 
 def test_gpt2_with_tied_weights() -> None:

@@ -1,4 +1,4 @@
-"""In which order an exchange does what it does: on a GPU the host would wait for the wrong thing."""
+"""In which order an exchange does what it does: on a GPU the host would wait for the rows, too."""
 
 from __future__ import annotations
 
