@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -143,11 +144,15 @@ class CudaComm(ProcessComm):
 
 
 class CudaCourier(Courier):
-    """A courier whose errands run on a CUDA stream of its own."""
+    """A courier whose errands run on two CUDA streams of its own, in turn.
+
+    Messages stay in order, for NCCL has a stream of its own; but while one is on its way, the rows
+    that the one before it brought are sorted, and those that the next one takes.
+    """
 
     def __init__(self, name: str, priority: int = 0) -> None:
         self.device = torch.cuda.current_device()
-        self.side = torch.cuda.Stream(priority=priority)
+        self.sides = cycle([torch.cuda.Stream(priority=priority) for _ in range(2)])
         self.looking = torch.cuda.Stream(priority=priority)
         super().__init__(name)
 
@@ -162,11 +167,12 @@ class CudaCourier(Courier):
     ) -> tuple[Any, torch.cuda.Event]:
         torch.cuda.set_device(self.device)
         ready.synchronize()  # here: a wait that is queued would hold up all else in its queue
-        with torch.cuda.stream(self.side):
+        side = next(self.sides)
+        with torch.cuda.stream(side):
             found = job()
             for tensor in tensors_in(found):
                 tensor.record_stream(compute)
-            return found, self.side.record_event()
+            return found, side.record_event()
 
 
 class CudaErrand(Errand):
