@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from piper.runtime.routes import by_device, by_expert, by_source, local_counts, 
 
 Tensors = tuple[torch.Tensor, ...]
 Group = tuple[int, ...]  # devices that put something together, in rising order
+Room = tuple[torch.Tensor, list[int], list[int]]  # for rows, and how many go to and come from whom
 
 
 class Handle(Protocol):
@@ -132,7 +133,11 @@ class Journey:
         sent, got = self.where
         if self.way == "out":
             return tuple(by_expert(self.moved(r, sent, got), got) for r in self.rows)
-        return tuple(self.moved(by_source(r, got), got, sent) for r in self.rows)
+        return tuple(self.moved(r, got, sent) for r in self.leaving())
+
+    def leaving(self) -> Iterator[torch.Tensor]:
+        """Rows as they go back: device by device."""
+        return (by_source(r, self.where[1]) for r in self.rows)
 
     def counted(self) -> tuple[Any, ...]:
         sent = self.seen()
@@ -152,10 +157,13 @@ class Journey:
 
     def moved(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
         """As bytes: not every type of a row is one that gloo knows."""
-        give, take = totals(sent), totals(got)
-        arrived = rows.new_empty((sum(take), *rows.shape[1:]))
+        arrived, give, take = self.room(rows, sent, got)
         dist.all_to_all_single(as_bytes(arrived), as_bytes(rows), take, give, group=self.team)
         return arrived
+
+    def room(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> Room:
+        take = totals(got)
+        return rows.new_empty((sum(take), *rows.shape[1:])), totals(sent), take
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:

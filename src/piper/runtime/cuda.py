@@ -7,7 +7,7 @@ way keeps its tensors until then, so their memory is not used again too early.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -18,9 +18,10 @@ import torch.utils._pytree as pytree
 
 from piper.names import HIGH, Share
 from piper.plan.channels import Link, Needs
-from piper.runtime.comm import Group, Journey, ProcessComm, Shard, Tensors, gather_flat
+from piper.runtime.comm import Group, Journey, ProcessComm, Room, Shard, Tensors, gather_flat
 from piper.runtime.courier import Courier, Errand
 from piper.runtime.lanes import group_options, priority_of, share_of
+from piper.runtime.routes import by_source
 
 
 @dataclass(slots=True)
@@ -38,12 +39,28 @@ class Scattered:
 
 @dataclass
 class CudaJourney(Journey):
-    """An exchange that waits for none before it in order to learn how many rows there are."""
+    """An exchange of which nothing is left to do, when its rows are there, but to send them.
+
+    What goes back is sorted already, on the stream that computed it.
+    """
 
     looking: torch.cuda.Stream
+    rooms: list[Room] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        """Where the number of rows is known; it waits for nothing, and reads no row."""
+        if self.way != "counted":
+            ways = self.where if self.way == "out" else self.where[::-1]
+            self.rooms = [super(CudaJourney, self).room(rows, *ways) for rows in self.rows]
+
+    def room(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> Room:
+        return self.rooms.pop(0) if self.rooms else super().room(rows, sent, got)
+
+    def leaving(self) -> Iterator[torch.Tensor]:
+        return iter(self.rows)
 
     def seen(self) -> torch.Tensor:
-        """On a stream of its own: that of the courier is behind the rows of earlier exchanges."""
+        """On a stream of its own: those of the courier are behind the rows of earlier exchanges."""
         with torch.cuda.stream(self.looking):
             return super().seen()
 
@@ -104,6 +121,8 @@ class CudaComm(ProcessComm):
     def journey(self, rows: Tensors, where: Any, way: str, team: tuple[str, Group]) -> Journey:
         courier = self.couriers[team]
         assert isinstance(courier, CudaCourier)
+        if way == "back":
+            rows = tuple(by_source(r, where[1]) for r in rows)
         return CudaJourney(rows, where, way, self.groups[team], courier.looking)
 
     def courier(self, name: str) -> Courier:
@@ -166,9 +185,11 @@ class CudaCourier(Courier):
         self, job: Callable[[], Any], ready: torch.cuda.Event, compute: torch.cuda.Stream
     ) -> tuple[Any, torch.cuda.Event]:
         torch.cuda.set_device(self.device)
-        ready.synchronize()  # here: a wait that is queued would hold up all else in its queue
         side = next(self.sides)
         with torch.cuda.stream(side):
+            if isinstance(job, CudaJourney):
+                job.prepare()
+            ready.synchronize()  # here: a wait that is queued would hold up all else in its queue
             found = job()
             for tensor in tensors_in(found):
                 tensor.record_stream(compute)
