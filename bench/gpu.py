@@ -23,12 +23,14 @@ from gpu_groups import REPLICAS, dp, one, pp
 from gpu_memory import host, memory
 from gpu_models import SIZES
 from gpu_peers import SCHEDULES
+from gpu_waits import waits
 
 GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
     "one": (one, lambda world: world == 1),
     "dp": (dp, lambda world: world > 1),
     "pp": (pp, lambda world: world > 1),
     "ep": (ep, lambda world: world == 4),
+    "waits": (waits, lambda world: world == 4),
     "memory": (memory, lambda world: world == 4),
     "host": (host, lambda world: True),
 }
