@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from piper.capture import Captured, annotate, capture
+from piper.capture import Captured, annotate, capture, kernels
 from piper.capture.kernels import Kernel, Kernels
 from piper.capture.nodes import value
 from piper.capture.shipping import from_json, to_json
@@ -256,3 +256,17 @@ def test_a_constant_lies_in_memory_as_it_did() -> None:
     found = shipped(captured, region.id, F)(*reads)
 
     assert_same(found[0], captured.kernel(region.id, F)(*reads)[0])
+
+
+def test_what_was_sent_is_compiled_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes compile at once then: who sends it does not wait for who gets it."""
+    compiled = []
+    monkeypatch.setattr(kernels, "_compiled", lambda module: compiled.append(module) or tuple)
+    captured, there = mixed(), Kernels()
+    code = captured.model.by_id[RegionId("PP0")].code
+
+    there.add(code, F, True, captured.kernels.to_json(code, F, True))
+    assert not compiled
+
+    assert there.get(code, F, True) is there.get(code, F, True)
+    assert len(compiled) == 1

@@ -36,15 +36,23 @@ class Kernels:
     graphs: dict[str, dict[Phase, fx.GraphModule]] = field(default_factory=dict)
     made: dict[Key, Kernel] = field(default_factory=dict)
     quick: dict[tuple[str, Phase], fx.GraphModule] = field(default_factory=dict)
+    came: dict[Key, fx.GraphModule] = field(default_factory=dict)  # from another process
 
     def get(self, code: str, phase: Phase, compiled: bool) -> Kernel:
         key = code, phase, compiled
         if key not in self.made:
-            fused = self._is_fused(*key)
-            self.made[key] = (
-                _compiled(self.graphs[code][phase]) if fused else self._quick(code, phase).forward
-            )
+            self.made[key] = self._received(key) if key in self.came else self._own(key)
         return self.made[key]
+
+    def _own(self, key: Key) -> Kernel:
+        code, phase, _ = key
+        if self._is_fused(*key):
+            return _compiled(self.graphs[code][phase])
+        return self._quick(code, phase).forward
+
+    def _received(self, key: Key) -> Kernel:
+        module = self.came.pop(key)
+        return _compiled(module) if shipping.is_described(module) else module.forward
 
     def of(self, recipe: Recipe, phase: Phase, compiled: bool) -> Kernel:
         """What computes a phase of the region that this is the recipe of."""
@@ -58,10 +66,9 @@ class Kernels:
         return shipping.to_json(self._quick(code, phase))
 
     def add(self, code: str, phase: Phase, compiled: bool, text: str) -> None:
-        """A kernel that another process captured; it is compiled here."""
-        module = shipping.from_json(text)
-        fused = shipping.is_described(module)
-        self.made[code, phase, compiled] = _compiled(module) if fused else module.forward
+        """A kernel that another process captured. It is compiled here, when it is asked for: then
+        that process compiles it, too, and does not wait for this one before."""
+        self.came[code, phase, compiled] = shipping.from_json(text)
 
     def _is_fused(self, code: str, phase: Phase, compiled: bool) -> bool:
         """Inductor would compile again for every new size that the graph computes with."""
