@@ -13,7 +13,7 @@ from piper.capture import shipping
 from piper.capture.dropout import KEEP, keep
 from piper.capture.fastcode import quickened, release
 from piper.capture.nodes import is_symbolic, value
-from piper.capture.torch_private import compile_graph
+from piper.capture.torch_private import below_autograd, compile_graph, is_plain
 from piper.names import Phase
 
 Kernel = Callable[..., tuple]
@@ -46,13 +46,12 @@ class Kernels:
 
     def _own(self, key: Key) -> Kernel:
         code, phase, _ = key
-        if self._is_fused(*key):
-            return _compiled(self.graphs[code][phase])
-        return self._quick(code, phase).forward
+        fused = self._is_fused(*key)
+        return _function(self.graphs[code][phase] if fused else self._quick(code, phase), fused)
 
     def _received(self, key: Key) -> Kernel:
         module = self.came.pop(key)
-        return _compiled(module) if shipping.is_described(module) else module.forward
+        return _function(module, shipping.is_described(module))
 
     def of(self, recipe: Recipe, phase: Phase, compiled: bool) -> Kernel:
         """What computes a phase of the region that this is the recipe of."""
@@ -88,6 +87,19 @@ def numbered(kernel: Kernel, position: int, first: int) -> Kernel:
     def call(*reads: Any) -> tuple:
         random = functional.pad(reads[position], (0, 1), value=first)
         return kernel(*reads[:position], random, *reads[position + 1 :])
+
+    return call
+
+
+def _function(module: fx.GraphModule, fused: bool) -> Kernel:
+    """Operators ask autograd whether it wants to know; where that is safe, they need not."""
+    kernel: Kernel = _compiled(module) if fused else module.forward
+    if not is_plain(module.graph):
+        return kernel
+
+    def call(*reads: Any) -> tuple:
+        with below_autograd():
+            return kernel(*reads)
 
     return call
 

@@ -102,8 +102,34 @@ def compile_graph(
     example = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     with torch.no_grad():
         found = compile_fx(module, example, decompositions={**select_decomp_table(), **inside})
-    inner: Callable[..., Any] = getattr(found, "_torchdynamo_orig_callable", found)
-    return inner  # without the guard against Dynamo: nobody traces it, and it takes 15 us a call
+    return _without_guard(found)
+
+
+def _without_guard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is behind the guard against Dynamo: nobody traces it, and it takes 15 us a call.
+
+    A wrapper around the guard has the same attributes, but they say whose they are.
+    """
+    own = getattr(function, "_torchdynamo_wrapper_id", None) == id(function)
+    found: Callable[..., Any] = function._torchdynamo_orig_callable if own else function  # type: ignore[attr-defined]
+    return found
+
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def is_plain(graph: fx.Graph) -> bool:
+    """Whether it calls nothing but operators of torch and Piper, whose kernels never use autograd.
+
+    An operator of somebody else may, and so may what is inside of higher-order operators.
+    """
+    return all(_is_plain_call(node.target) for node in graph.nodes if node.op == "call_function")
+
+
+def _is_plain_call(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace in ("aten", "prims", "piper")
+    return not isinstance(target, torch._ops.OperatorBase)
 
 
 def unknown_size(mode: Any) -> Any:
