@@ -31,6 +31,7 @@ class Courier:
     def __init__(self, name: str) -> None:
         self.errands: SimpleQueue[Errand | None] = SimpleQueue()
         self.closed = False
+        self.failed: BaseException | None = None
         threading.Thread(target=self.work, name=f"piper {name}", daemon=True).start()
 
     def ask(self, job: Callable[[], Any]) -> Errand:
@@ -42,10 +43,19 @@ class Courier:
 
     def work(self) -> None:
         while (errand := self.errands.get()) is not None:
-            try:
-                errand.done.set_result(errand.job())
-            except BaseException as error:  # noqa: BLE001 (whoever waits for it gets it)
-                errand.done.set_exception(error)
+            self.do(errand)
+            del errand  # else its rows live until the next one comes
+
+    def do(self, errand: Errand) -> None:
+        """After one that failed nothing more is sent: others would take it for what they miss."""
+        if self.failed is not None:
+            errand.done.set_exception(ConnectionError(f"an exchange failed before: {self.failed}"))
+            return
+        try:
+            errand.done.set_result(errand.job())
+        except BaseException as error:  # noqa: BLE001 (whoever waits for it gets it)
+            self.failed = error
+            errand.done.set_exception(error)
 
     def close(self) -> None:
         self.closed = True

@@ -21,7 +21,7 @@ from piper.plan.channels import Link, Needs
 from piper.runtime.comm import Group, Journey, ProcessComm, Room, Shard, Tensors, gather_flat
 from piper.runtime.courier import Courier, Errand
 from piper.runtime.lanes import group_options, priority_of, share_of
-from piper.runtime.routes import by_source
+from piper.runtime.routes import by_source, refuse_uncounted
 
 
 @dataclass(slots=True)
@@ -62,7 +62,9 @@ class CudaJourney(Journey):
     def seen(self) -> torch.Tensor:
         """On a stream of its own: those of the courier are behind the rows of earlier exchanges."""
         with torch.cuda.stream(self.looking):
-            return super().seen()
+            counts = super().seen()
+        refuse_uncounted(counts, self.rows[0])  # before others wait for what is never sent
+        return counts
 
     def shown(self, got: torch.Tensor) -> torch.Tensor:
         """From pinned memory: else the host waits for all that was queued before."""
@@ -165,8 +167,9 @@ class CudaComm(ProcessComm):
 class CudaCourier(Courier):
     """A courier whose errands run on two CUDA streams of its own, in turn.
 
-    Messages stay in order, for NCCL has a stream of its own; but while one is on its way, the rows
-    that the one before it brought are sorted, and those that the next one takes.
+    While a message is on its way, the rows that the one before it brought are sorted. Messages stay
+    in order: NCCL lets one of a communicator begin when the one before it has ended, whatever
+    streams they are on.
     """
 
     def __init__(self, name: str, priority: int = 0) -> None:

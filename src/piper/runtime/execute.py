@@ -33,6 +33,7 @@ from piper.runtime.flat import message_views, packed, unpacked, whole_shapes
 from piper.runtime.handles import Arrived, Shards, Single
 from piper.runtime.norms import as_tuple, clip, square
 from piper.runtime.reading import brought, counted, ending, results
+from piper.runtime.routes import refuse_uncounted
 from piper.runtime.state import BucketState, DeviceState
 
 Act = Callable[[], None]
@@ -45,7 +46,7 @@ class Graphs(Protocol):
 
 
 Kernel = Callable[..., Sequence[Any]]
-below_autograd = torch._C._AutoDispatchBelowAutograd  # operators need not ask it for nothing
+OWN = (ValueError, torch.OutOfMemoryError)  # what a device does wrong itself; the rest are others
 
 
 @dataclass
@@ -123,6 +124,8 @@ class Program:
         if handle is not None:
             try:
                 arrived: Any = handle.wait()
+            except OWN:
+                raise
             except Exception as error:
                 raise ConnectionError(f"{line(self.plan.instructions[k])}: {error}") from error
             if k in self.results:
@@ -201,8 +204,7 @@ class Program:
             for k in given:
                 if isinstance(slots[k], tuple):
                     slots[k] = list(slots[k])
-            with below_autograd():
-                results = kernel(*[slots[k] for k in reads])
+            results = kernel(*[slots[k] for k in reads])
             for k, result in zip(writes, results, strict=True):
                 slots[k] = result
 
@@ -281,7 +283,7 @@ class Program:
 
         def act() -> None:
             *rows, where = [slots[r] for r in reads]
-            if one.way == "counted" and not where.is_cuda:  # there, the courier finds out
+            if one.way == "counted" and not where.is_cuda:  # there, the courier looks
                 refuse_uncounted(where, rows[0])
             self.handles[k] = self.comm.exchange(tuple(rows), where, one.way, one.stream, one.group)
 
@@ -337,12 +339,3 @@ class Program:
                 slots[k] = None
 
         return act
-
-
-def refuse_uncounted(counts: torch.Tensor, rows: torch.Tensor) -> None:
-    counted = int(counts.sum())
-    if counted != rows.shape[0]:
-        raise ValueError(
-            f"the experts' counts add up to {counted}, but there are {rows.shape[0]} rows: every "
-            "row must be counted for one expert (leave dropped tokens out of the rows)"
-        )

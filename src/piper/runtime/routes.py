@@ -64,3 +64,12 @@ def pieces_for(rows: torch.Tensor, matrix: torch.Tensor, member: int) -> torch.T
 def gathered(brought: Sequence[tuple[torch.Tensor, torch.Tensor]], member: int) -> torch.Tensor:
     """What all members have for one of them, in their order."""
     return torch.cat([pieces_for(rows, matrix, member) for rows, matrix in brought])
+
+
+def refuse_uncounted(counts: torch.Tensor, rows: torch.Tensor) -> None:
+    counted = int(counts.sum())
+    if counted != rows.shape[0]:
+        raise ValueError(
+            f"the experts' counts add up to {counted}, but there are {rows.shape[0]} rows: every "
+            "row must be counted for one expert (leave dropped tokens out of the rows)"
+        )
