@@ -1,7 +1,8 @@
 """Where a step with experts waits: group `waits` of bench/gpu.py.
 
 Exchanges of a device are one after the other. Between two of them the network waits for rows that
-are still computed, or, when these are ready, for the host that sends them.
+are still computed, or, when these are ready, for the host that sends them. On a GPU an exchange
+ends here when its rows are sorted; the next one may be under way by then.
 """
 
 from __future__ import annotations

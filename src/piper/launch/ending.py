@@ -28,11 +28,13 @@ class Ended:
 
 
 def verdict(processes: Sequence[Ended]) -> int:
-    """Report the cause, not the symptoms: the earliest failure that was not a lost peer."""
+    """Report the cause, not the symptoms: the earliest failure that was not a lost peer; or else
+    one with a reason, and not one that was told to stop."""
     failed = [process for process in processes if process.code]
     if not failed:
         return 0
-    causes = [process for process in failed if process.is_cause] or failed
+    causes = [process for process in failed if process.is_cause]
+    causes = causes or [process for process in failed if process.reason] or failed
     first = min(causes, key=lambda process: process.when)
     reason = first.reason or how(first.code)
     print(f"piper: device {first.rank} failed\n{reason.rstrip()}", file=sys.stderr)
