@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from piper.runtime.routes import by_device, by_expert, by_source, gathered, loca
 
 Message = Future[Tensors]
 Follow = Callable[[list[torch.Tensor]], Any]
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -44,12 +45,17 @@ class Meeting:
 
 @dataclass
 class Hub:
-    """Joins devices that are threads of one process; for tests, and for looking at a strategy."""
+    """Joins devices that are threads of one process; for tests, and for looking at a strategy.
+
+    One of them runs at a time, until it has to wait: threads that all want the interpreter after
+    every operator spend most of their time on handing it over.
+    """
 
     devices: int
-    timeout: float = 60.0
+    timeout: float = 600.0  # nothing waits for a device that stopped: see fail
     messages: dict[tuple[str, int, int, int], Message] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    turn: threading.Lock = field(default_factory=threading.Lock)  # of the device that runs
     sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     meetings: dict[tuple[str, Group, int], Meeting] = field(default_factory=dict)
     broken: bool = False
@@ -60,6 +66,19 @@ class Hub:
             found = self.meetings.setdefault((stream, group, number), Meeting(len(group)))
             self.refuse_if_broken(found.complete)
             return found
+
+    def waited(self, wait: Callable[[float], Found]) -> Found:
+        """Somebody else has the turn meanwhile."""
+        if not self.turn.locked():  # a device alone takes no turns
+            return wait(self.timeout)
+        self.turn.release()
+        try:
+            return wait(self.timeout)
+        finally:
+            self.turn.acquire()
+
+    def result(self, future: Future[Found]) -> Found:
+        return future.result() if future.done() else self.waited(future.result)
 
     def fail(self) -> None:
         """A device stopped: nobody must wait for it."""
@@ -119,7 +138,7 @@ class ThreadComm:
         self.asked[stream, peer] += 1
         message = self.hub.message(stream, peer, self.device, number)
         key = (stream, peer, self.device, number)
-        return Pickup(message, into, self.hub.timeout, lambda: self.hub.messages.pop(key, None))
+        return Pickup(self.hub, message, into, lambda: self.hub.messages.pop(key, None))
 
     def meet(self, tensor: torch.Tensor, stream: str, group: Group, then: Follow) -> Later:
         """Bring a tensor to the group; `then` is what follows when all have."""
@@ -132,7 +151,7 @@ class ThreadComm:
             if meeting.left():
                 self.hub.meetings.pop(key, None)
 
-        return Later(meeting.complete, self.hub.timeout, then, forget)
+        return Later(self.hub, meeting.complete, then, forget)
 
     def all_reduce(self, flat: torch.Tensor, stream: str, group: Group) -> Handle:
         return self.meet(flat, stream, group, lambda parts: flat.copy_(torch.stack(parts).sum(0)))
@@ -188,13 +207,13 @@ class Then:
 class Later:
     """What follows when a group is complete."""
 
+    hub: Hub
     complete: Future[list[torch.Tensor]]
-    timeout: float
     then: Follow
     forget: Callable[[], None]
 
     def wait(self) -> Any:
-        result = self.then(self.complete.result(timeout=self.timeout))
+        result = self.then(self.hub.result(self.complete))
         self.forget()
         return result
 
@@ -203,13 +222,13 @@ class Later:
 class Pickup:
     """A message that may not be there yet."""
 
+    hub: Hub
     message: Message
     into: Tensors | None
-    timeout: float
     forget: Callable[[], object]
 
     def wait(self) -> Tensors:
-        tensors = self.message.result(timeout=self.timeout)
+        tensors = self.hub.result(self.message)
         self.forget()
         for state, new in zip(self.into or (), tensors, strict=False):
             state.copy_(new)
@@ -230,7 +249,7 @@ class SumUp:
             return
         with self.hub.lock:
             self.hub.sums.setdefault(self.round, []).append(self.tensor.clone())
-        self.hub.barrier.wait(self.hub.timeout)
+        self.hub.waited(self.hub.barrier.wait)
         parts = sorted(self.hub.sums[self.round], key=lambda t: t.tolist())
         self.tensor.copy_(torch.stack(parts).sum(0))
         self.done = True

@@ -25,9 +25,10 @@ def run_together(
 
     def work(program: Program, mine: Sequence[Batch]) -> None:
         try:
-            for number, batch in enumerate(mine):
-                program.step(batch)
-                after_step(number, program)
+            with hub.turn:
+                for number, batch in enumerate(mine):
+                    program.step(batch)
+                    after_step(number, program)
         except BaseException as error:
             errors.append(error)
             hub.fail()
