@@ -1,15 +1,25 @@
 """Runs start from one command, fail with one message, and leave nothing behind."""
 
+import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "tiny.py"
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+SCRIPT, TWO_STAGES = SCRIPTS / "tiny.py", SCRIPTS / "two_stages.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent / "src")}
-PIPER = [sys.executable, "-m", "piper", "run", str(SCRIPT)]
+PIPER = [sys.executable, "-m", "piper", "run"]
+IDLE = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[-1], os.environ["RANK"]).write_text(str(os.getpid()))
+time.sleep(600)
+"""
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -22,9 +32,52 @@ def losses(text: str) -> set[str]:
     return {line.split(" loss ")[1] for line in text.splitlines() if " loss " in line}
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Two devices that train, with some steps recorded: the file, the output and the errors."""
+    path = tmp_path_factory.mktemp("recorded") / "run.json"
+    options = ["--trace", str(path), "--trace-steps", "2:9"]
+    done = run(*PIPER, str(TWO_STAGES), "-n", "2", *options)
+    assert done.returncode == 0, done.stderr
+    return path, done.stdout, done.stderr
+
+
+def test_two_devices_train_like_plain_pytorch(recorded: tuple[Path, str, str]) -> None:
+    expected = runpy.run_path(str(TWO_STAGES))["plain"]()
+
+    said = [line.split()[1::2] for line in recorded[1].splitlines() if " loss " in line]
+
+    for step, loss in enumerate(expected, start=1):
+        both = [float(value) for number, value in said if int(number) == step]
+        assert both == pytest.approx([loss, loss])
+    assert len(said) == 2 * len(expected)
+
+
+def test_a_run_is_recorded_and_says_where(recorded: tuple[Path, str, str]) -> None:
+    """The script takes four steps and never closes its Trainer: the window is cut short."""
+    path, _, errors = recorded
+
+    traces = json.loads(path.read_text())["piper"]["traces"]
+
+    assert [trace["step"] for trace in traces] == [2, 3, 4]
+    assert "only 3 of 9 steps were recorded before the end" in errors
+    assert f"the trace is in {path}: `piper view {path}` shows it" in errors
+
+
+def test_a_script_runs_without_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--pp", "1"])
+
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+
+    assert len(losses(capsys.readouterr().out)) == 1
+
+
+@pytest.mark.soak  # seven processes; each launcher has a test of its own besides
 def test_the_same_script_gives_the_same_losses_under_every_launcher() -> None:
     alone = run(sys.executable, str(SCRIPT), "--pp", "1")
-    local = run(*PIPER, "-n", "2", "--pp", "2")
+    local = run(*PIPER, str(SCRIPT), "-n", "2", "--pp", "2")
     torchrun = run(
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node", "2", str(SCRIPT), "--pp", "2",
@@ -41,7 +94,7 @@ def test_the_same_script_gives_the_same_losses_under_every_launcher() -> None:
 def test_an_exception_on_one_device_stops_all_and_names_device_instruction_and_region(
     tmp_path: Path,
 ) -> None:
-    result = run(*PIPER, "-n", "2", "--bad-token", "0", "--pids", str(tmp_path))
+    result = run(*PIPER, str(SCRIPT), "-n", "2", "--bad-token", "0", "--pids", str(tmp_path))
     stopped = time.time()
 
     assert result.returncode == 1
@@ -51,13 +104,16 @@ def test_an_exception_on_one_device_stops_all_and_names_device_instruction_and_r
     assert stopped - (tmp_path / "bad").stat().st_mtime < 10
 
 
-def start_forever(folder: Path) -> tuple[subprocess.Popen[str], dict[int, int]]:
-    command = [*PIPER, "-n", "2", "--forever", "--pids", str(folder)]
+def start_forever(folder: Path, *script: str) -> tuple[subprocess.Popen[str], dict[int, int]]:
+    """Two devices that never end by themselves, and their process ids."""
+    command = [*PIPER, "-n", "2", *script, str(folder)]
     process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 120
-    while len(list(folder.iterdir())) < 2 and time.monotonic() < end:
-        time.sleep(0.1)
-    return process, {int(file.name): int(file.read_text()) for file in folder.iterdir()}
+    end, pids = time.monotonic() + 120, dict[int, int]()
+    while len(pids) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+        texts = {int(file.name): file.read_text() for file in folder.iterdir()}
+        pids = {rank: int(text) for rank, text in texts.items() if text}
+    return process, pids
 
 
 def is_alive(pid: int) -> bool:
@@ -76,7 +132,11 @@ def all_end(pids: dict[int, int], seconds: float = 10.0) -> bool:
 
 
 def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
-    process, pids = start_forever(tmp_path)
+    """Whatever its script does: the kernel ends the processes."""
+    script, folder = tmp_path / "idle.py", tmp_path / "pids"
+    script.write_text(IDLE)
+    folder.mkdir()
+    process, pids = start_forever(folder, str(script))
 
     process.kill()
 
@@ -85,7 +145,7 @@ def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_killed_ends_the_run_within_seconds(tmp_path: Path) -> None:
-    process, pids = start_forever(tmp_path)
+    process, pids = start_forever(tmp_path, str(SCRIPT), "--forever", "--pids")
 
     os.kill(pids[1], signal.SIGKILL)
 

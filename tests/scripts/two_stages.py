@@ -63,7 +63,7 @@ def main() -> None:
         optimizer=optimizer, example=batches[0],
     )  # fmt: skip
     for step, batch in enumerate(batches, 1):
-        print(f"step {step} loss {trainer.step(*batch).loss:.9f}", flush=True)
+        print(f"step {step} loss {trainer.step(*batch).loss:.9f}\n", end="", flush=True)
     if trainer.rank == chosen.fail:
         raise ValueError("this device has had enough")
     while chosen.fail >= 0:
