@@ -10,6 +10,7 @@ from torch import Tensor
 
 from piper.capture import Captured, annotate, capture
 from piper.directives import Place, Strategy
+from piper.ir.model import Model
 from piper.ir.replicas import replicas
 from piper.models.llama import Llama, LlamaConfig, cross_entropy, rotary_tables
 from piper.plan.memory import Peak, peak
@@ -45,7 +46,7 @@ def captured(stages: int, rows: int) -> tuple[Layered, Captured]:
     return model, capture(model, cross_entropy, (tokens, tokens))
 
 
-def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, list[Peak]]:
+def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, list[Peak], Model | None]:
     """The most bytes that tensors held in a step; on device 0, what the compiler says of all."""
     strategy = Strategy.from_json(text)
     model, found = captured(stages, rows) if rank == 0 else (build(stages), None)
@@ -64,32 +65,32 @@ def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, list[Pea
         trainer.step(tokens, tokens)
     computed = [peak(made.dag, plan) for made in trainer.made.values() for plan in made.plans]
     trainer.close()
-    return meter.peak, computed
+    return meter.peak, computed, found.model if found else None
 
 
-def closed_form(found: Captured, stage: int, n: int, zero: int, alive: int) -> float:
+def closed_form(model: Model, stage: int, n: int, zero: int, alive: int) -> float:
     """Of 1F1B, for Adam: parameters, optimizer, gradients, gather buffers, live activations.
 
     While a layer runs backward, its gradients are there besides; with zero=2 and 3 those of the
     layer before it are on their way as well, in two copies on gloo.
     """
-    regions = [region for region in found.model.regions if dict(region.tags).get("PP") == stage]
-    sizes = [parameters(found, region) for region in regions]
+    regions = [region for region in model.regions if dict(region.tags).get("PP") == stage]
+    sizes = [parameters(model, region) for region in regions]
     whole, layer = sum(sizes), max(sizes)
     shards = n if zero else 1
     gradients = whole if zero < 2 else whole / n
     buffers = {0: 0, 1: whole, 2: whole, 3: 2 * (layer + ALIGNED)}[zero]
     moving = layer + (2 * layer if zero > 1 else 0)
-    return 3 * whole / shards + gradients + buffers + alive * kept(found, regions) + moving
+    return 3 * whole / shards + gradients + buffers + alive * kept(model, regions) + moving
 
 
-def parameters(found: Captured, region: Any) -> int:
-    return sum(spec.nbytes for name in region.buckets for spec in found.model.buckets[name].specs)
+def parameters(model: Model, region: Any) -> int:
+    return sum(spec.nbytes for name in region.buckets for spec in model.buckets[name].specs)
 
 
-def kept(found: Captured, regions: list[Any]) -> int:
+def kept(model: Model, regions: list[Any]) -> int:
     """What a microbatch leaves behind for its backward: saved values, and inputs read again."""
     again = {region.inputs[k] for region in regions for k in region.backward_inputs}
-    values = found.model.values
+    values = model.values
     inputs = sum(values[name].nbytes for name in again if not name.startswith("batch"))
     return inputs + sum(spec.nbytes for region in regions for spec in region.saved)

@@ -84,6 +84,7 @@ def batches(name: str, rows: int) -> list[tuple[Tensor, Tensor]]:
     return [one() for _ in range(STEPS)]
 
 
+@cache
 def plain(name: str, stages: int, rows: int, parts: int, max_norm: float | None = None) -> Result:
     """Plain autograd in one process, microbatch after microbatch."""
     model, loss_fn = build(name, stages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from experts import Mixed
 
 from piper.assignment import assignments
+from piper.capture import capture
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.instructions import Run
 from piper.runtime.state import DeviceState
@@ -17,7 +19,7 @@ from piper.runtime.warm import warm
 from piper.strategies import BUILDERS
 from piper.trainer import Trainer
 
-LLAMA = LlamaConfig(vocab=32, dim=16, heads=2, layers=4, tied=True)
+LLAMA = LlamaConfig(vocab=32, dim=16, heads=2, layers=2, tied=True)
 
 
 def mixed_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
@@ -25,14 +27,17 @@ def mixed_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
     return ((rows - target) ** 2).mean() + side.mean()
 
 
+@cache
 def llama() -> tuple[Any, ...]:
-    tokens = torch.randint(32, (4, 6))
-    return Llama(LLAMA, stages=2), cross_entropy, (tokens, tokens)
+    tokens, model = torch.randint(32, (4, 6)), Llama(LLAMA, stages=2)
+    found = capture(model, cross_entropy, (tokens[:1], tokens[:1]))
+    return model, cross_entropy, (tokens, tokens), found
 
 
+@cache
 def mixed() -> tuple[Any, ...]:
-    rows = torch.randn(4, 3, 6)
-    return Mixed(2, "spread"), mixed_loss, (rows, rows)
+    rows, model = torch.randn(4, 3, 6), Mixed(2, "spread")
+    return model, mixed_loss, (rows, rows), capture(model, mixed_loss, (rows[:1], rows[:1]))
 
 
 @pytest.mark.parametrize(
@@ -44,10 +49,10 @@ def mixed() -> tuple[Any, ...]:
     ],
 )
 def test_every_kernel_of_a_plan_runs(made: Any, name: str, options: dict[str, Any]) -> None:
-    model, loss_fn, example = made()
+    model, loss_fn, example, known = made()
     strategy = BUILDERS[name](pp=2, microbatches=4, **options)
     trainer = Trainer.__new__(Trainer)
-    trainer.configure(model, loss_fn, strategy, device="cpu")
+    trainer.configure(model, loss_fn, strategy, device="cpu", captured=known)
     captured, compiled = trainer.compile(example)
     for mine in list(assignments(captured, compiled))[:2]:
         ran, plan = [], mine.plan
