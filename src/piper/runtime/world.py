@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from piper.errors import Problem, StrategyError
@@ -35,8 +37,10 @@ def gather(mine: Found) -> list[Found] | None:
         return [mine]
     first = dist.get_rank() == 0
     found: list[Any] = [None] * world()
-    dist.gather_object(mine, found if first else None)
-    return found if first else None
+    file = io.BytesIO()
+    torch.save(mine, file)  # as one piece: pickle writes, and reads, a small file for every tensor
+    dist.gather_object(file.getvalue(), found if first else None)
+    return [torch.load(io.BytesIO(one), weights_only=False) for one in found] if first else None
 
 
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:
