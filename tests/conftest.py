@@ -1,5 +1,6 @@
 """What all tests share: golden files, and the same random examples in every run."""
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write what is printed now to tests/golden"
     )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported stays: no collection of garbage needs to look at it again."""
+    if session.config.getoption("collectonly"):
+        return
+    if any("run_on" in vars(getattr(item, "module", None) or object) for item in session.items):
+        import pool
+
+        pool.start_early()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import io
 import multiprocessing as mp
 import os
-import tempfile
+import threading
 import traceback
 from collections.abc import Callable
+from functools import cache
+from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
 
+HOST = "127.0.0.1"
+LARGEST = 4  # processes
+HEAVY = ["torch", "torch.distributed", "torch._functorch.aot_autograd"]
 _pool: list[tuple[Any, Connection]] = []
+_jobs = count()
+_growing = threading.Lock()
 
 
 def run_on(world: int, job: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
@@ -21,11 +29,21 @@ def run_on(world: int, job: Callable[..., Any], *args: Any, timeout: float = 120
     The job is named by module and function, so that workers import it themselves.
     """
     grow(world)
-    with tempfile.TemporaryDirectory(prefix="piper-", ignore_cleanup_errors=True) as folder:
-        store = os.path.join(folder, "store")
-        for rank in range(world):
-            _pool[rank][1].send((job.__module__, job.__name__, rank, world, store, args))
-        return [receive(rank, timeout) for rank in range(world)]
+    port, number = meeting_place().port, next(_jobs)
+    for rank in range(world):
+        _pool[rank][1].send((job.__module__, job.__name__, rank, world, port, number, args))
+    return [receive(rank, timeout) for rank in range(world)]
+
+
+@cache
+def meeting_place() -> Any:
+    """Where processes find each other: one place for all jobs, each under a number of its own.
+
+    Not files: processes look at these every now and then, and they meet very often.
+    """
+    from torch.distributed import TCPStore
+
+    return TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
 
 
 def receive(rank: int, timeout: float) -> Any:
@@ -37,16 +55,24 @@ def receive(rank: int, timeout: float) -> Any:
     if not good:
         close()
         raise AssertionError(f"worker {rank} failed:\n{result}")
-    return result
+    return unpacked(result)
 
 
 def grow(world: int) -> None:
-    context = mp.get_context("spawn")
-    while len(_pool) < world:
-        mine, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs,), daemon=True)
-        process.start()
-        _pool.append((process, mine))
+    """Workers are forked from a process that has imported what takes seconds."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(HEAVY)
+    with _growing:
+        while len(_pool) < world:
+            mine, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs,), daemon=True)
+            process.start()
+            _pool.append((process, mine))
+
+
+def start_early() -> None:
+    """While other tests run, on a core that these leave free."""
+    threading.Thread(target=grow, args=(LARGEST,), daemon=True).start()
 
 
 def close() -> None:
@@ -60,24 +86,40 @@ def close() -> None:
 atexit.register(close)
 
 
+def packed(result: Any) -> bytes:
+    """As one piece: by themselves, tensors go as files that two processes share, one by one."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(result, file)
+    return file.getvalue()
+
+
+def unpacked(result: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(result), weights_only=False)
+
+
 def serve(pipe: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     while True:
-        module, name, rank, world, store, args = pipe.recv()
+        module, name, rank, world, port, number, args = pipe.recv()
         try:
-            pipe.send((True, joined(module, name, rank, world, store, args)))
+            pipe.send((True, packed(joined(module, name, rank, world, port, number, args))))
         except Exception:
             pipe.send((False, traceback.format_exc()))
 
 
-def joined(module: str, name: str, rank: int, world: int, store: str, args: Any) -> Any:
+def joined(module: str, name: str, rank: int, world: int, port: int, number: int, args: Any) -> Any:
     import torch.distributed as dist
 
     job = getattr(importlib.import_module(module), name)
-    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    store = dist.PrefixStore(f"job {number}", dist.TCPStore(HOST, port, is_master=False))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     try:
         return job(rank, *args)
     finally:
