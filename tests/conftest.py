@@ -27,11 +27,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with workers are marked by themselves."""
+    for item in items:
+        if has_workers(item):
+            item.add_marker(pytest.mark.processes)
+
+
+def has_workers(item: pytest.Item) -> bool:
+    return "run_on" in vars(getattr(item, "module", None) or object)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What was imported stays: no collection of garbage needs to look at it again."""
     if session.config.getoption("collectonly"):
         return
-    if any("run_on" in vars(getattr(item, "module", None) or object) for item in session.items):
+    if any(map(has_workers, session.items)):
         import pool
 
         pool.start_early()

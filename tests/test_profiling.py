@@ -16,6 +16,7 @@ from piper.pricing import price
 from piper.strategies import BUILDERS
 from piper.trainer import Trainer
 
+pytestmark = pytest.mark.processes
 PROCESSES = 2
 
 

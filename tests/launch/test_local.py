@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SCRIPT, TWO_STAGES = SCRIPTS / "tiny.py", SCRIPTS / "two_stages.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent / "src")}

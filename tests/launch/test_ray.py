@@ -23,6 +23,7 @@ from piper.launch.keeper import Keeper, interface
 from piper.launch.on_ray import NOTICE, load, refuse_unreachable, time_after
 from piper.launch.seats import Place, seats
 
+pytestmark = pytest.mark.processes
 TESTS = Path(__file__).parent.parent
 TRAINING = TESTS / "scripts" / "two_stages.py"
 WAITING = """

@@ -12,6 +12,8 @@ from piper.errors import InputError
 from piper.launch.local import run_local
 from piper.launch.share import CONTROL, shared_gpu
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -17,6 +17,7 @@ import pytest
 
 from piper.launch.local import free_port
 
+pytestmark = pytest.mark.processes
 TESTS = Path(__file__).parent.parent
 SCRIPT = TESTS / "scripts" / "two_stages.py"
 STAND_INS = {

@@ -2,23 +2,11 @@
 
 import pytest
 from pool import run_on
-from replicas import (
-    ADAMW,
-    STEPS,
-    assert_same,
-    batches,
-    captured,
-    close,
-    close_tensors,
-    plain,
-    train_all,
-)
+from replicas import assert_same, plain, train_all
 from runtime.test_replicate import LEVELS, legal, stages_of
 
 from piper.directives import Place, Replicate, Shard, Split, Strategy
 from piper.ir.filters import where
-from piper.rehearsal import rehearse
-from piper.strategies import BUILDERS
 
 ROUTINGS = ("spread", "skewed", "one", "none")
 
@@ -40,35 +28,6 @@ def test_pipelines_of_experts_with_every_level(schedule: str) -> None:
     strategies = [legal(schedule, 2, dp=2, ep=2, zero=zero) for zero in LEVELS]
 
     agree(4, strategies, 4 if schedule == "dualpipe" else 2, list(ROUTINGS))
-
-
-def rehearsed(strategy: Strategy, replicas: int, routing: str) -> None:
-    """All devices as threads of this process."""
-    stages, parts = stages_of(strategy), replicas * strategy.microbatches
-    name, wanted = f"moe {routing}", plain(f"moe {routing}", stages, parts, parts)
-    model, loss, known = captured(name, stages, 1)
-    found = rehearse(model, loss, strategy, batches(name, parts), known, optimizer=ADAMW)
-    for step in range(STEPS):
-        close(dict(found.parts[step]), wanted.losses[step], f"losses of step {step}")
-        close({0: found.grad_norms[step]}, {0: wanted.norms[step]}, "norm")
-        close({0: found.losses[step]}, {0: wanted.loss[step]}, "loss")
-    for part in wanted.parameters:
-        close_tensors(found.parameters[part.name].flatten(), part.values, part.name)
-
-
-@pytest.mark.parametrize("schedule", BUILDERS)
-def test_every_schedule_with_every_level_on_experts(schedule: str) -> None:
-    """PP=2 x DP=4 (DualPipe: DP=2, twice). EP=2: two devices have the same experts; and EP=4."""
-    dp = 2 if schedule == "dualpipe" else 4
-    for zero, routing in zip(LEVELS, ROUTINGS, strict=True):
-        rehearsed(legal(schedule, 2, dp=dp, ep=2, zero=zero), 4, routing)
-    rehearsed(legal(schedule, 2, dp=dp, ep=4, zero=2), 4, "skewed")
-
-
-@pytest.mark.parametrize("pp", [3, 4])
-def test_dualpipev_on_more_ranks_pairs_the_right_messages(pp: int) -> None:
-    """With three ranks and more the published system pairs sends with the wrong receives."""
-    rehearsed(legal("dualpipev", pp, dp=2, ep=2, zero=2), 2, "skewed")
 
 
 def sharded(groups: object, zero: int, of_experts: int | None = None) -> Strategy:

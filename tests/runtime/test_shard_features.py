@@ -6,7 +6,7 @@ import pytest
 import torch
 from pool import run_on
 from replicas import assert_same, batches, build, captured, plain, train_all
-from runtime.test_shard import rehearsed
+from runtime.test_shard_rehearsed import rehearsed
 from torch import Tensor, nn
 from torch.nn import functional
 from tuned import shares, tune

@@ -1,0 +1,39 @@
+"""Experts divided over devices that are threads: every schedule, with every level."""
+
+import pytest
+from replicas import ADAMW, STEPS, batches, captured, close, close_tensors, plain
+from runtime.test_replicate import LEVELS, legal, stages_of
+from runtime.test_shard import ROUTINGS
+
+from piper.directives import Strategy
+from piper.rehearsal import rehearse
+from piper.strategies import BUILDERS
+
+
+def rehearsed(strategy: Strategy, replicas: int, routing: str) -> None:
+    """All devices as threads of this process."""
+    stages, parts = stages_of(strategy), replicas * strategy.microbatches
+    name, wanted = f"moe {routing}", plain(f"moe {routing}", stages, parts, parts)
+    model, loss, known = captured(name, stages, 1)
+    found = rehearse(model, loss, strategy, batches(name, parts), known, optimizer=ADAMW)
+    for step in range(STEPS):
+        close(dict(found.parts[step]), wanted.losses[step], f"losses of step {step}")
+        close({0: found.grad_norms[step]}, {0: wanted.norms[step]}, "norm")
+        close({0: found.losses[step]}, {0: wanted.loss[step]}, "loss")
+    for part in wanted.parameters:
+        close_tensors(found.parameters[part.name].flatten(), part.values, part.name)
+
+
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_every_schedule_with_every_level_on_experts(schedule: str) -> None:
+    """PP=2 x DP=4 (DualPipe: DP=2, twice). EP=2: two devices have the same experts; and EP=4."""
+    dp = 2 if schedule == "dualpipe" else 4
+    for zero, routing in zip(LEVELS, ROUTINGS, strict=True):
+        rehearsed(legal(schedule, 2, dp=dp, ep=2, zero=zero), 4, routing)
+    rehearsed(legal(schedule, 2, dp=dp, ep=4, zero=2), 4, "skewed")
+
+
+@pytest.mark.parametrize("pp", [3, 4])
+def test_dualpipev_on_more_ranks_pairs_the_right_messages(pp: int) -> None:
+    """With three ranks and more the published system pairs sends with the wrong receives."""
+    rehearsed(legal("dualpipev", pp, dp=2, ep=2, zero=2), 2, "skewed")
