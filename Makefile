@@ -27,7 +27,7 @@ lint: $(READY)
 # Two rows at once. Tests of several processes mostly wait for each other; the rest gets what time
 # they leave, at a lower priority, so that none of them is late. It is told when all are done.
 test: $(READY) lint
-	@nice -n 19 $(BIN)/pytest -m 'not processes and not soak' > .alone.log 2>&1 & alone=$$!; \
+	@nice -n 10 $(BIN)/pytest -m 'not processes and not soak' > .alone.log 2>&1 & alone=$$!; \
 	trap "kill $$alone" INT TERM; \
 	$(BIN)/pytest -m 'processes and not soak'; status=$$?; \
 	wait $$alone || status=$$?; cat .alone.log; exit $$status
