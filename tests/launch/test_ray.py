@@ -20,7 +20,7 @@ from piper.cli import app
 from piper.errors import InputError
 from piper.launch.ending import Ended, verdict
 from piper.launch.keeper import Keeper, interface
-from piper.launch.on_ray import NOTICE, load, refuse_unreachable, time_after
+from piper.launch.on_ray import LOCAL, NOTICE, joined, load, refuse_unreachable, time_after
 from piper.launch.seats import Place, seats
 
 pytestmark = pytest.mark.processes
@@ -88,6 +88,41 @@ def test_what_makes_no_sense_is_refused(options: list[str], message: str) -> Non
 def test_an_address_where_nobody_is_is_refused_at_once(address: str) -> None:
     with pytest.raises(InputError, match="nothing answers at 127.0.0.1:9"):
         refuse_unreachable(address)
+
+
+class Slow:
+    """Stands for Ray on a busy machine: some clusters do not start in time."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.calls = failures, list[str]()
+
+    def init(self, **_: object) -> None:
+        self.calls.append("init")
+        if self.calls.count("init") <= self.failures:
+            raise Exception("The current node timed out during startup.")
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+def test_a_cluster_of_its_own_that_does_not_start_in_time_is_started_once_more() -> None:
+    ray = Slow(failures=1)
+
+    with joined(ray, LOCAL, 2):
+        assert ray.calls == ["init", "shutdown", "init"]
+
+    assert ray.calls[-1] == "shutdown"
+
+
+@pytest.mark.parametrize(("address", "tries"), [(LOCAL, 2), ("auto", 1)])
+def test_a_cluster_that_does_not_start_is_told_in_one_message(address: str, tries: int) -> None:
+    ray = Slow(failures=9)
+
+    with pytest.raises(InputError, match="timed out during startup") as refused:
+        joined(ray, address, 2).__enter__()
+
+    assert ray.calls.count("init") == tries
+    assert ("on this machine" in str(refused.value)) == (address == LOCAL)
 
 
 def test_a_symptom_waits_for_its_cause_and_a_cause_does_not(
@@ -187,7 +222,7 @@ def on_ray() -> Iterator[Start]:
 
 def processes_of(folder: Path, run: subprocess.Popen[str]) -> dict[int, list[int]]:
     """By rank, the process of the script and that of its actor."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     while not all((folder / str(rank)).exists() for rank in range(2)):
         assert run.poll() is None and time.monotonic() < end, run.communicate()
         time.sleep(0.05)

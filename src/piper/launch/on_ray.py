@@ -26,6 +26,10 @@ LOCAL = "local"  # Ray's word for a cluster of one's own
 PASSED_ON = ("PIPER_", "NCCL_", "GLOO_", "TORCH", "OMP_", "HF_", "PYTHON")
 NOTICE = 20.0  # seconds until Ray says that a node has died
 REACH = 10.0  # seconds to wait for an answer of a cluster's head
+HOW = {  # to get into a cluster: of one's own or not
+    True: "see what else runs on this machine, and start it again",
+    False: "ask `ray status` on the head; Ray and Python have to be the same there and here",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +94,23 @@ def joined(ray: Any, address: str, processes: int) -> Iterator[None]:
     refuse_unreachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
     cores = {"num_cpus": max(processes, os.cpu_count() or 1), "include_dashboard": False}
-    own = cores if address == LOCAL else {}
     try:
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            fix = "ask `ray status` on the head; Ray and Python have to be the same there and here"
-            raise InputError("--on", Problem(f"{address}: {error}", fix)) from error
+        enter(ray, address, cores if address == LOCAL else {})
         yield
     finally:
         ray.shutdown()
+
+
+def enter(ray: Any, address: str, own: Mapping[str, Any]) -> None:
+    """A cluster of one's own has half a minute to start: where much else runs, it gets another."""
+    for more in reversed(range(2 if own else 1)):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+            return
+        except Exception as error:  # a node that does not start in time is one of no kind
+            ray.shutdown()
+            if not more:
+                raise InputError("--on", Problem(f"{address}: {error}", HOW[bool(own)])) from error
 
 
 def refuse_unreachable(address: str) -> None:
