@@ -24,13 +24,17 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests examples bench
 	$(BIN)/mypy
 
-# Two rows at once. Tests of several processes mostly wait for each other; the rest gets what time
-# they leave, at a lower priority, so that none of them is late. It is told when all are done.
+# Three rows at once. Tests of several processes mostly wait for each other; the others get what time
+# they leave, at a lower priority, so that none of them is late, and are told when all are done.
+ALONE = nice -n 10 $(BIN)/pytest -m 'not processes and not soak'
+
 test: $(READY) lint
-	@nice -n 10 $(BIN)/pytest -m 'not processes and not soak' > .alone.log 2>&1 & alone=$$!; \
-	trap "kill $$alone" INT TERM; \
+	@$(ALONE) tests/runtime > .row2.log 2>&1 & two=$$!; \
+	$(ALONE) --ignore=tests/runtime > .row3.log 2>&1 & three=$$!; \
+	trap "kill $$two $$three" INT TERM; \
 	$(BIN)/pytest -m 'processes and not soak'; status=$$?; \
-	wait $$alone || status=$$?; cat .alone.log; exit $$status
+	for row in $$two $$three; do wait $$row || status=1; done; \
+	cat .row2.log .row3.log; exit $$status
 
 bench: $(READY)
 	$(BIN)/python bench/all.py

@@ -10,7 +10,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
@@ -76,9 +76,12 @@ def start_early() -> None:
 
 
 def close() -> None:
-    """End all workers; the next test starts new ones."""
+    """End all workers, those that hang by force; the next test starts new ones."""
+    for _, pipe in _pool:
+        pipe.close()
     while _pool:
         process, _ = _pool.pop()
+        process.join(2)
         process.kill()
         process.join()
 
@@ -106,12 +109,19 @@ def serve(pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    while True:
-        module, name, rank, world, port, number, args = pipe.recv()
+    for module, name, rank, world, port, number, args in iter(partial(asked, pipe), None):
         try:
             pipe.send((True, packed(joined(module, name, rank, world, port, number, args))))
         except Exception:
             pipe.send((False, traceback.format_exc()))
+
+
+def asked(pipe: Connection) -> Any:
+    """The next job, or none: the tests are over."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
 
 
 def joined(module: str, name: str, rank: int, world: int, port: int, number: int, args: Any) -> Any:

@@ -48,7 +48,7 @@ def test_every_schedule_with_an_expert_on_each_device(schedule: str) -> None:
     rehearsed(legal(schedule, 2, dp=dp, ep=4, zero=2), 4, "skewed")
 
 
-@pytest.mark.parametrize("pp", [3, 4])
+@pytest.mark.parametrize("pp", [3, pytest.param(4, marks=pytest.mark.soak)])
 def test_dualpipev_on_more_ranks_pairs_the_right_messages(pp: int) -> None:
     """With three ranks and more the published system pairs sends with the wrong receives."""
     rehearsed(legal("dualpipev", pp, dp=2, ep=2, zero=2), 2, "skewed")
