@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import cycle
 from typing import Any
 
@@ -176,6 +176,7 @@ class CudaCourier(Courier):
         self.device = torch.cuda.current_device()
         self.sides = cycle([torch.cuda.Stream(priority=priority) for _ in range(2)])
         self.looking = torch.cuda.Stream(priority=priority)
+        pin_counts()
         super().__init__(name)
 
     def ask(self, job: Callable[[], Any]) -> Errand:
@@ -197,6 +198,16 @@ class CudaCourier(Courier):
             for tensor in tensors_in(found):
                 tensor.record_stream(compute)
             return found, side.record_event()
+
+
+@cache
+def pin_counts() -> None:
+    """Memory for counts of any number of experts, kept for later: to pin some may wait for the GPU,
+    and in the middle of a step the GPU may wait for messages."""
+    several = 4  # exchanges whose counts are under way at once
+    sizes = [2**k for k in range(11)] * several
+    held = [torch.empty(size, dtype=torch.int64, pin_memory=True) for size in sizes]
+    held.clear()  # torch keeps what is pinned
 
 
 class CudaErrand(Errand):
