@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from piper import sending
 from piper.directives import Place, Split, Strategy
+from piper.errors import InputError
 from piper.ir.filters import where
 from piper.trainer import Trainer
 
@@ -85,3 +86,21 @@ def tune(rank: int, text: str) -> list[int]:
         trainer.step(*mine[1])
     trainer.close()
     return counts
+
+
+def after_a_failure(rank: int) -> tuple[float, str, list[float]]:
+    """A loss, what the step after one that failed is told, and losses of a new Trainer."""
+    trainer = Trainer(Net(), functional.mse_loss, TWO, optimizer=SGD, example=data()[0])
+    first = trainer.step(*data()[0]).loss
+    with patch.object(trainer.recording, "step", forbidden), suppress(AssertionError):
+        trainer.step(*data()[1])
+    try:
+        trainer.step(*data()[1])
+        told = ""
+    except InputError as error:
+        told = str(error)
+    trainer.close()
+    again = Trainer(Net(), functional.mse_loss, TWO, optimizer=SGD, example=data()[0])
+    losses = [again.step(*batch).loss for batch in data()]
+    again.close()
+    return first, told, losses

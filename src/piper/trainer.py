@@ -17,13 +17,12 @@ from piper.capture import Captured, capture
 from piper.capture.kernels import Kernels
 from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Strategy
-from piper.errors import InputError, Problem
 from piper.inspection import Inspected, is_inspecting
 from piper.ir.costs import Costs
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.names import Phase
-from piper.runtime.agree import agree_on_step, refuse_disagreement, structure
+from piper.runtime.agree import agree_on_step, refuse_disagreement, refuse_over, structure
 from piper.runtime.batch import (
     Batch,
     microbatch,
@@ -97,7 +96,7 @@ class Trainer:
         self.assigned: dict[Any, Assignment] = {}  # what this device is to do
         self.sending = Sending(self.compiled)
         self.stepped: set[Any] = set()  # kinds of batches whose data were compared
-        self.steps = 0
+        self.steps, self.broken = 0, False
         self.program(example)
 
     def configure(
@@ -166,6 +165,7 @@ class Trainer:
                 recorded = self.recording.step(self.steps + 1, program, work)
         except BaseException:
             self.pace.forget()
+            self.broken = world() > 1
             raise
         self.steps += 1
         metrics = Metrics(self.steps, self.tokens(work.inputs), self.pace.end(program))
@@ -234,8 +234,7 @@ class Trainer:
             self.comm = None
 
     def refuse_closed(self) -> None:
-        if self.comm is None:
-            raise InputError("trainer", Problem("it is closed", "make a new Trainer"))
+        refuse_over(self.comm is None, self.broken)
 
     def tokens(self, inputs: Sequence[torch.Tensor]) -> int:
         """In a step of all replicas; without whole numbers among the inputs, rows."""

@@ -80,3 +80,13 @@ def test_an_assignment_is_text_on_the_way(name: str, options: dict[str, int]) ->
         assert set(one.recipes) == runs
         assert set(one.contents) == {state.bucket for state in one.plan.states}
     assert sum(len(one.spoken) for one in parts) >= len(found.model.buckets)
+
+
+def test_after_a_step_that_failed_there_is_no_other() -> None:
+    """What it had sent could be taken for what the next one sends; a new Trainer has its own."""
+    told = "trainer: a step failed: its messages are under way\n  fix: make a new Trainer"
+
+    for first, said, losses in run_on(2, sent.after_a_failure):
+        assert said == told
+        assert losses[0] == first
+        assert losses[0] > losses[-1]

@@ -159,3 +159,12 @@ def different_data(replica: int) -> Exception:
 
 def short(kind: object) -> str:
     return str(kind[0] if isinstance(kind, tuple) else kind)[:80]
+
+
+def refuse_over(closed: bool, broken: bool) -> None:
+    """After a step that failed, what it sent could be taken for what the next one sends."""
+    again = "make a new Trainer"
+    if closed:
+        raise InputError("trainer", Problem("it is closed", again))
+    if broken:
+        raise InputError("trainer", Problem("a step failed: its messages are under way", again))
