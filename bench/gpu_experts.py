@@ -31,6 +31,7 @@ PP = 2
 OURS = "piper dualpipev"
 PIPERS = {  # contender: (schedule, whether slots stay as they are, passes of neighbours overlap)
     OURS: ("dualpipev", True, None),
+    "piper dualpipev pairs": ("dualpipev", True, "pairs"),  # neighbouring slots overlap, too
     "piper dualpipev eager": ("dualpipev", True, None),  # on a GPU the others run CUDA graphs
     "piper dualpipev in turn": ("dualpipev", False, False),
     "piper 1f1b": ("1f1b", True, None),

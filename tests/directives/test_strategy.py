@@ -81,7 +81,12 @@ directives: st.SearchStrategy[Directive] = st.one_of(
     st.builds(Place, filters(), devices, st.sampled_from(["pp", "dp", "é"])),
     st.builds(Shard, filters(), st.one_of(devices, groups), st.sampled_from(["ep", "é"])),
     st.builds(Split, keys, st.integers(1, 99)),
-    st.builds(Order, st.lists(st.lists(filters(), max_size=3), max_size=4)),
+    st.builds(
+        Order,
+        st.lists(st.lists(filters(), max_size=3), max_size=4),
+        st.booleans(),
+        st.sampled_from([False, True, "pairs"]),
+    ),
     st.builds(Stream, streams, st.none() | st.integers(1, 200), st.sampled_from(PRIORITIES)),
 )
 
@@ -316,3 +321,11 @@ def test_an_order_of_something_else_is_refused(slots: object, message: str) -> N
         Order(slots)
 
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("ahead", [1, "all", None])
+def test_slots_overlap_or_they_do_not(ahead: object) -> None:
+    with pytest.raises(Refused) as refused:
+        Order([[where()]], ahead=ahead)
+
+    assert str(refused.value) == f'ahead={ahead!r}\n  fix: write True, False or "pairs"'

@@ -18,6 +18,7 @@ from plan.programs import (
 from synthetic import TOKENS, moe_chain
 
 from piper.directives import Place, Replicate, Shard, Strategy
+from piper.directives.order import Ahead
 from piper.ir.filters import where
 from piper.ir.model import Bucket, Model, Parameter
 from piper.ir.values import TensorSpec
@@ -84,7 +85,8 @@ def random_experts(
     run = random_run(blank, random)
     share = random.choice([0.0, 0.3]) if overlapping else 0.0
     overlaps = frozenset(k for k in range(len(run)) if random.random() < share)
-    done = replace(blank, run=run, overlaps=overlaps)
+    ahead: Ahead = random.choice([False, True, "pairs", "pairs"]) if overlapping else False
+    done = replace(blank, run=run, overlaps=overlaps, ahead=ahead)
     return with_directives(done, random)
 
 

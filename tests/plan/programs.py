@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from synthetic import chain, network, with_odd_parameters, without_buffers
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split
+from piper.directives.order import Ahead
 from piper.ir.filters import Filter, where
 from piper.ir.model import Model
 
@@ -37,6 +38,7 @@ class Program:
     run: tuple[Pass, ...] = ()  # one legal order of everything
     apart: bool = True  # an Order per device, else one for all
     overlaps: frozenset[int] = frozenset()  # positions in an order that share a slot
+    ahead: Ahead = False  # whether neighbouring slots may overlap
 
     @property
     def directives(self) -> list[Directive]:
@@ -89,7 +91,7 @@ class Program:
         lanes = dict.fromkeys(map(self.lane, self.ordered))
         rows = [[lane] for lane in lanes] if self.apart else [list(lanes)]
         mine = [[one for one in self.run if self.is_ordered(one, row)] for row in rows if row]
-        return [Order(self.slots(passes)) for passes in mine]
+        return [Order(self.slots(passes), ahead=self.ahead) for passes in mine]
 
     def lane(self, device: int) -> int:
         """Devices that run one common list have one number."""

@@ -14,6 +14,7 @@ from synthetic import moe_chain
 
 from piper.compiler import compile_strategy
 from piper.directives import Place
+from piper.directives.order import Ahead
 from piper.strategies import BUILDERS
 
 STEPS = 2  # the second one sees what the first one left behind
@@ -40,12 +41,16 @@ def test_any_total_order_that_the_dataflow_allows_is_accepted(seed: int) -> None
     must_be_right(random_experts(random, 2, 3, random.choice([2, 4]), all_ordered=True))
 
 
-@pytest.mark.parametrize(("dp", "ways", "zero"), [(2, 2, 2), (4, 2, 3)])
+@pytest.mark.parametrize(
+    ("dp", "ways", "zero", "ahead"), [(2, 2, 2, True), (4, 2, 3, True), (2, 2, 1, "pairs")]
+)
 @pytest.mark.parametrize("name", BUILDERS)
-def test_every_schedule_takes_experts(name: str, dp: int, ways: int, zero: int) -> None:
+def test_every_schedule_takes_experts(
+    name: str, dp: int, ways: int, zero: int, ahead: Ahead
+) -> None:
     """Replicas of DualPipe go two by two through the same devices."""
     together = 2 if name == "dualpipe" else 1
-    strategy = scheduled(name, 4, dp // together, ways, zero=zero)
+    strategy = scheduled(name, 4, dp // together, ways, zero=zero, ahead=ahead)
     stages = sum(isinstance(one, Place) for one in strategy)
     feeds, parts = dp // together, strategy.microbatches * together
     model = moe_chain(stages, experts=2)

@@ -30,6 +30,14 @@ def test_pipelines_of_experts_with_every_level(schedule: str) -> None:
     agree(4, strategies, 4 if schedule == "dualpipe" else 2, list(ROUTINGS))
 
 
+def test_pairs_of_passes_that_overlap_with_their_neighbours() -> None:
+    """PP=2 x EP=2 on four processes; weight gradients come slots later than they are listed."""
+    options = {"dp": 2, "ep": 2, "ahead": "pairs"}
+    strategies = [legal("dualpipev", 2, zero=zero, **options) for zero in (1, 3)]
+
+    agree(4, strategies, 2, ["skewed", "none"])
+
+
 def sharded(groups: object, zero: int, of_experts: int | None = None) -> Strategy:
     """Four replicas, one stage, with levels of their own for the dense part and for experts."""
     devices = [0, 1, 2, 3]

@@ -52,3 +52,10 @@ def test_every_schedule_with_an_expert_on_each_device(schedule: str) -> None:
 def test_dualpipev_on_more_ranks_pairs_the_right_messages(pp: int) -> None:
     """With three ranks and more the published system pairs sends with the wrong receives."""
     rehearsed(legal("dualpipev", pp, dp=2, ep=2, zero=2), 2, "skewed")
+
+
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_every_schedule_with_slots_that_overlap(schedule: str) -> None:
+    """EP=2; DualPipe has two replicas on the same devices."""
+    dp, replicas = (1, 2) if schedule == "dualpipe" else (2, 2)
+    rehearsed(legal(schedule, 2, dp=dp, ep=2, zero=2, ahead="pairs"), replicas, "skewed")

@@ -48,8 +48,8 @@ def encode(directive: Directive) -> dict[str, Any]:
             }  # fmt: skip
         case Order():
             slots = [[encode_filter(wanted) for wanted in slot] for slot in directive.slots]
-            more = {} if directive.overlap else {"overlap": False}
-            more |= {"ahead": True} if directive.ahead else {}
+            more: dict[str, Any] = {} if directive.overlap else {"overlap": False}
+            more |= {"ahead": directive.ahead} if directive.ahead else {}
             return {"op": "order", "filters": slots, **more}
         case Stream():
             return {
@@ -146,9 +146,8 @@ def read_order(row: Row) -> Order:
     if not isinstance(slots, list) or not all(isinstance(slot, list) for slot in slots):
         raise Refused(Problem("filters is no list of slots", 'write [[{"PP": 0}], [{"PP": 1}]]'))
     overlap, ahead = row.get("overlap", True), row.get("ahead", False)
-    for value in (overlap, ahead):
-        if not isinstance(value, bool):
-            raise Refused(Problem(f"{value!r} is neither true nor false", "write true or false"))
+    if not isinstance(overlap, bool):
+        raise Refused(Problem(f"{overlap!r} is neither true nor false", "write true or false"))
     return Order(tuple(tuple(map(decode_filter, slot)) for slot in slots), overlap, ahead)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 from piper.directives.base import chosen
 from piper.errors import Problem, Refused
@@ -16,6 +17,7 @@ from piper.ir.training import split_backward
 from piper.names import BI, BW, PASS, B, NodeId
 
 Slot = tuple[Filter, ...]
+Ahead = bool | Literal["pairs"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -26,7 +28,8 @@ class Order:
     interleaved so that one's communication hides behind the other's compute; with `overlap=False`
     it runs in the order in which it is listed, to be given by hand: `where(PP=0, RUN=1, ...)` is
     the second region of these tags. With `ahead=True`, of two neighbouring slots with one filter
-    each the second may begin while the first one waits for its tokens.
+    each the second may begin while the first one waits for its tokens; with `ahead="pairs"`, of any
+    two, and the weight gradients that Piper cuts off a backward may come as much later again.
 
     rewrite:
         a    b                  Order([[a], [b]]), with no path between them
@@ -36,7 +39,7 @@ class Order:
 
     slots: tuple[Slot, ...]
     overlap: bool = True
-    ahead: bool = False
+    ahead: Ahead = False
 
     def __post_init__(self) -> None:
         if isinstance(self.slots, Filter) or not isinstance(self.slots, list | tuple):
@@ -44,10 +47,12 @@ class Order:
                 Problem(f"{self.slots!r} is no list of slots", "write Order([[...], ...])")
             )
         object.__setattr__(self, "slots", tuple(as_slot(slot) for slot in self.slots))
+        if not (isinstance(self.ahead, bool) or self.ahead == "pairs"):
+            raise Refused(Problem(f"ahead={self.ahead!r}", 'write True, False or "pairs"'))
 
     def __repr__(self) -> str:
         off = "" if self.overlap else ", overlap=False"
-        on = ", ahead=True" if self.ahead else ""
+        on = f", ahead={self.ahead!r}" if self.ahead else ""
         return f"Order(slots={self.slots!r}{off}{on})"
 
     @property
@@ -56,6 +61,12 @@ class Order:
         if self.overlap:
             return self.slots
         return tuple((wanted,) for slot in self.slots for wanted in slot)
+
+    @property
+    def early(self) -> list[bool]:
+        """Of each step, whether it may overlap with a neighbour that may, too."""
+        every = self.ahead == "pairs"
+        return [every or (bool(self.ahead) and len(slot) == 1) for slot in self.steps]
 
     def rewrite(self, dag: Dag) -> Dag:
         return apply_orders([("order", self)], dag)
@@ -75,8 +86,8 @@ def apply_orders(orders: Sequence[tuple[str, Order]], dag: Dag) -> Dag:
     new: list[Precedence] = []
     for name, order in orders:
         slots = [slot_nodes(dag, slot) for slot in order.steps]
-        single = [order.ahead and len(slot) == 1 for slot in order.steps]
-        new += precedences(name, slots, single, lane_of)
+        found = precedences(name, slots, order.early, lane_of)
+        new += (replace(one, loose=True) for one in found) if order.ahead == "pairs" else found
     return dag.with_precedences(new)
 
 
@@ -124,22 +135,22 @@ def slot_nodes(dag: Dag, slot: Slot) -> list[Compute]:
 def precedences(
     name: str,
     slots: Sequence[Sequence[Compute]],
-    single: Sequence[bool],
+    early: Sequence[bool],
     lane_of: dict[tuple[int, ...], int],
 ) -> Iterator[Precedence]:
     """Consecutive slots of each device, as edges between groups.
 
-    Of two `single` ones the second need not wait for the first, but for the one before it.
+    Of two `early` ones the second need not wait for the first, but for the one before it.
     """
     refuse_doubles(slots)
     rows: dict[int, list[tuple[tuple[NodeId, ...], bool]]] = {}
-    for slot, alone in zip(slots, single, strict=True):
+    for slot, soon in zip(slots, early, strict=True):
         mine: dict[int, list[NodeId]] = {}
         for node in slot:
             assert node.devices is not None
             mine.setdefault(lane_of[node.devices], []).append(node.id)
         for lane, ids in mine.items():
-            rows.setdefault(lane, []).append((tuple(dict.fromkeys(ids)), alone))
+            rows.setdefault(lane, []).append((tuple(dict.fromkeys(ids)), soon))
     for row in rows.values():
         strict = [not (one[1] and other[1]) for one, other in pairwise(row)]
         for k, (before, _) in enumerate(row[:-1]):

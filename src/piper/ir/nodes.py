@@ -137,3 +137,4 @@ class Precedence:
     before: tuple[NodeId, ...]
     after: tuple[NodeId, ...]
     maker: str = ""  # the directive or pass that asked for it
+    loose: bool = False  # weight gradients of `before` may be later, if they are nodes of their own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from piper.ir.dag import Dag
@@ -32,7 +33,7 @@ def cut_backwards(dag: Dag) -> Dag:
         nodes.update((part.id, part) for part in cut.get(node.id, (node,)))
     makers = {name: dag.makers.get(name, "halves") for name in nodes}
     halves = {name: tuple(part.id for part in pair) for name, pair in cut.items()}
-    orders = tuple(renamed(order, halves) for order in dag.precedences)
+    orders = tuple(renamed(dag.precedences, halves))
     return replace(dag, nodes=nodes, makers=makers, precedences=orders)
 
 
@@ -43,8 +44,23 @@ def beside_experts(dag: Dag) -> set[RegionId]:
     return {r for r in (*dag.shardings, *near) if dag.model.trained(dag.model.by_id[r])}
 
 
-def renamed(order: Precedence, halves: dict[NodeId, tuple[NodeId, ...]]) -> Precedence:
-    def parts(names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
-        return tuple(part for name in names for part in halves.get(name, (name,)))
+def renamed(
+    orders: Sequence[Precedence], halves: dict[NodeId, tuple[NodeId, ...]]
+) -> Iterator[Precedence]:
+    """Halves in place of what was cut. Where an order is loose, the second ones need not be done
+    before what comes next, but before what comes after that."""
+    after: dict[tuple[NodeId, ...], list[Precedence]] = {}
+    for order in orders:
+        after.setdefault(order.before, []).append(order)
 
-    return replace(order, before=parts(order.before), after=parts(order.after))
+    def parts(names: tuple[NodeId, ...], which: slice = slice(None)) -> tuple[NodeId, ...]:
+        return tuple(part for name in names for part in halves.get(name, (name,))[which])
+
+    for order in orders:
+        late = tuple(halves[name][1] for name in order.before if name in halves)
+        if order.loose and late:
+            yield replace(order, before=parts(order.before, slice(1)), after=parts(order.after))
+            for one in after.get(order.after, ()):
+                yield replace(order, before=late, after=parts(one.after))
+        else:
+            yield replace(order, before=parts(order.before), after=parts(order.after))

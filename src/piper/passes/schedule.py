@@ -162,7 +162,7 @@ def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
 
 def durations(dag: Dag) -> list[float]:
     """What each node takes. Only exchanges are waited for on the way through a slot; how long
-    other messages take does not change what to do next."""
+    transfers take does not change what to do next, unless slots overlap."""
     known: dict[tuple[RegionId, Phase], float] = {}
 
     def seconds(node: Node) -> float:
@@ -175,8 +175,11 @@ def durations(dag: Dag) -> list[float]:
             size = sum(dag.values[value].nbytes for value in node.rows)
             ways = len(node.groups[0])
             return dag.costs.moved(size * (ways - 1) / ways, node.stream)
+        if isinstance(node, Transfer) and loose:
+            return dag.costs.moved(sum(dag.values[v].nbytes for v in node.writes), node.stream)
         return update if isinstance(node, Update) else 0.0
 
+    loose = bool(dag.shardings) and any(order.loose for order in dag.precedences)
     update = min((dag.costs.run(dag.model, r, F) for r in dag.model.regions), default=1.0)
     return [seconds(node) for node in dag.nodes.values()]
 

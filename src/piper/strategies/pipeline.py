@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
+from piper.directives.order import Ahead
 from piper.errors import Problem, StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase
@@ -24,7 +25,8 @@ def gpipe(pp: int, microbatches: int, dp: int = 1, **options: Any) -> Strategy:
     further. They are kept equal by `Replicate`, which has the other options (`zero` and so on).
     With `ep`, so many replicas in a row share the experts of a stage (regions tagged EP), by
     `Shard`; `expert_stages` are the stages that have any, by default all. While tokens travel, the
-    next pass may begin (`ahead` of `Order`, on with `ep` unless it is turned off).
+    next pass may begin (`ahead` of `Order`, on with `ep` unless it is turned off; "pairs" overlaps
+    more, and holds more).
 
     Streams: `stream` is that of the transfers between stages ("pp"), `ep_stream` that of tokens on
     their way to experts ("ep"), `reduce_stream` ("dp") and `gather_stream` ("gather") are those of
@@ -118,7 +120,7 @@ def replicated(
     ep: int = 1,
     ep_stream: str = "ep",
     expert_stages: Iterable[int] | None = None,
-    ahead: bool | None = None,
+    ahead: Ahead | None = None,
     gather_stream: str = "gather",
     **options: Any,
 ) -> Strategy:
@@ -169,7 +171,7 @@ def refuse_count(name: str, value: int) -> None:
 
 
 def to_directives(
-    table: Table, places: Places, stream: str = "pp", ahead: bool = False
+    table: Table, places: Places, stream: str = "pp", ahead: Ahead = False
 ) -> tuple[Directive, ...]:
     """A place for each stage, the split in microbatches, and an order for each row."""
     return (
@@ -179,7 +181,7 @@ def to_directives(
     )
 
 
-def orders_of(table: Table, ahead: bool = False) -> Iterator[Order]:
+def orders_of(table: Table, ahead: Ahead = False) -> Iterator[Order]:
     """`where(PP=..., MB=..., PASS=...)` for every action.
 
     Filters share their tags and skip the checks of `where`: there may be 100,000 of them.
