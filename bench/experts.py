@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,8 +52,9 @@ TABLES: dict[str, Callable[[int, int], Table]] = {
     "zbv": schedules.zbv,
     "dualpipev": schedules.dualpipev,
 }
-PIPERS = {  # contender: (schedule, whether slots stay as they are)
+PIPERS: dict[str, tuple[Any, ...]] = {  # contender: schedule, whether slots stay as they are, ahead
     OURS: ("dualpipev", True),
+    "piper dualpipev pairs": ("dualpipev", True, "pairs"),
     "piper dualpipev in turn": ("dualpipev", False),
     "piper 1f1b": ("1f1b", True),
     "piper 1f1b in turn": ("1f1b", False),
@@ -131,9 +133,10 @@ def in_turn(strategy: Strategy) -> Strategy:
     )
 
 
-def piper_step(work: Work, schedule: str, slots: bool) -> Step:
+def piper_step(work: Work, schedule: str, slots: bool, ahead: Any = True) -> Step:
     """After tuning, as a user would: one call, which leaves parameters as they are."""
-    strategy = piper.strategies.BUILDERS[schedule](pp=PP, microbatches=work.parts, dp=EP, ep=EP)
+    build = piper.strategies.BUILDERS[schedule]
+    strategy = build(pp=PP, microbatches=work.parts, dp=EP, ep=EP, ahead=ahead)
     if not slots:
         strategy = in_turn(strategy)
     model = work.model(TABLES[schedule](PP, work.parts).stages)
