@@ -132,7 +132,8 @@ class Arena:
             return
         path = Path(f"{self.out}.json")
         before = json.loads(path.read_text())["results"] if path.exists() else {}
-        settings = {**vars(self.chosen), "world": self.world, "device": self.device.type}
+        chosen = {key: value for key, value in vars(self.chosen).items() if key != "out"}
+        settings = {**chosen, "world": self.world, "device": self.device.type}
         settings |= {"size": asdict(self.size), "dtype": str(self.dtype)}
         entries = before.setdefault(self.group, {"entries": {}})
         entries["settings"] = settings
