@@ -70,7 +70,11 @@ def overlapped(dag: Dag) -> list[tuple[NodeId, ...]]:
     made = [order for order in dag.precedences if order.maker.startswith("order")]
     orders = [order for order in made if order.before]
     slots = dict.fromkeys(names for order in orders for names in (order.before, order.after))
-    return [slot for slot in slots if len({part_of(name) for name in slot}) > 1]
+    whole: dict[NodeId, tuple[NodeId, ...]] = {}  # without what may be late, it is no slot
+    for slot in slots:
+        whole.update((name, slot) for name in slot if len(slot) > len(whole.get(name, ())))
+    several = (slot for slot in slots if len({part_of(name) for name in slot}) > 1)
+    return [slot for slot in several if whole[slot[0]] == slot]
 
 
 def part_of(name: NodeId) -> tuple[str, str]:
