@@ -92,12 +92,14 @@ def test_a_tied_bucket_belongs_to_the_replicate_of_its_first_region() -> None:
 def test_it_prints_as_it_was_written() -> None:
     assert str(Replicate(where(PP=0), [[0, 1], [2, 3]], zero=3)) == (
         "Replicate(filter=where(PP=0), devices=((0, 1), (2, 3)), zero=3, bucket_mb=25.0, "
-        "reduce_stream='dp', gather_stream='dp', gather_ahead=1, gather_buffers=2)"
+        "reduce_stream='dp', gather_stream='dp', gather_ahead=1, gather_buffers=2, reduce=None)"
     )
 
 
 def test_json_gives_it_back() -> None:
-    strategy = Strategy([*kept(3, bucket_mb=1.5), Replicate(where(), [[0, 1], [2, 3]], zero=1)])
+    late = Replicate(where(PP=0), [0, 1], zero=3, reduce="once")
+    groups = Replicate(where(), [[0, 1], [2, 3]], zero=1)
+    strategy = Strategy([*kept(3, bucket_mb=1.5), groups, late])
 
     assert Strategy.from_json(strategy.to_json()) == strategy
 
@@ -112,6 +114,10 @@ def test_json_gives_it_back() -> None:
             Replicate(where(PP=0), [0, 1], zero=3, bucket_mb=1000, gather_stream="g"),
         ),
         ('"shard_grads": false, "bucket_size": null', Replicate(where(PP=0), [0, 1])),
+        (
+            '"shard_grads": false, "shard_params": true',
+            Replicate(where(PP=0), [0, 1], zero=3, reduce="once"),
+        ),
         ('"prefetch_distance": 2', Replicate(where(PP=0), [0, 1], gather_ahead=2)),
     ],
 )
@@ -144,6 +150,21 @@ def test_two_ways_to_say_the_level_are_refused() -> None:
             {"bucket_mb": 0},
             "bucket_mb=0 is no size of a message\n  fix: write a number of megabytes above 0, such "
             "as 25; a parameter that is larger has a message of its own",
+        ),
+        (
+            {"reduce": "twice"},
+            "reduce='twice' is no time to reduce gradients\n"
+            '  fix: write "each" (microbatch) or "once" (per step)',
+        ),
+        (
+            {"zero": 1, "reduce": "each"},
+            "zero=1 keeps gradients whole: they are reduced once\n"
+            '  fix: write zero=2, which shards gradients, or leave reduce="each" out',
+        ),
+        (
+            {"zero": 2, "reduce": "once"},
+            "gradients that are reduced once are not sharded before\n"
+            "  fix: write zero=1, which keeps gradients whole until they are reduced",
         ),
         ({"gather_buffers": 0}, "gather_buffers=0\n  fix: write a number, 1 or more"),
         ({"gather_ahead": -1}, "gather_ahead=-1\n  fix: write a number, 0 or more"),

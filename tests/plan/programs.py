@@ -226,8 +226,10 @@ def random_replicates(program: Program, random: Random) -> tuple[tuple[int, Repl
 
 def random_settings(random: Random) -> dict[str, Any]:
     """Messages from one for each parameter to one for all; three streams, one of them busy."""
+    zero = random.choice([0, 1, 2, 3, 3])
     return {
-        "zero": random.choice([0, 1, 2, 3, 3]),
+        "zero": zero,
+        "reduce": random.choice([None, "once"]) if zero == 3 else None,
         "bucket_mb": random.choice([1, 30, 64, 2**20]) / 2**20,
         "reduce_stream": random.choice(STREAMS),
         "gather_stream": random.choice(STREAMS),

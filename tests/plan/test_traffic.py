@@ -37,6 +37,7 @@ def test_gradients_travel_as_often_as_the_level_says(n: int, parts: int) -> None
     assert sent(1, n, parts) == {"reduce": once, "gather": once}
     assert sent(2, n, parts) == {"reduce": parts * once, "gather": once}
     assert sent(3, n, parts)["reduce"] == parts * once
+    assert sent(3, n, parts, reduce="once")["reduce"] == once
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 3, 4])

@@ -74,10 +74,12 @@ def replicated(draw: st.DrawFn) -> Strategy:
 @st.composite
 def kept(draw: st.DrawFn, stage: int, home: list[int]) -> Replicate:
     groups = [home[:2], home[2:]] if len(home) == 4 and draw(st.booleans()) else home
+    zero = draw(st.integers(0, 3))
     return Replicate(
         where(PP=stage),
         groups,
-        zero=draw(st.integers(0, 3)),
+        zero=zero,
+        reduce=draw(st.sampled_from(["each", "once"])) if zero == 3 else None,
         bucket_mb=draw(st.sampled_from([1e-6, 1e-4, 25.0])),
         reduce_stream=draw(st.sampled_from(["dp", "pp", "a"])),
         gather_stream=draw(st.sampled_from(["dp", "a", "b"])),

@@ -8,7 +8,13 @@ from piper.directives import Strategy
 from piper.errors import StrategyError
 from piper.strategies import BUILDERS
 
-LEVELS = (0, 1, 2, 3)
+LEVELS = (
+    {"zero": 0, "bucket_mb": 1e-6},  # from one parameter in a message to everything in one
+    {"zero": 1},
+    {"zero": 2},
+    {"zero": 3, "bucket_mb": 2e-4},
+    {"zero": 3, "reduce": "once"},
+)
 
 
 def stages_of(strategy: Strategy) -> int:
@@ -36,11 +42,7 @@ def test_replicas_train_as_one_process_on_the_whole_batch(
     if schedule == "dualpipe" and pp == 1:
         pytest.skip("DualPipe mirrors an even number of stages")
     dp = 1 if schedule == "dualpipe" else 2
-    sizes = (1e-6, 25.0, 25.0, 2e-4)  # from one parameter in a message to everything in one
-    strategies = [
-        legal(schedule, pp, dp=dp, zero=zero, bucket_mb=size, gather_buffers=1)
-        for zero, size in zip(LEVELS, sizes, strict=True)
-    ]
+    strategies = [legal(schedule, pp, dp=dp, gather_buffers=1, **level) for level in LEVELS]
     parts, stages = 2 * strategies[0].microbatches, stages_of(strategies[0])
     texts = [strategy.to_json() for strategy in strategies]
 

@@ -35,6 +35,7 @@ def encode(directive: Directive) -> dict[str, Any]:
         case Replicate():
             names = [field.name for field in fields(directive) if field.name != "filter"]
             rest = {name: listed(getattr(directive, name)) for name in names}
+            rest = {name: value for name, value in rest.items() if value is not None}
             return {"op": "replicate", "filter": encode_filter(directive.filter), **rest}
         case Shard():
             return {
@@ -124,6 +125,8 @@ def read_replicate(row: Row) -> Replicate:
         raise Refused(Problem(f"zero and {old[0]} say the same thing", "keep zero only"))
     if row.get("shard_params") or row.get("shard_grads"):
         given["zero"] = 3 if row.get("shard_params") else 2
+    if row.get("shard_params") and row.get("shard_grads") is False:
+        given.setdefault("reduce", "once")
     if row.get("bucket_size") is not None:
         given["bucket_mb"] = row["bucket_size"]
     if "prefetch_distance" in row:
@@ -158,6 +161,7 @@ def read_stream(row: Row) -> Stream:
 PUBLISHED = ("shard_grads", "shard_params")
 NUMBERS = (
     "zero", "bucket_mb", "reduce_stream", "gather_stream", "gather_ahead", "gather_buffers",
+    "reduce",
 )  # fmt: skip
 Reader = Callable[[Row], Directive]
 READERS: dict[str, tuple[Reader, tuple[str, ...], tuple[str, ...]]] = {

@@ -33,6 +33,9 @@ class Replicate:
     Messages have up to `bucket_mb` megabytes. With zero=3, parameters are gathered `gather_ahead`
     pieces of work before they are used, for at most `gather_buffers` regions at once.
 
+    `reduce` says when gradients are: "each" microbatch (zero=2 and 3), or "once" per step (zero=0
+    and 1). zero=3 may have "once" too: it sends less, and keeps whole gradients until then.
+
     rewrite:
         B@0, B@1 -> Update                                  Replicate(where(PP=0), [0, 2], zero)
         -->
@@ -40,6 +43,7 @@ class Replicate:
         B@0, B@1 -> reduce-scatter -> Update of a shard     zero=1: once per step
         B@0 -> reduce-scatter -> Update of a shard          zero=2 and 3: as each microbatch
         B@1 -> reduce-scatter -/                                produces its gradients
+                                                                zero=3, "once": as zero=1
         all-gather -> F, B                                  zero=1 and 2: once per step
                                                             zero=3: before use, dropped after
     """
@@ -52,12 +56,14 @@ class Replicate:
     gather_stream: str = "dp"
     gather_ahead: int = 1
     gather_buffers: int = 2
+    reduce: str | None = None
 
     def __post_init__(self) -> None:
         groups = device_groups(self.devices)
         flat = isinstance(self.devices, range) or type(self.devices[0]) is int
         object.__setattr__(self, "devices", groups[0] if flat else groups)
         refuse_numbers(self)
+        refuse_reduce(self.zero, self.reduce)
         for stream in (self.reduce_stream, self.gather_stream):
             refuse_stream(stream)
 
@@ -67,7 +73,7 @@ class Replicate:
             groups=tuple(map(sorted_devices, device_groups(self.devices))), zero=self.zero,
             message_bytes=int(self.bucket_mb * 2**20), reduce_stream=self.reduce_stream,
             gather_stream=self.gather_stream, gather_ahead=self.gather_ahead,
-            gather_buffers=self.gather_buffers,
+            gather_buffers=self.gather_buffers, once=self.zero < 2 or self.reduce == "once",
         )  # fmt: skip
 
     def rewrite(self, dag: Dag) -> Dag:
@@ -146,6 +152,19 @@ def refuse_numbers(given: Replicate) -> None:
         )
     refuse_count("gather_ahead", given.gather_ahead, 0)
     refuse_count("gather_buffers", given.gather_buffers, 1)
+
+
+def refuse_reduce(zero: int, reduce: str | None) -> None:
+    """Only zero=3 has a choice: else another level is what such gradients mean."""
+    if reduce not in (None, "each", "once"):
+        fix = 'write "each" (microbatch) or "once" (per step)'
+        raise Refused(Problem(f"reduce={reduce!r} is no time to reduce gradients", fix))
+    if zero < 2 and reduce == "each":
+        fix = 'write zero=2, which shards gradients, or leave reduce="each" out'
+        raise Refused(Problem(f"zero={zero} keeps gradients whole: they are reduced once", fix))
+    if zero == 2 and reduce == "once":
+        fix = "write zero=1, which keeps gradients whole until they are reduced"
+        raise Refused(Problem("gradients that are reduced once are not sharded before", fix))
 
 
 def refuse_count(name: str, value: int, least: int) -> None:

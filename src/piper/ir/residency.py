@@ -19,6 +19,7 @@ class Residency:
     gather_stream: str
     gather_ahead: int
     gather_buffers: int
+    once: bool  # gradients are reduced once per step, not as each microbatch produces them
     shares: int = 1  # of experts; the groups of each share stand together
 
     @property

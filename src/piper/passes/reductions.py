@@ -24,7 +24,8 @@ def place_reductions(dag: Dag) -> Dag:
         B@0, B@1 -> all-reduce -> Update                         zero=0
         gather -> F, B;  B@0, B@1 -> reduce-scatter -> Update    zero=1: of a shard
         B@0 -> reduce-scatter -> Update                          zero=2: as gradients come
-        B@1 -> reduce-scatter -/                                 zero=3: gathers come later
+        B@1 -> reduce-scatter -/                                 zero=3: gathers come later,
+                                                                 and it may reduce as zero=1 does
     """
     if not dag.residencies:
         return dag
@@ -85,7 +86,7 @@ class Work:
 
     def parts(self, total: Sum, how: Residency, home: Devices) -> list[Sum]:
         """What is scattered at once: all of it, or the gradients of each microbatch."""
-        if how.zero == 1:
+        if how.once:
             return [total]
         found: dict[object, list[ValueId]] = {}
         for value in total:
