@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from gpu_arena import DTYPES, Arena
-from gpu_experts import ep
+from gpu_experts import OURS, PIPERS, ep
 from gpu_groups import REPLICAS, dp, one, pp
 from gpu_memory import host, memory
 from gpu_models import SIZES
@@ -53,6 +53,7 @@ def options() -> argparse.Namespace:
     add("--schedules", nargs="+", default=list(SCHEDULES), choices=SCHEDULES, help="of pp")
     add("--pp-zero", nargs="*", type=int, default=[1, 3], choices=(0, 1, 2, 3), help="of pp")
     add("--expert-hidden", nargs="*", type=int, help="of ep: widths of experts to choose from")
+    add("--ours", default=OURS, choices=PIPERS, help="of ep: who is put beside all others")
     add("--no-costs", dest="costs", action="store_false", help="of ep: order by estimates")
     add("--budget-gib", type=float, default=4.0, help="of memory, for each rank")
     add("--fused", action="store_true", help="AdamW(fused=True) for all")

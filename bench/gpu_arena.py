@@ -152,11 +152,13 @@ class Arena:
         )  # fmt: skip
         return Contender(partial(trainer.step, *data), trainer.close, trainer=trainer)
 
-    def both(self, model: Any, strategy: Any, data: Any) -> dict[str, Callable[[], Contender]]:
+    def both(
+        self, model: Any, strategy: Any, data: Any, name: str = "piper"
+    ) -> dict[str, Callable[[], Contender]]:
         """Piper as it is, and with CUDA graphs where there is a GPU."""
         plain = partial(self.ours, model, strategy, data)
-        return {"piper": plain} | (
-            {"piper graphs": partial(plain, graphs=True)} if self.on_gpu else {}
+        return {name: plain} | (
+            {f"{name} graphs": partial(plain, graphs=True)} if self.on_gpu else {}
         )
 
     def captured(self, model: Any, data: Any, parts: int) -> Captured:

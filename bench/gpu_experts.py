@@ -163,7 +163,8 @@ def theirs(
 
 
 def ep(arena: Arena) -> None:
-    """DualPipeV with overlap against each other contender, in pairs: it stays, they come and go."""
+    """One of ours against each other contender, in pairs: it stays, they come and go."""
+    mine = arena.chosen.ours
     parts = arena.chosen.microbatches or arena.size.microbatches
     groups = Groups(PP, arena.world // PP)
     size, found = balanced_size(arena, parts, groups)
@@ -175,10 +176,10 @@ def ep(arena: Arena) -> None:
     }
     for name in PEERS:
         makers[f"torch {name}"] = partial(theirs, arena, size, data, parts, groups, name)
-    first, reason = arena.tried(OURS, makers.pop(OURS))
+    first, reason = arena.tried(mine, makers.pop(mine))
     if reason:
         return
     first.kept = True
     for name, make in makers.items():
-        arena.contest(name, {OURS: lambda: first, name: make}, [(OURS, name)])
+        arena.contest(name, {mine: lambda: first, name: make}, [(mine, name)])
     first.close()

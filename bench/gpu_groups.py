@@ -28,6 +28,11 @@ REPLICAS = {  # zero: peers that do the same, or the same with less communicatio
     },
 }
 
+WAYS: dict[int, dict[str, dict[str, Any]]] = {  # as each peer does
+    **{zero: {"piper": {}} for zero in (0, 1, 2)},
+    3: {"piper": {}, "piper once": {"reduce": "once"}},
+}
+
 
 def one(arena: Arena) -> None:
     """One device: eager against eager, compiled against torch.compile, graphs against graphs."""
@@ -71,12 +76,14 @@ def dp(arena: Arena) -> None:
     arena.say(f"dp: {weights / 1e6:.0f} MB of parameters, {parts} microbatches")
     devices = list(range(arena.world))
     for zero in arena.chosen.zero:
-        strategy = [
-            piper.Place(piper.where(), devices),
-            piper.Replicate(piper.where(), devices, zero=zero),
-            piper.Split("MB", parts),
-        ]
-        makers: dict[str, Any] = dict(arena.both(model, strategy, data))
+        makers: dict[str, Any] = {}
+        for ours, options in WAYS[zero].items():
+            strategy = [
+                piper.Place(piper.where(), devices),
+                piper.Replicate(piper.where(), devices, zero=zero, **options),
+                piper.Split("MB", parts),
+            ]
+            makers |= arena.both(model, strategy, data, ours)
         for name, make in REPLICAS[zero].items():
             makers[name] = partial(make, arena, model, data, parts)
         arena.contest(f"zero={zero}", makers, more={"parameter_bytes": weights})
@@ -119,8 +126,10 @@ def pp(arena: Arena) -> None:
 def sharded(arena: Arena, name: str, zero: int, parts: int, ways: int) -> None:
     """zero=1 does what FSDP2 does without reshard under pipelining: gather and reduce once.
 
-    With reshard FSDP2 is zero=3; schedules that cut backwards lose gradients with it, so there is
-    no such peer.
+    With reshard FSDP2 is zero=3 that reduces once, and it does not drop parameters after a
+    backward: it holds all of a rank's for a part of the time. "piper once" reduces once, too, and
+    may hold as many layers as a rank has. Schedules that cut backwards lose gradients in FSDP2
+    with reshard, so there is no such peer.
     """
     size, entry = arena.size, f"pp={ways} dp={arena.world // ways} {name} zero={zero}"
     if not arena.wanted(entry):
@@ -128,8 +137,11 @@ def sharded(arena: Arena, name: str, zero: int, parts: int, ways: int) -> None:
     model = arena.shelf.get(size, ways * SCHEDULES[name][1], layered=True)
     data = size.batch(replica(arena, ways), parts)
     build = piper.strategies.BUILDERS[name]
-    strategy = build(pp=ways, microbatches=parts, dp=arena.world // ways, zero=zero)
-    makers: dict[str, Any] = dict(arena.both(model, strategy, data))
+    makers: dict[str, Any] = {}
+    for ours, options in WAYS[zero].items():
+        more = {**options, "gather_buffers": size.layers // ways} if options else {}
+        strategy = build(pp=ways, microbatches=parts, dp=arena.world // ways, zero=zero, **more)
+        makers |= arena.both(model, strategy, data, ours)
     reshard = zero == 3
     if reshard and name in CUT_BACKWARDS:
         arena.say(f"{entry}: torch loses gradients with reshard; beside keep")

@@ -32,6 +32,9 @@ def memory(arena: Arena) -> None:
     for zero in (2, 3):
         strategy = build(pp=PP, microbatches=parts, dp=dp, zero=zero)
         makers[f"piper zero={zero}"] = partial(ours, arena, parts, strategy)
+    once = {"reduce": "once", "gather_buffers": arena.size.layers // PP}  # as FSDP2 does
+    strategy = build(pp=PP, microbatches=parts, dp=dp, zero=3, **once)
+    makers["piper zero=3 once"] = partial(ours, arena, parts, strategy)
     for reshard in (False, True):
         name = f"torch x fsdp2 {'reshard' if reshard else 'keep'}"
         makers[name] = partial(theirs, arena, parts, reshard)

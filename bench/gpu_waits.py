@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from expert_peers import Groups
-from gpu_arena import Arena
+from gpu_arena import Arena, Contender
 from gpu_experts import OURS, PP, balanced_size, ours
 from gpu_peers import replica
 
 from piper.runtime.comm import Journey
 
-SHOWN = (OURS, "piper 1f1b")
+SHOWN = (OURS, "piper dualpipev pairs", "piper 1f1b")
 
 
 @dataclass(frozen=True)
@@ -103,29 +103,48 @@ def divided(exchanges: Sequence[Exchange], total: float) -> dict[str, float]:
     }
 
 
+def peaks(arena: Arena) -> dict[str, list[float]]:
+    """Of each rank in this step, in bytes; what graphs hold counts as allocated all the time."""
+    return {
+        "allocated": arena.everywhere(torch.cuda.max_memory_allocated()),
+        "reserved": arena.everywhere(torch.cuda.max_memory_reserved()),
+    }
+
+
 def waits(arena: Arena) -> None:
     parts = arena.chosen.microbatches or arena.size.microbatches
     groups = Groups(PP, arena.world // PP)
     size, found = balanced_size(arena, parts, groups)
     data = size.batch(replica(arena, PP), parts)
     for name in SHOWN:
-        if not arena.wanted(name):
-            continue
-        arena.watch()
-        one = ours(arena, size, data, parts, found, name)
-        for _ in range(3):
-            one.step()
+        if arena.wanted(name):
+            arena.watch()
+            one = ours(arena, size, data, parts, found, name)
+            tell(arena, name, *one_step(arena, one))
+            one.close()
+            arena.clean()
+
+
+def one_step(arena: Arena, one: Contender) -> tuple[float, list[Exchange]]:
+    for _ in range(3):
+        one.step()
+    arena.fence()
+    if arena.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    with watched(arena.on_gpu) as watch:
+        started = time.perf_counter()
+        one.step()
         arena.fence()
-        with watched(arena.on_gpu) as watch:
-            started = time.perf_counter()
-            one.step()
-            arena.fence()
-            total = time.perf_counter() - started
-        share = divided(watch.exchanges(), total)
-        everywhere = {key: arena.everywhere(seconds) for key, seconds in share.items()}
-        arena.keep(name, {"total_s": total, "exchanges": len(watch.exchanges()), **everywhere})
-        arena.say(f"{name}: {1e3 * total:.0f} ms; the network of each rank, in ms:")
-        for key, seconds in everywhere.items():
-            arena.say(f"  {key:15}" + "".join(f"{1e3 * s:8.0f}" for s in seconds))
-        one.close()
-        arena.clean()
+        total = time.perf_counter() - started
+    return total, watch.exchanges()
+
+
+def tell(arena: Arena, name: str, total: float, exchanges: list[Exchange]) -> None:
+    times = {key: arena.everywhere(s) for key, s in divided(exchanges, total).items()}
+    memory = peaks(arena) if arena.on_gpu else {}
+    arena.keep(name, {"total_s": total, "exchanges": len(exchanges), **times, **memory})
+    arena.say(f"{name}: {1e3 * total:.0f} ms; the network of each rank, in ms:")
+    for key, seconds in times.items():
+        arena.say(f"  {key:15}" + "".join(f"{1e3 * s:8.0f}" for s in seconds))
+    for key, sizes in memory.items():
+        arena.say(f"  {key:15}" + "".join(f"{s / 2**30:8.2f}" for s in sizes) + " GiB")
