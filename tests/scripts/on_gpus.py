@@ -31,6 +31,7 @@ LIMITS = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 6e-2}
 PARTS, LENGTH, STEPS = 4, 16, 3
 EP_SHARE = (piper.Stream("ep", sms=4, priority="high"), piper.Stream("pp", priority="high"))
 HALF = (piper.Stream("compute", sms=64),)  # of an H200
+HOW = ("eager", "graphs", "compiled", "compiled+graphs")
 Case = tuple[str, str, dict[str, Any]]  # model, schedule, options
 CASES: dict[int, list[Case]] = {
     1: [
@@ -49,6 +50,7 @@ CASES: dict[int, list[Case]] = {
         *(("llama", name, {"pp": 4}) for name in ("gpipe", "1f1b", "zb-h1")),
         *(("llama", "dualpipev", {"pp": 2, "dp": 2, "zero": zero}) for zero in range(4)),
         ("llama", "interleaved-1f1b", {"pp": 2, "dp": 2, "zero": 2}),
+        ("llama", "1f1b", {"pp": 2, "dp": 2, "zero": 3, "reduce": "once"}),
         ("llama", "dualpipe", {"pp": 2, "dp": 2, "zero": 0}),
         ("llama", "dualpipe", {"pp": 2, "dp": 2, "zero": 3}),
         ("untied", "dualpipe", {"pp": 2, "dp": 2, "zero": 3}),
@@ -56,6 +58,7 @@ CASES: dict[int, list[Case]] = {
         ("moe", "1f1b", {"pp": 2, "dp": 2, "ep": 2, "zero": 3}),
         ("moe", "zbv", {"pp": 1, "dp": 4, "ep": 2, "zero": 2}),
         ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "streams": EP_SHARE}),
+        ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "ahead": "pairs"}),
     ],
 }
 
@@ -143,7 +146,7 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=LIMITS)
-    parser.add_argument("--how", nargs="+", default=["eager", "graphs"], help="or compiled, both")
+    parser.add_argument("--how", nargs="+", default=["eager", "graphs"], choices=HOW)
     parser.add_argument("--only", default="")
     parser.add_argument("--patience", type=float, default=60.0, help="then say where it hangs")
     chosen = parser.parse_args()
