@@ -76,8 +76,9 @@ def largest(
         seen[rows] = measured(arena, make, rows)
     slope = (seen[large]["peak"] - seen[small]["peak"]) / (large - small)
     rows = int((budget - seen[small]["peak"]) / slope) + small
-    if rows > 0 and rows not in seen:
+    while rows > 0 and rows not in seen:  # a row too many, where it grows a little faster
         seen[rows] = measured(arena, make, rows)
+        rows -= seen[rows]["peak"] > budget
     fits = [rows for rows, found in seen.items() if found["peak"] <= budget]
     return {"rows": max(fits, default=0), "slope": slope, "budget": budget, "seen": seen}
 
