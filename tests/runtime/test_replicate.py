@@ -8,7 +8,8 @@ from piper.directives import Strategy
 from piper.errors import StrategyError
 from piper.strategies import BUILDERS
 
-LEVELS = (
+LEVELS = (0, 1, 2, 3)
+WAYS = (
     {"zero": 0, "bucket_mb": 1e-6},  # from one parameter in a message to everything in one
     {"zero": 1},
     {"zero": 2},
@@ -42,7 +43,7 @@ def test_replicas_train_as_one_process_on_the_whole_batch(
     if schedule == "dualpipe" and pp == 1:
         pytest.skip("DualPipe mirrors an even number of stages")
     dp = 1 if schedule == "dualpipe" else 2
-    strategies = [legal(schedule, pp, dp=dp, gather_buffers=1, **level) for level in LEVELS]
+    strategies = [legal(schedule, pp, dp=dp, gather_buffers=1, **way) for way in WAYS]
     parts, stages = 2 * strategies[0].microbatches, stages_of(strategies[0])
     texts = [strategy.to_json() for strategy in strategies]
 
