@@ -62,9 +62,8 @@ def plain(
                 loss = loss_of(model, trainer, piece)
                 (loss * weight).backward()
             losses.append(loss.item())
-        limit = float("inf") if trainer.max_norm is None else trainer.max_norm
         used = [p for _, p in trained if p.grad is not None]
-        found.grad_norms.append(float(torch.nn.utils.clip_grad_norm_(used, limit)))
+        found.grad_norms.append(clipped(used, trainer.max_norm))
         optimizer.step()
         found.note(model)  # after the step, as Piper's are seen: it may change gradients
         found.losses.append(losses)
@@ -73,6 +72,18 @@ def plain(
     found.final = {name: p.detach() for name, p in model.named_parameters()}
     found.buffers = {name: b.detach() for name, b in model.named_buffers()}
     return found
+
+
+def clipped(parameters: Sequence[torch.Tensor], limit: float | None) -> float:
+    """Clip as torch does, by a norm in double precision.
+
+    torch's own is added up in the gradients' type, which a CPU does badly when they are long.
+    """
+    norms = [p.grad.detach().double().norm() for p in parameters if p.grad is not None]
+    norm = torch.stack(norms).norm() if norms else torch.zeros((), dtype=torch.float64)
+    if limit is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return float(norm)
 
 
 def loss_of(model: torch.nn.Module, trainer: Trainer, batch: Batch) -> Any:
