@@ -68,19 +68,22 @@ def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, list[Pea
     return meter.peak, computed, found.model if found else None
 
 
-def closed_form(model: Model, stage: int, n: int, zero: int, alive: int) -> float:
+def closed_form(
+    model: Model, stage: int, n: int, zero: int, alive: int, once: bool = False
+) -> float:
     """Of 1F1B, for Adam: parameters, optimizer, gradients, gather buffers, live activations.
 
     While a layer runs backward, its gradients are there besides; with zero=2 and 3 those of the
-    layer before it are on their way as well, in two copies on gloo.
+    layer before it are on their way as well, in two copies on gloo, unless all are reduced `once`.
     """
     regions = [region for region in model.regions if dict(region.tags).get("PP") == stage]
     sizes = [parameters(model, region) for region in regions]
     whole, layer = sum(sizes), max(sizes)
     shards = n if zero else 1
-    gradients = whole if zero < 2 else whole / n
+    once = once or zero < 2
+    gradients = whole if once else whole / n
     buffers = {0: 0, 1: whole, 2: whole, 3: 2 * (layer + ALIGNED)}[zero]
-    moving = layer + (2 * layer if zero > 1 else 0)
+    moving = layer + (0 if once else 2 * layer)
     return 3 * whole / shards + gradients + buffers + alive * kept(model, regions) + moving
 
 

@@ -127,14 +127,16 @@ def test_the_words_of_the_published_system_load(row: str, wanted: Replicate) -> 
     assert Strategy.from_json(text) == Strategy([wanted])
 
 
-def test_two_ways_to_say_the_level_are_refused() -> None:
-    row = '{"op": "replicate", "filter": {}, "devices": [0, 1], "zero": 1, "shard_grads": true}'
+@pytest.mark.parametrize(("new", "value"), [("zero", "1"), ("reduce", '"once"')])
+def test_two_ways_to_say_the_level_are_refused(new: str, value: str) -> None:
+    said = f'"{new}": {value}, "shard_grads": true'
+    row = f'{{"op": "replicate", "filter": {{}}, "devices": [0, 1], {said}}}'
 
     with pytest.raises(StrategyError) as refused:
         Strategy.from_json(f"[{row}]")
 
     assert str(refused.value) == (
-        "replicate (directive 1): zero and shard_grads say the same thing\n  fix: keep zero only"
+        f"replicate (directive 1): {new} and shard_grads say the same thing\n  fix: keep {new} only"
     )
 
 

@@ -96,6 +96,7 @@ CASES = [  # the last: with gradients that are clipped, without, or both
     (llama, "gpipe", {"dp": 2, "zero": 0}, (CLIP,)),
     (llama, "dualpipev", {"dp": 2, "zero": 2}, (CLIP,)),
     (llama, "1f1b", {"dp": 2, "zero": 3}, (None,)),
+    (llama, "zb-h1", {"dp": 2, "zero": 3, "reduce": "once"}, (CLIP,)),
     (llama, "dualpipe", {"dp": 2, "zero": 1}, (None,)),
     (mixed, "1f1b", {"dp": 2, "ep": 2}, (CLIP,)),
     (mixed, "dualpipev", {"dp": 2, "ep": 2, "zero": 1}, (None,)),

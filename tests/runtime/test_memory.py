@@ -18,15 +18,17 @@ def measured(world: int, stages: int, rows: int, text: str) -> tuple[list[int], 
     return [bytes for bytes, _, _ in found], found[0][1], found[0][2]
 
 
-@pytest.mark.parametrize("zero", range(4))
-def test_peak_memory_of_a_pipeline_of_replicas_is_its_closed_form(zero: int) -> None:
-    strategy = one_f_one_b(pp=2, microbatches=4, dp=2, zero=zero)
+@pytest.mark.parametrize(("zero", "reduce"), [*((zero, None) for zero in range(4)), (3, "once")])
+def test_peak_memory_of_a_pipeline_of_replicas_is_its_closed_form(
+    zero: int, reduce: str | None
+) -> None:
+    strategy = one_f_one_b(pp=2, microbatches=4, dp=2, zero=zero, reduce=reduce)
 
     found, peaks, model = measured(4, 2, 8, strategy.to_json())
 
     for device, (seen, computed) in enumerate(zip(found, peaks, strict=True)):
         stage = device % 2
-        closed = closed_form(model, stage, 2, zero, alive=2 - stage)
+        closed = closed_form(model, stage, 2, zero, alive=2 - stage, once=reduce == "once")
         assert abs(computed.total / seen - 1) < 0.01
         assert abs(seen / closed - 1) < 0.05, (device, seen, closed, str(computed))
 

@@ -121,12 +121,13 @@ def read_replicate(row: Row) -> Replicate:
     """In our words, or in those of the published system."""
     given = {key: value for key, value in row.items() if key in NUMBERS}
     old = [key for key in PUBLISHED if key in row]
-    if old and "zero" in row:
-        raise Refused(Problem(f"zero and {old[0]} say the same thing", "keep zero only"))
+    for new in ("zero", "reduce"):
+        if old and new in row:
+            raise Refused(Problem(f"{new} and {old[0]} say the same thing", f"keep {new} only"))
     if row.get("shard_params") or row.get("shard_grads"):
         given["zero"] = 3 if row.get("shard_params") else 2
     if row.get("shard_params") and row.get("shard_grads") is False:
-        given.setdefault("reduce", "once")
+        given["reduce"] = "once"
     if row.get("bucket_size") is not None:
         given["bucket_mb"] = row["bucket_size"]
     if "prefetch_distance" in row:
