@@ -3,7 +3,8 @@
     piper run -n 4 --share-gpu tests/scripts/on_gpus.py          # all on one GPU
     piper run -n 4 tests/scripts/on_gpus.py --dtype bfloat16     # a GPU for each
 
-Every replica and microbatch has other data; three AdamW steps; losses, norms and parameters.
+Every replica and microbatch has other data; three AdamW steps; losses, norms and parameters. After
+all schedules come features (features.py), in float32. With PIPER_DEVICE=cpu it runs without a GPU.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import functools
 import itertools
 import os
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import features
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -29,10 +32,12 @@ from piper.models.qwen3_moe import PRESETS, Qwen3Moe, moe_loss
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
 LIMITS = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 6e-2}
 PARTS, LENGTH, STEPS = 4, 16, 3
+DEVICE = os.environ.get("PIPER_DEVICE", "cuda")
 EP_SHARE = (piper.Stream("ep", sms=4, priority="high"), piper.Stream("pp", priority="high"))
 HALF = (piper.Stream("compute", sms=64),)  # of an H200
 HOW = ("eager", "graphs", "compiled", "compiled+graphs")
 Case = tuple[str, str, dict[str, Any]]  # model, schedule, options
+Run = Callable[[], dict[str, float]]
 CASES: dict[int, list[Case]] = {
     1: [
         ("llama", "1f1b", {"pp": 1}),
@@ -77,7 +82,7 @@ def build(name: str, stages: int, dtype: torch.dtype) -> tuple[nn.Module, Any, i
 @functools.cache
 def captured(name: str, stages: int, dtype: torch.dtype, rows: int) -> Captured:
     model, loss_fn, vocab = build(name, stages, dtype)
-    return capture(model, loss_fn, batches(vocab, rows)[0], "cuda")
+    return capture(model, loss_fn, batches(vocab, rows)[0], DEVICE)
 
 
 def batches(vocab: int, rows: int) -> list[tuple[Tensor, Tensor]]:
@@ -88,12 +93,12 @@ def batches(vocab: int, rows: int) -> list[tuple[Tensor, Tensor]]:
 
 def plainly(model: nn.Module, loss_fn: Any, data: list[tuple[Tensor, Tensor]], parts: int) -> Any:
     """One GPU, eager autograd; microbatch by microbatch, as a user would accumulate."""
-    model = copy.deepcopy(model).cuda()
+    model = copy.deepcopy(model).to(DEVICE)
     optimizer, found = ADAMW(model.parameters()), []
     for tokens, labels in data:
         losses = []
         for some, wanted in zip(tokens.chunk(parts), labels.chunk(parts), strict=True):
-            loss = loss_fn(model(some.cuda()), wanted.cuda()) / parts
+            loss = loss_fn(model(some.to(DEVICE)), wanted.to(DEVICE)) / parts
             loss.backward()
             losses.append(loss.detach())
         grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -119,10 +124,9 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
     first = os.environ.get("RANK", "0") == "0"  # which captures for all
     known = captured(name, stages, getattr(torch, dtype), rows) if first else None
     trainer = piper.Trainer(
-        copy.deepcopy(model), loss_fn, strategy, optimizer=ADAMW, device="cuda",
+        copy.deepcopy(model), loss_fn, strategy, optimizer=ADAMW, device=DEVICE,
         example=tuple(t[: PARTS * 2] for t in batches(vocab, PARTS * 2)[0]),
-        graphs="graphs" in how, compiled="compiled" in how,
-        captured=known,
+        captured=known, **options_of(how),
     )  # fmt: skip
     rows = 2 * PARTS
     data = batches(vocab, rows * trainer.replicas)
@@ -151,23 +155,38 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=60.0, help="then say where it hangs")
     chosen = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    wrong = []
-    for dtype, how in itertools.product(chosen.dtype, chosen.how):
-        for case in CASES[piper_world()]:
-            name = f"{dtype} {how} {case[0]} {case[1]} {case[2]}"
-            if chosen.only in name:
-                faulthandler.dump_traceback_later(chosen.patience, exit=True)
-                started = time.perf_counter()
-                errors = compared(case, dtype, how)
-                seconds = time.perf_counter() - started
-                fine = all(error <= limit(dtype, what) for what, error in errors.items())
-                wrong += [] if fine else [name]
-                if not dist.is_initialized() or dist.get_rank() == 0:
-                    text = "  ".join(f"{what} {error:.1e}" for what, error in errors.items())
-                    mark = "ok   " if fine else "WRONG"
-                    print(f"{mark} {name:66} {text}  {seconds:.1f} s", flush=True)
+    named = [entry for entry in entries(chosen.dtype, chosen.how) if chosen.only in entry[0]]
+    wrong = [name for name, dtype, run in named if not is_equal(name, dtype, run, chosen.patience)]
     if wrong:
         raise SystemExit(f"{len(wrong)} differ from plain PyTorch: {wrong}")
+
+
+def entries(dtypes: list[str], hows: list[str]) -> Iterator[tuple[str, str, Run]]:
+    world = piper_world()
+    for dtype, how in itertools.product(dtypes, hows):
+        for case in CASES[world]:
+            name = f"{dtype} {how} {case[0]} {case[1]} {case[2]}"
+            yield name, dtype, functools.partial(compared, case, dtype, how)
+    for how in hows if "float32" in dtypes else []:
+        for name in features.wanted(world):
+            run = functools.partial(features.outcome, name, world, DEVICE, **options_of(how))
+            yield f"float32 {how} feature: {name}", "float32", run
+
+
+def is_equal(name: str, dtype: str, run: Run, patience: float) -> bool:
+    faulthandler.dump_traceback_later(patience, exit=True)
+    started = time.perf_counter()
+    errors = run()
+    seconds = time.perf_counter() - started
+    fine = all(error <= limit(dtype, what) for what, error in errors.items())
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        text = "  ".join(f"{what} {error:.1e}" for what, error in errors.items()) or "is refused"
+        print(f"{'ok   ' if fine else 'WRONG'} {name:66} {text}  {seconds:.1f} s", flush=True)
+    return fine
+
+
+def options_of(how: str) -> dict[str, bool]:
+    return {"graphs": "graphs" in how, "compiled": "compiled" in how}
 
 
 def limit(dtype: str, what: str) -> float:
