@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 
