@@ -372,3 +372,23 @@ def test_the_model_works_as_before_after_a_refusal() -> None:
 def iter_forever():
     while True:
         yield 0
+
+
+TRANSFORMS: dict[str, Callable[..., Tensor]] = {
+    "vmap": lambda layer, x: torch.vmap(lambda row: row @ layer.weight)(x),
+    "grad": lambda layer, x: torch.func.grad(lambda y: layer(y).square().sum())(x),
+    "jvp": lambda layer, x: torch.func.jvp(lambda y: y @ layer.weight, (x,), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_of_torch_func(transform: Callable[..., Tensor]) -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return transform(self.layer, x).mean()
+
+    assert refusal(forward).endswith(
+        "torch.vmap, or another transform of torch.func, runs here: a trace cannot see into it\n"
+        "  fix: write it with operators of torch that take whole batches (torch.bmm, "
+        "torch.einsum, broadcasting); or make it an operator with torch.library.custom_op and "
+        "register_autograd"
+    )

@@ -11,6 +11,9 @@ import torch
 _TORCH = os.path.dirname(torch.__file__)
 _CAPTURE = os.path.dirname(os.path.abspath(__file__))
 _STDLIB = sysconfig.get_paths()["stdlib"]
+_TRANSFORMS = [
+    os.path.join(_TORCH, "_functorch", name) for name in ("vmap.py", "eager_transforms.py")
+]
 _GENERATED = ("<eval_with_key", "<frozen", "<string>", "<fx")
 
 UNKNOWN = "model"
@@ -52,6 +55,13 @@ def line_of(trace: TracebackType | None) -> str:
         if is_users(frame.f_code.co_filename)
     ]
     return lines[-1] if lines else UNKNOWN
+
+
+def is_transformed(trace: TracebackType | None) -> bool:
+    """Whether the user's code called one of torch.func's transforms on the way to an error."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    first = next((k for k, name in enumerate(files) if is_users(name)), len(files))
+    return any(name in _TRANSFORMS for name in files[first:])
 
 
 def _short(filename: str, number: int) -> str:

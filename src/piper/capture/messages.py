@@ -21,6 +21,18 @@ def value_wanted(error: BaseException) -> CaptureError:
     )
 
 
+def transformed(where: str) -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            "torch.vmap, or another transform of torch.func, runs here: a trace cannot see into it",
+            "write it with operators of torch that take whole batches (torch.bmm, torch.einsum, "
+            "broadcasting); or make it an operator with torch.library.custom_op and "
+            "register_autograd",
+        ),
+    )
+
+
 def custom_function(name: str) -> CaptureError:
     return CaptureError(
         current_line() or UNKNOWN,

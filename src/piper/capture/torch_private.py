@@ -14,7 +14,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch._subclasses.functional_tensor import (
+    FunctionalTensor,
+    FunctionalTensorMode,
+    dispatch_functionalize,
+)
 from torch.amp import autocast_mode
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
@@ -80,6 +84,11 @@ def is_backward(node: fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward" or bool(
         node.meta.get("autograd_backward")
     )
+
+
+def is_unfinished(value: object) -> bool:
+    """Whether it was computed while tracing, and left the trace: forward-mode derivatives do so."""
+    return isinstance(value, FunctionalTensor)
 
 
 def constant_of(tensor: Tensor) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from piper.capture import functions, messages, torch_private, unseen
 from piper.capture.annotate import recording
 from piper.capture.inputs import Inputs, inputs_of
+from piper.capture.lines import is_transformed, line_of
 from piper.capture.tags import tagging
 from piper.errors import CaptureError
 from piper.ir.values import TensorSpec
@@ -114,6 +115,8 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
     except torch_private.VALUE_WANTED as error:
         raise messages.value_wanted(error) from error
     except Exception as error:
+        if is_transformed(error.__traceback__):
+            raise messages.transformed(line_of(error.__traceback__)) from error
         error.add_note("Piper met this while tracing the model on tensors without values")
         raise
 

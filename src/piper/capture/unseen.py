@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture import messages
-from piper.capture.torch_private import constant_of
+from piper.capture.nodes import line
+from piper.capture.torch_private import constant_of, is_unfinished
 
 Counts = dict[tuple[str, str], float]
 
@@ -88,6 +89,8 @@ def refuse_registered_constants(root: fx.GraphModule, model: nn.Module) -> None:
     memories = {span(tensor)[0] for tensor in registered if has_memory(tensor)}
     for node in root.graph.find_nodes(op="get_attr"):
         tensor = getattr(root, node.target)
+        if is_unfinished(tensor):
+            raise messages.transformed(line(node))
         constant = constant_of(tensor) if isinstance(tensor, Tensor) else None
         if constant is not None and has_memory(constant) and span(constant)[0] in memories:
             raise messages.foreign_tensor(node)
