@@ -22,7 +22,7 @@ from piper.ir.costs import Costs
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.names import Phase
-from piper.runtime.agree import agree_on_step, refuse_disagreement, refuse_over, structure
+from piper.runtime.agree import agree_on_step, flags, refuse_disagreement, refuse_over, structure
 from piper.runtime.batch import (
     Batch,
     microbatch,
@@ -43,7 +43,7 @@ from piper.runtime.lanes import compute_lane
 from piper.runtime.measure import measure, together
 from piper.runtime.metrics import Metrics
 from piper.runtime.pace import pace_on
-from piper.runtime.shards import MakeOptimizer
+from piper.runtime.shards import MakeOptimizer, MakeScheduler
 from piper.runtime.state import DeviceState, assembled
 from piper.runtime.warm import warm
 from piper.runtime.world import gather, join, refuse_unknown_sizes, refuse_wrong_world, world
@@ -67,11 +67,12 @@ class Trainer:
     tokens), give `loss_weight(*microbatch)`, for example the number of tokens that count. With
     `reduction="sum"` and `loss_weight`, the loss is the sum divided by the total weight.
 
-    `optimizer` is called with the named parameters of each bucket; `max_norm` clips by the norm
-    over all devices; `compiled` runs the regions through Inductor, `graphs` as CUDA graphs where
-    their shapes allow (both may be on; graphs need a GPU); `init(name, tensor)` fills parameters of
-    a model on `meta`; `seed` is for dropout and such models. `device` is "cuda" or "cpu", by
-    default a GPU where there is one.
+    `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
+    optimizer (what it makes is stepped after every step); `max_norm` clips by the norm over all
+    devices; `compiled` runs the regions through Inductor, `graphs` as CUDA graphs where their
+    shapes allow (both may be on; graphs need a GPU); `init(name, tensor)` fills parameters of a
+    model on `meta`; `seed` is for dropout and such models. `device` is "cuda" or "cpu", by default
+    a GPU where there is one.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Trainer:
         strategy: Strategy | Sequence[Any] | None = None,
         *,
         optimizer: Callable[..., torch.optim.Optimizer] = ADAMW,
+        lr_scheduler: MakeScheduler | None = None,
         reduction: str = "mean",
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
@@ -126,6 +128,7 @@ class Trainer:
         self.reduction, self.loss_weight, self.max_norm = reduction, loss_weight, max_norm
         self.compiled, self.seed, self.graphs = compiled, seed, graphs
         self.make_optimizer: MakeOptimizer = optimizer
+        self.lr_scheduler = lr_scheduler
         self.initial = initial_values(model, seed, init)
         places = [d.devices for d in self.strategy if isinstance(d, Place)]
         self.feeds = replicas(places)
@@ -344,6 +347,8 @@ class Trainer:
         """Make a plan ready: its parameters, its kernels, its way to the others."""
         trainable = mine.trainable.__getitem__
         state.add(mine.plan.states, mine.contents, trainable, self.initial, self.make_optimizer)
+        if self.lr_scheduler is not None:
+            state.schedule(self.lr_scheduler)
 
         def kernel(region: str, phase: str) -> Kernel:
             return kernels.of(mine.recipes[region, phase], Phase(phase), self.compiled)
@@ -379,14 +384,6 @@ def regions_text(captured: Captured) -> str:
 def plans_text(compiled: Compiled) -> str:
     count = sum(len(plan.instructions) for plan in compiled.plans)
     return f"and checked {len(compiled.plans)} plans, {count} instructions"
-
-
-def flags(model: torch.nn.Module) -> tuple[bool, ...]:
-    """What a user may switch between steps, and a captured step would not notice."""
-    return (
-        *(module.training for module in model.modules()),
-        *(parameter.requires_grad for parameter in model.parameters()),
-    )
 
 
 def as_strategy(strategy: Strategy | Sequence[Any] | None) -> Strategy:

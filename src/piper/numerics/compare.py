@@ -134,6 +134,7 @@ def options(trainer: Trainer) -> dict[str, Any]:
     return {
         "optimizer": trainer.make_optimizer, "reduction": trainer.reduction, "seed": trainer.seed,
         "loss_weight": trainer.loss_weight, "max_norm": trainer.max_norm, "costs": trainer.costs,
+        "lr_scheduler": trainer.lr_scheduler,
     }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def plain(
     found = Reference(initial={n: p.detach().clone() for n, p in model.named_parameters()})
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     optimizer = trainer.make_optimizer(trained)
+    scheduler = trainer.lr_scheduler(optimizer) if trainer.lr_scheduler else None
     types = Types()
     for batch in batches:
         optimizer.zero_grad()
@@ -65,6 +66,8 @@ def plain(
         used = [p for _, p in trained if p.grad is not None]
         found.grad_norms.append(clipped(used, trainer.max_norm))
         optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
         found.note(model)  # after the step, as Piper's are seen: it may change gradients
         found.losses.append(losses)
         found.loss.append(sum(w * v for w, v in zip(weights, losses, strict=True)))

@@ -43,6 +43,14 @@ def structure(model: torch.nn.Module) -> str:
     return "\n".join([*modules, *(f"{n} {tuple(t.shape)} {t.dtype}" for n, t in named)])
 
 
+def flags(model: torch.nn.Module) -> tuple[bool, ...]:
+    """What a user may switch between steps, and a captured step would not notice."""
+    return (
+        *(module.training for module in model.modules()),
+        *(parameter.requires_grad for parameter in model.parameters()),
+    )
+
+
 def digests(model: torch.nn.Module) -> Digests:
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: digest([sample(tensor)]) for name, tensor in named if not tensor.is_meta}

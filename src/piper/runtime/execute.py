@@ -320,8 +320,7 @@ class Program:
                 clip(grads, self.totals[1].sqrt(), self.batch.max_norm)
             for parameter, tensor in zip(bucket.parameters, bucket.views(grads), strict=True):
                 parameter.grad = tensor
-            if bucket.optimizer is not None:
-                bucket.optimizer.step()
+            bucket.step()
             self.watch(bucket)
             for parameter in bucket.parameters:
                 parameter.grad = None

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from piper.errors import Problem, StrategyError
 from piper.runtime.flat import Piece
 
 MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
 Named = list[tuple[str, torch.nn.Parameter]]
 Held = Sequence[tuple[Piece, torch.nn.Parameter]]
 
@@ -42,6 +44,30 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
     refuse_other_parameters(optimizer, named)
     refuse_hooks(optimizer, named)
     return optimizer
+
+
+def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRScheduler:
+    """Of one of the optimizers; it is stepped with it, and so are those of all others."""
+    scheduler = make(optimizer)
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        raise StrategyError(
+            "lr_scheduler",
+            Problem(
+                f"it made {type(scheduler).__name__}, which does not go by the number of steps",
+                "write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, "
+                "T_max=1000), or any other one that does",
+            ),
+        )
+    if scheduler.optimizer is not optimizer:
+        raise StrategyError(
+            "lr_scheduler",
+            Problem(
+                "it made a scheduler of another optimizer than it was given",
+                "make a new one at each call: each group of parameters that live together has an "
+                "optimizer of its own",
+            ),
+        )
+    return scheduler
 
 
 def refuse_other_parameters(optimizer: torch.optim.Optimizer, named: Named) -> None:

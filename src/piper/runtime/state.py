@@ -7,11 +7,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from piper.errors import InputError, Problem
 from piper.plan.instructions import State
 from piper.runtime.flat import Piece, pieces
-from piper.runtime.shards import MakeOptimizer, make_checked, sharded_optimizer
+from piper.runtime.shards import (
+    MakeOptimizer,
+    MakeScheduler,
+    make_checked,
+    make_scheduler,
+    sharded_optimizer,
+)
 
 Named = tuple[str, tuple[int, ...], str]  # a parameter's name, shape and type
 
@@ -30,6 +37,14 @@ class BucketState:
     optimizer: torch.optim.Optimizer | None
     trained: bool = True
     pieces: tuple[Piece, ...] | None = None  # None: whole
+    scheduler: LRScheduler | None = None
+
+    def step(self) -> None:
+        """By the gradients that the parameters have now."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def views(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Of what lies like `tensors`, the parts that belong to `parameters`."""
@@ -95,6 +110,12 @@ class DeviceState:
                 self.buckets[state.value] = make_bucket(
                     state, contents[state.bucket], trained, here, make_optimizer
                 )
+
+    def schedule(self, make: MakeScheduler) -> None:
+        """Learning rates of all optimizers that have no scheduler yet."""
+        for bucket in self.buckets.values():
+            if bucket.optimizer is not None and bucket.scheduler is None:
+                bucket.scheduler = make_scheduler(make, bucket.optimizer)
 
     def refuse_other_bucket(self, value: str, names: tuple[str, ...], trained: bool) -> None:
         """Another program may read the same buckets, not the same parameters in other ones."""

@@ -1,0 +1,111 @@
+"""Learning rates that change from step to step: as with one optimizer for everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from replicas import Net, data
+from torch.nn import functional
+from torch.optim import lr_scheduler
+
+from piper import Place, Replicate, Split, Trainer, rehearse, where
+from piper.errors import StrategyError
+from piper.strategies import one_f_one_b
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+MAKERS: dict[str, Callable[..., Any]] = {
+    "lambda": partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
+    "one cycle": partial(lr_scheduler.OneCycleLR, max_lr=0.2, total_steps=9),
+    "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=5),
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1), lr_scheduler.ExponentialLR(optimizer, 0.5)],
+        milestones=[2],
+    ),
+    "chain": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.1), lr_scheduler.ExponentialLR(optimizer, 0.5)]
+    ),
+}
+STRATEGIES = {
+    "pipeline": one_f_one_b(pp=2, microbatches=2),
+    **{
+        f"zero={zero}": [
+            Place(where(), [0, 1]), Replicate(where(), [0, 1], zero=zero), Split("MB", 2)
+        ]
+        for zero in range(4)
+    },
+}  # fmt: skip
+
+
+def batches() -> Any:
+    return [*data(), *data()]
+
+
+def plainly(make: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    model = Net()
+    optimizer = SGD(list(model.named_parameters()))
+    scheduler = make(optimizer)
+    for x, y in batches():
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    return {name: tensor.detach() for name, tensor in model.named_parameters()}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_every_step_has_its_rate(strategy: Any, make: Callable[..., Any]) -> None:
+    found = rehearse(
+        Net(), functional.mse_loss, strategy, batches(), optimizer=SGD, lr_scheduler=make
+    )
+
+    for name, tensor in plainly(make).items():
+        torch.testing.assert_close(found.parameters[name], tensor, rtol=1e-12, atol=1e-14)
+
+
+def test_tuning_is_no_step_and_other_shapes_go_on() -> None:
+    make = MAKERS["lambda"]
+    x, y = batches()[0]
+    trainer = Trainer(
+        Net(), functional.mse_loss, optimizer=SGD, lr_scheduler=make, example=(x, y), device="cpu"
+    )
+    trainer.step(x, y)
+    trainer.tune(x, y)
+    trainer.step(x[:2], y[:2])
+
+    optimizers = trainer.state.optimizers().values()
+    assert {group["lr"] for one in optimizers for group in one.param_groups} == {0.1 / 3}
+    trainer.close()
+
+
+def another(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.ConstantLR(SGD(Net().parameters()))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lr_scheduler.ReduceLROnPlateau,
+            "lr_scheduler: it made ReduceLROnPlateau, which does not go by the number of steps\n"
+            "  fix: write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, "
+            "T_max=1000), or any other one that does",
+        ),
+        (
+            another,
+            "lr_scheduler: it made a scheduler of another optimizer than it was given\n"
+            "  fix: make a new one at each call: each group of parameters that live together has "
+            "an optimizer of its own",
+        ),
+    ],
+)
+def test_what_does_not_go_by_steps_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        rehearse(Net(), functional.mse_loss, STRATEGIES["zero=3"], data(), lr_scheduler=make)
+
+    assert str(refused.value) == message
