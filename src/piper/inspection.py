@@ -39,3 +39,13 @@ def inspecting() -> Iterator[None]:
         yield
     finally:
         _looking = False
+
+
+def regions_text(captured: Captured) -> str:
+    regions = captured.model.regions
+    return f"{len(regions)} regions, {len({region.code for region in regions})} of them unique"
+
+
+def plans_text(compiled: Compiled) -> str:
+    count = sum(len(plan.instructions) for plan in compiled.plans)
+    return f"and checked {len(compiled.plans)} plans, {count} instructions"

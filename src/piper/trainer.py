@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from piper.assignment import Assignment, assignment
 from piper.capture import Captured, capture
 from piper.capture.kernels import Kernels
 from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Strategy
-from piper.inspection import Inspected, is_inspecting
+from piper.inspection import Inspected, is_inspecting, plans_text, regions_text
 from piper.ir.costs import Costs
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.names import Phase
+from piper.runtime import checkpoint
 from piper.runtime.agree import agree_on_step, flags, refuse_disagreement, refuse_over, structure
 from piper.runtime.batch import (
     Batch,
@@ -45,6 +45,7 @@ from piper.runtime.metrics import Metrics
 from piper.runtime.pace import pace_on
 from piper.runtime.shards import MakeOptimizer, MakeScheduler
 from piper.runtime.state import DeviceState, assembled
+from piper.runtime.transport import communicators
 from piper.runtime.warm import warm
 from piper.runtime.world import gather, join, refuse_unknown_sizes, refuse_wrong_world, world
 from piper.sending import Sending
@@ -220,13 +221,35 @@ class Trainer:
 
         Every process must call it; the others get None.
         """
-        spoken = {name for one in self.assigned.values() for name in one.spoken}
-        everywhere = gather(self.state.parts(spoken))
+        everywhere = gather(self.state.parts(self.spoken))
         if everywhere is None:
             return None
         found = assembled(part for parts in everywhere for part in parts)
         names = self.model.state_dict()
         return {name: found.get(self.aliases.get(name, name), names[name]) for name in names}
+
+    @property
+    def spoken(self) -> set[str]:
+        """States that this device gives, where several hold the same."""
+        return {name for one in self.assigned.values() for name in one.spoken}
+
+    def save(self, folder: str | Path) -> None:
+        """Write all that `resume` needs to go on from here. Every process calls it.
+
+        An older checkpoint in the folder stays until this one is whole. All processes must see the
+        same folder.
+        """
+        self.refuse_closed()
+        checkpoint.save(Path(folder), self.state, self.spoken, self.steps)
+
+    def resume(self, folder: str | Path) -> int:
+        """Go on from what `save` wrote, under this or any other strategy; the steps done so far.
+
+        Every process calls it, before the first step.
+        """
+        self.refuse_closed()
+        self.steps = checkpoint.resume(Path(folder), self.state, self.steps)
+        return self.steps
 
     def close(self) -> None:
         """Give back the communicators; the process may go on with another Trainer."""
@@ -366,24 +389,6 @@ class Trainer:
             "device": self.device.type,
             **{name: repr(getattr(self, name)) for name in names},
         }
-
-
-def communicators(device: torch.device) -> ProcessComm:
-    if device.type == "cuda" and dist.is_initialized():
-        from piper.runtime.cuda import CudaComm
-
-        return CudaComm(device)
-    return ProcessComm(device)
-
-
-def regions_text(captured: Captured) -> str:
-    regions = captured.model.regions
-    return f"{len(regions)} regions, {len({region.code for region in regions})} of them unique"
-
-
-def plans_text(compiled: Compiled) -> str:
-    count = sum(len(plan.instructions) for plan in compiled.plans)
-    return f"and checked {len(compiled.plans)} plans, {count} instructions"
 
 
 def as_strategy(strategy: Strategy | Sequence[Any] | None) -> Strategy:

@@ -1,0 +1,65 @@
+"""Jobs of the pool that save a run, or go on with one; in float64, as replicas.py has it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from replicas import ADAMW, Run, batches, known
+
+from piper.directives import Place, Strategy
+from piper.ir.replicas import replicas
+from piper.runtime.state import Part
+from piper.trainer import Trainer
+
+ROWS, SAVED = 8, 2  # rows of all replicas; steps before a run is saved
+HALVING = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+
+
+def made(rank: int, name: str, stages: int, text: str, **options: Any) -> tuple[Trainer, Any]:
+    """A Trainer of the strategy, and this process's part of every batch."""
+    strategy = Strategy.from_json(text)
+    feeds = replicas(d.devices for d in strategy if isinstance(d, Place))
+    parts = strategy.microbatches * sum(map(len, feeds.feeds))
+    model, loss_fn, found = known(rank, name, stages, ROWS // parts)
+    mine = [
+        tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
+        for batch in batches(name, ROWS)
+    ]
+    options = {"optimizer": ADAMW, "captured": found, **options}
+    return Trainer(model, loss_fn, strategy, example=mine[0], **options), mine
+
+
+def save_half(rank: int, name: str, stages: int, text: str, folder: str) -> None:
+    trainer, mine = made(rank, name, stages, text)
+    for batch in mine[:SAVED]:
+        trainer.step(*batch)
+    trainer.save(folder)
+    trainer.close()
+
+
+def go_on(rank: int, name: str, stages: int, text: str, folder: str) -> Run:
+    trainer, mine = made(rank, name, stages, text)
+    assert trainer.resume(folder) == SAVED
+    run = Run()
+    for batch in mine[SAVED:]:
+        run.loss.append(trainer.step(*batch).loss)
+    run.parameters = [
+        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer.state.parts()
+    ]
+    run.optimizer = trainer.state.optimizer_parts()
+    trainer.close()
+    return run
+
+
+def refused_there(rank: int, text: str, folder: str) -> str:
+    """What a process says that looks for a checkpoint where there is none, or another."""
+    trainer, _ = made(rank, "uneven", 2, text)
+    try:
+        trainer.resume(f"{folder}/{rank}")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        trainer.close()
+    return "nothing"

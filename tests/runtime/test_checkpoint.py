@@ -1,0 +1,216 @@
+"""A run that was saved goes on as if nothing had happened, under whatever strategy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import HALVING, SAVED, go_on, made, refused_there, save_half
+from pool import run_on
+from replicas import Net, compare, data, plain
+from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.nn import functional
+
+from piper import Place, Replicate, Split, Strategy, Trainer, where
+from piper.errors import InputError
+from piper.strategies import BUILDERS
+
+ONE = Strategy([Place(where(), [0]), Split("MB", 4)])
+TWO = Strategy([Place(where(), [0, 1]), Replicate(where(), [0, 1], zero=1), Split("MB", 2)])
+PAIRS = Replicate(where(), [[0, 1], [2, 3]], zero=3, bucket_mb=1e-4)
+HYBRID = Strategy([Place(where(), [0, 1, 2, 3]), PAIRS, Split("MB", 1)])
+
+
+def pipeline(schedule: str = "1f1b", zero: int = 3, **options: Any) -> Strategy:
+    return BUILDERS[schedule](pp=2, microbatches=2, dp=2, zero=zero, **options)
+
+
+def world(strategy: Strategy) -> int:
+    return 1 + max(d for one in strategy if isinstance(one, Place) for d in one.devices)
+
+
+CASES = {
+    "shards to one": ("uneven", pipeline(), ONE),
+    "one to shards": ("uneven", ONE, pipeline()),
+    "shards to other shards": ("uneven", TWO, HYBRID),
+    "hybrid to a pipeline of copies": ("uneven", HYBRID, pipeline(zero=0)),
+    "the same, tied": ("llama", pipeline(zero=2), pipeline(zero=2)),
+    "experts together": ("moe spread", pipeline(zero=1, ep=2), TWO),
+    "experts apart": ("moe spread", TWO, pipeline(zero=3, ep=2)),
+}
+
+
+@pytest.mark.parametrize(("model", "before", "after"), CASES.values(), ids=CASES)
+def test_a_run_goes_on(model: str, before: Strategy, after: Strategy, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+
+    run_on(world(before), save_half, model, 2, before.to_json(), folder)
+    runs = run_on(world(after), go_on, model, 2, after.to_json(), folder)
+
+    reference = plain(model, 2, 8, 4)
+    for run in runs:
+        torch.testing.assert_close(run.loss, reference.loss[SAVED:], rtol=1e-12, atol=0.0)
+    compare([run.parameters for run in runs], reference.parameters, "parameter")
+    for key, parts in reference.optimizer.items():
+        compare([run.optimizer[key] for run in runs if key in run.optimizer], parts, key)
+
+
+def alone(*middle: nn.Module, **options: Any) -> Trainer:
+    given = {"example": data()[0], "device": "cpu", "seed": 3, **options}
+    return Trainer(Net(*middle), functional.mse_loss, [Split("MB", 2), *PLACE], **given)
+
+
+PLACE = [Place(where(), [0])]
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "Adafactor": torch.optim.Adafactor,  # whose states have other shapes than parameters
+    **{
+        kind: partial(getattr(torch.optim, kind), lr=1e-2)
+        for kind in ("AdamW", "NAdam", "RAdam", "ASGD", "Rprop", "Adagrad", "RMSprop")
+    },
+    "amsgrad": partial(torch.optim.Adam, lr=1e-2, amsgrad=True),
+    "fused": partial(torch.optim.Adam, lr=1e-2, fused=True),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_to_the_bit(optimizer: Any, tmp_path: Path) -> None:
+    """Dropout, learning rates and the states of optimizers."""
+    options = {"optimizer": optimizer, "lr_scheduler": HALVING}
+    batches, folder = [*data(), *data()], tmp_path / "deep" / "run"
+
+    whole = alone(nn.Dropout(0.4), **options)
+    wanted = [whole.step(*batch).loss for batch in batches]
+    first = alone(nn.Dropout(0.4), **options)
+    found = [first.step(*batch).loss for batch in batches[:2]]
+    first.save(folder)
+    second = alone(nn.Dropout(0.4), **options)
+    assert second.resume(folder) == 2
+    found += [second.step(*batch).loss for batch in batches[2:]]
+
+    assert found == wanted
+    ours, theirs = second.state_dict(), whole.state_dict()
+    assert ours and theirs and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    for trainer in (whole, first, second):
+        trainer.close()
+
+
+def test_buffers_are_saved(tmp_path: Path) -> None:
+    first = alone(nn.BatchNorm1d(6))
+    first.step(*data()[0])
+    first.save(tmp_path / "run")
+    second = alone(nn.BatchNorm1d(6))
+    second.resume(tmp_path / "run")
+
+    ours, theirs = first.state_dict(), second.state_dict()
+    assert ours and theirs
+    assert ours["middle.0.running_mean"].abs().sum() > 0
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_an_older_checkpoint_stays_until_the_new_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, trainer = tmp_path / "run", alone()
+    trainer.save(folder)
+    trainer.step(*data()[0])
+
+    def full(self: Path, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(InputError) as refused:
+        patch.setattr(Path, "write_text", full)
+        trainer.save(folder)
+    assert "No space left on device" in str(refused.value)
+    assert json.loads((folder / "piper.json").read_text())["steps"] == 0
+
+    trainer.save(folder)
+    assert json.loads((folder / "piper.json").read_text())["steps"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", full)
+
+    with pytest.raises(InputError) as refused:
+        alone().save(tmp_path / "run")
+
+    assert str(refused.value).startswith("checkpoint: [Errno 28] No space left on device\n  fix: ")
+
+
+def test_what_a_crash_left_behind_is_named(tmp_path: Path) -> None:
+    alone().save(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "run.old")
+
+    with pytest.raises(InputError, match=r"fix: rename run.old, the one before, to it"):
+        alone().resume(tmp_path / "run")
+
+
+def test_what_is_no_checkpoint_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+
+    with pytest.raises(InputError, match="exists, and is no checkpoint"):
+        alone().save(tmp_path)
+
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+class Wider(Net):
+    def __init__(self) -> None:
+        super().__init__(width=8)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: Net(nn.Linear(6, 6).double()), "it has no middle.0.weight"),
+        (Wider, "first.weight has another size there"),
+        (lambda: Net().float(), "first.weight is torch.float64 there, torch.float32 here"),
+    ],
+)
+def test_another_model_is_refused(
+    model: Callable[[], nn.Module], message: str, tmp_path: Path
+) -> None:
+    alone().save(tmp_path / "run")
+    built = model()
+    width, dtype = built.first.in_features, built.first.weight.dtype  # type: ignore[union-attr]
+    x = torch.zeros(4, width, dtype=dtype)  # type: ignore[arg-type]
+    trainer = Trainer(built, functional.mse_loss, PLACE, example=(x, x), device="cpu")
+
+    with pytest.raises(InputError) as refused:
+        trainer.resume(tmp_path / "run")
+
+    assert str(refused.value) == (
+        f"checkpoint: {tmp_path / 'run'} is of another model: {message}\n"
+        "  fix: build the model that it was saved of"
+    )
+
+
+def test_only_a_new_trainer_resumes(tmp_path: Path) -> None:
+    trainer = alone()
+    trainer.step(*data()[0])
+    trainer.save(tmp_path / "run")
+
+    with pytest.raises(InputError, match="has made steps already"):
+        trainer.resume(tmp_path / "run")
+
+
+def test_all_processes_are_told_what_one_of_them_misses(tmp_path: Path) -> None:
+    """The second one looks elsewhere."""
+    trainer, _ = made(0, "uneven", 2, ONE.to_json())
+    trainer.save(tmp_path / "0")
+
+    first, second = run_on(2, refused_there, TWO.to_json(), str(tmp_path))
+
+    assert second.startswith(f"InputError: checkpoint: {tmp_path / '1'} is no checkpoint")
+    assert first.startswith("InputError: checkpoint: it failed on process 1\n  fix: there: ")
