@@ -2,6 +2,7 @@
 
     piper run examples/train_text.py -n 4
     piper run examples/train_text.py -n 4 --schedule dualpipev --steps 50
+    piper run examples/train_text.py -n 4 --checkpoint runs/text     # again: it goes on from there
 
 The text is Python's own standard library, byte by byte: it is on every machine.
 """
@@ -10,6 +11,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -27,6 +29,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--checkpoint", type=Path, help="a folder to save in, and to go on from")
+    parser.add_argument("--every", type=int, default=25, help="steps from save to save")
     return parser.parse_args()
 
 
@@ -62,13 +66,18 @@ def main() -> None:
         cross_entropy,
         strategy,
         optimizer=partial(torch.optim.AdamW, lr=3e-3),
+        lr_scheduler=partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.1, total_iters=20),
         example=next(data),
         max_norm=1.0,
     )
-    for _ in range(chosen.steps):
-        metrics = trainer.step(*next(data))
+    folder = chosen.checkpoint
+    done = trainer.resume(folder) if folder and folder.exists() else 0
+    for step, batch in enumerate(islice(data, done, chosen.steps), done + 1):
+        metrics = trainer.step(*batch)
         if trainer.rank == 0:
             print(metrics, flush=True)
+        if folder and step % chosen.every == 0:
+            trainer.save(folder)
 
 
 if __name__ == "__main__":
