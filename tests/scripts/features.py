@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -46,6 +47,7 @@ class Feature:
     whole: Callable[[Data], list[float]] | None = None  # what shares are parts of, step by step
     before: Before | None = None  # each step
     start: Callable[[], nn.Module] | None = None  # of the plain side, if not `model`
+    resumed: bool = False  # saved after two steps, and gone on with by a new Trainer
 
 
 def strategy_of(feature: Feature, world: int) -> piper.Strategy:
@@ -67,10 +69,14 @@ def trained(feature: Feature, strategy: piper.Strategy, device: str, **how: Any)
     rows = PARTS * ROWS
     first = os.environ.get("RANK", "0") == "0"  # which captures for all
     known = captured(feature.model, feature.data, feature.loss_fn, device) if first else None
-    trainer = piper.Trainer(
-        feature.model(), feature.loss_fn, strategy, optimizer=feature.optimizer, device=device,
-        example=tuple(feature.data(rows)[0]), captured=known, **feature.options, **how,
-    )  # fmt: skip
+
+    def made() -> piper.Trainer:
+        return piper.Trainer(
+            feature.model(), feature.loss_fn, strategy, optimizer=feature.optimizer, device=device,
+            example=tuple(feature.data(rows)[0]), captured=known, **feature.options, **how,
+        )  # fmt: skip
+
+    trainer = made()
     data = feature.data(rows * trainer.replicas)
     start = rows * trainer.replica
     seen = []
@@ -78,6 +84,12 @@ def trained(feature: Feature, strategy: piper.Strategy, device: str, **how: Any)
         mine = tuple(tensor[start : start + rows] for tensor in batch)
         if feature.before:
             feature.before(trainer, step, mine)
+        if feature.resumed and step == 2:
+            folder = common_folder()
+            trainer.save(folder)
+            trainer.close()
+            trainer = made()
+            assert trainer.resume(folder) == 2
         metrics = trainer.step(*mine)
         seen.append((metrics.loss, metrics.grad_norm))
     whole = trainer.state_dict()
@@ -85,11 +97,20 @@ def trained(feature: Feature, strategy: piper.Strategy, device: str, **how: Any)
     return seen, whole, data, PARTS * trainer.replicas
 
 
+def common_folder() -> str:
+    """For all processes of this host."""
+    folder = [tempfile.mkdtemp() + "/run"]
+    if dist.is_initialized():
+        dist.broadcast_object_list(folder)
+    return folder[0]
+
+
 def plainly(feature: Feature, data: Data, parts: int, device: str) -> Any:
     """Autograd in one process, microbatch after microbatch."""
     model = (feature.start or feature.model)().to(device)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     optimizer, found = feature.optimizer(named), []
+    scheduler = feature.options.get("lr_scheduler", lambda _: None)(optimizer)
     totals = feature.whole(data) if feature.whole else [float(parts)] * len(data)
     for (inputs, labels), total in zip(data, totals, strict=True):
         loss = 0.0
@@ -104,6 +125,8 @@ def plainly(feature: Feature, data: Data, parts: int, device: str) -> Any:
         found.append((loss, norm))
         optimizer.step()
         optimizer.zero_grad()
+        if scheduler is not None:
+            scheduler.step()
     return found, {name: value.cpu() for name, value in model.state_dict().items()}
 
 
@@ -295,6 +318,7 @@ def its_own(output: Tensor, labels: Tensor) -> Tensor:
 
 
 SUM = {"reduction": "sum"}
+RATES = functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=3e-3, total_steps=9)
 FEATURES: dict[str, Feature] = {
     "clipping": Feature(llama, tokens, options={"max_norm": 0.2}),
     "weights": Feature(
@@ -311,6 +335,8 @@ FEATURES: dict[str, Feature] = {
     "tuned": Feature(llama, tokens, before=tuning),
     "recorded": Feature(llama, tokens, before=recording),
     "hybrid": Feature(llama, tokens),
+    "learning rates": Feature(llama, tokens, options={"lr_scheduler": RATES}),
+    "resumed": Feature(llama, tokens, options={"lr_scheduler": RATES}, resumed=True),
     "hugging face": Feature(hugging_face, tokens, of_logits, zero=2),
     "unknown sizes": Feature(
         Sifted, numbers, its_own, options=SUM, share=lambda labels, total: 1.0, zero=2
