@@ -33,3 +33,25 @@ def test_clipping_is_that_of_torch() -> None:
     torch.nn.utils.clip_grad_norm_([parameter], 0.5)
 
     torch.testing.assert_close(grads[0], parameter.grad, rtol=1e-15, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_gradients_have_norms_and_are_clipped(dtype: torch.dtype) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(5, dtype=dtype))
+    parameter.grad = torch.randn(5, dtype=dtype)
+    grads = (parameter.grad.clone(),)
+
+    norm = square(grads).sqrt()
+    clip(grads, norm, 0.5)
+    wanted = torch.nn.utils.clip_grad_norm_([parameter], 0.5)
+
+    torch.testing.assert_close(norm, wanted.double(), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(grads[0], parameter.grad)
+
+
+def test_the_factor_is_not_rounded_to_the_gradients_type() -> None:
+    grads = (torch.full((1000,), 1.0, dtype=torch.bfloat16),)
+
+    clip(grads, torch.tensor(3.0, dtype=torch.float64), 1.0039)
+
+    assert grads[0][0].item() == torch.tensor(1.0039 / 3.000001).bfloat16().item()

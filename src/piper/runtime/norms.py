@@ -9,7 +9,7 @@ import torch
 
 def square(grads: Any) -> torch.Tensor:
     """The squared norm, in double precision; of types that are coarse, added up in a finer one."""
-    tensors = [tensor for tensor in as_tuple(grads) if tensor.numel()]
+    tensors = [real(tensor) for tensor in as_tuple(grads) if tensor.numel()]
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
     coarse = [t for t in tensors if added_in(t) is not None]
@@ -17,6 +17,10 @@ def square(grads: Any) -> torch.Tensor:
     norms = [*(torch._foreach_norm(fine) if fine else ())]
     norms += torch._foreach_norm(coarse, 2, added_in(coarse[0])) if coarse else ()
     return torch.stack([norm.double() for norm in norms]).square().sum()
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def added_in(grad: torch.Tensor) -> torch.dtype | None:
@@ -35,7 +39,12 @@ def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | 
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         alike = [grad for grad in grads if grad.dtype is dtype]
-        torch._foreach_mul_(alike, factor.to(dtype))
+        torch._foreach_mul_(alike, factor.to(finer(dtype)))
+
+
+def finer(dtype: torch.dtype) -> torch.dtype:
+    """Of a single number that tensors are multiplied by: bfloat16 would round it to 3 digits."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
