@@ -110,3 +110,4 @@ def remember(seen: list[list[Any]], number: int, program: Program) -> None:
     first = program.batch.first
     losses = {first + part: loss.item() for part, loss in program.losses.items()}
     seen[number].append((program.totals.clone(), losses))
+    program.state.advance()

@@ -98,7 +98,7 @@ class Trainer:
         self.assigned: dict[Any, Assignment] = {}  # what this device is to do
         self.sending = Sending(self.compiled)
         self.stepped: set[Any] = set()  # kinds of batches whose data were compared
-        self.steps, self.broken = 0, False
+        self.broken = False
         self.program(example)
 
     def configure(
@@ -129,7 +129,7 @@ class Trainer:
         self.reduction, self.loss_weight, self.max_norm = reduction, loss_weight, max_norm
         self.compiled, self.seed, self.graphs = compiled, seed, graphs
         self.make_optimizer: MakeOptimizer = optimizer
-        self.lr_scheduler = lr_scheduler
+        self.lr_scheduler, self.steps = lr_scheduler, 0
         self.initial = initial_values(model, seed, init)
         places = [d.devices for d in self.strategy if isinstance(d, Place)]
         self.feeds = replicas(places)
@@ -171,6 +171,7 @@ class Trainer:
             self.pace.forget()
             self.broken = world() > 1
             raise
+        self.state.advance()
         self.steps += 1
         metrics = Metrics(self.steps, self.tokens(work.inputs), self.pace.end(program))
         self.recording.keep(self.steps, recorded, self.made.get(self.key(batch)))
@@ -240,7 +241,8 @@ class Trainer:
         same folder.
         """
         self.refuse_closed()
-        checkpoint.save(Path(folder), self.state, self.spoken, self.steps)
+        names = [name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())]
+        checkpoint.save(Path(folder), self.state, self.spoken, names, self.steps)
 
     def resume(self, folder: str | Path) -> int:
         """Go on from what `save` wrote, under this or any other strategy; the steps done so far.
@@ -371,7 +373,7 @@ class Trainer:
         trainable = mine.trainable.__getitem__
         state.add(mine.plan.states, mine.contents, trainable, self.initial, self.make_optimizer)
         if self.lr_scheduler is not None:
-            state.schedule(self.lr_scheduler)
+            state.schedule(self.lr_scheduler, self.steps)
 
         def kernel(region: str, phase: str) -> Kernel:
             return kernels.of(mine.recipes[region, phase], Phase(phase), self.compiled)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from replicas import Net, data
+from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from piper import Place, Replicate, Split, Trainer, rehearse, where
+from piper import Place, Replicate, Split, Trainer, annotate, rehearse, where
 from piper.errors import StrategyError
 from piper.strategies import one_f_one_b
 
@@ -81,6 +83,62 @@ def test_tuning_is_no_step_and_other_shapes_go_on() -> None:
     optimizers = trainer.state.optimizers().values()
     assert {group["lr"] for one in optimizers for group in one.param_groups} == {0.1 / 3}
     trainer.close()
+
+
+class Growing(nn.Module):
+    """Short batches do not use the second layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.more = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with annotate("PP"):
+            x = torch.tanh(self.first(x))
+        with annotate("PP"):
+            return self.more(x) if x.shape[0] > 4 else x * 2
+
+
+def grown(sizes: list[int]) -> list[tuple[torch.Tensor, ...]]:
+    return [(x[:n], y[:n]) for (x, y), n in zip(batches(), sizes, strict=False)]
+
+
+@pytest.mark.parametrize("saved", [None, 1, 3])
+@pytest.mark.parametrize("sizes", [[4, 4, 4, 8, 8], [8, 4, 8, 4, 8]])
+def test_parameters_that_are_not_used_in_a_step_have_its_rate_later(
+    sizes: list[int], saved: int | None, tmp_path: Path
+) -> None:
+    """Also of a run that was saved before they were met."""
+    make, data, model = MAKERS["cosine"], grown(sizes), Growing()
+    optimizer = SGD(list(model.named_parameters()))
+    scheduler, wanted = make(optimizer), []
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        wanted.append(loss.item())
+
+    trainer, found = growing(data[0]), []
+    for step, batch in enumerate(data):
+        if step == saved:
+            trainer.save(tmp_path / "run")
+            trainer.close()
+            trainer = growing(batch)
+            trainer.resume(tmp_path / "run")
+        found.append(trainer.step(*batch).loss)
+    trainer.close()
+
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def growing(example: tuple[torch.Tensor, ...]) -> Trainer:
+    return Trainer(
+        Growing(), functional.mse_loss, optimizer=SGD, lr_scheduler=MAKERS["cosine"],
+        example=example, device="cpu",
+    )  # fmt: skip
 
 
 def another(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:

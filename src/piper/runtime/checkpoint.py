@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.lr_scheduler import LRScheduler
 
 from piper.errors import InputError, Problem
 from piper.runtime.measure import settle
+from piper.runtime.shards import forward
 from piper.runtime.state import BucketState, DeviceState
 from piper.runtime.world import world
 
@@ -72,8 +72,13 @@ def optimizer_pieces(
             )
 
 
-def save(folder: Path, state: DeviceState, spoken: Collection[str], steps: int) -> None:
-    """All processes together; what was there before stays until everything is written."""
+def save(
+    folder: Path, state: DeviceState, spoken: Collection[str], names: Iterable[str], steps: int
+) -> None:
+    """All processes together; what was there before stays until everything is written.
+
+    `names` are all of the model's, for parameters that no step has used yet are in no piece.
+    """
     import torch.distributed.checkpoint as dcp
 
     part = folder.with_name(folder.name + ".part")
@@ -85,7 +90,7 @@ def save(folder: Path, state: DeviceState, spoken: Collection[str], steps: int) 
     except dcp.CheckpointException as error:  # which torch raises on all processes
         reasons = {str(reason) for reason, _ in error.failures.values()}
         raise refused("; ".join(sorted(reasons)), ROOM) from None
-    on_first(lambda: finished(part, folder, {"steps": steps}))
+    on_first(lambda: finished(part, folder, {"steps": steps, "names": sorted(names)}))
 
 
 def emptied(part: Path, folder: Path) -> None:
@@ -120,21 +125,15 @@ def resume(folder: Path, state: DeviceState, steps: int) -> int:
 
 
 def fill(folder: Path, state: DeviceState) -> int:
-    steps: int = about(folder)["steps"]
-    reader = Reader(folder)
+    found = about(folder)
+    steps: int = found["steps"]
+    reader = Reader(folder, frozenset(found["names"]))
     for bucket in state.buckets.values():
         reader.fill(bucket)
         if bucket.scheduler is not None:
             forward(bucket.scheduler, steps)
+    state.origin = reader.fill
     return steps
-
-
-def forward(scheduler: LRScheduler, steps: int) -> None:
-    """Schedulers go by the number of steps, so the same steps bring them to the same place."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
-        for _ in range(steps):
-            scheduler.step()
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -173,6 +172,7 @@ class Reader:
     """A checkpoint's pieces, by the name of the parameter that they belong to."""
 
     folder: Path
+    names: frozenset[str]  # of all that the model had
     known: dict[str, list[Saved]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Reader:
             self.known.setdefault(name, []).append(Saved(kind, state, int(first), length, key))
 
     def fill(self, bucket: BucketState) -> None:
-        parts = [part for part in bucket.parts() if part[3].numel()]
+        parts = [part for part in bucket.parts() if part[3].numel() and self.has(part[0])]
         tensors = self.read(
             {one.key for name, first, _, p in parts for one in self.of(name, first, p.numel())}
         )
@@ -200,10 +200,14 @@ class Reader:
                 moved = on_its_device(bucket.optimizer, parameter, held)
                 bucket.optimizer.state[parameter] = moved
 
+    def has(self, name: str) -> bool:
+        """Whether it is to be filled: what no step had used has its first values."""
+        if name not in self.names:
+            raise self.unlike(f"it has no {name}")
+        return name in self.known
+
     def of(self, name: str, first: int, length: int) -> list[Saved]:
         """All pieces that a part of a parameter needs."""
-        if name not in self.known:
-            raise self.unlike(f"it has no {name}")
         return [one for one in self.known[name] if one.meets(first, length)]
 
     def read(self, keys: Collection[str]) -> Tensors:

@@ -320,7 +320,8 @@ class Program:
                 clip(grads, self.totals[1].sqrt(), self.batch.max_norm)
             for parameter, tensor in zip(bucket.parameters, bucket.views(grads), strict=True):
                 parameter.grad = tensor
-            bucket.step()
+            if bucket.optimizer is not None:
+                bucket.optimizer.step()
             self.watch(bucket)
             for parameter in bucket.parameters:
                 parameter.grad = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -68,6 +69,14 @@ def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRS
             ),
         )
     return scheduler
+
+
+def forward(scheduler: LRScheduler, steps: int) -> None:
+    """Schedulers go by the number of steps, so the same steps bring them to the same place."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+        for _ in range(steps):
+            scheduler.step()
 
 
 def refuse_other_parameters(optimizer: torch.optim.Optimizer, named: Named) -> None:

@@ -15,6 +15,7 @@ from piper.runtime.flat import Piece, pieces
 from piper.runtime.shards import (
     MakeOptimizer,
     MakeScheduler,
+    forward,
     make_checked,
     make_scheduler,
     sharded_optimizer,
@@ -38,13 +39,6 @@ class BucketState:
     trained: bool = True
     pieces: tuple[Piece, ...] | None = None  # None: whole
     scheduler: LRScheduler | None = None
-
-    def step(self) -> None:
-        """By the gradients that the parameters have now."""
-        if self.optimizer is not None:
-            self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
 
     def views(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Of what lies like `tensors`, the parts that belong to `parameters`."""
@@ -85,6 +79,7 @@ class DeviceState:
     device: torch.device = torch.device("cpu")
     buckets: dict[str, BucketState] = field(default_factory=dict)
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)  # that gathers fill
+    origin: Callable[[BucketState], None] | None = None  # fills buckets that are met later
 
     def buffer(self, number: int, size: int) -> torch.Tensor:
         """Memory that all programs of this device share: their steps never overlap."""
@@ -107,15 +102,23 @@ class DeviceState:
             if state.value not in self.buckets:
                 trained = trainable(state.bucket)
                 here = partial(on_device, initial, self.device)
-                self.buckets[state.value] = make_bucket(
-                    state, contents[state.bucket], trained, here, make_optimizer
-                )
+                made = make_bucket(state, contents[state.bucket], trained, here, make_optimizer)
+                self.buckets[state.value] = made
+                if self.origin is not None:
+                    self.origin(made)
 
-    def schedule(self, make: MakeScheduler) -> None:
-        """Learning rates of all optimizers that have no scheduler yet."""
+    def schedule(self, make: MakeScheduler, steps: int) -> None:
+        """Learning rates of optimizers that have no scheduler yet, after so many steps."""
         for bucket in self.buckets.values():
             if bucket.optimizer is not None and bucket.scheduler is None:
                 bucket.scheduler = make_scheduler(make, bucket.optimizer)
+                forward(bucket.scheduler, steps)
+
+    def advance(self) -> None:
+        """After a step: rates go on, also those of parameters that it did not use."""
+        for bucket in self.buckets.values():
+            if bucket.scheduler is not None:
+                bucket.scheduler.step()
 
     def refuse_other_bucket(self, value: str, names: tuple[str, ...], trained: bool) -> None:
         """Another program may read the same buckets, not the same parameters in other ones."""
