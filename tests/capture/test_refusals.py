@@ -1,9 +1,11 @@
 """What cannot be captured is refused, with the line of the model and a way out."""
 
 import inspect
+import random
 import re
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -391,4 +393,17 @@ def test_transforms_of_torch_func(transform: Callable[..., Tensor]) -> None:
         "  fix: write it with operators of torch that take whole batches (torch.bmm, "
         "torch.einsum, broadcasting); or make it an operator with torch.library.custom_op and "
         "register_autograd"
+    )
+
+
+@pytest.mark.parametrize("draw", [random.random, numpy.random.rand], ids=["random", "numpy"])
+def test_numbers_drawn_outside_of_torch(draw: Callable[[], float]) -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return (self.layer(x) if draw() < 0.5 else x).mean()
+
+    assert refusal(forward) == (
+        "model: its forward draws random numbers from Python or numpy, which a captured step "
+        "would not do again\n"
+        "  fix: leave layers out with nn.Dropout, or draw in the loader and pass the number with "
+        "the batch"
     )

@@ -207,6 +207,18 @@ def shared_memory(one: str, other: str) -> CaptureError:
     )
 
 
+def drawn_number() -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            "its forward draws random numbers from Python or numpy, which a captured step would "
+            "not do again",
+            "leave layers out with nn.Dropout, or draw in the loader and pass the number with the "
+            "batch",
+        ),
+    )
+
+
 def changed_attribute(path: str, name: str) -> CaptureError:
     owner = f"module {path}" if path else "model"
     return CaptureError(

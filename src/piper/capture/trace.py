@@ -83,6 +83,7 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
     with ExitStack() as stack:
         stack.enter_context(functions.intercepted())
         stack.enter_context(unseen.unchanged(model, view))
+        stack.enter_context(unseen.no_dice())
         stack.enter_context(unseen.no_inference_mode())
         stack.enter_context(recording())
         stack.enter_context(tagging(view))

@@ -1,5 +1,6 @@
 """What a trace cannot see would be silently wrong later: it is looked for, and refused."""
 
+import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,21 @@ def unchanged(model: nn.Module, view: nn.Module) -> Iterator[None]:
     for name, version in tensor_versions(model).items():
         if versions.get(name, version) != version:
             raise messages.changed_tensor(name)
+
+
+@contextmanager
+def no_dice() -> Iterator[None]:
+    """Numbers that Python or numpy draw would be the same in every step."""
+    before = dice()
+    yield
+    if dice() != before:
+        raise messages.drawn_number()
+
+
+def dice() -> list[Any]:
+    numpy = sys.modules.get("numpy")
+    rows = numpy.random.get_state() if numpy is not None else ()
+    return [random.getstate(), *(getattr(row, "tobytes", lambda r=row: r)() for row in rows)]
 
 
 def numbers(model: nn.Module) -> Counts:
