@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from piper.capture import layouts
 from piper.capture.annotate import Path
 from piper.capture.dropout import DROPOUT
 from piper.capture.modes import Mode, Switch, modes_of
@@ -145,12 +146,28 @@ def _needed(results: list[fx.Node], own: set[fx.Node], movable: set[fx.Node]) ->
 
 
 def _graph(traced: Traced, chunk: Chunk, modes: dict[fx.Node, Mode]) -> fx.GraphModule:
+    """With inputs as they come; or, where that makes a difference, in the layout they had."""
+    odd = [node for node in chunk.inputs if layouts.order_of(value(node)) is not None]
+    made = _built(traced, chunk, modes, [])
+    if odd:
+        with traced.mode:
+            given = [_contiguous(value(argument)) for argument in chunk.arguments]
+            if not layouts.holds(made, given):
+                return _built(traced, chunk, modes, odd)
+    return made
+
+
+def _built(
+    traced: Traced, chunk: Chunk, modes: dict[fx.Node, Mode], odd: list[fx.Node]
+) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     with traced.mode:
         for argument in chunk.arguments:
             copies[argument] = graph.placeholder(argument.name)
             copies[argument].meta["val"] = _contiguous(value(argument))
+        for argument in odd:
+            copies[argument] = layouts.restored(graph, copies[argument], value(argument))
         switch = Switch(graph)
         for node in chunk.body:
             switch.to(modes[node])
