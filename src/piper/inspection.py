@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ class Inspected(BaseException):
         self.captured, self.compiled = captured, compiled
 
 
+MANY = 64  # devices, above which tools look at one of each role
 _looking = False
 
 
@@ -39,6 +40,10 @@ def inspecting() -> Iterator[None]:
         yield
     finally:
         _looking = False
+
+
+def looks_at_roles(devices: Collection[int]) -> bool:
+    return _looking and len(devices) > MANY
 
 
 def regions_text(captured: Captured) -> str:

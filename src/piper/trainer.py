@@ -16,7 +16,7 @@ from piper.capture import Captured, capture
 from piper.capture.kernels import Kernels
 from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Strategy
-from piper.inspection import Inspected, is_inspecting, plans_text, regions_text
+from piper.inspection import Inspected, is_inspecting, looks_at_roles, plans_text, regions_text
 from piper.ir.costs import Costs
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
@@ -26,13 +26,13 @@ from piper.runtime.agree import agree_on_step, flags, refuse_disagreement, refus
 from piper.runtime.batch import (
     Batch,
     microbatch,
-    refuse_empty,
     refuse_ignored,
     refuse_reduction,
     refuse_uneven,
     refuse_weightless,
     shape_key,
     tensors_of,
+    weighed,
 )
 from piper.runtime.comm import Comm, ProcessComm
 from piper.runtime.execute import Kernel, Program
@@ -40,6 +40,7 @@ from piper.runtime.graphs import record_graphs
 from piper.runtime.hardware import chosen_device
 from piper.runtime.initial import initial_values
 from piper.runtime.lanes import compute_lane
+from piper.runtime.means import refuse_no_mean
 from piper.runtime.measure import measure, together
 from piper.runtime.metrics import Metrics
 from piper.runtime.pace import pace_on
@@ -54,7 +55,6 @@ from piper.tuning import by_code, costs_of, read_costs
 
 Loss = Callable[..., torch.Tensor]
 LOG = logging.getLogger("piper")
-MANY = 64  # devices, above which tools look at one of each role
 ADAMW = partial(torch.optim.AdamW, lr=3e-4)
 
 
@@ -271,13 +271,7 @@ class Trainer:
 
     def own_weights(self, batch: tuple[Any, ...]) -> list[float]:
         """What the user says that each microbatch of this batch weighs."""
-        if self.loss_weight is None:
-            return [1.0] * self.parts
-        weight = self.loss_weight
-        found = [float(weight(*microbatch(batch, k, self.parts))) for k in range(self.parts)]
-        if self.reduction == "mean":
-            refuse_empty(found)
-        return found
+        return weighed(self.loss_weight, self.reduction, batch, self.parts)
 
     def agreed(self, batch: tuple[Any, ...], own: Sequence[float]) -> float:
         """The weight of the batches of all replicas; refused if processes do different things."""
@@ -319,8 +313,9 @@ class Trainer:
         self.captured, self.ignored, self.aliases = None, captured.ignored, captured.aliases
         LOG.info("captured %s in %.1f s", regions_text(captured), time.perf_counter() - started)
         clip, started = self.max_norm is not None, time.perf_counter()
-        devices = {device for row in self.feeds.lists for device in row}
-        many = is_inspecting() and len(devices) > MANY
+        if self.reduction == "mean" and not self.loss_weight and parts * self.replicas > 1:
+            refuse_no_mean(self.loss_fn, captured.output, batch, self.parts, captured.ignored)
+        many = looks_at_roles(self.feeds.devices)
         compiled = compile_strategy(
             captured.model, self.strategy.directives, clip=clip, costs=self.costs, by_role=many
         )

@@ -20,7 +20,7 @@ from piper.capture.nodes import value
 from piper.capture.phases import phase_graphs
 from piper.capture.randomness import make_reproducible
 from piper.capture.regions import Cost, describe, number_tags, region_ids
-from piper.capture.trace import Loss, Traced, trace
+from piper.capture.trace import Loss, Output, Traced, trace
 from piper.capture.weighing import Ignored, ignored_labels
 from piper.ir.model import Model, Region
 from piper.ir.sharding import Contract, contract
@@ -43,6 +43,7 @@ class Captured:
     dropouts: dict[RegionId, int]  # number of each region's first dropout
     ignored: tuple[Ignored, ...]  # batch tensors with labels, and the label that is skipped
     experts: ExpertGraphs
+    output: Output  # of the model, for one microbatch
 
     def kernel(
         self, region: RegionId, phase: Phase, compiled: bool = False, ways: int = 1
@@ -101,6 +102,7 @@ def capture(
         dropouts={id: chunk.first_dropout for id, chunk in zip(ids, chunks, strict=True)},
         ignored=ignored,
         experts=_experts(found, lowered, bucketed, traced.mode),
+        output=traced.output,
     )
 
 

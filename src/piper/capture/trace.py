@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from piper.capture import functions, messages, torch_private, unseen
@@ -18,6 +19,7 @@ from piper.errors import CaptureError
 from piper.ir.values import TensorSpec
 
 Loss = Callable[[Any, Any], Tensor]
+Output = tuple[list[Any], Any]  # leaves, with (shape, type) for tensors, and how they hang together
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Traced:
     aliases: dict[str, str]  # other names of tied parameters and buffers -> first name
     inputs: Inputs
     device: str
+    output: Output  # of the model, which the loss reads
     random: fx.Node | None = None  # the placeholder that random numbers start from; the last one
 
     @property
@@ -63,21 +66,19 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
     mode = torch_private.new_fake_mode()
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     view = _throw_away(model)
-    updated: list[str] = []
+    updated, seen = list[str](), list[Output]()
 
     def forward(weights: list[Tensor], states: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         before = dict(zip([*parameters, *buffers], [*weights, *states], strict=True))
         after = dict(before)  # torch puts here what the model assigns to its attributes
-        loss = _loss(view, after, loss_fn, inputs.join(batch))
+        loss = _loss(view, after, loss_fn, inputs.join(batch), seen)
         updated[:] = [
             name
             for name, tensor in before.items()
             if after[name] is not tensor or torch_private.was_updated(tensor)
         ]
         _refuse_updated_parameters([name for name in updated if name in parameters])
-        for index, tensor in enumerate(batch):
-            if torch_private.was_updated(tensor):
-                raise messages.changed_input(index)
+        _refuse_updated_inputs(batch)
         return [loss, *(after[name] for name in updated)]
 
     with ExitStack() as stack:
@@ -105,7 +106,14 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
         aliases=_aliases(model, {**parameters, **buffers}),
         inputs=inputs,
         device=device,
+        output=seen[-1],
     )
+
+
+def _refuse_updated_inputs(batch: list[Tensor]) -> None:
+    for index, tensor in enumerate(batch):
+        if torch_private.was_updated(tensor):
+            raise messages.changed_input(index)
 
 
 def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
@@ -123,18 +131,26 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
 
 
 def _loss(
-    view: nn.Module, state: dict[str, Tensor], loss_fn: Loss | None, arguments: tuple[Any, ...]
+    view: nn.Module,
+    state: dict[str, Tensor],
+    loss_fn: Loss | None,
+    arguments: tuple[Any, ...],
+    seen: list[Output],
 ) -> Tensor:
     """A scalar of float32 or more, whatever the model computes in: its gradient is the seed."""
-    if loss_fn is None:
-        loss = torch.func.functional_call(view, state, arguments)
-    else:
-        output = torch.func.functional_call(view, state, arguments[:-1])
-        loss = loss_fn(output, arguments[-1])
+    given = arguments if loss_fn is None else arguments[:-1]
+    output = torch.func.functional_call(view, state, given)
+    leaves, spec = pytree.tree_flatten(output)
+    seen.append(([_described(leaf) for leaf in leaves], spec))
+    loss = output if loss_fn is None else loss_fn(output, arguments[-1])
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise messages.not_a_loss(loss, given=loss_fn is not None)
     scalar = loss.reshape(())
     return scalar if scalar.dtype == torch.float64 else scalar.float()
+
+
+def _described(leaf: Any) -> Any:
+    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 def _throw_away(model: nn.Module) -> nn.Module:

@@ -15,6 +15,10 @@ class Replicas:
     lists: tuple[tuple[Device, ...], ...]
     feeds: tuple[tuple[int, ...], ...]
 
+    @property
+    def devices(self) -> set[Device]:
+        return {device for row in self.lists for device in row}
+
     def feed(self, device: Device) -> int:
         """Which batch a device gets."""
         replica = next(row.index(device) for row in self.lists if device in row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,18 @@ def refuse_ignored(
                     "count",
                 ),
             )
+
+
+def weighed(
+    weight: Callable[..., Any] | None, reduction: str, batch: tuple[Any, ...], parts: int
+) -> list[float]:
+    """What each microbatch of a batch weighs, by what the user says."""
+    if weight is None:
+        return [1.0] * parts
+    found = [float(weight(*microbatch(batch, k, parts))) for k in range(parts)]
+    if reduction == "mean":
+        refuse_empty(found)
+    return found
 
 
 def refuse_empty(weights: Sequence[float]) -> None:

@@ -1,0 +1,116 @@
+"""Whether a loss is a mean over rows: else microbatches have another loss than the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from piper.errors import InputError, Problem
+from piper.runtime.batch import part_of, tensors_of
+
+MOST = 2**27  # numbers that are tried; a larger output would take too long
+CLOSE = 1e-3
+Ignored = tuple[int | None, int | None]  # batch tensor, label; None where it cannot be told
+Output = tuple[list[Any], Any]  # leaves, with (shape, type) for tensors, and how they hang together
+
+
+def refuse_no_mean(
+    loss_fn: Callable[..., Any] | None,
+    output: Output,
+    batch: tuple[Any, ...],
+    parts: int,
+    ignored: Sequence[Ignored],
+) -> None:
+    """Try it on made-up outputs and the labels of the batch: two halves of some rows, and all.
+
+    What cannot be tried (outputs that are no numbers of rows, losses that want special ones) is
+    left alone; so are labels that are ignored, which have a message of their own.
+    """
+    given = tensors_of(batch)
+    if loss_fn is None or has_ignored(given, ignored):
+        return
+    rows = max(tensor.shape[0] for tensor in given if tensor.dim()) // parts
+    try:
+        whole, halves = tried(copy.deepcopy(loss_fn), output, batch[-1], rows)
+    except Exception:
+        return
+    mean = sum(halves) / len(halves)
+    size = max(map(abs, (whole, *halves)))
+    if size < float("inf") and abs(whole - mean) > CLOSE * size:
+        raise InputError(
+            "loss",
+            Problem(
+                f"on made-up outputs it is {whole:.4g} for some rows together, and {mean:.4g} in "
+                "the mean of two halves of them: microbatches would not add up to the whole batch",
+                'if it is a sum, give the Trainer reduction="sum"; if rows weigh differently, '
+                "loss_weight=lambda *microbatch: what its rows weigh; if each microbatch is to "
+                "count alike, loss_weight=lambda *microbatch: 1",
+            ),
+        )
+
+
+def tried(
+    loss_fn: Callable[..., Any], output: Output, labels: Any, rows: int
+) -> tuple[float, list[float]]:
+    """The loss of two parts together, and of each: two microbatches, or two halves of one."""
+    given = pytree.tree_leaves(labels)
+    count = max(t.shape[0] for t in given if isinstance(t, torch.Tensor) and t.dim())
+    unit = rows if count >= 2 * rows else rows // 2
+    leaves, spec = output
+    if not unit or 2 * sum(map(numel, leaves)) * unit / rows > MOST:
+        raise ValueError("too few rows, or too much to try")
+    draw = torch.Generator().manual_seed(0)
+    made = [like(leaf, rows, 2 * unit, draw) for leaf in leaves]
+
+    def loss(part: int, parts: int) -> float:
+        mine = [cut(one, leaf, rows, part, parts) for one, leaf in zip(made, leaves, strict=True)]
+        some = pytree.tree_map_only(torch.Tensor, lambda t: t[: 2 * unit] if t.dim() else t, labels)
+        wanted = pytree.tree_map_only(torch.Tensor, lambda t: part_of(t, part, parts), some)
+        with torch.no_grad():
+            return float(loss_fn(pytree.tree_unflatten(mine, spec), wanted))
+
+    return loss(0, 1), [loss(0, 2), loss(1, 2)]
+
+
+def numel(leaf: Any) -> int:
+    return torch.Size(leaf[0]).numel() if is_tensor(leaf) else 0
+
+
+def is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[1], torch.dtype)
+
+
+def has_rows(leaf: Any, rows: int) -> bool:
+    """A single number that stands alone has none, whatever the number of rows."""
+    return is_tensor(leaf) and leaf[0][:1] == (rows,) and torch.Size(leaf[0]).numel() > 1
+
+
+def like(leaf: Any, rows: int, wanted: int, draw: torch.Generator) -> Any:
+    """Numbers for an output, for so many rows where it has rows."""
+    if not is_tensor(leaf):
+        return leaf
+    shape, dtype = leaf
+    if has_rows(leaf, rows):
+        shape = (wanted, *shape[1:])
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype)
+    kind = torch.float64 if dtype is torch.float64 else torch.float32
+    made = torch.randn(shape, generator=draw, dtype=kind)
+    if has_rows(leaf, rows):  # halves that are unlike each other
+        made *= torch.linspace(0.5, 3.0, wanted, dtype=kind).view(-1, *[1] * (len(shape) - 1))
+    return made
+
+
+def cut(made: Any, leaf: Any, rows: int, part: int, parts: int) -> Any:
+    return part_of(made, part, parts) if has_rows(leaf, rows) else made
+
+
+def has_ignored(inputs: Sequence[torch.Tensor], ignored: Sequence[Ignored]) -> bool:
+    return any(
+        index is None or label is None or bool((inputs[index] == label).any())
+        for index, label in ignored
+    )
