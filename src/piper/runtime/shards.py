@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from piper.errors import Problem, StrategyError
+from piper.runtime.across import refuse_across
 from piper.runtime.flat import Piece
 
 MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
@@ -44,6 +45,7 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
         )
     refuse_other_parameters(optimizer, named)
     refuse_hooks(optimizer, named)
+    refuse_across(make, optimizer, named)
     return optimizer
 
 

@@ -1,0 +1,59 @@
+"""Optimizers that look at several parameters at once: each bucket has one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from piper.errors import Problem, StrategyError
+
+Named = list[tuple[str, torch.nn.Parameter]]
+Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+SCALES = (1e3, 1.0, 1e-3)  # of gradients, one step each: what is clipped by a norm shows
+
+
+def refuse_across(make: Make, optimizer: torch.optim.Optimizer, named: Named) -> None:
+    """Try one that is not torch's own on two small parameters: together, and each by itself.
+
+    Where it cannot be tried on these, it is believed.
+    """
+    kind = type(optimizer)
+    if kind.__module__.startswith("torch.optim") or getattr(kind, "elementwise", False):
+        return
+    names = [(name, parameter.dim()) for name, parameter in named][:2]
+    names += [(f"{names[0][0]}_again", names[0][1])] if len(names) == 1 else []
+    try:
+        together, alone = trained(make, [names]), trained(make, [[one] for one in names])
+    except Exception:
+        return
+    pairs = zip(together, alone, strict=True)
+    if any(not torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs):
+        raise StrategyError(
+            "optimizer",
+            Problem(
+                f"{kind.__name__} treats parameters otherwise together than one by one, and each "
+                "group of parameters that lives together has an optimizer of its own",
+                "look at one parameter at a time; to clip by the norm of all gradients, give "
+                "Trainer(max_norm=...)",
+            ),
+        )
+
+
+def trained(make: Make, groups: list[list[tuple[str, int]]]) -> list[torch.Tensor]:
+    """Small parameters after a few steps, with an optimizer for each group."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.enable_grad():
+        made = [
+            [(name, torch.nn.Parameter(torch.randn([2] * dims, generator=draw)))
+             for name, dims in group]
+            for group in groups
+        ]  # fmt: skip
+        optimizers = [make(list(group)) for group in made]
+    flat = [parameter for group in made for _, parameter in group]
+    for scale in SCALES:
+        for parameter in flat:
+            parameter.grad = scale * torch.randn(parameter.shape, generator=draw)
+        for optimizer in optimizers:
+            optimizer.step()
+    return [parameter.detach() for parameter in flat]
