@@ -19,6 +19,7 @@ import torch
 import piper
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
+EVERY = 25  # steps from save to save
 TWO_PER_RANK = ("interleaved-1f1b", "interleaved-zb", "zbv", "dualpipev")
 
 
@@ -28,17 +29,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--pp", type=int, default=4, help="pipeline ranks: the -n of piper run")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--checkpoint", type=Path, help="a folder to save in, and to go on from")
-    parser.add_argument("--every", type=int, default=25, help="steps from save to save")
     return parser.parse_args()
 
 
 def library_text() -> torch.Tensor:
     """A few megabytes of Python, as bytes."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
-    text = b"".join(file.read_bytes() for file in files)
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(b"".join(f.read_bytes() for f in files)), dtype=torch.uint8)
 
 
 def batches(
@@ -58,25 +56,22 @@ def main() -> None:
         pp=chosen.pp, microbatches=chosen.microbatches
     )
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(vocab=256, dim=chosen.dim, layers=8, heads=4, tied=True), stages)
+    model = Llama(LlamaConfig(vocab=256, dim=64, layers=8, heads=4, tied=True), stages)
     data = batches(library_text(), rows=2 * chosen.microbatches)
 
     trainer = piper.Trainer(
-        model,
-        cross_entropy,
-        strategy,
+        model, cross_entropy, strategy,
         optimizer=partial(torch.optim.AdamW, lr=3e-3),
         lr_scheduler=partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.1, total_iters=20),
-        example=next(data),
-        max_norm=1.0,
-    )
+        example=next(data), max_norm=1.0,
+    )  # fmt: skip
     folder = chosen.checkpoint
     done = trainer.resume(folder) if folder and folder.exists() else 0
     for step, batch in enumerate(islice(data, done, chosen.steps), done + 1):
         metrics = trainer.step(*batch)
         if trainer.rank == 0:
             print(metrics, flush=True)
-        if folder and step % chosen.every == 0:
+        if folder and step % EVERY == 0:
             trainer.save(folder)
 
 
