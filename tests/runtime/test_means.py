@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from replicas import Net, data
 from torch import Tensor, nn
 from torch.nn import functional
 
 from piper import Place, Replicate, Split, rehearse, where
 from piper.errors import InputError
+from piper.runtime import means
+from piper.runtime.means import refuse_no_mean
 
 PARTS = [Place(where(), [0]), Split("MB", 2)]
 REPLICAS = [Place(where(), [0, 1]), Replicate(where(), [0, 1])]
@@ -104,3 +107,28 @@ def test_the_users_loss_is_left_as_it_is() -> None:
     rehearse(Net(), loss_fn, PARTS, data())
 
     assert len(loss_fn.calls) == 1  # when it was traced
+
+
+def test_long_rows_and_large_vocabularies_are_tried_in_part(monkeypatch: Any) -> None:
+    """Labels that do not count are at the ends of rows."""
+    rows, length, vocabulary = 2, 512, 100
+    monkeypatch.setattr(means, "MOST", 2**13)
+    labels = torch.randint(0, vocabulary, (4, length))
+    ends = torch.arange(1, 5)[:, None] * length // 5
+    seen: list[int] = []
+
+    def loss(output: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+        label, mask = given
+        seen.append(output.numel())
+        each = functional.cross_entropy(output.flatten(0, 1), label.flatten(), reduction="none")
+        return (each * mask.flatten()).sum() / mask.sum()
+
+    leaves, spec = [((rows, length, vocabulary), torch.bfloat16)], pytree.tree_structure(0)
+    for mask in (torch.arange(length) < ends, torch.ones(4, length, dtype=torch.bool)):
+        given = (labels, mask.float())
+        if mask.all():
+            refuse_no_mean(loss, (leaves, spec), (labels, given), 2, ())
+        else:
+            with pytest.raises(InputError):
+                refuse_no_mean(loss, (leaves, spec), (labels, given), 2, ())
+    assert 0 < max(seen) <= 2**13

@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from piper.errors import InputError, Problem
 from piper.runtime.batch import part_of, tensors_of
 
-MOST = 2**27  # numbers that are tried; a larger output would take too long
+MOST = 2**25  # numbers that are tried: of a larger output, fewer rows, and some of the tokens
 CLOSE = 1e-3
 Ignored = tuple[int | None, int | None]  # batch tensor, label; None where it cannot be told
 Output = tuple[list[Any], Any]  # leaves, with (shape, type) for tensors, and how they hang together
@@ -57,14 +57,14 @@ def tried(
     loss_fn: Callable[..., Any], output: Output, labels: Any, rows: int
 ) -> tuple[float, list[float]]:
     """The loss of two parts together, and of each: two microbatches, or two halves of one."""
-    given = pytree.tree_leaves(labels)
-    count = max(t.shape[0] for t in given if isinstance(t, torch.Tensor) and t.dim())
-    unit = rows if count >= 2 * rows else rows // 2
-    leaves, spec = output
-    if not unit or 2 * sum(map(numel, leaves)) * unit / rows > MOST:
+    (leaves, spec), labels = thinned(output, labels, rows)
+    given = [t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim()]
+    fits = MOST * rows // max(1, 2 * sum(map(numel, leaves)))
+    unit = min(fits, rows if given[0].shape[0] >= 2 * rows else rows // 2)
+    if not unit:
         raise ValueError("too few rows, or too much to try")
     draw = torch.Generator().manual_seed(0)
-    made = [like(leaf, rows, 2 * unit, draw) for leaf in leaves]
+    made = [like(leaf, rows, 2 * unit, draw, given[0].device) for leaf in leaves]
 
     def loss(part: int, parts: int) -> float:
         mine = [cut(one, leaf, rows, part, parts) for one, leaf in zip(made, leaves, strict=True)]
@@ -74,6 +74,27 @@ def tried(
             return float(loss_fn(pytree.tree_unflatten(mine, spec), wanted))
 
     return loss(0, 1), [loss(0, 2), loss(1, 2)]
+
+
+def thinned(output: Output, labels: Any, rows: int) -> tuple[Output, Any]:
+    """Every so many tokens of long rows: those that count may be at either end."""
+    leaves, spec = output
+    step = -(-2 * sum(map(numel, leaves)) // (rows * MOST))
+    first = next(t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim())
+    if step <= 1 or first.dim() < 2:
+        return output, labels
+    length = first.shape[1]
+
+    def fewer(leaf: Any) -> Any:
+        if not is_tensor(leaf) or len(leaf[0]) < 3 or leaf[0][1] != length:
+            return leaf
+        (batch, _, *rest), dtype = leaf
+        return (batch, -(-length // step), *rest), dtype
+
+    def every(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[:, ::step] if tensor.shape[1:2] == (length,) else tensor
+
+    return ([*map(fewer, leaves)], spec), pytree.tree_map_only(torch.Tensor, every, labels)
 
 
 def numel(leaf: Any) -> int:
@@ -89,7 +110,7 @@ def has_rows(leaf: Any, rows: int) -> bool:
     return is_tensor(leaf) and leaf[0][:1] == (rows,) and torch.Size(leaf[0]).numel() > 1
 
 
-def like(leaf: Any, rows: int, wanted: int, draw: torch.Generator) -> Any:
+def like(leaf: Any, rows: int, wanted: int, draw: torch.Generator, device: torch.device) -> Any:
     """Numbers for an output, for so many rows where it has rows."""
     if not is_tensor(leaf):
         return leaf
@@ -97,12 +118,12 @@ def like(leaf: Any, rows: int, wanted: int, draw: torch.Generator) -> Any:
     if has_rows(leaf, rows):
         shape = (wanted, *shape[1:])
     if not dtype.is_floating_point:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device=device)
     kind = torch.float64 if dtype is torch.float64 else torch.float32
     made = torch.randn(shape, generator=draw, dtype=kind)
     if has_rows(leaf, rows):  # halves that are unlike each other
         made *= torch.linspace(0.5, 3.0, wanted, dtype=kind).view(-1, *[1] * (len(shape) - 1))
-    return made
+    return made.to(device)
 
 
 def cut(made: Any, leaf: Any, rows: int, part: int, parts: int) -> Any:
