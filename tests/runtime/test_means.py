@@ -52,6 +52,9 @@ WRONG: dict[str, Callable[..., Any]] = {
 RIGHT: dict[str, Callable[..., Any]] = {
     "squares": functional.mse_loss,
     "sums of rows": lambda output, target: (output - target).square().sum(1).mean(),
+    "what is there for training only": lambda output, target: functional.mse_loss(
+        functional.dropout(output, 0.5, training=False), target
+    ),
     "a constant more": lambda output, target: functional.l1_loss(output, target) + 3.0,
     "what cannot be tried": lambda output, target: functional.binary_cross_entropy(
         output.sigmoid(), target.sigmoid()
@@ -132,3 +135,37 @@ def test_long_rows_and_large_vocabularies_are_tried_in_part(monkeypatch: Any) ->
             with pytest.raises(InputError):
                 refuse_no_mean(loss, (leaves, spec), (labels, given), 2, ())
     assert 0 < max(seen) <= 2**13
+
+
+def test_a_vector_as_long_as_rows_may_have_none() -> None:
+    """Sums of twelve layers that stand beside twelve rows."""
+
+    def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        found, layers = output
+        return functional.mse_loss(found, target) + 0.1 * layers.sum()
+
+    _, spec = pytree.tree_flatten((0, 0))
+    leaves = [((12, 6), torch.float32), ((12,), torch.float32)]
+    target = torch.randn(24, 6)
+
+    refuse_no_mean(loss, (leaves, spec), (target, target), 2, ())
+
+
+def test_a_loss_that_is_random_is_left_alone() -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(functional.dropout(output, 0.5), target)
+
+    leaves, spec = [((12, 6), torch.float32)], pytree.tree_structure(0)
+    target = torch.randn(24, 6)
+
+    refuse_no_mean(loss, (leaves, spec), (target, target), 2, ())
+
+
+def test_types_that_are_coarse_make_no_difference() -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(output.to(target.dtype), target)
+
+    leaves, spec = [((12, 6), torch.bfloat16)], pytree.tree_structure(0)
+    target = torch.randn(24, 6).bfloat16()
+
+    refuse_no_mean(loss, (leaves, spec), (target, target), 2, ())

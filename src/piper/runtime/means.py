@@ -13,7 +13,6 @@ from piper.errors import InputError, Problem
 from piper.runtime.batch import part_of, tensors_of
 
 MOST = 2**25  # numbers that are tried: of a larger output, fewer rows, and some of the tokens
-CLOSE = 1e-3
 Ignored = tuple[int | None, int | None]  # batch tensor, label; None where it cannot be told
 Output = tuple[list[Any], Any]  # leaves, with (shape, type) for tensors, and how they hang together
 
@@ -34,13 +33,13 @@ def refuse_no_mean(
     if loss_fn is None or has_ignored(given, ignored):
         return
     rows = max(tensor.shape[0] for tensor in given if tensor.dim()) // parts
-    try:
-        whole, halves = tried(copy.deepcopy(loss_fn), output, batch[-1], rows)
-    except Exception:
-        return
-    mean = sum(halves) / len(halves)
-    size = max(map(abs, (whole, *halves)))
-    if size < float("inf") and abs(whole - mean) > CLOSE * size:
+    own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
+    found = [outcome(own, reading, batch[-1], rows) for reading in readings(output, rows)]
+    wrong = [
+        numbers for numbers in found if numbers and not is_mean(*numbers, coarse(output, batch))
+    ]
+    if wrong and len(wrong) == len(found):
+        whole, mean, _ = wrong[0]
         raise InputError(
             "loss",
             Problem(
@@ -51,6 +50,47 @@ def refuse_no_mean(
                 "count alike, loss_weight=lambda *microbatch: 1",
             ),
         )
+
+
+def outcome(
+    loss_fn: Callable[..., Any], output: Output, labels: Any, rows: int
+) -> tuple[float, float, float] | None:
+    """The loss of some rows, the mean of two halves, and the largest of all; None: not tried."""
+    try:
+        whole, halves = tried(loss_fn, output, labels, rows)
+        again, _ = tried(loss_fn, output, labels, rows)
+    except Exception:
+        return None
+    size = max(map(abs, (whole, *halves)))
+    return (whole, sum(halves) / 2, size) if whole == again and size < float("inf") else None
+
+
+def is_mean(whole: float, mean: float, size: float, within: float) -> bool:
+    return abs(whole - mean) <= within * size
+
+
+def coarse(output: Output, batch: tuple[Any, ...]) -> float:
+    """How far apart equal losses may be: they may be computed in types of what they are given."""
+    types = [leaf[1] for leaf in output[0] if is_tensor(leaf)]
+    types += [tensor.dtype for tensor in tensors_of(batch)]
+    return 2e-2 if {torch.bfloat16, torch.float16} & set(types) else 1e-3
+
+
+def readings(output: Output, rows: int) -> list[Output]:
+    """A vector beside matrices may have a number for each row, or as many by chance."""
+    leaves, spec = output
+    vectors = [has_rows(leaf, rows) and len(leaf[0]) == 1 for leaf in leaves]
+    matrices = [has_rows(leaf, rows) and len(leaf[0]) > 1 for leaf in leaves]
+    if not any(vectors) or not any(matrices):
+        return [output]
+    fixed = [Fixed(leaf) if alone else leaf for leaf, alone in zip(leaves, vectors, strict=True)]
+    return [output, (fixed, spec)]
+
+
+class Fixed(tuple[Any, ...]):
+    """An output without rows."""
+
+    __slots__ = ()
 
 
 def tried(
@@ -107,7 +147,8 @@ def is_tensor(leaf: Any) -> bool:
 
 def has_rows(leaf: Any, rows: int) -> bool:
     """A single number that stands alone has none, whatever the number of rows."""
-    return is_tensor(leaf) and leaf[0][:1] == (rows,) and torch.Size(leaf[0]).numel() > 1
+    batched = is_tensor(leaf) and not isinstance(leaf, Fixed) and leaf[0][:1] == (rows,)
+    return batched and torch.Size(leaf[0]).numel() > 1
 
 
 def like(leaf: Any, rows: int, wanted: int, draw: torch.Generator, device: torch.device) -> Any:
