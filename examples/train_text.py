@@ -66,7 +66,7 @@ def main() -> None:
         example=next(data), max_norm=1.0,
     )  # fmt: skip
     folder = chosen.checkpoint
-    done = trainer.resume(folder) if folder and folder.exists() else 0
+    done = trainer.resume(folder, missing_ok=True) if folder else 0
     for step, batch in enumerate(islice(data, done, chosen.steps), done + 1):
         metrics = trainer.step(*batch)
         if trainer.rank == 0:

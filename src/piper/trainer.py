@@ -227,7 +227,9 @@ class Trainer:
             return None
         found = assembled(part for parts in everywhere for part in parts)
         names = self.model.state_dict()
-        return {name: found.get(self.aliases.get(name, name), names[name]) for name in names}
+        rest = self.state.origin.whole if self.state.origin else lambda _, tensor: tensor
+        first = {name: self.aliases.get(name, name) for name in names}
+        return {n: found[f] if f in found else rest(f, names[n]) for n, f in first.items()}
 
     @property
     def spoken(self) -> set[str]:
@@ -241,16 +243,17 @@ class Trainer:
         same folder.
         """
         self.refuse_closed()
-        names = [name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())]
-        checkpoint.save(Path(folder), self.state, self.spoken, names, self.steps)
+        model = checkpoint.described(self.model)
+        checkpoint.save(Path(folder), self.state, self.spoken, model, self.steps)
 
-    def resume(self, folder: str | Path) -> int:
+    def resume(self, folder: str | Path, missing_ok: bool = False) -> int:
         """Go on from what `save` wrote, under this or any other strategy; the steps done so far.
 
-        Every process calls it, before the first step.
+        Every process calls it, before the first step. `missing_ok`: nothing there is a beginning.
         """
         self.refuse_closed()
-        self.steps = checkpoint.resume(Path(folder), self.state, self.steps)
+        model, at = checkpoint.described(self.model), Path(folder)
+        self.steps = checkpoint.resume(at, self.state, model, self.steps, missing_ok)
         return self.steps
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.nn import functional
 
-from piper import Place, Replicate, Split, Strategy, Trainer, where
+from piper import Place, Replicate, Split, Strategy, Trainer, annotate, where
 from piper.errors import InputError
 from piper.strategies import BUILDERS
 
@@ -148,43 +148,56 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert str(refused.value).startswith("checkpoint: [Errno 28] No space left on device\n  fix: ")
 
 
-def test_what_a_crash_left_behind_is_named(tmp_path: Path) -> None:
-    alone().save(tmp_path / "run")
+def test_what_a_crash_left_behind_is_found(tmp_path: Path) -> None:
+    """Between two renames there is no folder of this name."""
+    trainer = alone()
+    trainer.step(*data()[0])
+    trainer.save(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "run.old")
 
-    with pytest.raises(InputError, match=r"fix: rename run.old, the one before, to it"):
+    assert alone().resume(tmp_path / "run", missing_ok=True) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_where_nothing_is_a_run_may_begin(tmp_path: Path) -> None:
+    assert alone().resume(tmp_path / "run", missing_ok=True) == 0
+    with pytest.raises(InputError, match="is no checkpoint"):
         alone().resume(tmp_path / "run")
 
 
-def test_what_is_no_checkpoint_is_not_written_over(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
 
-    with pytest.raises(InputError, match="exists, and is no checkpoint"):
-        alone().save(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, "."):
+        with pytest.raises(InputError, match="exists, and is no checkpoint"):
+            alone().save(folder)
 
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-class Wider(Net):
-    def __init__(self) -> None:
-        super().__init__(width=8)
+def wider(width: int) -> Net:
+    return Net(width=width)
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: Net(nn.Linear(6, 6).double()), "it has no middle.0.weight"),
-        (Wider, "first.weight has another size there"),
-        (lambda: Net().float(), "first.weight is torch.float64 there, torch.float32 here"),
+        (
+            lambda: Net(nn.Linear(6, 6).double()),
+            "middle.0.bias is nothing there, float64 [6] here",
+        ),
+        (partial(wider, 4), "first.bias is float64 [6] there, float64 [4] here"),
+        (partial(wider, 8), "first.bias is float64 [6] there, float64 [8] here"),
+        (lambda: Net().float(), "first.bias is float64 [6] there, float32 [6] here"),
     ],
 )
-def test_another_model_is_refused(
-    model: Callable[[], nn.Module], message: str, tmp_path: Path
-) -> None:
+def test_another_model_is_refused(model: Callable[[], Net], message: str, tmp_path: Path) -> None:
     alone().save(tmp_path / "run")
     built = model()
-    width, dtype = built.first.in_features, built.first.weight.dtype  # type: ignore[union-attr]
-    x = torch.zeros(4, width, dtype=dtype)  # type: ignore[arg-type]
+    x = torch.zeros(4, built.first.in_features, dtype=built.first.weight.dtype)
     trainer = Trainer(built, functional.mse_loss, PLACE, example=(x, x), device="cpu")
 
     with pytest.raises(InputError) as refused:
@@ -192,8 +205,83 @@ def test_another_model_is_refused(
 
     assert str(refused.value) == (
         f"checkpoint: {tmp_path / 'run'} is of another model: {message}\n"
-        "  fix: build the model that it was saved of"
+        "  fix: build the model that was saved"
     )
+
+
+def test_a_model_with_less_is_refused(tmp_path: Path) -> None:
+    alone(nn.Linear(6, 6).double()).save(tmp_path / "run")
+
+    with pytest.raises(InputError, match=r"middle.0.bias is float64 \[6\] there, nothing here"):
+        alone().resume(tmp_path / "run")
+
+
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    trainer = alone(optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    trainer.step(*data()[0])
+    trainer.save(tmp_path / "run")
+
+    with pytest.raises(InputError, match="was saved with SGD, not with AdamW"):
+        alone().resume(tmp_path / "run")
+
+
+class Counting(torch.optim.SGD):
+    """Counts in its groups, which belong to no parameter."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+        super().step(closure)
+
+
+def test_an_optimizer_that_counts_in_its_groups_is_refused(tmp_path: Path) -> None:
+    trainer = alone(optimizer=partial(Counting, lr=0.1))
+    trainer.step(*data()[0])
+
+    with pytest.raises(InputError, match="the optimizer's groups were changed in training"):
+        trainer.save(tmp_path / "run")
+
+
+class Branches(nn.Module):
+    """Short batches go one way, long ones another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.short, self.long = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 4:
+            with annotate("PP", 0):
+                return self.long(x)
+        with annotate("PP", 1):
+            return self.short(x)
+
+
+def test_what_is_not_used_again_is_saved_again(tmp_path: Path) -> None:
+    """From checkpoint to checkpoint in one folder, though no step of the second run needs it."""
+
+    def branches(rows: int) -> tuple[Trainer, Any]:
+        batch = tuple(tensor[:rows] for tensor in data()[0])
+        made = Trainer(Branches(), functional.mse_loss, example=batch, device="cpu")
+        return made, batch
+
+    folder = tmp_path / "run"
+    first, long = branches(8)
+    first.step(*long)
+    first.save(folder)
+    trained = first.state_dict()
+    second, short = branches(4)
+    second.resume(folder)
+    second.step(*short)
+    assert torch.equal(second.state_dict()["long.weight"], trained["long.weight"])  # type: ignore[index]
+    second.save(folder)
+    wanted = second.step(*long).loss
+    third, _ = branches(4)
+    third.resume(folder)
+
+    assert torch.equal(third.state_dict()["long.weight"], trained["long.weight"])  # type: ignore[index]
+    assert third.step(*long).loss == wanted
 
 
 def test_only_a_new_trainer_resumes(tmp_path: Path) -> None:

@@ -141,6 +141,19 @@ def growing(example: tuple[torch.Tensor, ...]) -> Trainer:
     )  # fmt: skip
 
 
+def test_a_rate_that_is_a_tensor_is_one_for_each_optimizer() -> None:
+    make = partial(lr_scheduler.ExponentialLR, gamma=0.5)
+    tensor = partial(torch.optim.SGD, lr=torch.tensor(0.1, dtype=torch.float64))
+    number = partial(torch.optim.SGD, lr=0.1)
+    runs = [
+        rehearse(Net(), functional.mse_loss, STRATEGIES["pipeline"], batches(), optimizer=kind,
+                 lr_scheduler=make)
+        for kind in (tensor, number)
+    ]  # fmt: skip
+
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-12)
+
+
 def another(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     return lr_scheduler.ConstantLR(SGD(Net().parameters()))
 

@@ -20,6 +20,9 @@ MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
 Named = list[tuple[str, torch.nn.Parameter]]
 Held = Sequence[tuple[Piece, torch.nn.Parameter]]
 
+SCHEDULED = (
+    "lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "max_momentum", "base_momentum",
+)  # fmt: skip
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop",
     "ASGD",
@@ -46,6 +49,8 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
     refuse_other_parameters(optimizer, named)
     refuse_hooks(optimizer, named)
     refuse_across(make, optimizer, named)
+    for group in optimizer.param_groups:  # one tensor for several optimizers would change for all
+        group.update({k: v.clone() for k, v in group.items() if isinstance(v, torch.Tensor)})
     return optimizer
 
 
@@ -71,6 +76,22 @@ def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRS
             ),
         )
     return scheduler
+
+
+def settings(optimizer: torch.optim.Optimizer, scheduled: bool) -> list[dict[str, Any]]:
+    """Numbers of an optimizer's groups, but for those that a scheduler sets."""
+    return [
+        {
+            key: value.item() if isinstance(value, torch.Tensor) else value
+            for key, value in group.items()
+            if not (scheduled and key in SCHEDULED) and is_number(value)
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and not value.dim())
 
 
 def forward(scheduler: LRScheduler, steps: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -18,6 +19,7 @@ from piper.runtime.shards import (
     forward,
     make_checked,
     make_scheduler,
+    settings,
     sharded_optimizer,
 )
 
@@ -39,6 +41,11 @@ class BucketState:
     trained: bool = True
     pieces: tuple[Piece, ...] | None = None  # None: whole
     scheduler: LRScheduler | None = None
+    first: list[dict[str, Any]] | None = None  # numbers of the optimizer's groups at the start
+
+    def __post_init__(self) -> None:
+        if self.optimizer is not None:
+            self.first = settings(self.optimizer, scheduled=False)
 
     def views(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Of what lies like `tensors`, the parts that belong to `parameters`."""
@@ -62,6 +69,16 @@ class BucketState:
                     yield name, 0, shape, torch.nn.Parameter(torch.empty(shape))
 
 
+class Origin(Protocol):
+    """A checkpoint, which also has what is met later."""
+
+    def fill(self, bucket: BucketState) -> None: ...
+
+    def whole(self, name: str, like: torch.Tensor) -> torch.Tensor: ...
+
+    def rest(self, names: Collection[str]) -> dict[str, torch.Tensor]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some elements of a parameter or of something that lies like it, for assembly elsewhere."""
@@ -79,7 +96,7 @@ class DeviceState:
     device: torch.device = torch.device("cpu")
     buckets: dict[str, BucketState] = field(default_factory=dict)
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)  # that gathers fill
-    origin: Callable[[BucketState], None] | None = None  # fills buckets that are met later
+    origin: Origin | None = None  # what the run was resumed from
 
     def buffer(self, number: int, size: int) -> torch.Tensor:
         """Memory that all programs of this device share: their steps never overlap."""
@@ -105,7 +122,7 @@ class DeviceState:
                 made = make_bucket(state, contents[state.bucket], trained, here, make_optimizer)
                 self.buckets[state.value] = made
                 if self.origin is not None:
-                    self.origin(made)
+                    self.origin.fill(made)
 
     def schedule(self, make: MakeScheduler, steps: int) -> None:
         """Learning rates of optimizers that have no scheduler yet, after so many steps."""
