@@ -1,6 +1,7 @@
 """Dropout is the same for the same samples, whatever the number of microbatches."""
 
 import math
+from functools import partial
 from itertools import count
 
 import pytest
@@ -63,10 +64,10 @@ def test_microbatches_have_the_masks_of_the_whole_batch() -> None:
 class Net(nn.Module):
     """Dropouts in several regions; `drop` is what an independent reference replaces."""
 
-    def __init__(self) -> None:
+    def __init__(self, inplace: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.drop = functional.dropout
+        self.drop = partial(functional.dropout, inplace=inplace)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -87,9 +88,10 @@ def reference(seed: int, microbatch: int) -> Net:
     return model
 
 
-def test_dropout_uses_the_documented_masks() -> None:
+@pytest.mark.parametrize("inplace", [False, True])
+def test_dropout_uses_the_documented_masks(inplace: bool) -> None:
     batch = torch.randn(4, 8), torch.randn(4, 8)
-    model = Net()
+    model = Net(inplace)
     captured = capture(model, squared_error, batch)
 
     for split in (False, True):

@@ -90,6 +90,7 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
         stack.enter_context(tagging(view))
         stack.enter_context(mode)
         stack.enter_context(unseen.DataIsDetached())
+        stack.enter_context(unseen.DropoutIsCopied())
         root = _trace(
             forward,
             [_fake(tensor, device) for tensor in parameters.values()],

@@ -121,6 +121,17 @@ class DataIsDetached(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class DropoutIsCopied(torch.overrides.TorchFunctionMode):
+    """In place, dropout would be traced as the numbers it draws; what it leaves is the same."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(zip(("input", "p", "training", "inplace"), args, strict=False))
+        given |= kwargs or {}
+        if func is torch.nn.functional.dropout and given.pop("inplace", False):
+            return given["input"].copy_(func(**given))
+        return func(*args, **(kwargs or {}))
+
+
 def is_torchs_own(file: str) -> bool:
     """Whether torch calls for itself; its decorators call for the user."""
     path = Path(file)
