@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import piper
 from piper.directives import Strategy
+from piper.models.sifted import Sifted
 from piper.trainer import Trainer
 
 PARTS, STEPS = 4, 3
-
-
-class Sifted(nn.Module):
-    """The second stage sees some rows only; a second value goes along, of known size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with piper.annotate("PP"):
-            rows = self.first(x)
-            some = rows.index_select(0, (x[:, 0] > 0).nonzero().squeeze(1))
-        with piper.annotate("PP"):
-            return self.second(some).tanh().sum() + (rows * rows).sum()
 
 
 def batches() -> list[Tensor]:

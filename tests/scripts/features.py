@@ -23,6 +23,7 @@ import piper
 from piper.capture import Captured, capture
 from piper.errors import PiperError
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
+from piper.models.sifted import Sifted
 from piper.models.skips import Skips, squared_error
 
 PARTS, ROWS, VOCAB, DIM = 4, 2, 64, 32
@@ -297,22 +298,6 @@ def of_logits(output: Any, labels: Tensor) -> Tensor:
     return cross_entropy(output.logits, labels)
 
 
-class Sifted(nn.Module):
-    """The second region has as many rows as the data say."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.first, self.second = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with piper.annotate("PP"):
-            rows = self.first(x)
-            some = rows.index_select(0, (x[:, 0] > 0).nonzero().squeeze(1))
-        with piper.annotate("PP"):
-            return self.second(some).tanh().sum() + (rows * rows).sum()
-
-
 def its_own(output: Tensor, labels: Tensor) -> Tensor:
     return output + labels.sum()
 
@@ -339,7 +324,8 @@ FEATURES: dict[str, Feature] = {
     "resumed": Feature(llama, tokens, options={"lr_scheduler": RATES}, resumed=True),
     "hugging face": Feature(hugging_face, tokens, of_logits, zero=2),
     "unknown sizes": Feature(
-        Sifted, numbers, its_own, options=SUM, share=lambda labels, total: 1.0, zero=2
+        functools.partial(Sifted, DIM), numbers, its_own, options=SUM, zero=2,
+        share=lambda labels, total: 1.0,
     ),
 }  # fmt: skip
 PAIRS = [[0, 1], [2, 3]]

@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from piper.errors import InputError, Problem
-from piper.runtime.batch import part_of, tensors_of
+from piper.runtime.batch import part_of, refuse_ignored, tensors_of
 
 MOST = 2**25  # numbers that are tried: of a larger output, fewer rows, and some of the tokens
 Ignored = tuple[int | None, int | None]  # batch tensor, label; None where it cannot be told
@@ -30,11 +30,12 @@ def refuse_no_mean(
     left alone; so are labels that are ignored, which have a message of their own.
     """
     given = tensors_of(batch)
-    if loss_fn is None or has_ignored(given, ignored):
+    if loss_fn is None or is_refused(given, ignored):
         return
     rows = max(tensor.shape[0] for tensor in given if tensor.dim()) // parts
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
-    found = [outcome(own, reading, batch[-1], rows) for reading in readings(output, rows)]
+    with torch.random.fork_rng(devices=[]):  # the user's numbers are left as they are
+        found = [outcome(own, reading, batch[-1], rows) for reading in readings(output, rows)]
     wrong = [
         numbers for numbers in found if numbers and not is_mean(*numbers, coarse(output, batch))
     ]
@@ -171,8 +172,10 @@ def cut(made: Any, leaf: Any, rows: int, part: int, parts: int) -> Any:
     return part_of(made, part, parts) if has_rows(leaf, rows) else made
 
 
-def has_ignored(inputs: Sequence[torch.Tensor], ignored: Sequence[Ignored]) -> bool:
-    return any(
-        index is None or label is None or bool((inputs[index] == label).any())
-        for index, label in ignored
-    )
+def is_refused(inputs: Sequence[torch.Tensor], ignored: Sequence[Ignored]) -> bool:
+    """By a step, with a message of its own."""
+    try:
+        refuse_ignored(inputs, ignored)
+    except InputError:
+        return True
+    return False
