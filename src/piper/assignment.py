@@ -123,6 +123,7 @@ def shared_json(one: Assignment) -> str:
         "streams": one.needs.streams,
         "teams": one.needs.teams,
         "links": one.needs.links,
+        "sized": one.needs.sized,
         "loss": one.loss,
         "ignored": one.ignored,
     }
@@ -148,10 +149,11 @@ def from_json(shared: str, own: str) -> Assignment:
     job, mine = json.loads(shared), json.loads(own)
     plan = serial.from_json(mine["plan"])
     values = [(serial.frozen(like), names) for like, names in mine["values"]]
-    streams, teams, links = (serial.frozen(job[name]) for name in ("streams", "teams", "links"))
+    ways = {name: serial.frozen(job[name]) for name in ("streams", "teams", "links", "sized")}
+    exchanging = serial.frozen(mine["exchanging"])
     return Assignment(
         plan=plan,
-        needs=Needs(streams, teams, links, serial.frozen(mine["exchanging"]), plan.streams),
+        needs=Needs(**ways, exchanging=exchanging, shares=plan.streams),
         loss=job["loss"],
         ignored=serial.frozen(job["ignored"]),
         spoken=tuple(mine["spoken"]),

@@ -29,7 +29,7 @@ def test_after_an_errand_that_failed_nothing_more_is_sent() -> None:
 
     with pytest.raises(ValueError, match="the counts are wrong"):
         first.wait()
-    with pytest.raises(ConnectionError, match="an exchange failed before: the counts are wrong"):
+    with pytest.raises(ConnectionError, match="a message failed before: the counts are wrong"):
         second.wait()
     assert not sent
     courier.close()

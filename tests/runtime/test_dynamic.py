@@ -5,9 +5,8 @@ import pytest
 import torch
 from pool import run_on
 
-from piper.errors import StrategyError
+from piper.plan.channels import needs
 from piper.plan.instructions import Plan, Send
-from piper.runtime.world import refuse_unknown_sizes
 from piper.strategies import BUILDERS
 
 
@@ -23,10 +22,11 @@ def test_sizes_that_depend_on_data_cross_devices(schedule: str) -> None:
     torch.testing.assert_close(whole, dict(parameters))
 
 
-def test_between_gpus_they_are_refused() -> None:
+def test_where_sizes_come_first_a_courier_receives() -> None:
     fixed = Send("a", "x", (((2, 4), "float32"),), 1, "pp")
-    loose = Send("b", "y", (((None, 4), "float32"),), 1, "pp")
+    loose = Send("b", "y", (((2,), "int64"), ((None, 4), "float32")), 2, "pp")
 
-    refuse_unknown_sizes([Plan(0, (), (fixed,))])
-    with pytest.raises(StrategyError, match="y, whose size depends on data, goes"):
-        refuse_unknown_sizes([Plan(1, (), (fixed,)), Plan(0, (), (fixed, loose))])
+    found = needs([Plan(1, (), (fixed,)), Plan(0, (), (fixed, loose))])
+
+    assert found.links == (("pp", 0, 1), ("pp", 0, 2), ("pp", 1, 1))
+    assert found.sized == (("pp", 0, 2),)

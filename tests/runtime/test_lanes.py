@@ -129,6 +129,21 @@ def test_no_communicator_has_options_where_no_stream_has_a_share(
     assert {limits for _, _, limits in groups} == {None}
 
 
+@pytest.mark.parametrize(("rank", "asked"), [(0, []), (1, [("pp", -1)])])
+def test_where_sizes_come_first_both_ends_have_queues_of_their_own(
+    groups: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, rank: int, asked: list[Any]
+) -> None:
+    couriers: list[Any] = []
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr("piper.runtime.cuda.CudaCourier", lambda *given: couriers.append(given))
+
+    links = [("pp", 0, 1), ("pp", 1, 0)]
+    QuietComm().extend(Needs(["pp"], links=links, sized=links[:1]))
+
+    assert [limits for _, backend, limits in groups if backend == "nccl"] == [(True, None), None]
+    assert couriers == asked  # who receives has one
+
+
 # Compute
 
 

@@ -21,7 +21,6 @@ from torch.nn import functional
 
 import piper
 from piper.capture import Captured, capture
-from piper.errors import PiperError
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.models.sifted import Sifted
 from piper.models.skips import Skips, squared_error
@@ -336,21 +335,9 @@ STRATEGIES: dict[tuple[str, int], piper.Strategy] = {
     ]),
 }  # fmt: skip
 REFERENCES = {"dropout": on_the_host}
-REFUSED = {("unknown sizes", "cuda", 2), ("unknown sizes", "cuda", 4)}  # GPUs cannot yet
 
 
 def wanted(world: int) -> list[str]:
     """Those with a strategy of their own are for so many processes only."""
     special = {name for name, _ in STRATEGIES}
     return [name for name in FEATURES if name not in special or (name, world) in STRATEGIES]
-
-
-def outcome(name: str, world: int, device: str, **how: Any) -> dict[str, float]:
-    """Errors; none where it must be refused, and is."""
-    if (name, device, world) not in REFUSED:
-        return compared(name, world, device, **how)
-    try:
-        compared(name, world, device, **how)
-    except PiperError:
-        return {}
-    raise AssertionError(f"{name} is not refused")

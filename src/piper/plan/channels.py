@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from piper.names import Device, Share
-from piper.plan.instructions import Exchange, Gather, Plan, Recv, Reduce, Send
+from piper.plan.instructions import Exchange, Gather, Plan, Recv, Reduce, Send, is_dynamic
 
 Team = tuple[str, tuple[Device, ...]]  # a stream, and devices that meet on it
 Link = tuple[str, Device, Device]  # a stream, who sends, who receives
@@ -21,19 +21,31 @@ class Needs:
     links: Sequence[Link] = ()
     exchanging: Sequence[Team] = ()
     shares: Sequence[Share] = ()  # what streams get of a GPU
+    sized: Sequence[Link] = ()  # those links on which something of unknown size goes
 
 
 def needs(plans: Sequence[Plan]) -> Needs:
     """What all devices have in common: each adds where it exchanges rows itself."""
     shares = plans[0].streams if plans else ()
     ways = tuple(streams(plans)), tuple(teams(plans)), tuple(links(plans))
-    return Needs(*ways, shares=shares)
+    return Needs(*ways, shares=shares, sized=tuple(sized(plans)))
 
 
 def links(plans: Sequence[Plan]) -> list[Link]:
     """Who sends to whom, on which stream."""
-    sends = ((p.device, one) for p in plans for one in p.instructions if isinstance(one, Send))
-    return sorted({(one.stream, device, one.peer) for device, one in sends})
+    return sorted({link for link, _ in sends(plans)})
+
+
+def sized(plans: Sequence[Plan]) -> list[Link]:
+    """The links on which sizes come before what depends on data for them."""
+    return sorted({link for link, one in sends(plans) if any(map(is_dynamic, one.shapes))})
+
+
+def sends(plans: Sequence[Plan]) -> Iterator[tuple[Link, Send]]:
+    for plan in plans:
+        for one in plan.instructions:
+            if isinstance(one, Send):
+                yield (one.stream, plan.device, one.peer), one
 
 
 def streams(plans: Sequence[Plan]) -> list[str]:

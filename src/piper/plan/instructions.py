@@ -180,6 +180,15 @@ Instruction = (
 )
 
 
+def is_dynamic(shape: Shape) -> bool:
+    """Whether a size depends on data.
+
+    >>> is_dynamic(((None, 4), "float32"))
+    True
+    """
+    return None in shape[0]
+
+
 def is_message(instruction: Instruction) -> bool:
     """Whether it goes on by itself, and is waited for."""
     return instruction.stream != COMPUTE

@@ -27,6 +27,7 @@ from piper.plan.instructions import (
     Total,
     Update,
     Waits,
+    is_dynamic,
     is_message,
 )
 
@@ -143,7 +144,7 @@ def moved_by(one: Instruction, moving: set[str]) -> Iterator[str]:
             yield name
         case Keep(into=name, value=value) if value in moving:
             yield name
-        case Recv(value=name, shapes=shapes) if any(None in sizes for sizes, _ in shapes):
+        case Recv(value=name, shapes=shapes) if any(map(is_dynamic, shapes)):
             yield name
 
 

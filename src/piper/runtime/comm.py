@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -11,8 +10,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from piper.plan.channels import Needs
-from piper.plan.instructions import Shape
+from piper.plan.channels import Link, Needs, Team
+from piper.plan.instructions import Shape, is_dynamic
 from piper.runtime.courier import Courier
 from piper.runtime.routes import by_device, by_expert, by_source, local_counts, totals
 
@@ -63,10 +62,6 @@ class Comm(Protocol):
     def add_up(self, tensor: torch.Tensor) -> Handle: ...
 
 
-def is_dynamic(shape: Shape) -> bool:
-    return any(size is None for size in shape[0])
-
-
 def empty(sizes: Sequence[int], dtype: str, device: torch.device | str = "cpu") -> torch.Tensor:
     return torch.empty(tuple(sizes), dtype=getattr(torch, dtype), device=device)
 
@@ -82,27 +77,6 @@ class Works:
         for work in self.works:
             work.wait()
         return self.tensors
-
-
-@dataclass(slots=True)
-class SizedLater:
-    """Tensors whose sizes come first, because they depend on data."""
-
-    comm: ProcessComm
-    shapes: Sequence[Shape]
-    headers: list[tuple[dist.Work, torch.Tensor]]
-    peer: int
-    stream: str
-    tags: Sequence[int]
-
-    def wait(self) -> Tensors:
-        tensors = []
-        for (work, sizes), (_, dtype) in zip(self.headers, self.shapes, strict=True):
-            work.wait()
-            tensors.append(empty(sizes.tolist(), dtype, self.comm.device))
-        pairs = zip(tensors, self.tags, strict=True)
-        works = [self.comm.irecv(tensor, self.peer, self.stream, tag) for tensor, tag in pairs]
-        return Works(works, tuple(tensors)).wait()
 
 
 @dataclass(slots=True)
@@ -178,15 +152,17 @@ class ProcessComm:
 
     device: torch.device = torch.device("cpu")
     groups: dict[Any, dist.ProcessGroup | None] = field(default_factory=dict)  # by stream or team
-    couriers: dict[tuple[str, Group], Courier] = field(default_factory=dict)  # that exchange
-    numbers: Counter[tuple[str, int, str]] = field(default_factory=Counter)  # of tensors so far
+    couriers: dict[Team | Link, Courier] = field(default_factory=dict)
     backend: str | None = None  # of its groups; None: that of all processes
 
     def extend(self, needs: Needs) -> None:
         """Every process makes the same groups in the same order, those that it has not yet."""
-        for team in needs.exchanging:
-            if team not in self.couriers:
-                self.couriers[team] = self.courier(team[0])
+        here = dist.get_rank() if dist.is_initialized() else 0
+        mine = [link for link in needs.sized if link[-1] == here]
+        roads: tuple[Team | Link, ...] = (*needs.exchanging, *mine)
+        for road in roads:
+            if road not in self.couriers:
+                self.couriers[road] = self.courier(road[0])
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         for stream in (*needs.streams, "totals"):
             if stream not in self.groups:
@@ -208,50 +184,48 @@ class ProcessComm:
         if any(map(is_dynamic, shapes)):
             sizes = tuple(torch.tensor(tensor.shape, dtype=torch.int64) for tensor in whole)
         tensors = (*sizes, *whole)
-        tags = self.tags("to", peer, stream, len(tensors))
-        pairs = zip(tensors, tags, strict=True)
-        return Works([self.isend(tensor, peer, stream, tag) for tensor, tag in pairs], tensors)
-
-    def tags(self, way: str, peer: int, stream: str, count: int) -> range:
-        """Numbers for the next tensors of a channel. Those whose sizes come first are received
-        when these are there, which may be after others that were sent later."""
-        first = self.numbers[way, peer, stream]
-        self.numbers[way, peer, stream] = (first + count) % 2**30
-        return range(first, first + count)
+        return Works([self.isend(tensor, peer, stream) for tensor in tensors], tensors)
 
     def recv(
         self, shapes: Sequence[Shape], peer: int, stream: str, into: Tensors | None
     ) -> Arrival:
+        link = stream, peer, dist.get_rank()
+        return self.started(link, lambda: self.arrival(shapes, peer, stream, into))
+
+    def arrival(
+        self, shapes: Sequence[Shape], peer: int, stream: str, into: Tensors | None
+    ) -> Works:
         if any(map(is_dynamic, shapes)):
-            sizes = [empty((len(shape),), "int64") for shape, _ in shapes]
-            tags = self.tags("from", peer, stream, 2 * len(sizes))
-            pairs = zip(sizes, tags, strict=False)
-            headers = [(self.irecv(tensor, peer, stream, tag), tensor) for tensor, tag in pairs]
-            return SizedLater(self, shapes, headers, peer, stream, tags[len(sizes) :])
+            shapes = self.sizes(shapes, peer, stream)
         tensors = into or tuple(empty(s, dtype, self.device) for s, dtype in shapes)  # type: ignore[arg-type]
-        pairs = zip(tensors, self.tags("from", peer, stream, len(tensors)), strict=True)
-        return Works([self.irecv(tensor, peer, stream, tag) for tensor, tag in pairs], tensors)
+        return Works([self.irecv(tensor, peer, stream) for tensor in tensors], tensors)
 
-    def isend(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
-        work = dist.isend(tensor, group=self.groups[stream], tag=tag, group_dst=peer)
+    def sizes(self, shapes: Sequence[Shape], peer: int, stream: str) -> list[Shape]:
+        """They come first. A courier waits for them, so nothing that was sent later overtakes."""
+        headers = tuple(empty((len(sizes),), "int64") for sizes, _ in shapes)
+        Works([self.irecv(header, peer, stream) for header in headers], headers).wait()
+        told = zip(headers, shapes, strict=True)
+        return [(tuple(header.tolist()), dtype) for header, (_, dtype) in told]
+
+    def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
+        work = dist.isend(tensor, group=self.groups[stream], group_dst=peer)
         assert work is not None
         return work
 
-    def irecv(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
-        work = dist.irecv(tensor, group=self.groups[stream], tag=tag, group_src=peer)
+    def irecv(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
+        work = dist.irecv(tensor, group=self.groups[stream], group_src=peer)
         assert work is not None
         return work
 
-    def started(self, stream: str, group: Group, start: Callable[[], Arrival]) -> Arrival:
-        """Something of a group; where a courier works, it does all of it, in order."""
-        courier = self.couriers.get((stream, group))
+    def started(self, road: Team | Link, start: Callable[[], Arrival]) -> Arrival:
+        """Something of a group or link; where a courier works, it does all of it, in order."""
+        courier = self.couriers.get(road)
         return courier.ask(lambda: start().wait()) if courier else start()
 
     def all_reduce(self, flat: torch.Tensor, stream: str, group: Group) -> Handle:
         team = self.groups[stream, group]
         return self.started(
-            stream,
-            group,
+            (stream, group),
             lambda: Works([dist.all_reduce(flat, group=team, async_op=True)], (flat,)),
         )
 
@@ -263,7 +237,7 @@ class ProcessComm:
             work = dist.all_to_all_single(pieces, flat, group=team, async_op=True)
             return SumOfPieces(work, pieces.view(len(group), -1), flat)
 
-        return self.started(stream, group, start)
+        return self.started((stream, group), start)
 
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
@@ -272,8 +246,7 @@ class ProcessComm:
         given, into = shard.view(torch.uint8), whole.view(torch.uint8)
         team = self.groups[stream, group]
         return self.started(
-            stream,
-            group,
+            (stream, group),
             lambda: Works([gather_flat(into, given, group=team, async_op=True)], (whole, shard)),
         )
 

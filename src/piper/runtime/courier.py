@@ -1,7 +1,7 @@
 """A thread that does what is asked on one stream, in order, while compute goes on.
 
-An exchange is two messages, of which the second needs what the first one brought: somebody must
-wait in between, and it must not be the thread that computes.
+An exchange is two messages, of which the second needs what the first one brought; so is a value
+whose size depends on data. Somebody must wait in between, and not the thread that computes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Courier:
     def do(self, errand: Errand) -> None:
         """After one that failed nothing more is sent: others would take it for what they miss."""
         if self.failed is not None:
-            errand.done.set_exception(ConnectionError(f"an exchange failed before: {self.failed}"))
+            errand.done.set_exception(ConnectionError(f"a message failed before: {self.failed}"))
             return
         try:
             errand.done.set_result(errand.job())

@@ -81,7 +81,7 @@ class CudaComm(ProcessComm):
         NCCL makes them, and the connections of each kind of message, at their first use: the host
         then waits for the others, and two that are made crosswise hang.
         """
-        self.backend, self.shares = "cpu:gloo,cuda:nccl", needs.shares
+        self.backend, self.shares, self.sized = "cpu:gloo,cuda:nccl", needs.shares, needs.sized
         first = "totals" not in self.groups
         new = [team for team in needs.teams if team not in self.groups]
         links = [link for link in needs.links if link not in self.groups]
@@ -100,7 +100,8 @@ class CudaComm(ProcessComm):
         self, stream: str, devices: Group | None = None, backend: str | None = None
     ) -> dist.ProcessGroup | None:
         exchanges = (stream, devices) in self.couriers
-        share = self.share_of_courier(stream) if exchanges else share_of(self.shares, stream)
+        served = exchanges or (stream, *(devices or ())) in self.sized
+        share = self.share_of_courier(stream) if served else share_of(self.shares, stream)
         options = group_options(share, backend is not None or exchanges)
         ranks = devices and sorted(devices)
         return dist.new_group(ranks, backend=backend or self.backend, **options)
@@ -138,17 +139,17 @@ class CudaComm(ProcessComm):
         """
         return replace(share_of(self.shares, stream), priority=HIGH)
 
-    def isend(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
+    def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
         if tensor.device.type == "cpu":  # sizes, which the host needs
-            return super().isend(tensor, peer, stream, tag)
+            return super().isend(tensor, peer, stream)
         here = dist.get_rank()
         work = dist.isend(tensor, peer, group=self.groups[stream, here, peer])
         assert work is not None
         return work
 
-    def irecv(self, tensor: torch.Tensor, peer: int, stream: str, tag: int) -> dist.Work:
+    def irecv(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
         if tensor.device.type == "cpu":
-            return super().irecv(tensor, peer, stream, tag)
+            return super().irecv(tensor, peer, stream)
         work = dist.irecv(tensor, peer, group=self.groups[stream, peer, dist.get_rank()])
         assert work is not None
         return work
@@ -161,7 +162,7 @@ class CudaComm(ProcessComm):
             work = dist.reduce_scatter_tensor(shard, flat, group=team, async_op=True)
             return Scattered(work, shard, flat)
 
-        return self.started(stream, group, start)
+        return self.started((stream, group), start)
 
 
 class CudaCourier(Courier):

@@ -19,10 +19,19 @@ from typing import Any, Protocol
 import torch
 import torch.utils._pytree as pytree
 
-from piper.plan.instructions import Add, Gather, Load, Recv, Reduce, Run, Update, is_message
+from piper.plan.instructions import (
+    Add,
+    Gather,
+    Load,
+    Recv,
+    Reduce,
+    Run,
+    Update,
+    is_dynamic,
+    is_message,
+)
 from piper.plan.segments import Hosted, Recorded, segments
 from piper.runtime.batch import Batch
-from piper.runtime.comm import is_dynamic
 from piper.runtime.execute import Act, Program
 from piper.runtime.handles import Single
 from piper.runtime.norms import as_tuple

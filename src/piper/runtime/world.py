@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from piper.errors import Problem, StrategyError
-from piper.plan.instructions import Plan, Send
 
 Found = TypeVar("Found")
 
@@ -53,20 +51,3 @@ def refuse_wrong_world(devices: tuple[int, ...]) -> None:
                 f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
             ),
         )
-
-
-def refuse_unknown_sizes(plans: Sequence[Plan]) -> None:
-    """NCCL has no numbered messages: what is received once its size is known would be confused
-    with what was sent after it."""
-    for plan in plans:
-        for one in plan.instructions:
-            if isinstance(one, Send) and any(None in sizes for sizes, _ in one.shapes):
-                raise StrategyError(
-                    "strategy",
-                    Problem(
-                        f"{one.value}, whose size depends on data, goes from device {plan.device} "
-                        f"to {one.peer}, which GPUs cannot do yet",
-                        "place the regions that make and read it on the same device, or pad it to "
-                        "a fixed size",
-                    ),
-                )
