@@ -12,7 +12,10 @@ import piper.profiling as profiling
 from piper.ir.costs import Costs
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.names import BI, BW, F, Phase
+from piper.plan.instructions import Run
 from piper.pricing import price
+from piper.runtime import stepwatch
+from piper.runtime.measure import on_host
 from piper.strategies import BUILDERS
 from piper.trainer import Trainer
 
@@ -50,6 +53,31 @@ def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None
     step = price(compiled, found).seconds
     runs = sum(found.compute[f"{code} {phase}"] for code in codes for phase in (F, BI, BW))
     assert 4 * runs / 2 < step < 20 * runs
+
+
+def test_on_a_gpu_every_instruction_is_timed_by_itself(inspected, monkeypatch) -> None:
+    """Here is none: laps on the host stand in for those between events."""
+    trainer, example, captured, _ = inspected
+    monkeypatch.setattr(stepwatch, "on_gpu", on_host)
+    monkeypatch.setattr(profiling, "stepwatch", stepwatch.gpu_step)
+
+    seen = profiling.measured(trainer, example, captured, halves=True)
+
+    steps = [seen[k :: len(seen) // profiling.ROUNDS] for k in range(len(seen) // profiling.ROUNDS)]
+    assert all(len({one for one, _, _ in rows}) == 1 for rows in steps)
+    runs = [seconds for one, seconds, _ in seen if isinstance(one, Run)]
+    assert len(runs) == profiling.ROUNDS * 2 * 2 * 3  # microbatches, regions, passes
+    assert all(seconds > 0 for seconds in runs)
+
+
+def test_gpus_are_known_by_their_name(inspected, caplog) -> None:
+    model = inspected[2].model
+
+    known, other = (profiling.gpu_costs(name, model) for name in ("NVIDIA H200", "Radeon"))
+
+    assert known.ahead and other.ahead
+    assert known.link == 450e9
+    assert "nothing is known of the links of a Radeon: say --network" in caplog.text
 
 
 def test_links_and_cores_are_measured(monkeypatch) -> None:

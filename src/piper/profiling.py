@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from piper.assignment import assignment
 from piper.capture import Captured
@@ -17,19 +20,21 @@ from piper.directives import Order, Place, Split
 from piper.errors import InputError, Problem
 from piper.ir.costs import Costs
 from piper.ir.filters import where
+from piper.ir.model import Model
 from piper.launch.local import run_local
 from piper.names import BI, BW, F
-from piper.plan.instructions import Add, Free, Instruction, Load, Plan, Run, Total, Update
-from piper.plan.trace import Span
-from piper.pricing import Prices
+from piper.plan.instructions import Add, Free, Instruction, Load, Run, Total, Update
+from piper.pricing import Prices, costs_of_device
 from piper.runtime import probe
-from piper.runtime.batch import Batch, microbatch
-from piper.runtime.hardware import refuse_untimed
-from piper.runtime.recorder import Notes, Recorder, merged
+from piper.runtime.batch import microbatch
 from piper.runtime.state import DeviceState
+from piper.runtime.stepwatch import stepwatch
 from piper.runtime.threads import Hub, ThreadComm
+from piper.sim.devices import DEVICES
+from piper.sim.topology import NETWORKS
 from piper.trainer import Trainer
 
+LOG = logging.getLogger("piper")
 Timed = list[tuple[Instruction, float, float]]  # its seconds, and its bytes
 ROUNDS = 7
 MOST = 16  # processes that measure cores together
@@ -39,12 +44,16 @@ def profile(trainer: Trainer, example: tuple[Any, ...], captured: Captured) -> C
     """What each pass of each region takes, and what the machine does besides.
 
     Everything runs in this process, as if all were on one device: whole backwards, then both
-    halves. Equal regions share a figure. Links and cores are measured by processes of their own.
+    halves. Equal regions share a figure. Links and cores are measured by processes of their own;
+    those of GPUs are as on their data sheet.
     """
-    refuse_untimed(trainer.device.type)
     seen = [row for halves in (False, True) for row in measured(trainer, example, captured, halves)]
     codes = {str(region.id): region.code for region in captured.model.regions}
-    return replace(machine(), **figures(seen, codes))
+    if trainer.device.type == "cuda":
+        name = torch.cuda.get_device_name(trainer.device)
+        return replace(gpu_costs(name, captured.model), **figures(seen, codes))
+    idle = [seconds for one, seconds, _ in seen if isinstance(one, Load | Free)]
+    return replace(machine(), **figures(seen, codes), each=statistics.median(idle))
 
 
 def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, halves: bool) -> Timed:
@@ -56,17 +65,11 @@ def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, hal
     plan, size = compiled.plan(0), Prices(compiled.dag, Costs()).size
     mine, comm = assignment(found, compiled, 0), ThreadComm(Hub(1), 0)
     program = alone.load(mine, found.kernels, DeviceState(alone.device), comm)
-    recorder, own = Recorder(program), alone.own_weights(whole)
+    step, own = stepwatch(program), alone.own_weights(whole)
     batch = alone.batch(whole, 0, 0, own, sum(own))
-    steps = [noted(recorder, batch) for _ in range(ROUNDS + 2)][2:]
-    traces = [merged(k, [plan], [(notes, 0)]) for k, notes in enumerate(steps)]
-    bytes_of = [sum(map(size, touched(one))) for one in plan.instructions]
-    return [row for trace in traces for row in taken(plan, trace.spans[0], bytes_of)]
-
-
-def noted(recorder: Recorder, batch: Batch) -> Notes:
-    recorder.step(batch)
-    return recorder.notes()
+    steps = [step(batch) for _ in range(ROUNDS + 2)][2:]
+    sizes = [sum(map(size, touched(one))) for one in plan.instructions]
+    return [row for seconds in steps for row in zip(plan.instructions, seconds, sizes, strict=True)]
 
 
 def touched(one: Instruction) -> tuple[str, ...]:
@@ -80,13 +83,6 @@ def touched(one: Instruction) -> tuple[str, ...]:
             return one.grads
         case _:
             return ()
-
-
-def taken(plan: Plan, spans: Sequence[Span], sizes: Sequence[float]) -> Timed:
-    """What the host spent on each instruction, without waiting."""
-    following = [*(span.issued for span in spans[1:]), spans[-1].end]
-    rows = zip(plan.instructions, spans, following, sizes, strict=True)
-    return [(one, after - span.start, size) for one, span, after, size in rows]
 
 
 def one_device(trainer: Trainer, captured: Captured, parts: int, halves: bool) -> Trainer:
@@ -114,7 +110,6 @@ def figures(seen: Timed, codes: Mapping[str, str]) -> dict[str, Any]:
         "add": per_byte(seen, Add),
         "square": per_byte(seen, Total),
         "update": per_byte(seen, Update),
-        "each": statistics.median([s for one, s, _ in seen if isinstance(one, Load | Free)]),
     }
 
 
@@ -123,6 +118,16 @@ def per_byte(seen: Timed, kind: type[Instruction]) -> float:
     rows = [(seconds, size) for one, seconds, size in seen if isinstance(one, kind)]
     total = sum(size for _, size in rows)
     return sum(seconds for seconds, _ in rows) / total if total else 0.0
+
+
+def gpu_costs(name: str, model: Model) -> Costs:
+    """What is known of a GPU of this name, besides what is measured."""
+    kind = next((kind for kind in DEVICES if kind in name.lower()), None)
+    if kind is None:
+        LOG.warning("nothing is known of the links of a %s: say --network", name)
+        return Costs(ahead=True)
+    LOG.info("links are those of the data sheet of an %s, unless you say --network", kind)
+    return costs_of_device(DEVICES[kind], model, NETWORKS[kind])
 
 
 def machine() -> Costs:

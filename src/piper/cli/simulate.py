@@ -119,7 +119,7 @@ def measure(target: Path, arguments: Sequence[str], into: Path) -> None:
     from piper.profiling import profile
 
     found = inspect(target, list(arguments))
-    print("measuring every region in one process, then links and cores ...", flush=True)
+    print("measuring every region in one process, then what lies between processes ...", flush=True)
     new = profile(found.trainer, found.example, found.captured)
     known = Costs.from_json(into.read_text()).compute if into.exists() else {}
     into.write_text(replace(new, compute={**known, **new.compute}).to_json())

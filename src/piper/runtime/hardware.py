@@ -38,13 +38,6 @@ def chosen_device(wanted: str | None = None) -> torch.device:
     return torch.device("cuda", index % count)
 
 
-def refuse_untimed(kind: str) -> None:
-    """What a GPU takes is not what its host takes to start it."""
-    if kind != "cpu":
-        problem = Problem("costs are measured on CPUs only, so far", "give Trainer(costs=...)")
-        raise InputError("device", problem)
-
-
 def best() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
