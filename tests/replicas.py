@@ -316,7 +316,8 @@ def train_differently(rank: int, case: str) -> str:
     example = (x[:8], y[:8])
     trainer = Trainer(Net(), functional.mse_loss, strategy, example=example, optimizer=SGD)
     try:
-        trainer.step(*later)
+        for batch in [example, later] if "later" in case else [later]:
+            trainer.step(*batch)
     except PiperError as error:
         return str(error)
     finally:

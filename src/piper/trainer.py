@@ -281,7 +281,9 @@ class Trainer:
         everyone = sum(own) * self.replicas
         if world() > 1:
             key = self.key(batch)
-            data = None if key in self.stepped else tensors_of(batch)
+            data = tensors_of(batch)
+            if key in self.stepped and any(one.is_cuda for one in data):
+                data = ()  # to look at them would be to wait for the GPU
             everyone = agree_on_step(key, data, self.replica, self.replicas, sum(own))
             self.stepped.add(key)
         refuse_weightless(everyone)
