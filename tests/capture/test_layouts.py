@@ -17,6 +17,7 @@ from piper.strategies import BUILDERS
 
 aten = torch.ops.aten
 Layer = Callable[[Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Two(nn.Module):
@@ -65,17 +66,33 @@ def data() -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize(("before", "after"), LAYERS.values(), ids=LAYERS)
 def test_regions_train_as_the_whole_model_does(before: Layer, after: Layer, schedule: str) -> None:
-    model = Two(before, after)
+    assert_trains(partial(Two, before, after), functional.mse_loss, schedule)
+
+
+@pytest.mark.parametrize(
+    "loss", [functional.mse_loss, functional.huber_loss, functional.smooth_l1_loss]
+)
+def test_a_loss_may_lay_out_its_gradient_otherwise_than_it_was_traced(loss: Loss) -> None:
+    """As these do of an output that is not contiguous."""
+
+    def of_turned(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output.unflatten(1, (2, 3)).transpose(1, 2), target.view(-1, 3, 2))
+
+    assert_trains(partial(Two, torch.tanh, torch.relu), of_turned, "1f1b")
+
+
+def assert_trains(make: Callable[[], nn.Module], loss_fn: Loss, schedule: str) -> None:
+    model = make()
     optimizer, losses = SGD(model.parameters()), []
     for x, y in data():
         optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), y)
+        loss = loss_fn(model(x), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
 
     strategy = BUILDERS[schedule](pp=2, microbatches=2)
-    found = rehearse(Two(before, after), functional.mse_loss, strategy, data(), optimizer=SGD)
+    found = rehearse(make(), loss_fn, strategy, data(), optimizer=SGD)
 
     assert found.losses == pytest.approx(losses, rel=1e-12)
     for name, parameter in model.named_parameters():

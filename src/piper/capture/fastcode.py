@@ -40,8 +40,8 @@ FUNCTIONS: dict[Any, Any] = {
     aten.transpose.int: torch.transpose,
 }
 METHODS: dict[Any, str] = {
-    aten.view.default: "view",
-    aten._unsafe_view.default: "view",
+    aten.view.default: "reshape",  # a kernel may lay its results out as no trace foresees
+    aten._unsafe_view.default: "reshape",
     aten.expand.default: "expand",
     aten.permute.default: "permute",
     aten.unsqueeze.default: "unsqueeze",
