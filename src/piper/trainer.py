@@ -16,13 +16,21 @@ from piper.capture import Captured, capture
 from piper.capture.kernels import Kernels
 from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Strategy
+from piper.directives.strategy import as_strategy
 from piper.inspection import Inspected, is_inspecting, looks_at_roles, plans_text, regions_text
 from piper.ir.costs import Costs
-from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.names import Phase
 from piper.runtime import checkpoint
-from piper.runtime.agree import agree_on_step, flags, refuse_disagreement, refuse_over, structure
+from piper.runtime.agree import (
+    agree_on_step,
+    digests,
+    flags,
+    refuse_disagreement,
+    refuse_over,
+    refuse_too_late,
+    structure,
+)
 from piper.runtime.batch import (
     Batch,
     microbatch,
@@ -32,6 +40,7 @@ from piper.runtime.batch import (
     refuse_weightless,
     shape_key,
     tensors_of,
+    tokens_in,
     weighed,
 )
 from piper.runtime.comm import Comm, ProcessComm
@@ -97,9 +106,10 @@ class Trainer:
         self.recording = from_environment()
         self.assigned: dict[Any, Assignment] = {}  # what this device is to do
         self.sending = Sending(self.compiled)
-        self.stepped: set[Any] = set()  # kinds of batches whose data were compared
+        self.stepped: set[Any] = set()  # kinds of batches that were met
         self.broken = False
         self.program(example)
+        self.taken = digests(model)  # of what it has a copy of now
 
     def configure(
         self,
@@ -173,7 +183,8 @@ class Trainer:
             raise
         self.state.advance()
         self.steps += 1
-        metrics = Metrics(self.steps, self.tokens(work.inputs), self.pace.end(program))
+        tokens = self.replicas * tokens_in(work.inputs)
+        metrics = Metrics(self.steps, tokens, self.pace.end(program))
         self.recording.keep(self.steps, recorded, self.made.get(self.key(batch)))
         return metrics
 
@@ -267,25 +278,21 @@ class Trainer:
     def refuse_closed(self) -> None:
         refuse_over(self.comm is None, self.broken)
 
-    def tokens(self, inputs: Sequence[torch.Tensor]) -> int:
-        """In a step of all replicas; without whole numbers among the inputs, rows."""
-        counts = (t.numel() for t in inputs if not t.is_floating_point())
-        return self.replicas * next(counts, inputs[0].shape[0])
-
     def own_weights(self, batch: tuple[Any, ...]) -> list[float]:
         """What the user says that each microbatch of this batch weighs."""
         return weighed(self.loss_weight, self.reduction, batch, self.parts)
 
     def agreed(self, batch: tuple[Any, ...], own: Sequence[float]) -> float:
         """The weight of the batches of all replicas; refused if processes do different things."""
-        everyone = sum(own) * self.replicas
+        everyone, key = sum(own) * self.replicas, self.key(batch)
+        if not self.stepped:  # later they may well change: to those of the state dict, to evaluate
+            refuse_too_late(self.taken, self.model)
         if world() > 1:
-            key = self.key(batch)
             data = tensors_of(batch)
             if key in self.stepped and any(one.is_cuda for one in data):
                 data = ()  # to look at them would be to wait for the GPU
             everyone = agree_on_step(key, data, self.replica, self.replicas, sum(own))
-            self.stepped.add(key)
+        self.stepped.add(key)
         refuse_weightless(everyone)
         return everyone
 
@@ -389,10 +396,3 @@ class Trainer:
             "device": self.device.type,
             **{name: repr(getattr(self, name)) for name in names},
         }
-
-
-def as_strategy(strategy: Strategy | Sequence[Any] | None) -> Strategy:
-    """No strategy at all: everything on one device."""
-    if strategy is None:
-        return Strategy([Place(where(), devices=(0,))])
-    return strategy if isinstance(strategy, Strategy) else Strategy(strategy)

@@ -358,6 +358,21 @@ def test_a_callers_autocast_does_not_reach_into_a_step() -> None:
     torch.testing.assert_close(found, plainly(Net(), functional.mse_loss, data())[0])
 
 
+def test_weights_that_are_loaded_too_late_are_refused() -> None:
+    model, other = Net(), {name: tensor + 1 for name, tensor in Net().state_dict().items()}
+    trainer = Trainer(model, functional.mse_loss, example=data()[0], optimizer=SGD)
+
+    model.load_state_dict(other)
+    with pytest.raises(InputError, match="was changed after the Trainer was made") as error:
+        trainer.step(*data()[0])
+    model.load_state_dict(trainer.state_dict())
+    trainer.step(*data()[0])
+    model.load_state_dict(other)  # now it may be for anything
+    trainer.step(*data()[1])
+
+    assert "load the weights before you make the Trainer, or use trainer.resume" in str(error.value)
+
+
 def test_eval_after_the_first_step_is_noticed() -> None:
     model = Net(nn.Dropout(0.9))
     trainer = Trainer(model, functional.mse_loss, example=data()[0], optimizer=SGD)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from piper.directives.base import Directive
 from piper.directives.json import decode, encode
+from piper.directives.place import Place
 from piper.directives.split import Split
 from piper.errors import Problem, StrategyError
+from piper.ir.filters import where
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +90,10 @@ def flat(directives: Iterable[Any]) -> Iterator[Directive]:
             raise StrategyError(
                 "strategy", Problem(what, "write Place, Replicate, Shard, Split, Order or Stream")
             )
+
+
+def as_strategy(strategy: Strategy | Sequence[Directive] | None) -> Strategy:
+    """No strategy at all: everything on one device."""
+    if strategy is None:
+        return Strategy([Place(where(), devices=(0,))])
+    return strategy if isinstance(strategy, Strategy) else Strategy(strategy)

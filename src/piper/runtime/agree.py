@@ -106,6 +106,20 @@ def other_values(rank: int, name: str) -> Exception:
     )
 
 
+def refuse_too_late(taken: Digests, model: torch.nn.Module) -> None:
+    """A Trainer copies a model's values when it is made: what is loaded after that is not seen."""
+    now, lasting = digests(model), model.state_dict()  # what a forward may fill anew is not in it
+    changed = [n for n, found in taken.items() if n in lasting and now.get(n, found) != found]
+    if changed:
+        raise InputError(
+            "model",
+            Problem(
+                f"{changed[0]} was changed after the Trainer was made, which has its own copy",
+                "load the weights before you make the Trainer, or use trainer.resume(...)",
+            ),
+        )
+
+
 def agree_on_step(
     kind: tuple[object, ...],
     batch: Sequence[torch.Tensor],

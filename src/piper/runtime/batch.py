@@ -97,6 +97,12 @@ def tensors_of(batch: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
+def tokens_in(inputs: Sequence[torch.Tensor]) -> int:
+    """Without whole numbers among the inputs, rows."""
+    counts = (t.numel() for t in inputs if not t.is_floating_point())
+    return next(counts, inputs[0].shape[0])
+
+
 def microbatch(batch: tuple[Any, ...], part: int, parts: int) -> tuple[Any, ...]:
     def cut(leaf: Any) -> Any:
         return part_of(leaf, part, parts) if isinstance(leaf, torch.Tensor) else leaf
