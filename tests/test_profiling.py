@@ -70,14 +70,20 @@ def test_on_a_gpu_every_instruction_is_timed_by_itself(inspected, monkeypatch) -
     assert all(seconds > 0 for seconds in runs)
 
 
-def test_gpus_are_known_by_their_name(inspected, caplog) -> None:
+def test_gpus_are_known_by_their_name(inspected, caplog, monkeypatch) -> None:
     model = inspected[2].model
 
-    known, other = (profiling.gpu_costs(name, model) for name in ("NVIDIA H200", "Radeon"))
+    names = ["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "Radeon"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: names.pop(0))
 
+    kinds = [profiling.kind_of(torch.device("cuda")) for _ in range(3)]
+    known, _, other = (profiling.gpu_costs(kind, model) for kind in kinds)
+
+    assert kinds == ["h200", "a100", None]
+    assert profiling.kind_of(torch.device("cpu")) is None
     assert known.ahead and other.ahead
     assert known.link == 450e9
-    assert "nothing is known of the links of a Radeon: say --network" in caplog.text
+    assert "nothing is known of the links of this GPU: say --network" in caplog.text
 
 
 def test_links_and_cores_are_measured(monkeypatch) -> None:

@@ -50,8 +50,8 @@ def profile(trainer: Trainer, example: tuple[Any, ...], captured: Captured) -> C
     seen = [row for halves in (False, True) for row in measured(trainer, example, captured, halves)]
     codes = {str(region.id): region.code for region in captured.model.regions}
     if trainer.device.type == "cuda":
-        name = torch.cuda.get_device_name(trainer.device)
-        return replace(gpu_costs(name, captured.model), **figures(seen, codes))
+        found = {name: figure for name, figure in figures(seen, codes).items() if figure}
+        return replace(gpu_costs(kind_of(trainer.device), captured.model), **found)
     idle = [seconds for one, seconds, _ in seen if isinstance(one, Load | Free)]
     return replace(machine(), **figures(seen, codes), each=statistics.median(idle))
 
@@ -120,13 +120,19 @@ def per_byte(seen: Timed, kind: type[Instruction]) -> float:
     return sum(seconds for seconds, _ in rows) / total if total else 0.0
 
 
-def gpu_costs(name: str, model: Model) -> Costs:
-    """What is known of a GPU of this name, besides what is measured."""
-    kind = next((kind for kind in DEVICES if kind in name.lower()), None)
+def kind_of(device: torch.device) -> str | None:
+    """What the data sheets call it, if they know it."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device).lower()
+    return next((kind for kind in DEVICES if kind in name), None)
+
+
+def gpu_costs(kind: str | None, model: Model) -> Costs:
+    """What is known of a GPU besides what is measured."""
     if kind is None:
-        LOG.warning("nothing is known of the links of a %s: say --network", name)
+        LOG.warning("nothing is known of the links of this GPU: say --network")
         return Costs(ahead=True)
-    LOG.info("links are those of the data sheet of an %s, unless you say --network", kind)
     return costs_of_device(DEVICES[kind], model, NETWORKS[kind])
 
 

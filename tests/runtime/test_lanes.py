@@ -144,6 +144,23 @@ def test_where_sizes_come_first_both_ends_have_queues_of_their_own(
     assert couriers == asked  # who receives has one
 
 
+def test_a_link_on_which_sizes_come_first_only_later_gets_another_communicator(
+    groups: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    comm, links = QuietComm(), [("pp", 0, 1), ("pp", 1, 0)]
+
+    comm.extend(Needs(["pp"], links=links))
+    first = comm.groups["pp", 0, 1]
+    comm.extend(Needs(["pp"], links=links, sized=links[:1]))
+    comm.extend(Needs(["pp"], links=links, sized=links[:1]))
+
+    asked = [limits for _, backend, limits in groups if backend == "nccl"]
+    assert asked == [None, None, (True, None)]
+    assert comm.groups["pp", 0, 1] is not first
+    assert comm.groups["before", ("pp", 0, 1)] is first  # to be closed with the others
+
+
 # Compute
 
 

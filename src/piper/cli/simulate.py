@@ -105,7 +105,7 @@ def simulate(
     """
     if profile is not None:
         refuse_two_costs(device, costs)
-        measure(target, context.args, profile)
+        network = measure(target, context.args, profile, network)
     machine = machine_of(device, profile or costs, network, per_node, optimizer)
     if sets:
         refuse_one_step(view, chrome)
@@ -114,9 +114,12 @@ def simulate(
         show_step(target, context.args, machine, view, chrome, json)
 
 
-def measure(target: Path, arguments: Sequence[str], into: Path) -> None:
-    """What the script's model takes on this machine; figures of other models in the file stay."""
-    from piper.profiling import profile
+def measure(target: Path, arguments: Sequence[str], into: Path, network: str | None) -> str | None:
+    """What the script's model takes on this machine; figures of other models in the file stay.
+
+    The network, which one GPU cannot measure, is that of its kind unless another is given.
+    """
+    from piper.profiling import kind_of, profile
 
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then what lies between processes ...", flush=True)
@@ -124,6 +127,7 @@ def measure(target: Path, arguments: Sequence[str], into: Path) -> None:
     known = Costs.from_json(into.read_text()).compute if into.exists() else {}
     into.write_text(replace(new, compute={**known, **new.compute}).to_json())
     print(f"wrote {into}: {len(new.compute)} passes of regions", flush=True)
+    return network or kind_of(found.trainer.device)
 
 
 def refuse_two_costs(device: str | None, costs: Path | None) -> None:

@@ -153,11 +153,13 @@ class ProcessComm:
     device: torch.device = torch.device("cpu")
     groups: dict[Any, dist.ProcessGroup | None] = field(default_factory=dict)  # by stream or team
     couriers: dict[Team | Link, Courier] = field(default_factory=dict)
+    sized: set[Link] = field(default_factory=set)  # where sizes come first
     backend: str | None = None  # of its groups; None: that of all processes
 
     def extend(self, needs: Needs) -> None:
         """Every process makes the same groups in the same order, those that it has not yet."""
         here = dist.get_rank() if dist.is_initialized() else 0
+        self.sized.update(needs.sized)
         mine = [link for link in needs.sized if link[-1] == here]
         roads: tuple[Team | Link, ...] = (*needs.exchanging, *mine)
         for road in roads:
@@ -182,7 +184,7 @@ class ProcessComm:
         whole = tuple(tensor.contiguous() for tensor in tensors)
         sizes: Tensors = ()
         if any(map(is_dynamic, shapes)):
-            sizes = tuple(torch.tensor(tensor.shape, dtype=torch.int64) for tensor in whole)
+            sizes = tuple(torch.tensor(one.shape, dtype=torch.int64, device="cpu") for one in whole)
         tensors = (*sizes, *whole)
         return Works([self.isend(tensor, peer, stream) for tensor in tensors], tensors)
 

@@ -81,12 +81,15 @@ class CudaComm(ProcessComm):
         NCCL makes them, and the connections of each kind of message, at their first use: the host
         then waits for the others, and two that are made crosswise hang.
         """
-        self.backend, self.shares, self.sized = "cpu:gloo,cuda:nccl", needs.shares, needs.sized
+        self.backend, self.shares = "cpu:gloo,cuda:nccl", needs.shares
         first = "totals" not in self.groups
         new = [team for team in needs.teams if team not in self.groups]
-        links = [link for link in needs.links if link not in self.groups]
+        late = set(needs.sized) - self.sized  # a courier's messages have a queue of their own
+        links = [link for link in needs.links if link in late or link not in self.groups]
         super().extend(needs)
         for link in links:
+            if link in self.groups:
+                self.groups["before", link] = self.groups[link]
             self.groups[link] = self.group(link[0], link[1:], "nccl")
         if first:
             dist.all_reduce(torch.zeros(1, device="cuda"), group=self.groups["totals"])
@@ -100,7 +103,7 @@ class CudaComm(ProcessComm):
         self, stream: str, devices: Group | None = None, backend: str | None = None
     ) -> dist.ProcessGroup | None:
         exchanges = (stream, devices) in self.couriers
-        served = exchanges or (stream, *(devices or ())) in self.sized
+        served = exchanges or (backend and devices and (stream, *devices) in self.sized)
         share = self.share_of_courier(stream) if served else share_of(self.shares, stream)
         options = group_options(share, backend is not None or exchanges)
         ranks = devices and sorted(devices)
