@@ -78,5 +78,13 @@ class RunError(PiperError):
         return f"device {self.device} stopped at {self.instruction}\n  {self.reason}"
 
 
+ECHO = "met on device 0, which captures and compiles for all"
+
+
+def is_echo(error: Exception) -> bool:
+    """Whether another device met it, and has the line of the user's where it was."""
+    return ECHO in getattr(error, "__notes__", ())
+
+
 class PeerLost(RunError):
     """A device that could not go on because another one is gone: a symptom, not the cause."""

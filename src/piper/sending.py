@@ -22,7 +22,6 @@ PLAIN = (
     "ArithmeticError", "AssertionError", "AttributeError", "IndexError", "KeyError", "MemoryError",
     "NameError", "NotImplementedError", "OSError", "RuntimeError", "TypeError", "ValueError",
 )  # fmt: skip
-NOTE = "met on device 0, which captures and compiles for all"
 
 
 class Sending:
@@ -107,5 +106,5 @@ def error_of(kind: str, where: str, problems: list[tuple[str, str]] | None) -> E
         found = getattr(builtins, kind)(where)
     else:
         found = RuntimeError(f"{kind}: {where}")
-    found.add_note(NOTE)
+    found.add_note(errors.ECHO)
     return found

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,7 @@ from piper.inspection import Inspected, is_inspecting, looks_at_roles, plans_tex
 from piper.ir.costs import Costs
 from piper.ir.replicas import replicas
 from piper.names import Phase
-from piper.runtime import checkpoint
-from piper.runtime.agree import (
-    agree_on_step,
-    digests,
-    flags,
-    refuse_disagreement,
-    refuse_over,
-    refuse_too_late,
-    structure,
-)
+from piper.runtime import agree, checkpoint, given
 from piper.runtime.batch import (
     Batch,
     microbatch,
@@ -95,7 +87,10 @@ class Trainer:
         timeout: float = 600.0,
         **options: Any,
     ) -> None:
+        given.refuse_unknown(options, OPTIONS)
+        given.refuse_example(example)
         self.configure(model, loss_fn, strategy, **options)
+        self.arguments = len(example)
         if is_inspecting():
             raise Inspected(self, example, *self.compile(example))
         self.rank = join(timeout, self.device.type == "cuda")
@@ -109,7 +104,7 @@ class Trainer:
         self.stepped: set[Any] = set()  # kinds of batches that were met
         self.broken = False
         self.program(example)
-        self.taken = digests(model)  # of what it has a copy of now
+        self.taken = agree.digests(model)  # of what it has a copy of now
 
     def configure(
         self,
@@ -132,6 +127,7 @@ class Trainer:
     ) -> None:
         """What to do, before any other process is involved."""
         refuse_reduction(reduction)
+        given.refuse_wrong_kinds(model, loss_fn, optimizer, lr_scheduler, max_norm)
         self.device = chosen_device(device)
         self.pace = pace_on(self.device)
         self.model, self.loss_fn = model, loss_fn
@@ -168,6 +164,7 @@ class Trainer:
     def step(self, *batch: Any) -> Metrics:
         """One optimizer step on one batch."""
         self.refuse_closed()
+        given.refuse_arguments(batch, self.arguments)
         own = self.own_weights(batch)
         self.pace.begin()
         everyone = self.agreed(batch, own)
@@ -276,7 +273,7 @@ class Trainer:
             self.comm = None
 
     def refuse_closed(self) -> None:
-        refuse_over(self.comm is None, self.broken)
+        agree.refuse_over(self.comm is None, self.broken)
 
     def own_weights(self, batch: tuple[Any, ...]) -> list[float]:
         """What the user says that each microbatch of this batch weighs."""
@@ -286,12 +283,12 @@ class Trainer:
         """The weight of the batches of all replicas; refused if processes do different things."""
         everyone, key = sum(own) * self.replicas, self.key(batch)
         if not self.stepped:  # later they may well change: to those of the state dict, to evaluate
-            refuse_too_late(self.taken, self.model)
+            agree.refuse_too_late(self.taken, self.model)
         if world() > 1:
             data = tensors_of(batch)
             if key in self.stepped and any(one.is_cuda for one in data):
                 data = ()  # to look at them would be to wait for the GPU
-            everyone = agree_on_step(key, data, self.replica, self.replicas, sum(own))
+            everyone = agree.agree_on_step(key, data, self.replica, self.replicas, sum(own))
         self.stepped.add(key)
         refuse_weightless(everyone)
         return everyone
@@ -311,7 +308,7 @@ class Trainer:
 
     def key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a program is compiled for."""
-        return shape_key(batch), flags(self.model)
+        return shape_key(batch), agree.flags(self.model)
 
     def compile(self, batch: tuple[Any, ...]) -> tuple[Captured, Compiled]:
         """Capture the model for this shape of batch, and apply the strategy."""
@@ -339,7 +336,7 @@ class Trainer:
     def build(self, batch: tuple[Any, ...]) -> Program:
         """What this device does; compiled by the first one, for all."""
         if self.comm is None:
-            refuse_disagreement(self.given(batch), self.model)
+            agree.refuse_disagreement(self.given(batch), self.model)
         mine, kernels = self.assign(batch)
         self.assigned[self.key(batch)], self.ignored = mine, mine.ignored
         if self.comm is None:
@@ -392,7 +389,10 @@ class Trainer:
         return {
             "strategy": str(self.strategy),
             "example": repr(shape_key(batch)),
-            "model": f"{structure(self.model)} {flags(self.model)}",
+            "model": f"{agree.structure(self.model)} {agree.flags(self.model)}",
             "device": self.device.type,
             **{name: repr(getattr(self, name)) for name in names},
         }
+
+
+OPTIONS = [*list(signature(Trainer.configure).parameters)[4:], "timeout"]

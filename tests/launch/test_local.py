@@ -95,7 +95,7 @@ def test_the_same_script_gives_the_same_losses_under_every_launcher() -> None:
 def test_an_exception_on_one_device_stops_all_and_names_device_instruction_and_region(
     tmp_path: Path,
 ) -> None:
-    result = run(*PIPER, str(SCRIPT), "-n", "2", "--bad-token", "0", "--pids", str(tmp_path))
+    result = run(*PIPER, str(SCRIPT), "-n", "2", "--bad-token", "--pids", str(tmp_path))
     stopped = time.time()
 
     assert result.returncode == 1

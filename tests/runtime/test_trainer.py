@@ -260,7 +260,8 @@ def test_a_model_may_return_its_loss() -> None:
         ),
         (
             (1.0, 2.0),
-            "batch: it has no tensor with rows\n  fix: give a batch of tensors",
+            "batch: it has no tensor with rows, but float, float\n"
+            "  fix: give tensors: torch.as_tensor(...)",
         ),
     ],
     ids=["uneven", "different", "no tensors"],

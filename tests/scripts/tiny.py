@@ -1,6 +1,6 @@
 """A tiny training script for tests of launchers: two or four stages of a small MLP.
 
---bad-token R: on device R, step 2 feeds a token that is not in the vocabulary.
+--bad-token: step 2 feeds a token that is not in the vocabulary; device 0 meets it.
 --forever: never ends by itself; writes its process id to --pids FOLDER.
 """
 
@@ -32,7 +32,7 @@ class Net(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pp", type=int, default=2)
-    parser.add_argument("--bad-token", type=int, default=-1)
+    parser.add_argument("--bad-token", action="store_true")
     parser.add_argument("--forever", action="store_true")
     parser.add_argument("--pids")
     chosen = parser.parse_args()
@@ -48,8 +48,8 @@ def main() -> None:
     step = 0
     while step < 3 or chosen.forever:
         step += 1
-        bad = step == 2 and trainer.rank == chosen.bad_token
-        if bad:
+        bad = step == 2 and chosen.bad_token
+        if bad and trainer.rank == 0:
             (Path(chosen.pids) / "bad").touch()
         metrics = trainer.step(torch.full_like(tokens, 99) if bad else tokens, target)
     print(f"device {trainer.rank} loss {metrics.loss:.6f}\n", end="", flush=True)

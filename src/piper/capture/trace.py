@@ -127,7 +127,8 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
     except Exception as error:
         if is_transformed(error.__traceback__):
             raise messages.transformed(line_of(error.__traceback__)) from error
-        error.add_note("Piper met this while tracing the model on tensors without values")
+        at = line_of(error.__traceback__)
+        error.add_note(f"{at}: Piper met this while tracing the model on tensors without values")
         raise
 
 

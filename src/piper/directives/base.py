@@ -42,6 +42,9 @@ def chosen(dag: Dag, wanted: Filter) -> list[Compute]:
 
 
 def unknown_key(dag: Dag, key: str) -> Problem:
+    if tuple(dag.tag_names) == (PASS,):
+        fix = f'write `with piper.annotate("{key}"):` around the parts of its forward'
+        return Problem(f"no region has the tag {key}, for the model has no annotations", fix)
     near = get_close_matches(key, dag.tag_names, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]}?" if near else ""
     if not dag.dimensions:

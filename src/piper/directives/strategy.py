@@ -94,6 +94,9 @@ def flat(directives: Iterable[Any]) -> Iterator[Directive]:
 
 def as_strategy(strategy: Strategy | Sequence[Directive] | None) -> Strategy:
     """No strategy at all: everything on one device."""
+    if isinstance(strategy, str):
+        fix = "write piper.strategies.one_f_one_b(pp=2, microbatches=8), or a list of directives"
+        raise StrategyError("strategy", Problem(f"it is a text, {strategy!r}", fix))
     if strategy is None:
         return Strategy([Place(where(), devices=(0,))])
     return strategy if isinstance(strategy, Strategy) else Strategy(strategy)

@@ -15,7 +15,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from piper.errors import PeerLost, PiperError
+from piper.errors import PeerLost, PiperError, is_echo
 from piper.launch.ending import SYMPTOM
 from piper.launch.window import FILE
 
@@ -33,9 +33,9 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     except PiperError as error:
         report.write_text(indent(str(error)))
         return 1
-    except Exception:
+    except Exception as error:
         report.write_text(indent(traceback.format_exc()))
-        return 1
+        return SYMPTOM if is_echo(error) else 1
     return 0
 
 

@@ -121,7 +121,9 @@ def refuse_uneven(batch: tuple[Any, ...], parts: int) -> None:
     """All tensors with rows have equally many, and a number that divides into microbatches."""
     rows = [tensor.shape[0] for tensor in tensors_of(batch) if tensor.dim()]
     if not rows:
-        raise InputError("batch", Problem("it has no tensor with rows", "give a batch of tensors"))
+        kinds = ", ".join(type(leaf).__name__ for leaf in pytree.tree_leaves(batch)) or "nothing"
+        what = f"it has no tensor with rows, but {kinds}"
+        raise InputError("batch", Problem(what, "give tensors: torch.as_tensor(...)"))
     if len(set(rows)) > 1:
         raise InputError(
             "batch",
@@ -130,6 +132,8 @@ def refuse_uneven(batch: tuple[Any, ...], parts: int) -> None:
                 "give every tensor the batch as its first dimension",
             ),
         )
+    if rows[0] == 0:
+        raise InputError("batch", Problem("it has no rows", "leave out empty batches"))
     if rows[0] % parts:
         near = max(rows[0] // parts, 1) * parts
         raise InputError(

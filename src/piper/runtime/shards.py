@@ -20,6 +20,7 @@ MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
 Named = list[tuple[str, torch.nn.Parameter]]
 Held = Sequence[tuple[Piece, torch.nn.Parameter]]
 
+SCHEDULER = "write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1000)"
 SCHEDULED = (
     "lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "max_momentum", "base_momentum",
 )  # fmt: skip
@@ -33,6 +34,11 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
     """What the user makes of these parameters; refused if it would not train just these."""
     try:
         optimizer = make(list(named))
+    except TypeError as error:
+        raise refused(
+            f"it cannot be called with parameters: {error}",
+            "write optimizer=partial(torch.optim.AdamW, lr=3e-4)",
+        ) from error
     except ValueError as error:
         if "empty parameter list" not in str(error):
             raise
@@ -56,14 +62,18 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
 
 def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRScheduler:
     """Of one of the optimizers; it is stepped with it, and so are those of all others."""
-    scheduler = make(optimizer)
+    try:
+        scheduler = make(optimizer)
+    except TypeError as error:
+        raise StrategyError(
+            "lr_scheduler", Problem(f"it cannot be called with an optimizer: {error}", SCHEDULER)
+        ) from error
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         raise StrategyError(
             "lr_scheduler",
             Problem(
                 f"it made {type(scheduler).__name__}, which does not go by the number of steps",
-                "write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, "
-                "T_max=1000), or any other one that does",
+                f"{SCHEDULER}, or any other one that does",
             ),
         )
     if scheduler.optimizer is not optimizer:

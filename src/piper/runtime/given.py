@@ -1,0 +1,68 @@
+"""What a user gives a Trainer, looked at before all else: wrong things say what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from piper.errors import InputError, Problem
+from piper.runtime.shards import SCHEDULER
+
+
+def refuse_unknown(options: Collection[str], known: Sequence[str]) -> None:
+    """
+    >>> refuse_unknown(["max_nrom"], ["seed", "max_norm"])
+    Traceback (most recent call last):
+        ...
+    piper.errors.InputError: Trainer: it has no option max_nrom
+      fix: write max_norm=...
+    """
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            fix = f"write {near[0]}=..." if near else f"it has {', '.join(known)}"
+            raise InputError("Trainer", Problem(f"it has no option {name}", fix))
+
+
+def refuse_wrong_kinds(
+    model: Any, loss_fn: Any, optimizer: Any, lr_scheduler: Any, max_norm: Any
+) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise no("model", model, "write Trainer(model, loss_fn, strategy, example=...)")
+    if loss_fn is not None and not callable(loss_fn):
+        raise no("loss_fn", loss_fn, "give a function of the model's output and the batch's last")
+    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
+        raise no("optimizer", optimizer, "write optimizer=partial(torch.optim.AdamW, lr=3e-4)")
+    made = isinstance(lr_scheduler, LRScheduler)
+    if made or not (lr_scheduler is None or callable(lr_scheduler)):
+        raise no("lr_scheduler", lr_scheduler, SCHEDULER)
+    number = isinstance(max_norm, int | float) and not isinstance(max_norm, bool)
+    if max_norm is not None and not (number and max_norm > 0):
+        raise InputError(
+            "max_norm", Problem(f"{max_norm!r} is no norm", "write a number above 0, or None")
+        )
+
+
+def refuse_example(example: Any) -> None:
+    if not isinstance(example, tuple):
+        raise no("example", example, "write example=(x, y), a tuple of what step(x, y) is given")
+
+
+def refuse_arguments(batch: tuple[Any, ...], count: int) -> None:
+    """They say which are for the model, and which is for the loss: always the same number."""
+    if len(batch) == count:
+        return
+    inside = len(batch) == 1 and isinstance(batch[0], list | tuple)
+    fix = "write trainer.step(*batch)" if inside else "give step what the example has"
+    what = f"step was given {len(batch)} argument(s), and the example has {count}"
+    raise InputError("batch", Problem(what, fix))
+
+
+def no(name: str, found: Any, fix: str) -> InputError:
+    kind = "None" if found is None else f"of type {type(found).__name__}"
+    made = isinstance(found, torch.optim.Optimizer | LRScheduler)
+    return InputError(name, Problem(f"it is {kind}{', made already' * made}", fix))
