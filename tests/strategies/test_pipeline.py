@@ -206,6 +206,15 @@ def test_orders_that_are_no_pipeline_are_refused(directives: list[Directive], me
     assert str(refused.value) == message
 
 
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_an_option_that_no_schedule_has_is_refused(name: str, dp: int) -> None:
+    with pytest.raises(StrategyError) as error:
+        BUILDERS[name](pp=2, microbatches=4, dp=dp, zreo=3)
+
+    assert str(error.value) == "strategy: a schedule has no option zreo\n  fix: write zero=..."
+
+
 def test_builders_have_the_names_of_the_command_line() -> None:
     assert set(BUILDERS) == {
         "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "interleaved-zb", "zbv", "dualpipev",

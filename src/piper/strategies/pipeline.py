@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
@@ -15,6 +17,8 @@ from piper.strategies.check import check
 from piper.strategies.table import Action, Table, ranks_of
 from piper.strategies.text import parse_csv
 
+REPLICATE = [field.name for field in fields(Replicate)][2:]  # besides the filter and the devices
+OPTIONS = [*REPLICATE, "dp", "ep", "ahead", "stream", "ep_stream", "expert_stages"]
 Places = Mapping[int, tuple[Device, ...]]  # the devices of each stage, one per replica
 
 
@@ -127,6 +131,7 @@ def replicated(
     """Every place `dp` times, `pp` devices apart, and what keeps the replicas equal."""
     refuse_count("dp", dp)
     refuse_count("ep", ep)
+    refuse_unknown(options)
     homes = {
         stage: tuple(device + pp * copy for copy in range(dp) for device in devices)
         for stage, devices in places.items()
@@ -168,6 +173,15 @@ def experts(homes: Places, ep: int, stream: str, stages: Iterable[int] | None) -
 def refuse_count(name: str, value: int) -> None:
     if type(value) is not int or value < 1:
         raise StrategyError("strategy", Problem(f"{name}={value!r}", "write a number, 1 or more"))
+
+
+def refuse_unknown(options: Iterable[str]) -> None:
+    """Also where there is one replica, which uses none of them."""
+    for name in options:
+        if name not in OPTIONS:
+            near = get_close_matches(name, OPTIONS, 1)
+            fix = f"write {near[0]}=..." if near else f"it may have {', '.join(OPTIONS)}"
+            raise StrategyError("strategy", Problem(f"a schedule has no option {name}", fix))
 
 
 def to_directives(
