@@ -201,6 +201,25 @@ def close(found: Tensor, wanted: Tensor, what: str) -> None:
 CASES = ("seed", "parts", "rows", "max_norm", "model")  # what the second device has otherwise
 
 
+def call_alone(rank: int, call: str, folder: str) -> str:
+    """What is said when the first process saves, or looks at the weights, for itself."""
+    torch.manual_seed(0)
+    devices, rows = [0, 1], torch.zeros(4, 4)
+    strategy = [Place(where(), devices), Replicate(where(), devices), Split("MB", 2)]
+    loss = nn.functional.mse_loss
+    trainer = Trainer(nn.Linear(4, 4), loss, strategy, example=(rows, rows), optimizer=ADAMW)
+    given = {"save": (folder,), "resume": (folder,), "record": (folder,), "tune": (rows, rows)}
+    try:
+        if rank == 0:
+            getattr(trainer, call)(*given.get(call, ()))
+        trainer.step(rows, rows)
+    except PiperError as error:
+        return str(error)
+    finally:
+        trainer.close()
+    return "nothing"
+
+
 def compare_notes(rank: int, case: str = "") -> str:
     """What a device says when the other one was given something else."""
     other = {name: rank * (name == case) for name in CASES}

@@ -95,6 +95,8 @@ def error_of(kind: str, where: str, problems: list[tuple[str, str]] | None) -> E
 
     >>> error_of("ValueError", "too many", None)
     ValueError('too many')
+    >>> errors.is_echo(error_of("ValueError", "too many", None))
+    True
     >>> error_of("Lost", "nowhere", None)
     RuntimeError('Lost: nowhere')
     """

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ class Trainer:
         timeout: float = 600.0,
         **options: Any,
     ) -> None:
-        given.refuse_unknown(options, OPTIONS)
+        given.refuse_unknown(options, self.configure)
         given.refuse_example(example)
         self.configure(model, loss_fn, strategy, **options)
         self.arguments = len(example)
@@ -191,7 +190,7 @@ class Trainer:
         Device 0 writes the file after the last of them, or in `close`. With `profile`, every device
         writes what torch's profiler sees of its instructions beside it.
         """
-        self.refuse_closed()
+        self.enter("record")
         self.recording.finish()
         self.recording = recording(path, self.steps + 1, steps, profile)
 
@@ -201,7 +200,7 @@ class Trainer:
         Every process must call it. Parameters and optimizers stay as they are. `costs.to_json()`
         is for a file that `Trainer(costs=...)` reads next time.
         """
-        self.refuse_closed()
+        self.enter("tune")
         own = self.own_weights(batch)
         work = self.batch(batch, self.steps, self.replica, own, self.agreed(batch, own))
         program = self.program(batch)
@@ -230,6 +229,7 @@ class Trainer:
 
         Every process must call it; the others get None.
         """
+        agree.agree_on_call("state_dict", self.replicas)
         everywhere = gather(self.state.parts(self.spoken))
         if everywhere is None:
             return None
@@ -250,7 +250,7 @@ class Trainer:
         An older checkpoint in the folder stays until this one is whole. All processes must see the
         same folder.
         """
-        self.refuse_closed()
+        self.enter("save")
         model = checkpoint.described(self.model)
         checkpoint.save(Path(folder), self.state, self.spoken, model, self.steps)
 
@@ -259,7 +259,7 @@ class Trainer:
 
         Every process calls it, before the first step. `missing_ok`: nothing there is a beginning.
         """
-        self.refuse_closed()
+        self.enter("resume")
         model, at = checkpoint.described(self.model), Path(folder)
         self.steps = checkpoint.resume(at, self.state, model, self.steps, missing_ok)
         return self.steps
@@ -271,6 +271,11 @@ class Trainer:
         if self.comm is not None:
             self.comm.close()
             self.comm = None
+
+    def enter(self, call: str) -> None:
+        """Of what all processes must do together; a step has its own way."""
+        self.refuse_closed()
+        agree.agree_on_call(call, self.replicas)
 
     def refuse_closed(self) -> None:
         agree.refuse_over(self.comm is None, self.broken)
@@ -393,6 +398,3 @@ class Trainer:
             "device": self.device.type,
             **{name: repr(getattr(self, name)) for name in names},
         }
-
-
-OPTIONS = [*list(signature(Trainer.configure).parameters)[4:], "timeout"]

@@ -1,7 +1,9 @@
 """Processes that were given different things are told so, before they train apart."""
 
+from pathlib import Path
+
 import pytest
-from parity import compare_notes
+from parity import call_alone, compare_notes
 from pool import run_on
 
 FIX = "  fix: let every process build the same model, strategy and example, with the same options"
@@ -31,3 +33,13 @@ def test_other_initial_weights_are_refused() -> None:
 )
 def test_another_job_is_refused_before_it_is_compiled(case: str, what: str) -> None:
     assert run_on(2, compare_notes, case) == [f"{what}\n{FIX}"] * 2
+
+
+@pytest.mark.parametrize("call", ["save", "resume", "state_dict", "record", "tune"])
+def test_what_all_must_call_is_not_called_by_one(call: str, tmp_path: Path) -> None:
+    message = (
+        f"trainer: process 1 is in trainer.step(...), process 0 in {call}(...)\n"
+        "  fix: let every process call both, in the same order: no `if trainer.rank == 0:` around"
+    )
+
+    assert run_on(2, call_alone, call, str(tmp_path / "run")) == [message] * 2

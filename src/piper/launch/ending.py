@@ -34,11 +34,22 @@ def verdict(processes: Sequence[Ended]) -> int:
     if not failed:
         return 0
     causes = [process for process in failed if process.is_cause]
+    over = [process.rank for process in processes if process.code == 0]
+    if not causes and over:
+        print(f"piper: {left_alone(over[0], failed[0].rank)}", file=sys.stderr)
+        return 1
     causes = causes or [process for process in failed if process.reason] or failed
     first = min(causes, key=lambda process: process.when)
     reason = first.reason or how(first.code)
     print(f"piper: device {first.rank} failed\n{reason.rstrip()}", file=sys.stderr)
     return first.code if first.code > 0 else 128 - first.code
+
+
+def left_alone(over: int, other: int) -> str:
+    return (
+        f"device {over} came to the end of its script while device {other} still waited for it\n"
+        "  fix: let every process take the same steps, and make the same calls of the Trainer"
+    )
 
 
 def how(code: int) -> str:

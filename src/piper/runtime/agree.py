@@ -134,23 +134,35 @@ def agree_on_step(
     same data; `batch` is empty where they cannot be looked at.
     """
     mine = torch.full((2 + 3 * feeds,), float("-inf"), dtype=torch.float64)
-    mine[0], mine[1] = kind_number(kind), -kind_number(kind)
     mine[2 + feed] = own
     if batch:
         seen = number(digest(sample(tensor) for tensor in batch))
         mine[2 + feeds + feed], mine[2 + 2 * feeds + feed] = seen, -seen
+    most = met(kind, mine)
+    data = most[2 + feeds :].view(2, feeds)
+    other = (data[0] != -data[1]) & data[0].isfinite()  # infinite: nobody gave any
+    if other.any():
+        raise different_data(int(other.nonzero()[0]))
+    return float(most[2 : 2 + feeds].sum())
+
+
+def agree_on_call(call: str, feeds: int) -> None:
+    """That all processes are in the same call: one that is not is in a step, or in another."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        met((call,), torch.zeros(2 + 3 * feeds, dtype=torch.float64))
+
+
+def met(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:
+    """The most that any process has, of each number; the first two tell what they are doing."""
     most = mine.clone()
+    most[0], most[1] = kind_number(kind), -kind_number(kind)
     try:
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
     except RuntimeError as error:  # between two steps, too, a lost peer is only a symptom
         raise PeerLost(dist.get_rank(), "the start of a step", str(error)) from error
     if most[0] != -most[1]:
         raise different_steps(kind)
-    data = most[2 + feeds :].view(2, feeds)
-    other = (data[0] != -data[1]) & data[0].isfinite()  # infinite: nobody gave any
-    if other.any():
-        raise different_data(int(other.nonzero()[0]))
-    return float(most[2 : 2 + feeds].sum())
+    return most
 
 
 @cache
@@ -168,6 +180,15 @@ def different_steps(kind: tuple[object, ...]) -> Exception:
     everyone: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, kind)
     other = next(rank for rank, theirs in enumerate(everyone) if theirs != everyone[0])
+    calls = [call_of(kind) for kind in (everyone[other], everyone[0])]
+    if calls[0] != calls[1]:
+        return InputError(
+            "trainer",
+            Problem(
+                f"process {other} is in trainer.{calls[0]}(...), process 0 in {calls[1]}(...)",
+                "let every process call both, in the same order: no `if trainer.rank == 0:` around",
+            ),
+        )
     return InputError(
         "batch",
         Problem(
@@ -177,6 +198,11 @@ def different_steps(kind: tuple[object, ...]) -> Exception:
             "switch train(), eval() and requires_grad in all of them",
         ),
     )
+
+
+def call_of(kind: object) -> str:
+    """A step's kind is its shapes and flags, that of another call its name."""
+    return str(kind[0]) if isinstance(kind, tuple) and len(kind) == 1 else "step"
 
 
 def different_data(replica: int) -> Exception:

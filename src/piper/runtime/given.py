@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 import torch
@@ -13,14 +14,9 @@ from piper.errors import InputError, Problem
 from piper.runtime.shards import SCHEDULER
 
 
-def refuse_unknown(options: Collection[str], known: Sequence[str]) -> None:
-    """
-    >>> refuse_unknown(["max_nrom"], ["seed", "max_norm"])
-    Traceback (most recent call last):
-        ...
-    piper.errors.InputError: Trainer: it has no option max_nrom
-      fix: write max_norm=...
-    """
+def refuse_unknown(options: Collection[str], configure: Callable[..., None]) -> None:
+    """Those after the model, its loss and the strategy."""
+    known = [*signature(configure).parameters][3:]
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, 1)
