@@ -25,8 +25,8 @@ from piper.runtime import agree, checkpoint, given
 from piper.runtime.batch import (
     Batch,
     microbatch,
+    reduction_of,
     refuse_ignored,
-    refuse_reduction,
     refuse_uneven,
     refuse_weightless,
     shape_key,
@@ -64,7 +64,7 @@ class Trainer:
     `example` is one whole batch of a replica, as `step` gets it; every process gives the batch of
     its replica (`trainer.replica` of `trainer.replicas`). The loss is
     `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a
-    mean over the batch unless `reduction="sum"`; if microbatches weigh differently (ignored
+    "mean" over the batch, unless `reduction="sum"` (say which, if `loss_fn` is None); if microbatches weigh differently (ignored
     tokens), give `loss_weight(*microbatch)`, for example the number of tokens that count. With
     `reduction="sum"` and `loss_weight`, the loss is the sum divided by the total weight.
 
@@ -113,7 +113,7 @@ class Trainer:
         *,
         optimizer: Callable[..., torch.optim.Optimizer] = ADAMW,
         lr_scheduler: MakeScheduler | None = None,
-        reduction: str = "mean",
+        reduction: str | None = None,
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
         compiled: bool = False,
@@ -125,19 +125,19 @@ class Trainer:
         device: str | None = None,
     ) -> None:
         """What to do, before any other process is involved."""
-        refuse_reduction(reduction)
         given.refuse_wrong_kinds(model, loss_fn, optimizer, lr_scheduler, max_norm)
         self.device = chosen_device(device)
         self.pace = pace_on(self.device)
         self.model, self.loss_fn = model, loss_fn
         self.strategy = as_strategy(strategy)
-        self.reduction, self.loss_weight, self.max_norm = reduction, loss_weight, max_norm
+        self.loss_weight, self.max_norm = loss_weight, max_norm
         self.compiled, self.seed, self.graphs = compiled, seed, graphs
         self.make_optimizer: MakeOptimizer = optimizer
         self.lr_scheduler, self.steps = lr_scheduler, 0
         self.initial = initial_values(model, seed, init)
         places = [d.devices for d in self.strategy if isinstance(d, Place)]
         self.feeds = replicas(places)
+        self.reduction = reduction_of(reduction, loss_fn, loss_weight, self.parts * self.replicas)
         self.costs = read_costs(costs)
         self.known: dict[Any, Captured] = {}
         self.captured = captured  # what `capture` found before, for microbatches of this shape

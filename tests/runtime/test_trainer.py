@@ -240,9 +240,14 @@ def test_a_model_may_return_its_loss() -> None:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return functional.mse_loss(super().forward(x), y)
 
-    result = rehearse(Whole(), None, [*TWO, Split("MB", 2)], data(), optimizer=SGD)
+    strategy = [*TWO, Split("MB", 2)]
+    result = rehearse(Whole(), None, strategy, data(), optimizer=SGD, reduction="mean")
+    weighed = rehearse(Whole(), None, strategy, data(), optimizer=SGD, loss_weight=lambda x, y: 3)
 
     assert_equal(result, plainly(Net(), functional.mse_loss, data()))
+    assert_equal(weighed, plainly(Net(), functional.mse_loss, data()))
+    with pytest.raises(InputError, match="the model gives its own loss, of each of 2 parts"):
+        rehearse(Whole(), None, strategy, data(), optimizer=SGD)
 
 
 @pytest.mark.parametrize(

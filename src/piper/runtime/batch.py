@@ -145,8 +145,21 @@ def refuse_uneven(batch: tuple[Any, ...], parts: int) -> None:
         )
 
 
-def refuse_reduction(reduction: str) -> None:
-    if reduction not in ("mean", "sum"):
+def reduction_of(
+    said: str | None, loss_fn: Any, weight: Callable[..., Any] | None, parts: int
+) -> str:
+    """How losses of microbatches become one. What a loss function does can be tried (means.py);
+    what a model does with its own rows cannot, so its user has to say it."""
+    if said not in (None, "mean", "sum"):
+        raise InputError("reduction", Problem(f"{said!r} is no reduction", 'write "mean" or "sum"'))
+    if said is None and loss_fn is None and weight is None and parts > 1:
         raise InputError(
-            "reduction", Problem(f"{reduction!r} is no reduction", 'write "mean" or "sum"')
+            "reduction",
+            Problem(
+                f"the model gives its own loss, of each of {parts} parts of a batch, and Piper "
+                "cannot see what becomes of rows in it",
+                'give the Trainer reduction="mean" if all parts count alike, "sum" if they add up, '
+                "or loss_weight=lambda *microbatch: what it counts",
+            ),
         )
+    return said or "mean"

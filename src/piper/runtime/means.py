@@ -47,8 +47,8 @@ def refuse_no_mean(
                 f"on made-up outputs it is {whole:.4g} for some rows together, and {mean:.4g} in "
                 "the mean of two halves of them: microbatches would not add up to the whole batch",
                 'if it is a sum, give the Trainer reduction="sum"; if rows weigh differently, '
-                "loss_weight=lambda *microbatch: what its rows weigh; if each microbatch is to "
-                "count alike, loss_weight=lambda *microbatch: 1",
+                "loss_weight=lambda *microbatch: what its rows weigh; if you want the mean of "
+                "microbatches, whatever the whole would be, loss_weight=lambda *microbatch: 1",
             ),
         )
 
