@@ -6,7 +6,10 @@ from textwrap import dedent
 import pytest
 
 import piper
+from piper.cli.target import inspect
 from piper.errors import PiperError
+from piper.strategies import BUILDERS
+from piper.strategies.pipeline import OPTIONS
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -49,3 +52,22 @@ def test_every_link_of_every_page_leads_somewhere() -> None:
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_first_script_of_the_readme_compiles(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    script = tmp_path / "train.py"
+    script.write_text(text)
+
+    found = inspect(script, [])
+
+    assert [len(plan.states) > 0 for plan in found.compiled.plans] == [True, True]
+    assert [str(region.id) for region in found.captured.model.regions] == ["PP0", "PP1"]
+
+
+def test_every_builder_is_on_the_page_of_strategies() -> None:
+    page = (DOCS / "strategies.md").read_text()
+
+    for name, builder in BUILDERS.items():
+        assert f"| `{builder.__name__}` | `{name}` |" in page
+    assert all(f"`{option}`" in page for option in OPTIONS)
