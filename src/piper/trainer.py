@@ -64,7 +64,7 @@ class Trainer:
     `example` is one whole batch of a replica, as `step` gets it; every process gives the batch of
     its replica (`trainer.replica` of `trainer.replicas`). The loss is
     `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a
-    "mean" over the batch, unless `reduction="sum"` (with `loss_fn` None, say which). If microbatches
+    "mean" over the batch unless `reduction="sum"` (say which if `loss_fn` is None). If microbatches
     weigh differently (ignored tokens), give `loss_weight(*microbatch)`, the number of tokens that
     count; with `reduction="sum"`, the loss is then the sum divided by the total weight.
 
