@@ -30,6 +30,7 @@ from piper.runtime.batch import (
     refuse_uneven,
     refuse_weightless,
     shape_key,
+    shares,
     tensors_of,
     tokens_in,
     weighed,
@@ -221,7 +222,7 @@ class Trainer:
         if several and self.reduction == "mean" and not self.loss_weight:
             refuse_ignored(tensors_of(batch), self.ignored)
         seed = self.seed * 1_000_003 + step
-        weights = self.weights(own, everyone)
+        weights = shares(own, everyone, self.reduction, self.loss_weight is not None)
         return Batch(inputs, weights, seed, self.max_norm, feed * self.parts)
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
@@ -234,10 +235,7 @@ class Trainer:
         if everywhere is None:
             return None
         found = assembled(part for parts in everywhere for part in parts)
-        names = self.model.state_dict()
-        rest = self.state.origin.whole if self.state.origin else lambda _, tensor: tensor
-        first = {name: self.aliases.get(name, name) for name in names}
-        return {n: found[f] if f in found else rest(f, names[n]) for n, f in first.items()}
+        return self.state.whole(found, self.model.state_dict(), self.aliases)
 
     @property
     def spoken(self) -> set[str]:
@@ -284,11 +282,18 @@ class Trainer:
         """What the user says that each microbatch of this batch weighs."""
         return weighed(self.loss_weight, self.reduction, batch, self.parts)
 
+    def try_mean(self, batch: tuple[Any, ...], captured: Captured | None) -> None:
+        """On the process that captured the model."""
+        several = self.parts * self.replicas > 1
+        if captured and several and self.reduction == "mean" and not self.loss_weight:
+            refuse_no_mean(self.loss_fn, captured.output, batch, self.parts, captured.ignored)
+
     def agreed(self, batch: tuple[Any, ...], own: Sequence[float]) -> float:
         """The weight of the batches of all replicas; refused if processes do different things."""
         everyone, key = sum(own) * self.replicas, self.key(batch)
         if not self.stepped:  # later they may well change: to those of the state dict, to evaluate
             agree.refuse_too_late(self.taken, self.model)
+            self.try_mean(batch, self.known.get(key))  # of real data: an example may be zeros
         if world() > 1:
             data = tensors_of(batch)
             if key in self.stepped and any(one.is_cuda for one in data):
@@ -297,12 +302,6 @@ class Trainer:
         self.stepped.add(key)
         refuse_weightless(everyone)
         return everyone
-
-    def weights(self, own: Sequence[float], everyone: float) -> tuple[float, ...]:
-        """What each microbatch counts in the loss."""
-        if self.reduction == "sum":
-            return (1.0 if self.loss_weight is None else 1.0 / everyone,) * self.parts
-        return tuple(weight / everyone for weight in own)
 
     def program(self, batch: tuple[Any, ...]) -> Program:
         """The program for batches of this shape; compiled at the first of its kind."""
@@ -327,8 +326,7 @@ class Trainer:
         self.captured, self.ignored, self.aliases = None, captured.ignored, captured.aliases
         LOG.info("captured %s in %.1f s", regions_text(captured), time.perf_counter() - started)
         clip, started = self.max_norm is not None, time.perf_counter()
-        if self.reduction == "mean" and not self.loss_weight and parts * self.replicas > 1:
-            refuse_no_mean(self.loss_fn, captured.output, batch, self.parts, captured.ignored)
+        self.try_mean(batch, captured)
         many = looks_at_roles(self.feeds.devices)
         compiled = compile_strategy(
             captured.model, self.strategy.directives, clip=clip, costs=self.costs, by_role=many

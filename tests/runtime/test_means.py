@@ -12,7 +12,7 @@ from replicas import Net, data
 from torch import Tensor, nn
 from torch.nn import functional
 
-from piper import Place, Replicate, Split, rehearse, where
+from piper import Place, Replicate, Split, Trainer, rehearse, where
 from piper.errors import InputError
 from piper.runtime import means
 from piper.runtime.means import refuse_no_mean
@@ -24,6 +24,16 @@ REPLICAS = [Place(where(), [0, 1]), Replicate(where(), [0, 1])]
 def masked(output: Tensor, target: Tensor) -> Tensor:
     mask = (target > 0).double()
     return ((output - target).square() * mask).sum() / mask.sum()
+
+
+def test_an_example_of_zeros_does_not_hide_a_mask() -> None:
+    x, y = data()[0]
+    full = torch.ones_like(y)
+    trainer = Trainer(Net(), masked, PARTS, example=(x, full), device="cpu")
+
+    with pytest.raises(InputError, match="on made-up outputs"):
+        trainer.step(x, y)
+    trainer.step(x, full)
 
 
 class Weighing(nn.Module):

@@ -70,6 +70,19 @@ def weighed(
     return found
 
 
+def shares(
+    own: Sequence[float], everyone: float, reduction: str, weighed: bool
+) -> tuple[float, ...]:
+    """What each microbatch counts in the loss.
+
+    >>> shares([1.0, 3.0], 8.0, "mean", True), shares([1.0, 3.0], 8.0, "sum", False)
+    ((0.125, 0.375), (1.0, 1.0))
+    """
+    if reduction == "sum":
+        return (1.0 / everyone if weighed else 1.0,) * len(own)
+    return tuple(weight / everyone for weight in own)
+
+
 def refuse_empty(weights: Sequence[float]) -> None:
     for part, weight in enumerate(weights):
         if weight <= 0:

@@ -163,6 +163,17 @@ class DeviceState:
                 ),
             )
 
+    def whole(
+        self,
+        found: Mapping[str, torch.Tensor],
+        model: Mapping[str, torch.Tensor],
+        aliases: Mapping[str, str],
+    ) -> dict[str, torch.Tensor]:
+        """A model's state dict; what no program uses is as it was at the beginning."""
+        rest = self.origin.whole if self.origin else lambda _, tensor: tensor
+        first = {name: aliases.get(name, name) for name in model}
+        return {n: found[f] if f in found else rest(f, model[n]) for n, f in first.items()}
+
     def parts(self, values: Container[str] | None = None) -> list[Part]:
         """Every parameter and buffer here, or of these states only, whole or in parts."""
         return [
