@@ -234,6 +234,27 @@ class Counting(torch.optim.SGD):
         super().step(closure)
 
 
+def test_other_options_of_the_optimizer_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [one.getMessage() for one in caplog.records if one.name == "piper"]
+
+    caplog.set_level("WARNING", logger="piper")
+    first = alone(optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    first.step(*data()[0])
+    first.save(tmp_path / "run")
+
+    alone(optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)).resume(tmp_path / "run")
+    assert not told()
+    alone(optimizer=partial(torch.optim.SGD, lr=0.2, fused=True)).resume(tmp_path / "run")
+
+    assert told() == [
+        "the optimizer's lr was 0.1 when this was saved, and is 0.2 now",
+        "the optimizer's momentum was 0.9 when this was saved, and is 0 now",
+    ]
+
+
 def test_an_optimizer_that_counts_in_its_groups_is_refused(tmp_path: Path) -> None:
     trainer = alone(optimizer=partial(Counting, lr=0.1))
     trainer.step(*data()[0])

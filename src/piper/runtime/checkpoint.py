@@ -7,6 +7,7 @@ reads the pieces that it lies in. torch.distributed.checkpoint writes and reads 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -21,7 +22,10 @@ from piper.runtime.shards import forward
 from piper.runtime.state import DeviceState
 from piper.runtime.world import gather, world
 
+LOG = logging.getLogger("piper")
 INDEX = "piper.json"
+UNSEEN = ("foreach", "fused", "capturable", "differentiable")  # how, not what
+Told = tuple[set[str], set[str], set[tuple[str, str]]]  # of one process: parameters, kinds, options
 VERSION = 1
 ROOM = "give a folder that can be written and read by all processes, with room for it"
 
@@ -41,7 +45,7 @@ def save(
     part, pieces = folder.with_name(folder.name + ".part"), dict[str, torch.Tensor]()
     on_first(lambda: emptied(part, folder))
     everywhere(lambda: pieces.update(saved(state, spoken)))
-    everyone = gather((set(names_of(state)), optimizers_of(state)))
+    everyone = gather((set(names_of(state)), optimizers_of(state), options_of(state)))
     pieces.update(carried(state, everyone))
     try:
         with quiet():
@@ -49,8 +53,9 @@ def save(
     except dcp.CheckpointException as error:  # which torch raises on all processes
         reasons = sorted({str(reason) for reason, _ in error.failures.values()})
         raise refused("; ".join(reasons), ROOM) from None
-    kinds = sorted({kind for _, kinds in everyone or () for kind in kinds})
-    about = {"steps": steps, "optimizers": kinds, "model": model}
+    kinds = sorted({kind for _, kinds, _ in everyone or () for kind in kinds})
+    options = sorted({option for _, _, options in everyone or () for option in options})
+    about = {"steps": steps, "optimizers": kinds, "options": options, "model": model}
     on_first(lambda: finished(part, folder, about))
     if state.origin is not None:  # the older one may be gone
         state.origin = Reader(folder)
@@ -64,11 +69,17 @@ def optimizers_of(state: DeviceState) -> set[str]:
     return {type(optimizer).__name__ for optimizer in state.optimizers().values()}
 
 
-def carried(state: DeviceState, everyone: list[tuple[set[str], set[str]]] | None) -> Tensors:
+def options_of(state: DeviceState) -> set[tuple[str, str]]:
+    """What the user's optimizers were made with; rates that change later are not in it."""
+    every = (optimizer.defaults for optimizer in state.optimizers().values())
+    return {(n, repr(v)) for found in every for n, v in found.items() if n not in UNSEEN}
+
+
+def carried(state: DeviceState, everyone: list[Told] | None) -> Tensors:
     """On the first process: what an older checkpoint has of parameters not used since then."""
     if everyone is None or state.origin is None:
         return {}
-    return state.origin.rest(set().union(*(names for names, _ in everyone)))
+    return state.origin.rest(set().union(*(names for names, _, _ in everyone)))
 
 
 def emptied(part: Path, folder: Path) -> None:
@@ -119,6 +130,7 @@ def filled(folder: Path, state: DeviceState, model: Described) -> int:
     if found["steps"] and others:
         was = " and ".join(found["optimizers"])
         raise refused(f"{folder} was saved with {was}, not with {', '.join(others)}", f"use {was}")
+    tell_of_options(state, {tuple(option) for option in found.get("options", ())})
     reader, steps = Reader(folder), int(found["steps"])
     for bucket in state.buckets.values():
         reader.fill(bucket)
@@ -126,6 +138,14 @@ def filled(folder: Path, state: DeviceState, model: Described) -> int:
             forward(bucket.scheduler, steps)
     state.origin = reader
     return steps
+
+
+def tell_of_options(state: DeviceState, there: set[tuple[str, str]]) -> None:
+    """Another rate or momentum may be meant, and may not: it is no reason to refuse."""
+    here = options_of(state)
+    for name in sorted({name for name, _ in here - there} & {name for name, _ in there}):
+        was, now = (", ".join(sorted(v for n, v in of if n == name)) for of in (there, here))
+        LOG.warning("the optimizer's %s was %s when this was saved, and is %s now", name, was, now)
 
 
 def about(folder: Path) -> dict[str, Any]:
