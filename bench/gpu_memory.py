@@ -108,7 +108,8 @@ def on_gpu(arena: Arena, one: Contender, before: int) -> float:
 
 
 def on_cpu(one: Contender) -> float:
-    with Meter(one.lasting) as meter:
+    outside = one.trainer.model.parameters() if one.trainer else ()  # looked at, and not Piper's
+    with Meter(one.lasting, outside) as meter:
         one.step()
         meter.peak = 0
         one.step()

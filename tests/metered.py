@@ -59,7 +59,8 @@ def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, list[Pea
     )  # fmt: skip
     program = next(iter(trainer.programs.values()))
     states = [tensor for bucket in trainer.state.buckets.values() for tensor in bucket.tensors]
-    with Meter([*states, *program.buffers], [tokens]) as meter:
+    outside = [tokens, *model.parameters(), *model.buffers()]  # looked at, and not Piper's
+    with Meter([*states, *program.buffers], outside) as meter:
         trainer.step(tokens, tokens)  # the first one makes the optimizer's state
         meter.peak = 0
         trainer.step(tokens, tokens)
