@@ -216,7 +216,13 @@ def different_data(replica: int) -> Exception:
 
 
 def short(kind: object) -> str:
-    return str(kind[0] if isinstance(kind, tuple) else kind)[:80]
+    """
+    >>> short(((((8, 6), torch.float32), ((8,), torch.int64), "TreeSpec(...)"), (True, True)))
+    '[8, 6] and [8]'
+    """
+    leaves = kind[0][:-1] if isinstance(kind, tuple) and isinstance(kind[0], tuple) else ()
+    shapes = (str(list(leaf[0])) if isinstance(leaf, tuple) else str(leaf) for leaf in leaves)
+    return " and ".join(shapes)[:80]
 
 
 def refuse_over(closed: bool, broken: bool) -> None:
