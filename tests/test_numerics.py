@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from piper import Place, Replicate, Split, annotate, where
+from piper import Place, Replicate, Split, annotate, trainer, where
 from piper.errors import InputError
 from piper.inspection import Inspected, inspecting
 from piper.numerics import Comparison, compare
@@ -120,10 +120,8 @@ def skip_an_add(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def weigh_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every replica took the mean of its own microbatches."""
-    right = Trainer.weights
-    monkeypatch.setattr(
-        Trainer, "weights", lambda self, own, every: tuple(2 * w for w in right(self, own, every))
-    )
+    right = trainer.shares
+    monkeypatch.setattr(trainer, "shares", lambda *given: tuple(2 * w for w in right(*given)))
 
 
 def one_microbatch_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
