@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 from parity import call_alone, compare_notes
 from pool import run_on
+
+from piper.runtime.agree import fingerprint
 
 FIX = "  fix: let every process build the same model, strategy and example, with the same options"
 
@@ -43,3 +46,23 @@ def test_what_all_must_call_is_not_called_by_one(call: str, tmp_path: Path) -> N
     )
 
     assert run_on(2, call_alone, call, str(tmp_path / "run")) == [message] * 2
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "channels last"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_other_data_has_another_fingerprint(layout: str, kind: torch.dtype) -> None:
+    def batch(seed: int) -> list[torch.Tensor]:
+        made = torch.rand(4, 6, 8, 10, generator=torch.Generator().manual_seed(seed))
+        made = (made * 100).to(kind) if kind != torch.bool else made > 0.5
+        if layout == "channels last":
+            return [made.contiguous(memory_format=torch.channels_last)]
+        return [made.transpose(0, 3) if layout == "columns" else made]
+
+    assert fingerprint(batch(0)) == fingerprint(batch(0))
+    assert fingerprint(batch(0)) != fingerprint(batch(1))
+    assert fingerprint(batch(0) + batch(1)) != fingerprint(batch(1) + batch(0))
+
+
+def test_empty_tensors_and_numbers_have_fingerprints() -> None:
+    assert fingerprint([torch.empty(0, 3)]) == fingerprint([])
+    assert fingerprint([torch.tensor(3)]) != fingerprint([torch.tensor(4)])
