@@ -1,6 +1,8 @@
 """Every error a user can see: where, what, and what to write instead."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +14,17 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.what}\n  fix: {self.fix}"
+
+
+def no_option(what: str, name: str, known: Sequence[str]) -> Problem:
+    """
+    >>> print(no_option("a schedule", "zreo", ["dp", "zero"]))
+    a schedule has no option zreo
+      fix: write zero=...
+    """
+    near = get_close_matches(name, known, 1)
+    fix = f"write {near[0]}=..." if near else f"it may have {', '.join(known)}"
+    return Problem(f"{what} has no option {name}", fix)
 
 
 class PiperError(Exception):

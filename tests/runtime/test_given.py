@@ -45,7 +45,11 @@ def trainer(
         ({"lr_scheduler": StepLR(MADE, 3)}, "it is of type StepLR, made already", COSINE),
         ({"lr_scheduler": StepLR}, "lr_scheduler: it cannot be called with an optimizer", COSINE),
         ({"max_nrom": 1.0}, "Trainer: it has no option max_nrom", "write max_norm=..."),
-        ({"colour": 1.0}, "Trainer: it has no option colour", "it has optimizer, lr_scheduler, "),
+        (
+            {"colour": 1.0},
+            "Trainer: it has no option colour",
+            "it may have optimizer, lr_scheduler, ",
+        ),
         ({"max_norm": -1.0}, "max_norm: -1.0 is no norm", NORM),
         ({"max_norm": "1.0"}, "max_norm: '1.0' is no norm", NORM),
         ({"max_norm": True}, "max_norm: True is no norm", NORM),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError, Problem, no_option
 from piper.runtime.shards import SCHEDULER
 
 
@@ -19,9 +18,7 @@ def refuse_unknown(options: Collection[str], configure: Callable[..., None]) -> 
     known = [*signature(configure).parameters][3:]
     for name in options:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            fix = f"write {near[0]}=..." if near else f"it has {', '.join(known)}"
-            raise InputError("Trainer", Problem(f"it has no option {name}", fix))
+            raise InputError("Trainer", no_option("it", name, known))
 
 
 def refuse_wrong_kinds(

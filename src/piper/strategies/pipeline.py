@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
 from piper.directives.order import Ahead
-from piper.errors import Problem, StrategyError
+from piper.errors import Problem, StrategyError, no_option
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase
 from piper.strategies import schedules
@@ -179,9 +178,7 @@ def refuse_unknown(options: Iterable[str]) -> None:
     """Also where there is one replica, which uses none of them."""
     for name in options:
         if name not in OPTIONS:
-            near = get_close_matches(name, OPTIONS, 1)
-            fix = f"write {near[0]}=..." if near else f"it may have {', '.join(OPTIONS)}"
-            raise StrategyError("strategy", Problem(f"a schedule has no option {name}", fix))
+            raise StrategyError("strategy", no_option("a schedule", name, OPTIONS))
 
 
 def to_directives(
