@@ -90,7 +90,6 @@ class Trainer:
         given.refuse_unknown(options, self.configure)
         given.refuse_example(example)
         self.configure(model, loss_fn, strategy, **options)
-        self.arguments = len(example)
         if is_inspecting():
             raise Inspected(self, example, *self.compile(example))
         self.rank = join(timeout, self.device.type == "cuda")
@@ -104,6 +103,7 @@ class Trainer:
         self.stepped: set[Any] = set()  # kinds of batches that were met
         self.broken = False
         self.program(example)
+        self.arguments = len(example)
         self.taken = agree.digests(model)  # of what it has a copy of now
 
     def configure(
@@ -141,6 +141,7 @@ class Trainer:
         self.reduction = reduction_of(reduction, loss_fn, loss_weight, self.parts * self.replicas)
         self.costs = read_costs(costs)
         self.known: dict[Any, Captured] = {}
+        self.arguments = 0  # of the example, once it is known
         self.captured = captured  # what `capture` found before, for microbatches of this shape
 
     @property
@@ -164,7 +165,6 @@ class Trainer:
     def step(self, *batch: Any) -> Metrics:
         """One optimizer step on one batch."""
         self.refuse_closed()
-        given.refuse_arguments(batch, self.arguments)
         own = self.own_weights(batch)
         self.pace.begin()
         everyone = self.agreed(batch, own)
@@ -179,7 +179,7 @@ class Trainer:
             self.broken = world() > 1
             raise
         self.state.advance()
-        self.steps += 1
+        self.steps, self.taken = self.steps + 1, {}
         tokens = self.replicas * tokens_in(work.inputs)
         metrics = Metrics(self.steps, tokens, self.pace.end(program))
         self.recording.keep(self.steps, recorded, self.made.get(self.key(batch)))
@@ -231,6 +231,7 @@ class Trainer:
         Every process must call it; the others get None.
         """
         agree.agree_on_call("state_dict", self.replicas)
+        self.taken = {}  # from now on the model may have these, to evaluate
         everywhere = gather(self.state.parts(self.spoken))
         if everywhere is None:
             return None
@@ -291,8 +292,8 @@ class Trainer:
     def agreed(self, batch: tuple[Any, ...], own: Sequence[float]) -> float:
         """The weight of the batches of all replicas; refused if processes do different things."""
         everyone, key = sum(own) * self.replicas, self.key(batch)
-        if not self.stepped:  # later they may well change: to those of the state dict, to evaluate
-            agree.refuse_too_late(self.taken, self.model)
+        agree.refuse_too_late(self.taken, self.model)
+        if not self.stepped:
             self.try_mean(batch, self.known.get(key))  # of real data: an example may be zeros
         if world() > 1:
             data = tensors_of(batch)
@@ -321,7 +322,8 @@ class Trainer:
         started = time.perf_counter()
         known = self.known.get(self.key(batch)) or self.captured
         one, kind = microbatch(batch, 0, parts), self.device.type
-        captured = known or capture(self.model, self.loss_fn, one, kind)
+        make = partial(capture, self.model, self.loss_fn, one, kind)
+        captured = known or given.told_of_arguments(make, one, self.arguments or len(one))
         self.known[self.key(batch)] = captured
         self.captured, self.ignored, self.aliases = None, captured.ignored, captured.aliases
         LOG.info("captured %s in %.1f s", regions_text(captured), time.perf_counter() - started)

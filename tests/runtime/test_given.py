@@ -91,8 +91,20 @@ def test_a_step_has_the_arguments_of_the_example(batch: Any, count: int, fix: st
     with pytest.raises(PiperError) as error:
         trainer().step(*batch)
 
-    what = f"batch: step was given {count} argument(s), and the example has 2"
-    assert str(error.value) == f"{what}\n  fix: {fix}"
+    what = f"batch: step was given {count} argument(s), and the example has 2: "
+    assert str(error.value).startswith(what)
+    assert str(error.value).endswith(f"\n  fix: {fix}")
+
+
+def test_a_step_may_have_other_arguments_that_the_model_takes() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(x if mask is None else x * mask)
+
+    found = trainer(Masked(3, 3), max_norm=torch.tensor(2.0))
+
+    assert found.step(X, torch.ones(4, 3), Y).loss > 0
+    assert found.step(X, Y).loss > 0
 
 
 def test_an_error_of_the_model_names_its_line() -> None:

@@ -371,12 +371,43 @@ def test_weights_that_are_loaded_too_late_are_refused() -> None:
     model.load_state_dict(other)
     with pytest.raises(InputError, match="was changed after the Trainer was made") as error:
         trainer.step(*data()[0])
+    with pytest.raises(InputError, match="was changed after the Trainer was made"):
+        trainer.tune(*data()[0])
     model.load_state_dict(trainer.state_dict())
     trainer.step(*data()[0])
     model.load_state_dict(other)  # now it may be for anything
     trainer.step(*data()[1])
 
     assert "load the weights before you make the Trainer, or use trainer.resume" in str(error.value)
+
+
+def test_weights_of_a_resumed_run_may_be_looked_at(tmp_path: Path) -> None:
+    def made(model: nn.Module) -> Trainer:
+        return Trainer(model, functional.mse_loss, example=data()[0], optimizer=SGD)
+
+    first, model = made(Net()), Net()
+    first.step(*data()[0])
+    first.save(tmp_path / "run")
+    second = made(model)
+    second.resume(tmp_path / "run")
+    model.load_state_dict(second.state_dict())
+
+    assert second.step(*data()[1]).loss == first.step(*data()[1]).loss
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_memory_of_the_model_may_be_given_back(whole: bool) -> None:
+    model = Net()
+    trainer = Trainer(model, functional.mse_loss, example=data()[0], optimizer=SGD)
+    for parameter in model.parameters():
+        if whole:
+            parameter.data = torch.empty(0)
+        else:
+            parameter.untyped_storage().resize_(0)
+
+    found = trainer.step(*data()[0]).loss
+
+    assert found == pytest.approx(functional.mse_loss(Net()(data()[0][0]), data()[0][1]).item())
 
 
 def test_eval_after_the_first_step_is_noticed() -> None:

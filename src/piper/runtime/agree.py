@@ -55,7 +55,12 @@ def flags(model: torch.nn.Module) -> tuple[bool, ...]:
 
 def digests(model: torch.nn.Module) -> Digests:
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: digest([sample(tensor)]) for name, tensor in named if not tensor.is_meta}
+    return {name: digest([sample(tensor)]) for name, tensor in named if has_values(tensor)}
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Not on meta; nor was its memory given back, which a Trainer does not need any more."""
+    return not tensor.is_meta and tensor.numel() > 0 and tensor.untyped_storage().nbytes() > 0
 
 
 def sample(tensor: torch.Tensor) -> bytes:
@@ -119,8 +124,11 @@ def other_values(rank: int, name: str) -> Exception:
 
 def refuse_too_late(taken: Digests, model: torch.nn.Module) -> None:
     """A Trainer copies a model's values when it is made: what is loaded after that is not seen."""
-    now, lasting = digests(model), model.state_dict()  # what a forward may fill anew is not in it
-    changed = [n for n, found in taken.items() if n in lasting and now.get(n, found) != found]
+    changed = [
+        name
+        for name, one in model.named_parameters()
+        if name in taken and has_values(one) and digest([sample(one)]) != taken[name]
+    ]
     if changed:
         raise InputError(
             "model",
@@ -200,11 +208,13 @@ def different_steps(kind: tuple[object, ...]) -> Exception:
                 "let every process call both, in the same order: no `if trainer.rank == 0:` around",
             ),
         )
+    here, there = short(everyone[0]), short(everyone[other])
+    apart = "a model in another mode" if here == there else "a batch of other shapes"
+    shapes = "" if here == there else f": {there}, not {here}"
     return InputError(
         "batch",
         Problem(
-            f"process {other} has a batch of other shapes, or a model in another mode, than "
-            f"process 0: {short(everyone[other])}, not {short(everyone[0])}",
+            f"process {other} has {apart} than process 0{shapes}",
             "give every process batches of the same shape in the same step (drop_last=True), and "
             "switch train(), eval() and requires_grad in all of them",
         ),

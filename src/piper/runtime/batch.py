@@ -113,7 +113,8 @@ def tensors_of(batch: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
 def tokens_in(inputs: Sequence[torch.Tensor]) -> int:
     """Without whole numbers among the inputs, rows."""
     counts = (t.numel() for t in inputs if not t.is_floating_point())
-    return next(counts, inputs[0].shape[0])
+    rows = (t.shape[0] for t in inputs if t.dim())
+    return next(counts, next(rows, 1))
 
 
 def microbatch(batch: tuple[Any, ...], part: int, parts: int) -> tuple[Any, ...]:

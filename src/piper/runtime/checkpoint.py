@@ -142,6 +142,8 @@ def filled(folder: Path, state: DeviceState, model: Described) -> int:
 
 def tell_of_options(state: DeviceState, there: set[tuple[str, str]]) -> None:
     """Another rate or momentum may be meant, and may not: it is no reason to refuse."""
+    if dist.is_initialized() and dist.get_rank():
+        return  # the first one tells it
     here = options_of(state)
     for name in sorted({name for name, _ in here - there} & {name for name, _ in there}):
         was, now = (", ".join(sorted(v for n, v in of if n == name)) for of in (there, here))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from piper.errors import InputError, Problem, no_option
 from piper.runtime.shards import SCHEDULER
+
+Made = TypeVar("Made")
 
 
 def refuse_unknown(options: Collection[str], configure: Callable[..., None]) -> None:
@@ -33,8 +35,7 @@ def refuse_wrong_kinds(
     made = isinstance(lr_scheduler, LRScheduler)
     if made or not (lr_scheduler is None or callable(lr_scheduler)):
         raise no("lr_scheduler", lr_scheduler, SCHEDULER)
-    number = isinstance(max_norm, int | float) and not isinstance(max_norm, bool)
-    if max_norm is not None and not (number and max_norm > 0):
+    if max_norm is not None and not is_norm(max_norm):
         raise InputError(
             "max_norm", Problem(f"{max_norm!r} is no norm", "write a number above 0, or None")
         )
@@ -45,14 +46,28 @@ def refuse_example(example: Any) -> None:
         raise no("example", example, "write example=(x, y), a tuple of what step(x, y) is given")
 
 
-def refuse_arguments(batch: tuple[Any, ...], count: int) -> None:
-    """They say which are for the model, and which is for the loss: always the same number."""
-    if len(batch) == count:
-        return
-    inside = len(batch) == 1 and isinstance(batch[0], list | tuple)
-    fix = "write trainer.step(*batch)" if inside else "give step what the example has"
-    what = f"step was given {len(batch)} argument(s), and the example has {count}"
-    raise InputError("batch", Problem(what, fix))
+def is_norm(found: Any) -> bool:
+    """
+    >>> is_norm(1), is_norm(torch.tensor(0.5)), is_norm("1.0"), is_norm(True), is_norm(-1.0)
+    (True, True, False, False, False)
+    """
+    try:
+        return not isinstance(found, str | bool) and float(found) > 0
+    except (TypeError, ValueError):
+        return False
+
+
+def told_of_arguments(make: Callable[[], Made], batch: tuple[Any, ...], count: int) -> Made:
+    """What is made of a batch; what fails for other arguments than the example has says so."""
+    try:
+        return make()
+    except TypeError as error:
+        if len(batch) == count:
+            raise
+        inside = len(batch) == 1 and isinstance(batch[0], list | tuple)
+        fix = "write trainer.step(*batch)" if inside else "give step what the example has"
+        what = f"step was given {len(batch)} argument(s), and the example has {count}: {error}"
+        raise InputError("batch", Problem(what, fix)) from error
 
 
 def no(name: str, found: Any, fix: str) -> InputError:
