@@ -7,6 +7,9 @@ from torch import Tensor
 
 from piper.directives import Strategy
 from piper.models.sifted import Sifted
+from piper.plan.channels import Needs
+from piper.plan.instructions import Shape
+from piper.runtime.comm import ProcessComm
 from piper.trainer import Trainer
 
 PARTS, STEPS = 4, 3
@@ -42,3 +45,27 @@ def plain() -> tuple[list[float], dict[str, Tensor]]:
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses, model.state_dict()
+
+
+SENT = ([torch.arange(6.0).view(3, 2), torch.arange(4.0)], [torch.ones(2)], [torch.zeros(0, 2)])
+SHAPES: tuple[tuple[Shape, ...], ...] = (
+    (((None, 2), "float32"), ((None,), "float32")),
+    (((2,), "float32"),),
+    (((None, 2), "float32"),),
+)
+
+
+def converse(rank: int) -> list[list[Tensor]]:
+    """Three messages on one link, all posted before the first of them is waited for."""
+    link = ("pp", 0, 1)
+    comm = ProcessComm()
+    comm.extend(Needs(streams=["pp"], links=[link], sized=[link]))
+    if rank == 0:
+        pairs = zip(SENT, SHAPES, strict=True)
+        sends = [comm.send(tuple(sent), shapes, 1, "pp") for sent, shapes in pairs]
+        got = [one.wait() for one in sends] and []
+    else:
+        coming = [comm.recv(shapes, 0, "pp", None) for shapes in SHAPES]
+        got = [list(one.wait()) for one in coming]
+    comm.close()
+    return got

@@ -22,6 +22,12 @@ def test_sizes_that_depend_on_data_cross_devices(schedule: str) -> None:
     torch.testing.assert_close(whole, dict(parameters))
 
 
+def test_messages_of_a_link_come_in_order_whatever_their_sizes() -> None:
+    _, got = run_on(2, dynamic.converse)
+
+    torch.testing.assert_close(got, list(dynamic.SENT))
+
+
 def test_where_sizes_come_first_a_courier_receives() -> None:
     fixed = Send("a", "x", (((2, 4), "float32"),), 1, "pp")
     loose = Send("b", "y", (((2,), "int64"), ((None, 4), "float32")), 2, "pp")
