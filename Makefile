@@ -29,8 +29,8 @@ lint: $(READY)
 ALONE = nice -n 10 $(BIN)/pytest -m 'not processes and not soak'
 
 test: $(READY) lint
-	@$(ALONE) tests/runtime > .row2.log 2>&1 & two=$$!; \
-	$(ALONE) --ignore=tests/runtime > .row3.log 2>&1 & three=$$!; \
+	@$(ALONE) tests/runtime tests/job > .row2.log 2>&1 & two=$$!; \
+	$(ALONE) --ignore=tests/runtime tests/job > .row3.log 2>&1 & three=$$!; \
 	trap "kill $$two $$three" INT TERM; \
 	$(BIN)/pytest -m 'processes and not soak'; status=$$?; \
 	for row in $$two $$three; do wait $$row || status=1; done; \

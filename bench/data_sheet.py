@@ -17,9 +17,9 @@ from capture.interpreter import Interpreter, state  # noqa: E402
 from common import save  # noqa: E402
 
 from piper.capture import Captured, capture  # noqa: E402
+from piper.job.pricing import costs_of_device  # noqa: E402
 from piper.models.llama import Llama, LlamaConfig, cross_entropy  # noqa: E402
 from piper.names import B, F  # noqa: E402
-from piper.pricing import costs_of_device  # noqa: E402
 from piper.sim.devices import DeviceKind, device_kind  # noqa: E402
 from piper.sim.topology import NETWORKS  # noqa: E402
 

@@ -25,8 +25,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import piper
 from piper.capture import Captured, capture
+from piper.runtime.comm.world import join
 from piper.runtime.hardware import chosen_device
-from piper.runtime.world import join
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float32: 1e-4}  # of a loss, relative

@@ -16,9 +16,9 @@ from gpu_peers import pipelined, replica
 
 import piper
 from piper.capture import capture
-from piper.compiler import compile_strategy
-from piper.plan.memory import peak
-from piper.runtime.meter import Meter
+from piper.job.compiler import compile_strategy
+from piper.plan.analyse.memory import peak
+from piper.runtime.observe.memory_meter import Meter
 
 PP, SCHEDULE = 2, "1f1b"
 Found = dict[str, float]

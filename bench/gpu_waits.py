@@ -19,7 +19,7 @@ from gpu_arena import Arena, Contender
 from gpu_experts import OURS, PP, balanced_size, ours
 from gpu_peers import replica
 
-from piper.runtime.comm import Journey
+from piper.runtime.comm.gloo import Journey
 
 SHOWN = (OURS, "piper dualpipev pairs", "piper 1f1b")
 

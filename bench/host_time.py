@@ -15,14 +15,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from common import save  # noqa: E402
 from synthetic import chain  # noqa: E402
 
-from piper.compiler import compile_strategy  # noqa: E402
 from piper.directives import Place, Split  # noqa: E402
 from piper.ir.filters import where  # noqa: E402
+from piper.job.compiler import compile_strategy  # noqa: E402
 from piper.plan.instructions import Run  # noqa: E402
 from piper.runtime.batch import Batch
-from piper.runtime.comm import ProcessComm  # noqa: E402
+from piper.runtime.comm.gloo import ProcessComm  # noqa: E402
 from piper.runtime.execute import Program  # noqa: E402
-from piper.runtime.state import DeviceState  # noqa: E402
+from piper.runtime.state.device_state import DeviceState  # noqa: E402
 
 PARTS, STAGES, TURNS = 64, 8, 20
 

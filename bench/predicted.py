@@ -29,10 +29,10 @@ from models import cross_entropy
 
 import piper
 from piper.ir.costs import Costs
+from piper.job.pricing import price
+from piper.job.profiling import profile
 from piper.launch.local import run_local
 from piper.models.llama import LlamaConfig
-from piper.pricing import price
-from piper.profiling import profile
 from piper.sim.report import report
 from piper.trainer import Trainer
 

@@ -17,9 +17,9 @@ import torch
 from common import interleaved, save
 
 import piper
+from piper.job.pricing import price
+from piper.job.profiling import profile
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
-from piper.pricing import price
-from piper.profiling import profile
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-4, fused=True)
 LENGTH, VOCAB, LAYERS = 512, 8192, 4

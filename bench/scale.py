@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from common import save
 from large_models import DeepSeekLike
 
-from piper.compiler import collector_off, compile_strategy
-from piper.plan.memory import peak
-from piper.pricing import costs_of_device, price
+from piper.job.compiler import collector_off, compile_strategy
+from piper.job.pricing import costs_of_device, price
+from piper.plan.analyse.memory import peak
 from piper.sim.devices import device_kind
 from piper.sim.report import report
 from piper.sim.topology import NETWORKS

@@ -19,10 +19,10 @@ from models import Staged, batch, cross_entropy
 import piper
 from piper.models.llama import LlamaConfig
 from piper.runtime.batch import Batch
-from piper.runtime.clocks import offset_to_first
+from piper.runtime.comm.world import gather
 from piper.runtime.execute import Program
-from piper.runtime.recorder import Recorder, merged
-from piper.runtime.world import gather
+from piper.runtime.observe.clocks import offset_to_first
+from piper.runtime.observe.recorder import Recorder, merged
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 CASES = {  # dim, layers, length, microbatches, strategy

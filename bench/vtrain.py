@@ -23,12 +23,12 @@ from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
-from piper.compiler import Compiled, compile_strategy
 from piper.ir.costs import Costs
 from piper.ir.model import Bucket, Model, Parameter, Region
 from piper.ir.values import Origin, TensorSpec, Value
+from piper.job.compiler import Compiled, compile_strategy
+from piper.job.pricing import costs_of_device, price
 from piper.names import BI, BW, B, BucketId, F, RegionId, ValueId
-from piper.pricing import costs_of_device, price
 from piper.sim.devices import DEVICES, DeviceKind
 from piper.sim.topology import NETWORKS, Topology
 from piper.strategies import BUILDERS

@@ -26,8 +26,8 @@ from torch import Tensor
 
 import piper
 from piper.models.llama import LlamaConfig, cross_entropy, rotary_tables
-from piper.plan.memory import peak
-from piper.runtime.meter import Meter
+from piper.plan.analyse.memory import peak
+from piper.runtime.observe.memory_meter import Meter
 
 PP, DP, PARTS = 2, 2, 4
 Measured = tuple[int, int | None]  # bytes as measured, and as computed before

@@ -10,7 +10,7 @@ from replicas import ADAMW, Run, batches, known
 
 from piper.directives import Place, Strategy
 from piper.ir.replicas import replicas
-from piper.runtime.state import Part
+from piper.runtime.state.device_state import Part
 from piper.trainer import Trainer
 
 ROWS, SAVED = 8, 2  # rows of all replicas; steps before a run is saved

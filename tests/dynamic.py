@@ -7,9 +7,9 @@ from torch import Tensor
 
 from piper.directives import Strategy
 from piper.models.sifted import Sifted
-from piper.plan.channels import Needs
+from piper.plan.analyse.channels import Needs
 from piper.plan.instructions import Shape
-from piper.runtime.comm import ProcessComm
+from piper.runtime.comm.gloo import ProcessComm
 from piper.trainer import Trainer
 
 PARTS, STEPS = 4, 3

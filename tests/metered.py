@@ -13,9 +13,9 @@ from piper.directives import Place, Strategy
 from piper.ir.model import Model
 from piper.ir.replicas import replicas
 from piper.models.llama import Llama, LlamaConfig, cross_entropy, rotary_tables
-from piper.plan.memory import Peak, peak
-from piper.plan.pool import ALIGNED
-from piper.runtime.meter import Meter
+from piper.plan.analyse.memory import Peak, peak
+from piper.plan.buffer_layout import ALIGNED
+from piper.runtime.observe.memory_meter import Meter
 from piper.trainer import Trainer
 
 VOCAB, LENGTH = 64, 16

@@ -15,7 +15,7 @@ from piper.errors import PiperError
 from piper.ir.filters import where
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.models.skips import Skips, squared_error
-from piper.runtime.state import assembled
+from piper.runtime.state.device_state import assembled
 from piper.trainer import Trainer
 
 STEPS, LENGTH, VOCAB, FEATURES = 3, 6, 32, 8

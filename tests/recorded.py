@@ -11,11 +11,11 @@ from replicas import ADAMW, batches, digests, known
 
 from piper.directives import Place, Strategy
 from piper.ir.replicas import replicas
-from piper.launch.window import Window
+from piper.job.tracing import Recording
+from piper.launch.trace_window import Window
+from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan
-from piper.plan.trace import Trace
-from piper.runtime.clocks import Offset, offset_to_first
-from piper.tracing import Recording
+from piper.runtime.observe.clocks import Offset, offset_to_first
 from piper.trainer import Trainer
 
 

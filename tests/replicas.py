@@ -19,7 +19,7 @@ from piper.errors import PiperError
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.models.llama import Llama, LlamaConfig
-from piper.runtime.state import Part, assembled
+from piper.runtime.state.device_state import Part, assembled
 from piper.trainer import Trainer
 
 STEPS, VOCAB, LENGTH, FEATURES = 3, 17, 5, 7

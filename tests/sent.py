@@ -13,10 +13,10 @@ from replicas import ADAMW, Net, batches, data, known
 from torch import Tensor, nn
 from torch.nn import functional
 
-from piper import sending
 from piper.directives import Place, Split, Strategy
 from piper.errors import InputError
 from piper.ir.filters import where
+from piper.job import shipping
 from piper.trainer import Trainer
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -75,10 +75,10 @@ def tune(rank: int, text: str) -> list[int]:
         counts.extend(len(json.loads(parcel)) - 1 for parcel in texts.values())
         original(texts)
 
-    original = sending.send
+    original = shipping.send
     mine = [tuple(t.chunk(2)[rank] for t in batch) for batch in batches("moe spread", 4)]
     model, loss, found = known(rank, "moe spread", 1, 1)
-    with patch("piper.sending.send", send):
+    with patch("piper.job.shipping.send", send):
         trainer = Trainer(
             model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0], captured=found
         )

@@ -6,11 +6,11 @@ from typing import Any
 
 from synthetic import chain, moe_chain
 
-from piper.compiler import Compiled, compile_strategy
 from piper.directives import Stream
 from piper.ir.costs import Costs
 from piper.ir.model import Model
-from piper.plan.trace import MEASURED, Span, Trace
+from piper.job.compiler import Compiled, compile_strategy
+from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.strategies import BUILDERS
 from piper.view.story import DeviceStory, Story, story
 

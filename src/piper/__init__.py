@@ -21,8 +21,8 @@ _HOMES = {
     "Strategy": "piper.directives",
     "Trainer": "piper.trainer",
     "Metrics": "piper.trainer",
-    "rehearse": "piper.rehearsal",
-    "compile_strategy": "piper.compiler",
+    "rehearse": "piper.job.rehearsal",
+    "compile_strategy": "piper.job.compiler",
 }
 _MODULES = ("strategies", "models", "errors")
 

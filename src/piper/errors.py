@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+BUG = "this is a bug of Piper, please report it with the strategy"
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

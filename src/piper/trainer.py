@@ -11,17 +11,21 @@ from typing import Any
 
 import torch
 
-from piper.assignment import Assignment, assignment
 from piper.capture import Captured, capture
-from piper.capture.kernels import Kernels
-from piper.compiler import Compiled, compile_strategy
+from piper.capture.kernels.callables import Kernels
 from piper.directives import Place, Strategy
 from piper.directives.strategy import as_strategy
-from piper.inspection import Inspected, is_inspecting, looks_at_roles, plans_text, regions_text
 from piper.ir.costs import Costs
 from piper.ir.replicas import replicas
+from piper.job import arguments, consistency
+from piper.job.assignment import Assignment, assignment
+from piper.job.compiler import Compiled, compile_strategy
+from piper.job.inspection import Inspected, is_inspecting, looks_at_roles, plans_text, regions_text
+from piper.job.loss_reduction import refuse_no_mean
+from piper.job.shipping import Sending
+from piper.job.tracing import from_environment, recording
+from piper.job.tuning import by_code, costs_of, read_costs
 from piper.names import Phase
-from piper.runtime import agree, checkpoint, given
 from piper.runtime.batch import (
     Batch,
     microbatch,
@@ -35,24 +39,21 @@ from piper.runtime.batch import (
     tokens_in,
     weighed,
 )
-from piper.runtime.comm import Comm, ProcessComm
+from piper.runtime.comm.gloo import Comm, ProcessComm
+from piper.runtime.comm.transport import communicators
+from piper.runtime.comm.world import gather, join, refuse_wrong_world, world
 from piper.runtime.execute import Kernel, Program
-from piper.runtime.graphs import record_graphs
+from piper.runtime.gpu.cuda_graphs import record_graphs
+from piper.runtime.gpu.stream_shares import compute_lane
+from piper.runtime.gpu.warmup import warm
 from piper.runtime.hardware import chosen_device
-from piper.runtime.initial import initial_values
-from piper.runtime.lanes import compute_lane
-from piper.runtime.means import refuse_no_mean
-from piper.runtime.measure import measure, together
 from piper.runtime.metrics import Metrics
-from piper.runtime.pace import pace_on
-from piper.runtime.shards import MakeOptimizer, MakeScheduler
-from piper.runtime.state import DeviceState, assembled
-from piper.runtime.transport import communicators
-from piper.runtime.warm import warm
-from piper.runtime.world import gather, join, refuse_wrong_world, world
-from piper.sending import Sending
-from piper.tracing import from_environment, recording
-from piper.tuning import by_code, costs_of, read_costs
+from piper.runtime.observe.measure import measure, together
+from piper.runtime.state import checkpoint
+from piper.runtime.state.device_state import DeviceState, assembled
+from piper.runtime.state.initial_values import initial_values
+from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
+from piper.runtime.steps_in_flight import pace_on
 
 Loss = Callable[..., torch.Tensor]
 LOG = logging.getLogger("piper")
@@ -87,8 +88,8 @@ class Trainer:
         timeout: float = 600.0,
         **options: Any,
     ) -> None:
-        given.refuse_unknown(options, self.configure)
-        given.refuse_example(example)
+        arguments.refuse_unknown(options, self.configure)
+        arguments.refuse_example(example)
         self.configure(model, loss_fn, strategy, **options)
         if is_inspecting():
             raise Inspected(self, example, *self.compile(example))
@@ -104,7 +105,7 @@ class Trainer:
         self.broken = False
         self.program(example)
         self.arguments = len(example)
-        self.taken = agree.digests(model)  # of what it has a copy of now
+        self.taken = consistency.digests(model)  # of what it has a copy of now
 
     def configure(
         self,
@@ -126,7 +127,7 @@ class Trainer:
         device: str | None = None,
     ) -> None:
         """What to do, before any other process is involved."""
-        given.refuse_wrong_kinds(model, loss_fn, optimizer, lr_scheduler, max_norm)
+        arguments.refuse_wrong_kinds(model, loss_fn, optimizer, lr_scheduler, max_norm)
         self.device = chosen_device(device)
         self.pace = pace_on(self.device)
         self.model, self.loss_fn = model, loss_fn
@@ -218,8 +219,7 @@ class Trainer:
     ) -> Batch:
         """A batch as programs take it; dropout is seeded by the step."""
         inputs = tuple(map(self.pace.moved, tensors_of(batch)))
-        several = self.parts * self.replicas > 1
-        if several and self.reduction == "mean" and not self.loss_weight:
+        if self.parts * self.replicas > 1 and self.reduction == "mean" and not self.loss_weight:
             refuse_ignored(tensors_of(batch), self.ignored)
         seed = self.seed * 1_000_003 + step
         weights = shares(own, everyone, self.reduction, self.loss_weight is not None)
@@ -230,7 +230,7 @@ class Trainer:
 
         Every process must call it; the others get None.
         """
-        agree.agree_on_call("state_dict", self.replicas)
+        consistency.agree_on_call("state_dict", self.replicas)
         self.taken = {}  # from now on the model may have these, to evaluate
         everywhere = gather(self.state.parts(self.spoken))
         if everywhere is None:
@@ -259,8 +259,8 @@ class Trainer:
         Every process calls it, before the first step. `missing_ok`: nothing there is a beginning.
         """
         self.enter("resume")
-        model, at = checkpoint.described(self.model), Path(folder)
-        self.steps = checkpoint.resume(at, self.state, model, self.steps, missing_ok)
+        model = checkpoint.described(self.model)
+        self.steps = checkpoint.resume(Path(folder), self.state, model, self.steps, missing_ok)
         return self.steps
 
     def close(self) -> None:
@@ -274,10 +274,10 @@ class Trainer:
     def enter(self, call: str) -> None:
         """Of what all processes must do together; a step has its own way."""
         self.refuse_closed()
-        agree.agree_on_call(call, self.replicas)
+        consistency.agree_on_call(call, self.replicas)
 
     def refuse_closed(self) -> None:
-        agree.refuse_over(self.comm is None, self.broken)
+        consistency.refuse_over(self.comm is None, self.broken)
 
     def own_weights(self, batch: tuple[Any, ...]) -> list[float]:
         """What the user says that each microbatch of this batch weighs."""
@@ -292,14 +292,14 @@ class Trainer:
     def agreed(self, batch: tuple[Any, ...], own: Sequence[float]) -> float:
         """The weight of the batches of all replicas; refused if processes do different things."""
         everyone, key = sum(own) * self.replicas, self.key(batch)
-        agree.refuse_too_late(self.taken, self.model)
+        consistency.refuse_too_late(self.taken, self.model)
         if not self.stepped:
             self.try_mean(batch, self.known.get(key))  # of real data: an example may be zeros
         if world() > 1:
             data = tensors_of(batch)
             if key in self.stepped and any(one.is_cuda for one in data):
                 data = ()  # to look at them would be to wait for the GPU
-            everyone = agree.agree_on_step(key, data, self.replica, self.replicas, sum(own))
+            everyone = consistency.agree_on_step(key, data, self.replica, self.replicas, sum(own))
         self.stepped.add(key)
         refuse_weightless(everyone)
         return everyone
@@ -313,7 +313,7 @@ class Trainer:
 
     def key(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a program is compiled for."""
-        return shape_key(batch), agree.flags(self.model)
+        return shape_key(batch), consistency.flags(self.model)
 
     def compile(self, batch: tuple[Any, ...]) -> tuple[Captured, Compiled]:
         """Capture the model for this shape of batch, and apply the strategy."""
@@ -323,7 +323,7 @@ class Trainer:
         known = self.known.get(self.key(batch)) or self.captured
         one, kind = microbatch(batch, 0, parts), self.device.type
         make = partial(capture, self.model, self.loss_fn, one, kind)
-        captured = known or given.told_of_arguments(make, one, self.arguments or len(one))
+        captured = known or arguments.told_of_arguments(make, one, self.arguments or len(one))
         self.known[self.key(batch)] = captured
         self.captured, self.ignored, self.aliases = None, captured.ignored, captured.aliases
         LOG.info("captured %s in %.1f s", regions_text(captured), time.perf_counter() - started)
@@ -341,7 +341,7 @@ class Trainer:
     def build(self, batch: tuple[Any, ...]) -> Program:
         """What this device does; compiled by the first one, for all."""
         if self.comm is None:
-            agree.refuse_disagreement(self.given(batch), self.model)
+            consistency.refuse_disagreement(self.given(batch), self.model)
         mine, kernels = self.assign(batch)
         self.assigned[self.key(batch)], self.ignored = mine, mine.ignored
         if self.comm is None:
@@ -394,7 +394,7 @@ class Trainer:
         return {
             "strategy": str(self.strategy),
             "example": repr(shape_key(batch)),
-            "model": f"{agree.structure(self.model)} {agree.flags(self.model)}",
+            "model": f"{consistency.structure(self.model)} {consistency.flags(self.model)}",
             "device": self.device.type,
             **{name: repr(getattr(self, name)) for name in names},
         }

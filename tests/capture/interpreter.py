@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from piper.capture import Captured
-from piper.capture.kernels import Kernels
+from piper.capture.kernels.callables import Kernels
 from piper.ir.model import Region
 from piper.ir.values import Origin, TensorSpec
 from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId

@@ -12,10 +12,11 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from piper.capture import Captured, annotate, capture, kernels
-from piper.capture.kernels import Kernel, Kernels
-from piper.capture.nodes import value
-from piper.capture.shipping import from_json, to_json
+from piper.capture import Captured, annotate, capture
+from piper.capture.fx_nodes import value
+from piper.capture.kernels import callables
+from piper.capture.kernels.callables import Kernel, Kernels
+from piper.capture.kernels.shipping import from_json, to_json
 from piper.errors import CaptureError
 from piper.names import BI, B, F, Phase, RegionId
 
@@ -261,7 +262,7 @@ def test_a_constant_lies_in_memory_as_it_did() -> None:
 def test_what_was_sent_is_compiled_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """All processes compile at once then: who sends it does not wait for who gets it."""
     compiled = []
-    monkeypatch.setattr(kernels, "_compiled", lambda module: compiled.append(module) or tuple)
+    monkeypatch.setattr(callables, "_compiled", lambda module: compiled.append(module) or tuple)
     captured, there = mixed(), Kernels()
     code = captured.model.by_id[RegionId("PP0")].code
 

@@ -13,7 +13,7 @@ from piper.cli import app
 from piper.cli.simulate import settings_of
 from piper.errors import StrategyError
 from piper.ir.costs import Costs
-from piper.plan.memory import Peak
+from piper.plan.analyse.memory import Peak
 from piper.sim.estimate import Estimate
 from piper.sim.report import Report
 from piper.sim.topology import NETWORKS, Topology
@@ -158,7 +158,7 @@ def test_the_files_on_the_page_are_read() -> None:
 
 
 def test_costs_are_measured_here_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper.profiling.machine", lambda: Costs(cores=2.0))
+    monkeypatch.setattr("piper.job.profiling.machine", lambda: Costs(cores=2.0))
     file = tmp_path / "costs.json"
     file.write_text(Costs(compute={"other F": 1.0}).to_json())
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from synthetic import chain
 
-from piper.compiler import compile_strategy
 from piper.directives import Directive, Order, Place, Split, apply
 from piper.errors import DirectiveError, PassError
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter, where
 from piper.ir.model import Model
 from piper.ir.training import training_dag
+from piper.job.compiler import compile_strategy
 
 
 def F(stage: int, microbatch: int) -> Filter:

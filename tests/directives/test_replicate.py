@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 from synthetic import chain
 
-from piper.compiler import compile_strategy
 from piper.directives import Order, Place, Replicate, Split, Strategy, apply
 from piper.errors import DirectiveError, PassError, Refused, StrategyError
 from piper.ir.filters import where
 from piper.ir.nodes import Collective
 from piper.ir.training import training_dag
+from piper.job.compiler import compile_strategy
 
 BOTH = [Place(where(PP=0), [0, 2]), Place(where(PP=1), [1, 3])]
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from synthetic import moe_chain
 
-from piper.compiler import Compiled, compile_strategy
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
 from piper.errors import StrategyError
 from piper.ir.filters import where
 from piper.ir.nodes import Collective, Exchange
+from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.instructions import State
 
 TWO, FOUR, EIGHT = [0, 1], [0, 1, 2, 3], list(range(8))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from synthetic import moe_chain
 
-from piper.compiler import compile_strategy
 from piper.directives import Directive, Place, Replicate, Shard, Split
 from piper.errors import DirectiveError, PassError, Refused
 from piper.ir.filters import where
 from piper.ir.model import Model, Parameter
 from piper.ir.values import TensorSpec, Value
+from piper.job.compiler import compile_strategy
 
 TWO, FOUR = [0, 1], [0, 1, 2, 3]
 PAIRS = [[0, 1], [2, 3]]

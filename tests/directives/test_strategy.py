@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import chain
 
-from piper.compiler import compile_strategy
 from piper.directives import Directive, Order, Place, Shard, Split, Strategy, Stream
 from piper.errors import Refused, StrategyError
 from piper.ir.filters import ANY, Filter, where
+from piper.job.compiler import compile_strategy
 
 A, C = Place(where(PP=0), [0]), Place(where(PP=1), [1])
 MB = Split("MB", 2)

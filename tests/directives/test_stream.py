@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from synthetic import chain, moe_chain
 
-from piper.compiler import compile_strategy
 from piper.directives import Place, Split, Strategy, Stream
 from piper.errors import DirectiveError, PassError, Refused, StrategyError
 from piper.ir.filters import where
 from piper.ir.text import text
+from piper.job.compiler import compile_strategy
 from piper.names import Share
 from piper.plan.serial import from_json, to_json
 from piper.strategies import dualpipev

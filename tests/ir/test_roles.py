@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from synthetic import chain, moe_chain
 
-from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Replicate, Split
 from piper.errors import PlanError
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.ir.roles import Present, roles
-from piper.plan.check import check
+from piper.job.compiler import Compiled, compile_strategy
+from piper.plan.check.check import check
+from piper.plan.check.proof import prove
 from piper.plan.instructions import Exchange, Gather, Reduce
-from piper.plan.proof import prove
 from piper.strategies import BUILDERS
 
 CASES: list[tuple[str, Model, dict[str, Any]]] = [

@@ -6,7 +6,7 @@ from synthetic import chain
 
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Update
-from piper.ir.spec import CAPTURED, require
+from piper.ir.rules import CAPTURED, require
 from piper.ir.training import split_backward, training_dag
 
 

@@ -21,7 +21,7 @@ from piper.errors import InputError
 from piper.launch.ending import Ended, verdict
 from piper.launch.keeper import Keeper, interface
 from piper.launch.on_ray import LOCAL, NOTICE, joined, load, refuse_unreachable, time_after
-from piper.launch.seats import Place, seats
+from piper.launch.rank_assignment import Place, seats
 
 pytestmark = pytest.mark.processes
 TESTS = Path(__file__).parent.parent

@@ -15,7 +15,6 @@ from plan.expert_programs import scheduled
 from plan.numbers import expected
 from synthetic import ROW, TOKENS, MoeChain, moe_chain, moe_region
 
-from piper.compiler import compile_strategy
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, apply
 from piper.ir.costs import Costs
 from piper.ir.dag import Dag
@@ -24,10 +23,11 @@ from piper.ir.model import Model, Parameter, Region
 from piper.ir.nodes import Compute, Exchange
 from piper.ir.training import training_dag
 from piper.ir.values import Origin, TensorSpec, Value
+from piper.job.compiler import compile_strategy
+from piper.job.pricing import price
 from piper.names import ValueId
 from piper.passes.exchanges import insert_exchanges
 from piper.plan.instructions import Load
-from piper.pricing import price
 
 SPECS = {"h": ROW, "l": TensorSpec(()), "r": TOKENS, "b": TOKENS, "c": TensorSpec((4,), "int64")}
 TWO = [0, 1]

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from plan.programs import Program, programs
 from synthetic import chain, network
 
-from piper.compiler import Compiled, compile_strategy
 from piper.directives import Order, Place, Split
 from piper.ir.dag import Dag
 from piper.ir.filters import where
 from piper.ir.nodes import Compute
+from piper.job.compiler import Compiled, compile_strategy
 
 
 def pipeline(stages: int, microbatches: int) -> Compiled:

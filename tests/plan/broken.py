@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from plan.mutants import Plans, changed, inserted, rearranged, with_code
 from synthetic import chain
 
-from piper.compiler import Compiled, compile_strategy
 from piper.directives import Order, Place, Replicate, Split
 from piper.ir.filters import where
+from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.instructions import Instruction, line
 
 

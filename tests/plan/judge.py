@@ -12,9 +12,9 @@ from plan.numbers import expected
 from plan.programs import Program
 from plan.slips import ACTIONS
 
-from piper.compiler import Compiled
 from piper.errors import PlanError
-from piper.plan.check import check
+from piper.job.compiler import Compiled
+from piper.plan.check.check import check
 from piper.plan.instructions import Exchange, Free, Gather, Keep, Load, Reduce
 
 BESIDE = (Reduce, Gather, Exchange)

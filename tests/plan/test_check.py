@@ -20,12 +20,11 @@ from plan.slips import SLIPS
 from plan.slips_of_replicas import SLIPS_OF_REPLICAS
 from synthetic import chain, frozen
 
-from piper.compiler import Compiled, compile_strategy
 from piper.directives import Place, Replicate, Split
-from piper.errors import PlanError
+from piper.errors import BUG, PlanError
 from piper.ir.filters import where
-from piper.ir.spec import BUG
-from piper.plan.check import check
+from piper.job.compiler import Compiled, compile_strategy
+from piper.plan.check.check import check
 from piper.plan.instructions import (
     Gather,
     Plan,

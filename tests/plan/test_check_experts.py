@@ -7,7 +7,7 @@ from plan.judge import accepted, any_slip, is_right, must_be_refused
 from plan.mutants import mutants, with_experts
 from plan.slips_of_experts import SLIPS_OF_EXPERTS
 
-from piper.plan.check import check
+from piper.plan.check.check import check
 
 EXAMPLES = 60
 OFTEN_HARMLESS = ("a buffer ends while it is exchanged, a wait is missing",)  # readers waited, too

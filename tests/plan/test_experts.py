@@ -12,9 +12,9 @@ from plan.numbers import expected
 from plan.programs import Program
 from synthetic import moe_chain
 
-from piper.compiler import compile_strategy
 from piper.directives import Place
 from piper.directives.order import Ahead
+from piper.job.compiler import compile_strategy
 from piper.strategies import BUILDERS
 
 STEPS = 2  # the second one sees what the first one left behind

@@ -20,14 +20,14 @@ from plan.broken import (
 )
 from plan.mutants import Plans
 
-from piper.compiler import Compiled
 from piper.errors import PlanError
 from piper.ir.nodes import Precedence
+from piper.job.compiler import Compiled
 from piper.names import NodeId
-from piper.plan.check import check
-from piper.plan.excerpts import excerpts
+from piper.plan.check.check import check
+from piper.plan.check.excerpts import excerpts
+from piper.plan.check.proof import Proof, prove
 from piper.plan.instructions import Load, Plan
-from piper.plan.proof import Proof, prove
 
 Golden = Callable[[str, str], None]
 

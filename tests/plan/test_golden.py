@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 from synthetic import chain
 
-from piper.compiler import Compiled, compile_strategy
 from piper.directives import Order, Place, Replicate, Split
 from piper.ir.filters import where
 from piper.ir.text import text
+from piper.job.compiler import Compiled, compile_strategy
 
 Golden = Callable[[str, str], None]
 

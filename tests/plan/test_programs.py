@@ -11,11 +11,11 @@ from plan.numbers import expected
 from plan.programs import Program, programs, random_program
 from synthetic import ROW, bucket, chain
 
-from piper.compiler import compile_strategy
 from piper.directives import Order, Place, Split
 from piper.ir.filters import where
 from piper.ir.model import Model, Region
 from piper.ir.values import Origin, Value
+from piper.job.compiler import compile_strategy
 from piper.names import BucketId, RegionId, ValueId
 
 STEPS = 2  # the second one sees what the first one left behind

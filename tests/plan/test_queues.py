@@ -6,11 +6,11 @@ import pytest
 from synthetic import chain
 
 from piper import strategies
-from piper.compiler import compile_strategy
 from piper.ir.model import Model
+from piper.job.compiler import compile_strategy
+from piper.plan.check.queues import stops
 from piper.plan.instructions import Plan, Recv
-from piper.plan.lower import lower
-from piper.plan.queues import stops
+from piper.plan.lower.lowering import lower
 
 CASES = [
     ("interleaved-zb", {"pp": 4}, 8, False),

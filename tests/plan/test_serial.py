@@ -2,9 +2,9 @@
 
 from synthetic import chain, moe_chain
 
-from piper.compiler import compile_strategy
 from piper.directives import Place, Replicate, Shard, Split
 from piper.ir.filters import where
+from piper.job.compiler import compile_strategy
 from piper.plan.serial import from_json, to_json
 from piper.strategies import zb_h1
 

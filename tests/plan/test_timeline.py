@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from synthetic import chain
 
-from piper.compiler import compile_strategy
-from piper.plan.memory import holders, lasting, peak, timeline
-from piper.plan.trace import SIMULATED, Span, Trace
+from piper.job.compiler import compile_strategy
+from piper.plan.analyse.memory import holders, lasting, peak, timeline
+from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.strategies import BUILDERS
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from synthetic import TOKENS, chain, moe_chain
 
-from piper.compiler import compile_strategy
 from piper.directives import Order, Place, Replicate, Shard, Split
 from piper.ir.filters import where
-from piper.plan.traffic import traffic
+from piper.job.compiler import compile_strategy
+from piper.plan.analyse.traffic import traffic
 
 BUCKET = 4 * 4 * 4  # bytes of a region's parameters in a chain
 ROW = 2 * 4 * 4  # bytes of what goes from region to region

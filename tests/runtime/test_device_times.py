@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from piper.plan.trace import MEASURED, Span, Trace
-from piper.runtime.device_times import device_times
-from piper.runtime.recorder import on_devices
+from piper.plan.analyse.trace import MEASURED, Span, Trace
+from piper.runtime.observe.device_times import device_times
+from piper.runtime.observe.recorder import on_devices
 
 NAMES = ["PP0:F@0", "send h0", "PP0:F@0", "free x"]  # one name twice in a plan
 

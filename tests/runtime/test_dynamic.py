@@ -5,7 +5,7 @@ import pytest
 import torch
 from pool import run_on
 
-from piper.plan.channels import needs
+from piper.plan.analyse.channels import needs
 from piper.plan.instructions import Plan, Send
 from piper.strategies import BUILDERS
 

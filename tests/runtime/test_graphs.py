@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.capture import capture
 from piper.errors import RunError
+from piper.job.rehearsal import Rehearsal, rehearse
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
+from piper.plan.analyse.segments import Hosted, Recorded, segments
 from piper.plan.instructions import Recv, Run
-from piper.plan.segments import Hosted, Recorded, segments
-from piper.rehearsal import Rehearsal, rehearse
-from piper.runtime.graphs import Graphs, put, record_graphs
+from piper.runtime.gpu.cuda_graphs import Graphs, put, record_graphs
 from piper.strategies import BUILDERS
 from piper.trainer import Trainer
 
@@ -230,7 +230,8 @@ def test_a_failed_recording_leaves_nothing_behind(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(OperatorTape, "record", refusing)
     seen = with_graphs(monkeypatch)
-    monkeypatch.setattr("piper.rehearsal.run_together", lambda *given: given[1:2] and loaded(given))
+    run = "piper.job.rehearsal.run_together"
+    monkeypatch.setattr(run, lambda *given: given[1:2] and loaded(given))
 
     def loaded(given: Any) -> None:
         plans, load = given[:2]

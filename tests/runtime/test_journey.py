@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from piper.runtime.comm import Journey
-from piper.runtime.cuda import CudaComm, CudaCourier, CudaJourney
+from piper.runtime.comm.gloo import Journey
+from piper.runtime.comm.nccl import CudaComm, CudaCourier, CudaJourney
 
 
 class Noted(Journey):

@@ -7,7 +7,7 @@ from metered import closed_form, measure
 from pool import run_on
 
 from piper.ir.model import Model
-from piper.plan.memory import Peak
+from piper.plan.analyse.memory import Peak
 from piper.strategies import BUILDERS, one_f_one_b
 
 

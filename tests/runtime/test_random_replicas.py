@@ -8,8 +8,8 @@ from functools import cache, partial
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job.test_rehearsal import a_legal_order, as_filter
 from replicas import Uneven
-from runtime.test_rehearsal import a_legal_order, as_filter
 from torch.nn import functional
 
 from piper import Order, Place, Replicate, Split, Strategy, rehearse, where

@@ -14,10 +14,10 @@ from tuned import shares, tune
 from piper.capture import annotate
 from piper.directives import Order, Place, Replicate, Shard, Split, Strategy
 from piper.errors import CaptureError, DirectiveError
-from piper.inspection import Inspected, inspecting
 from piper.ir.filters import where
+from piper.job.inspection import Inspected, inspecting
+from piper.job.rehearsal import rehearse
 from piper.models.grouped import grouped_mm
-from piper.rehearsal import rehearse
 from piper.strategies import one_f_one_b
 from piper.trainer import Trainer
 

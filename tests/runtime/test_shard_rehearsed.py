@@ -6,7 +6,7 @@ from runtime.test_replicate import LEVELS, legal, stages_of
 from runtime.test_shard import ROUTINGS
 
 from piper.directives import Strategy
-from piper.rehearsal import rehearse
+from piper.job.rehearsal import rehearse
 from piper.strategies import BUILDERS
 
 

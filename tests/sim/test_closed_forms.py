@@ -8,12 +8,12 @@ import pytest
 from sim.atomic import atomic
 from synthetic import chain
 
-from piper.compiler import Compiled, compile_strategy
 from piper.ir.costs import Costs
 from piper.ir.model import Model
 from piper.ir.values import TensorSpec
-from piper.plan.memory import ACTIVATIONS, peak
-from piper.pricing import Prices, price
+from piper.job.compiler import Compiled, compile_strategy
+from piper.job.pricing import Prices, price
+from piper.plan.analyse.memory import ACTIVATIONS, peak
 from piper.sim.clock import Host, Simulated, simulate
 from piper.sim.report import report
 from piper.sim.topology import NETWORKS

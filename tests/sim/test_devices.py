@@ -11,8 +11,8 @@ from piper.errors import StrategyError
 from piper.ir.costs import Costs
 from piper.ir.model import Model
 from piper.ir.values import TensorSpec
+from piper.job.pricing import costs_of_device, dtype_of
 from piper.names import B, F
-from piper.pricing import costs_of_device, dtype_of
 from piper.sim.devices import DEVICES, device_kind
 from piper.sim.topology import NETWORKS
 

@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 from synthetic import chain, moe_chain
 
-from piper.compiler import Compiled, compile_strategy
 from piper.ir.costs import Costs
 from piper.ir.model import Model
+from piper.job.compiler import Compiled, compile_strategy
+from piper.job.pricing import estimate, price
 from piper.names import BI, BW, B, F
 from piper.plan.instructions import Instruction, Plan, Recv, Reduce, Run, Send, Update
-from piper.pricing import estimate, price
 from piper.sim.clock import Simulated, simulate
 from piper.sim.report import HOST, Report, report
 from piper.sim.topology import Link, Topology

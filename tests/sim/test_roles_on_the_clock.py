@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from synthetic import chain, moe_chain
 
-from piper.compiler import compile_strategy
 from piper.ir.costs import Costs
 from piper.ir.model import Model
-from piper.pricing import price
+from piper.job.compiler import compile_strategy
+from piper.job.pricing import price
 from piper.sim.topology import Link, Topology
 from piper.strategies import BUILDERS
 

@@ -11,7 +11,7 @@ from synthetic import chain
 from views import compiled, experts, measured, pipeline
 
 from piper.errors import StrategyError
-from piper.plan.trace import MEASURED, Span, Trace
+from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.view.bars import bars
 from piper.view.chrome import events
 from piper.view.runfile import load_run, save_run

@@ -8,8 +8,8 @@ import pytest
 from plan.expert_programs import scheduled
 from synthetic import moe_chain
 
-from piper.compiler import compile_strategy
 from piper.directives.order import Ahead
+from piper.job.compiler import compile_strategy
 from piper.view.overlap import overlapped
 
 

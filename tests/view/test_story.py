@@ -9,7 +9,7 @@ import pytest
 from synthetic import chain, moe_chain
 from views import compiled, experts, pipeline, told
 
-from piper.plan.memory import peak
+from piper.plan.analyse.memory import peak
 from piper.view.page import page
 from piper.view.story import Story, different_first, story
 

@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from piper.capture import flops, messages, workspace
-from piper.capture.buckets import Bucketed, make_buckets
-from piper.capture.clean import clean
-from piper.capture.cut import Chunk, cut
-from piper.capture.experts import ExpertCode, ExpertGraphs
-from piper.capture.inputs import Inputs, spec_of
-from piper.capture.kernels import Kernel, Kernels, Recipe
-from piper.capture.lower import Lowered, lower
-from piper.capture.nodes import value
-from piper.capture.phases import phase_graphs
-from piper.capture.randomness import make_reproducible
-from piper.capture.regions import Cost, describe, number_tags, region_ids
-from piper.capture.trace import Loss, Output, Traced, trace
-from piper.capture.weighing import Ignored, ignored_labels
+from piper.capture.fx_nodes import value
+from piper.capture.graphs import flops, workspace
+from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
+from piper.capture.graphs.phases import phase_graphs
+from piper.capture.graphs.region_graphs import Lowered, lower
+from piper.capture.kernels.callables import Kernel, Kernels, Recipe
+from piper.capture.regions.buckets import Bucketed, make_buckets
+from piper.capture.regions.cut import Chunk, cut
+from piper.capture.regions.description import Cost, describe, number_tags, region_ids
+from piper.capture.trace import refusals
+from piper.capture.trace.cleanup import clean
+from piper.capture.trace.forward import Loss, Output, Traced, trace
+from piper.capture.trace.ignored_labels import Ignored, ignored_labels
+from piper.capture.trace.inputs import Inputs, spec_of
+from piper.capture.trace.randomness import make_reproducible
 from piper.ir.model import Model, Region
 from piper.ir.sharding import Contract, contract
 from piper.ir.values import Origin, TensorSpec, Value
@@ -121,7 +122,7 @@ def _experts(
 
 def _require(device: str) -> None:
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise messages.no_device(device)  # torch would abort the process
+        raise refusals.no_device(device)  # torch would abort the process
 
 
 def _count(phases: dict[Phase, fx.GraphModule]) -> Cost:
@@ -143,7 +144,7 @@ def _refuse_shared_updates(
         users = {id: chunk for id, chunk in zip(ids, chunks, strict=True) if node in chunk.weights}
         writer = next(id for id, chunk in users.items() if node in chunk.updates)
         if len(users) > 1:
-            raise messages.shared_update(name, writer, [id for id in users if id != writer])
+            raise refusals.shared_update(name, writer, [id for id in users if id != writer])
 
 
 def _random_position(region: Region, phase: Phase) -> int | None:

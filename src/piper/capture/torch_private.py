@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils import checkpoint
 
-from piper.capture.lines import current_line
+from piper.capture.trace.source_lines import current_line
 
 LINE = "piper_line"  # where the user's line is in a node's meta
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from piper.numerics import Comparison
+    from piper.job.numerics import Comparison
 
 FEW = 8  # parameters that are shown when all is well
 

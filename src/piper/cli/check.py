@@ -14,10 +14,10 @@ from rich.console import Console
 from piper.cli.agreement import agreement
 from piper.cli.target import inspect, strategy_of
 from piper.errors import Refused
-from piper.plan.proof import Proof, prove
+from piper.plan.check.proof import Proof, prove
 
 if TYPE_CHECKING:
-    from piper.inspection import Inspected
+    from piper.job.inspection import Inspected
 
 
 def add_to(app: typer.Typer) -> None:
@@ -69,7 +69,7 @@ def check(
 def compared(
     inspected: Inspected, proof: Proof, steps: int, seed: int, every: bool, as_json: bool
 ) -> None:
-    from piper.numerics import compare
+    from piper.job.numerics import compare
 
     found = compare(
         inspected.trainer, inspected.example, inspected.captured, inspected.compiled, steps, seed

@@ -11,8 +11,8 @@ import typer
 from piper.errors import InputError, Problem
 from piper.launch.local import run_local
 from piper.launch.on_ray import address_of, run_on_ray
-from piper.launch.share import shared_gpu
-from piper.launch.window import COUNT, FIRST, Window, steps_of
+from piper.launch.shared_gpu import shared_gpu
+from piper.launch.trace_window import COUNT, FIRST, Window, steps_of
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -21,7 +21,7 @@ from piper.view.overlap import overlap
 from piper.view.svg import svg as picture
 
 if TYPE_CHECKING:
-    from piper.inspection import Inspected
+    from piper.job.inspection import Inspected
 
 Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
 

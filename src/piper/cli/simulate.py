@@ -20,7 +20,7 @@ from piper.cli.target import inspect
 from piper.errors import PiperError, Problem, StrategyError
 from piper.ir.costs import Costs
 from piper.ir.model import Model
-from piper.pricing import costs_of_device, estimate, price
+from piper.job.pricing import costs_of_device, estimate, price
 from piper.sim.clock import Simulated
 from piper.sim.devices import device_kind
 from piper.sim.estimate import Estimate
@@ -30,7 +30,7 @@ from piper.view.sweep import Row, plot, ranked
 from piper.view.sweep import table as sweep_table
 
 if TYPE_CHECKING:
-    from piper.compiler import Compiled
+    from piper.job.compiler import Compiled
 
 CPU = "cpu"
 
@@ -119,7 +119,7 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
 
     The network, which one GPU cannot measure, is that of its kind unless another is given.
     """
-    from piper.profiling import kind_of, profile
+    from piper.job.profiling import kind_of, profile
 
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then what lies between processes ...", flush=True)

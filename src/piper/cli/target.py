@@ -12,7 +12,7 @@ from piper.errors import Problem, StrategyError
 from piper.strategies import from_csv
 
 if TYPE_CHECKING:
-    from piper.inspection import Inspected
+    from piper.job.inspection import Inspected
 
 WAYS = "give a .py script that makes a Trainer, a strategy .json, or a schedule .csv"
 
@@ -25,7 +25,7 @@ def strategy_of(path: Path) -> Strategy:
 
 def inspect(script: Path, arguments: list[str]) -> Inspected:
     """Run a script up to its Trainer, compile everything, start nothing."""
-    from piper.inspection import Inspected, inspecting
+    from piper.job.inspection import Inspected, inspecting
 
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))

@@ -9,7 +9,7 @@ import typer
 
 from piper.cli.target import inspect
 from piper.errors import Problem, StrategyError
-from piper.pricing import price
+from piper.job.pricing import price
 from piper.view.page import page
 from piper.view.picture import png as as_png
 from piper.view.picture import svg as as_svg

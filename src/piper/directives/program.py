@@ -10,7 +10,7 @@ from piper.directives.order import Order, apply_orders
 from piper.directives.place import Place, apply_places
 from piper.errors import DirectiveError, Refused
 from piper.ir.dag import Dag
-from piper.ir.spec import CAPTURED, require
+from piper.ir.rules import CAPTURED, require
 
 Named = tuple[str, Directive]
 

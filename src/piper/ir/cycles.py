@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper.ir.dag import Dag
+from piper.ir.graph import Topology, stuck
 from piper.ir.nodes import Totals
-from piper.ir.topology import Topology, stuck
 from piper.names import Device, NodeId
 
 

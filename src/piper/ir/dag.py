@@ -9,11 +9,11 @@ from itertools import chain
 
 from piper.ir.costs import Costs
 from piper.ir.filters import ANY, Filter, accepts
+from piper.ir.graph import Topology, topology
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
 from piper.ir.residency import Residency
 from piper.ir.sharding import Shardings, held_specs
-from piper.ir.topology import Topology, topology
 from piper.ir.values import Origin, TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 

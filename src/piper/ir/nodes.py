@@ -8,7 +8,7 @@ value contributes.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from piper.ir.layout import Message
+from piper.ir.flat_layout import Message
 from piper.names import Device, NodeId, Phase, RegionId, ValueId
 
 Sum = tuple[ValueId, ...]  # values to be added up; nearly always one

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from piper.errors import PeerLost, PiperError, is_echo
 from piper.launch.ending import SYMPTOM
-from piper.launch.window import FILE
+from piper.launch.trace_window import FILE
 
 
 def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:

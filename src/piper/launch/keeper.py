@@ -20,7 +20,7 @@ from typing import IO
 
 from piper.errors import Problem
 from piper.launch.local import free_port
-from piper.launch.seats import Place
+from piper.launch.rank_assignment import Place
 
 PATIENCE = 5.0  # seconds until an answer even if there is nothing new
 DRAIN = 1.0  # seconds to read on after the end: what a process left behind may keep its pipes open

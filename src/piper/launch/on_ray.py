@@ -20,7 +20,7 @@ from typing import Any
 from piper.errors import InputError, Problem
 from piper.launch.ending import GRACE, Ended, orderly, verdict
 from piper.launch.keeper import Keeper, News
-from piper.launch.seats import seats
+from piper.launch.rank_assignment import seats
 
 LOCAL = "local"  # Ray's word for a cluster of one's own
 PASSED_ON = ("PIPER_", "NCCL_", "GLOO_", "TORCH", "OMP_", "HF_", "PYTHON")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from piper.errors import PassError, Refused
 from piper.ir.dag import Dag
-from piper.ir.spec import CAPTURED, FINAL, LOWERABLE, PLACED, Rule, require
+from piper.ir.rules import CAPTURED, FINAL, LOWERABLE, PLACED, Rule, require
 from piper.passes.exchanges import insert_exchanges
 from piper.passes.gathers import place_gathers
 from piper.passes.halves import cut_backwards

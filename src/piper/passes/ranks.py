@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from piper.ir.dag import Dag
-from piper.ir.topology import Topology
+from piper.ir.graph import Topology
 
 
 def ranks(dag: Dag, durations: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from piper.ir.dag import Dag
-from piper.ir.layout import Message, messages, shard_specs
+from piper.ir.flat_layout import Message, messages, shard_specs
 from piper.ir.nodes import Collective, Compute, Kind, Node, Precedence, Sum, Totals, Update
 from piper.ir.residency import Residency
 from piper.ir.training import TOTALS, weights

@@ -16,8 +16,8 @@ from itertools import chain
 
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
+from piper.ir.graph import Topology
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
-from piper.ir.topology import Topology
 from piper.names import BI, BW, B, F, NodeId, Phase, RegionId
 from piper.passes.ranks import ranks
 

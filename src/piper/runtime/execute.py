@@ -28,13 +28,13 @@ from piper.plan.instructions import (
     line,
 )
 from piper.runtime.batch import Batch, part_of
-from piper.runtime.comm import Comm, Handle, Tensors
-from piper.runtime.flat import message_views, packed, unpacked, whole_shapes
-from piper.runtime.handles import Arrived, Shards, Single
-from piper.runtime.norms import as_tuple, clip, square
-from piper.runtime.reading import brought, counted, ending, results
-from piper.runtime.routes import refuse_uncounted
-from piper.runtime.state import BucketState, DeviceState
+from piper.runtime.comm.flat_messages import message_views, packed, unpacked, whole_shapes
+from piper.runtime.comm.gloo import Comm, Handle, Tensors
+from piper.runtime.comm.in_flight import Arrived, Shards, Single
+from piper.runtime.comm.token_routes import refuse_uncounted
+from piper.runtime.gradient_norm import as_tuple, clip, square
+from piper.runtime.plan_values import brought, counted, ending, results
+from piper.runtime.state.device_state import BucketState, DeviceState
 
 Act = Callable[[], None]
 

@@ -14,6 +14,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from piper.names import COMPUTE, Device
+from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.plan.instructions import (
     Exchange,
     Gather,
@@ -24,7 +25,6 @@ from piper.plan.instructions import (
     Send,
     Total,
 )
-from piper.plan.trace import SIMULATED, Span, Trace
 from piper.sim.meeting import START, Event, Meetings
 from piper.sim.sharing import Demand, Sharing
 from piper.sim.topology import Topology

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from piper.names import Device
-from piper.plan.memory import Peak
+from piper.plan.analyse.memory import Peak
 from piper.sim.report import Report
 
 

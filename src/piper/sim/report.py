@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from piper.names import COMPUTE, Device
+from piper.plan.analyse.trace import Span
 from piper.plan.instructions import Instruction, Run
-from piper.plan.trace import Span
 from piper.sim.clock import Simulated
 from piper.sim.meeting import START, Event
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from piper.names import COMPUTE, Device
-from piper.plan.trace import Span, Trace
+from piper.plan.analyse.trace import Span, Trace
 from piper.view.story import DeviceStory, Story
 
 SILENT = ("load", "keep", "free")  # take no time worth a bar

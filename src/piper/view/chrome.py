@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from piper.names import COMPUTE
-from piper.plan.trace import Trace
+from piper.plan.analyse.trace import Trace
 from piper.view.bars import Bar, bars
 from piper.view.story import DeviceStory, Story
 

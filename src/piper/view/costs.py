@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from piper.ir.dag import Dag
+from piper.plan.analyse.memory import Peak, peak
+from piper.plan.analyse.traffic import traffic
 from piper.plan.instructions import Plan
-from piper.plan.memory import Peak, peak
-from piper.plan.traffic import traffic
 
 
 def costs(dag: Dag, plans: Sequence[Plan]) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Transfer, Update
 from piper.names import NodeId
+from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.plan.instructions import Plan
-from piper.plan.trace import SIMULATED, Span, Trace
 
 Times = dict[NodeId, tuple[float, float]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from piper.errors import Problem, StrategyError
 from piper.names import COMPUTE
-from piper.plan.trace import Trace
+from piper.plan.analyse.trace import Trace
 from piper.view.bars import Bar, bars
 from piper.view.overlap import time_text
 from piper.view.story import Story

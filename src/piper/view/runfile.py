@@ -8,8 +8,8 @@ from pathlib import Path
 
 from piper.errors import Problem, StrategyError
 from piper.ir.dag import Dag
+from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan
-from piper.plan.trace import Trace
 from piper.view.chrome import events
 from piper.view.story import Story, story
 

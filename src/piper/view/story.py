@@ -10,9 +10,17 @@ from typing import Any
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Transfer, Update
 from piper.names import Device, NodeId
+from piper.plan.analyse.memory import (
+    BUFFERS,
+    OPTIMIZER,
+    PARAMETERS,
+    holders,
+    lasting,
+    peak,
+    timeline,
+)
+from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Instruction, Plan, Recv, Reduce, Run, Send, line
-from piper.plan.memory import BUFFERS, OPTIMIZER, PARAMETERS, holders, lasting, peak, timeline
-from piper.plan.trace import Trace
 from piper.view.expected import duration, expected, size
 
 Columns = Mapping[str, list[Any]]

@@ -1,0 +1,1 @@
+"""A region's joint graph, partitioned into one graph per phase."""

@@ -1,0 +1,101 @@
+"""The joint graph of a region: its forward pass and the derivative of it, in one graph."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from piper.capture import torch_private
+from piper.capture.fx_nodes import value
+from piper.capture.regions.cut import Chunk
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Joint:
+    """(arguments, tangents) -> (results, gradients). A gradient belongs to each argument."""
+
+    module: fx.GraphModule
+    arguments: list[fx.Node]
+    tangents: list[fx.Node]
+    results: list[fx.Node]
+    gradients: list[fx.Node | None]  # None: this argument gets none
+
+
+def differentiable(chunk: Chunk, mode: Any, wants: Sequence[bool]) -> tuple[bool, ...]:
+    """Which results depend on arguments that want a gradient. The trace itself does not know."""
+    with torch_private.fresh_symbols_ignored(mode), torch.enable_grad():
+        results = chunk.graph(*_arguments(chunk, wants))
+    return tuple(result.requires_grad for result in results)
+
+
+def differentiate(
+    chunk: Chunk,
+    mode: Any,
+    wants: Sequence[bool],
+    given: Sequence[bool],
+    arguments: Sequence[Tensor] | None = None,
+) -> Joint:
+    """Trace the region with its derivative.
+
+    `wants` says of each argument whether it wants a gradient, `given` of each result whether
+    there is a gradient for it. `arguments` are others than those that it was traced with.
+    """
+    given_arguments = _arguments(chunk, wants, arguments)
+
+    def forward(*arguments: Tensor) -> tuple[Tensor, ...]:
+        results = fx.Interpreter(chunk.graph).run(*arguments)  # keeps the marks on nodes
+        return tuple(map(_result, results, given))
+
+    with mode:
+        module = torch_private.trace_joint(forward, given_arguments, backward=any(given))
+    _fold_numbers(module)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    outputs = list(module.graph.output_node().args[0])
+    own, tangents = placeholders[: len(wants)], placeholders[len(wants) :]
+    return Joint(
+        module=module,
+        arguments=own,
+        tangents=tangents,
+        results=outputs[: len(given)],
+        gradients=_aligned(outputs[len(given) :], wants),
+    )
+
+
+def _arguments(
+    chunk: Chunk, wants: Sequence[bool], others: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    found = others or [value(node) for node in chunk.graph.graph.find_nodes(op="placeholder")]
+    return [tensor.detach().requires_grad_(want) for tensor, want in zip(found, wants, strict=True)]
+
+
+def _result(result: Tensor, given: bool) -> Tensor:
+    if not given:
+        return result.detach()
+    # Autograd would treat a view as its base and a recipe; nobody outside needs to know.
+    return aten._unsafe_view.default(result, result.shape) if result._is_view() else result
+
+
+def _aligned(gradients: list, wants: Sequence[bool]) -> list[fx.Node | None]:
+    """One gradient per argument: torch leaves out those of arguments that want none."""
+    if len(gradients) == len(wants):
+        return gradients
+    rest = iter(gradients)
+    return [next(rest, None) if want else None for want in wants]
+
+
+def _fold_numbers(module: fx.GraphModule) -> None:
+    """Plain numbers among an operation's results are known now: write them into the graph."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and isinstance(value(node), int | float | None):
+            _replace(node, value(node))
+    module.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
+
+
+def _replace(node: fx.Node, number: Any) -> None:
+    for user in list(node.users):
+        user.args = fx.map_arg(user.args, lambda n: number if n is node else n)
+        user.kwargs = fx.map_arg(user.kwargs, lambda n: number if n is node else n)

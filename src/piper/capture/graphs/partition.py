@@ -1,0 +1,143 @@
+"""Which node of a joint graph runs in which phase, and what is kept in between.
+
+A choice of nodes only: F and B together, and F, BI and BW together, do the work of the joint
+graph exactly once, but for views and a few other things that cost less than keeping them.
+"""
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from piper.capture.fx_nodes import closure, in_order, is_symbolic
+from piper.capture.graphs.joint import Joint
+from piper.capture.torch_private import is_backward, is_view
+from piper.capture.trace.functions import RECOMPUTE
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Partition:
+    """Nodes of the joint graph, in graph order; arguments and tangents by position."""
+
+    saved: list[fx.Node]  # F -> B
+    carry: list[fx.Node]  # BI -> BW
+    backward_arguments: list[int]  # that B reads again
+    weight_arguments: list[int]  # that BW reads
+    weight_tangents: list[int]
+    recomputed: set[fx.Node]  # forward nodes that the backward computes again to save memory
+
+
+def partition(joint: Joint, weights: int, volatile: Iterable[fx.Node]) -> Partition:
+    """Cut between forward and backward, then between BI and BW.
+
+    The first `weights` arguments are parameters. `volatile` arguments change after the forward
+    pass: the backward must not read them again, so they are saved.
+    """
+    arguments = set(joint.arguments).difference(volatile)
+    tangents = set(joint.tangents)
+    backward = _backward_nodes(joint)
+    recomputed = _recomputed(joint, backward)
+    cheap = _cheap_nodes(joint, weights) | recomputed
+    kept = _frontier(
+        [gradient for gradient in joint.gradients if gradient is not None],
+        inside=lambda node: node in backward or node in tangents or node in cheap,
+    )
+    saved = in_order(joint.module.graph, kept - arguments)
+    available = set(saved) | arguments | tangents
+    inputs = [node for node in joint.gradients[weights:] if node is not None]
+    parameters = [node for node in joint.gradients[:weights] if node is not None]
+    early = _with_picks(closure(inputs, available))
+    late = _frontier(
+        parameters,
+        inside=lambda node: node not in available and (node not in early or node in cheap),
+    )
+    return Partition(
+        saved=saved,
+        carry=in_order(joint.module.graph, late - arguments - tangents),
+        backward_arguments=_positions(joint.arguments, kept & arguments),
+        weight_arguments=_positions(joint.arguments, late & arguments),
+        weight_tangents=_positions(joint.tangents, late),
+        recomputed=recomputed,
+    )
+
+
+def _backward_nodes(joint: Joint) -> set[fx.Node]:
+    """What autograd made, and all that depends on the gradients it starts from."""
+    nodes = set(joint.tangents)
+    for node in joint.module.graph.nodes:
+        if node.op == "call_function" and (
+            is_backward(node) or not nodes.isdisjoint(node.all_input_nodes)
+        ):
+            nodes.add(node)
+    return nodes.difference(joint.tangents)
+
+
+def _frontier(roots: list[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """Where a walk from `roots` towards the arguments first leaves what is `inside`."""
+    seen: set[fx.Node] = set()
+    frontier: set[fx.Node] = set()
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if inside(node):
+            waiting += node.all_input_nodes
+        else:
+            frontier.add(node)
+    return frontier
+
+
+def _with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
+    """Operations with several results compute them all at once."""
+    picks = {user for node in nodes for user in node.users if user.target is operator.getitem}
+    return nodes | picks
+
+
+def _recomputed(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:
+    """What torch.utils.checkpoint wants computed again, but for what leaves its checkpoint."""
+
+    def number(node: fx.Node) -> int | None:
+        return node.meta.get("custom", {}).get(RECOMPUTE)
+
+    return {
+        node
+        for node in joint.module.graph.nodes
+        if node not in backward
+        and number(node) is not None
+        and all(user in backward or number(user) == number(node) for user in node.users)
+    }
+
+
+def _cheap_nodes(joint: Joint, weights: int) -> set[fx.Node]:
+    """Better computed again than kept: views, constants, sizes, weights in another type."""
+    cheap: set[fx.Node] = set()
+    of_weights = set(joint.arguments[:weights])
+    for node in joint.module.graph.nodes:
+        view = is_view(node)
+        if not of_weights.isdisjoint(node.all_input_nodes) and (
+            view or node.target is aten._to_copy.default
+        ):
+            of_weights.add(node)
+            cheap.add(node)
+        elif view or _is_constant(node) or _is_arithmetic(node):
+            cheap.add(node)
+    return cheap
+
+
+def _is_constant(node: fx.Node) -> bool:
+    return node.op == "get_attr" or (node.op == "call_function" and not node.all_input_nodes)
+
+
+def _is_arithmetic(node: fx.Node) -> bool:
+    """Python operations on sizes; sizes of tensors are not, since these would have to be kept."""
+    return is_symbolic(node) and not isinstance(node.target, torch._ops.OpOverload)
+
+
+def _positions(nodes: list[fx.Node], chosen: set[fx.Node]) -> list[int]:
+    return [position for position, node in enumerate(nodes) if node in chosen]

@@ -1,0 +1,110 @@
+"""Every region's joint graph and its partition. Equal regions are lowered once."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from piper.capture.fx_nodes import line, value
+from piper.capture.graphs.fingerprint import fingerprint
+from piper.capture.graphs.joint import Joint, differentiable, differentiate
+from piper.capture.graphs.partition import Partition, partition
+from piper.capture.regions.cut import Chunk
+from piper.capture.torch_private import HIDDEN_UPDATE, VALUE_WANTED
+from piper.capture.trace import refusals
+from piper.capture.trace.forward import Traced
+
+Flags = tuple[bool, ...]
+
+
+@dataclass
+class Lowered:
+    """A region with its derivative. `key` is equal where the joint graphs are the same."""
+
+    chunk: Chunk
+    key: tuple
+    joint: Joint
+    cut: Partition
+    updates: dict[int, int]  # argument that is a buffer -> result that is its new value
+    given: Flags  # of each output: is there a gradient for it
+
+
+def lower(traced: Traced, chunks: Sequence[Chunk]) -> list[Lowered]:
+    """First which activations depend on parameters, in program order; then, against it, which
+    gradients there are: an output that nobody needs a gradient of is treated as detached."""
+    lowering = _Lowering(traced)
+    wants = [lowering.forward(chunk) for chunk in chunks]
+    if not lowering.wanted.get(traced.results[0]):
+        raise refusals.loss_without_parameters(line(traced.results[0]))
+    lowered = [
+        lowering.backward(chunk, flags)
+        for chunk, flags in zip(reversed(chunks), reversed(wants), strict=True)
+    ]
+    return lowered[::-1]
+
+
+@contextmanager
+def _explained(chunk: Chunk) -> Iterator[None]:
+    try:
+        yield
+    except VALUE_WANTED as error:
+        raise refusals.value_wanted_in_region(chunk.source) from error
+    except Exception as error:
+        if HIDDEN_UPDATE in str(error):
+            raise refusals.hidden_update(chunk.source) from error
+        error.add_note(f"Piper met this in the region that begins at {chunk.source}")
+        raise
+
+
+@dataclass
+class _Lowering:
+    traced: Traced
+    wanted: dict[fx.Node, bool] = field(init=False)  # does this value want a gradient
+    given: set[fx.Node] = field(init=False)  # values that get one
+    names: dict[int, str] = field(default_factory=dict)
+    known_flags: dict[tuple, Flags] = field(default_factory=dict)
+    known_graphs: dict[tuple, tuple[Joint, Partition]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        weights = self.traced.weights
+        self.wanted = {weights[name]: want for name, want in self.traced.parameters.items()}
+        self.given = {self.traced.results[0]}
+
+    def forward(self, chunk: Chunk) -> Flags:
+        wants = tuple(self.wanted.get(node, False) for node in chunk.arguments)
+        name = self.names[id(chunk)] = fingerprint(chunk.graph)
+        if (name, wants) not in self.known_flags:
+            with _explained(chunk):
+                self.known_flags[name, wants] = differentiable(chunk, self.traced.mode, wants)
+        self.wanted.update(zip(chunk.results, self.known_flags[name, wants], strict=True))
+        return wants
+
+    def backward(self, chunk: Chunk, wants: Flags) -> Lowered:
+        given = tuple(node in self.given for node in chunk.outputs)
+        if not any(given):
+            wants = (False,) * len(wants)
+        updates = {
+            chunk.arguments.index(buffer): chunk.results.index(new)
+            for buffer, new in chunk.updates.items()
+        }
+        weights = len(chunk.weights)
+        key = (self.names[id(chunk)], wants, given, weights, tuple(updates.items()))
+        if key not in self.known_graphs:
+            flags = (*given, *(False for _ in updates))
+            with _explained(chunk):
+                joint = differentiate(chunk, self.traced.mode, wants, flags)
+            volatile = [joint.arguments[position] for position in updates]
+            self.known_graphs[key] = joint, partition(joint, weights, volatile)
+        joint, cut = self.known_graphs[key]
+        for node, gradient in zip(chunk.arguments, joint.gradients, strict=True):
+            if gradient is not None:
+                self.require_dense(node, gradient)
+                self.given.add(node)
+        return Lowered(chunk, key, joint, cut, updates, given)
+
+    def require_dense(self, node: fx.Node, gradient: fx.Node) -> None:
+        if value(gradient).layout is not torch.strided:
+            names = {weight: name for name, weight in self.traced.weights.items()}
+            raise refusals.sparse_gradient(names.get(node, node.name))

@@ -1,0 +1,65 @@
+"""How much memory a graph needs while it runs, beyond what is there when it starts."""
+
+from collections.abc import Iterator
+
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from piper.capture.fx_nodes import storages, value
+from piper.names import F, Phase
+
+
+def count(module: fx.GraphModule, phase: Phase) -> int:
+    """Bytes at the worst moment. Of what was kept for it, a backward lets go piece by piece.
+
+    Sizes that depend on data count nothing. Operations with scratch memory need more.
+    """
+    nodes = list(module.graph.nodes)
+    sizes, last, held = _sizes(nodes), _last_uses(nodes), _held(nodes, phase)
+    seen = {s for n in nodes if n.op == "placeholder" for s in storages(n)}
+    live = most = 0
+    for position, node in enumerate(nodes):
+        new = (storages(node) if "val" in node.meta else set()) - seen
+        seen |= new
+        live += sum(sizes[storage] for storage in new)
+        most = max(most, live)
+        live -= sum(sizes[storage] for storage in last.get(position, ()) if storage not in held)
+    return most
+
+
+def _tensors(node: fx.Node) -> Iterator[Tensor]:
+    leaves = pytree.tree_leaves(value(node)) if "val" in node.meta else ()
+    return (leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _sizes(nodes: list[fx.Node]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for tensor in (tensor for node in nodes for tensor in _tensors(node)):
+        size = tensor.untyped_storage().nbytes()
+        found[tensor.untyped_storage()._cdata] = size if isinstance(size, int) else 0
+    return found
+
+
+def _last_uses(nodes: list[fx.Node]) -> dict[int, set[int]]:
+    """By position, the memory that nobody uses afterwards; results are used for ever."""
+    last: dict[int, int] = {}
+    for position, node in enumerate(nodes):
+        for used in (node, *node.all_input_nodes):
+            if "val" in used.meta:
+                last.update((storage, position) for storage in storages(used))
+    ends: dict[int, set[int]] = {}
+    for storage, position in last.items():
+        if position < len(nodes) - 1:
+            ends.setdefault(position, set()).add(storage)
+    return ends
+
+
+def _held(nodes: list[fx.Node], phase: Phase) -> set[int]:
+    """What others hold on to while the graph runs: inputs and parameters.
+
+    The last bundle of a backward is what was kept for it, and is its own to let go of.
+    """
+    arguments = [node for node in nodes if node.op == "placeholder"]
+    bundles = [node for node in arguments if isinstance(value(node), tuple)]
+    own = bundles[-1:] if phase is not F else []
+    return {storage for node in arguments if node not in own for storage in storages(node)}

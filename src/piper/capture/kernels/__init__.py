@@ -1,0 +1,1 @@
+"""Graphs as functions that the runtime calls, and as data that other processes get."""

@@ -1,0 +1,150 @@
+"""Graphs as functions that the runtime calls."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from torch import fx
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from piper.capture.fx_nodes import is_symbolic, value
+from piper.capture.kernels import shipping
+from piper.capture.kernels.codegen import quickened, release
+from piper.capture.kernels.dropout import KEEP, keep
+from piper.capture.torch_private import below_autograd, compile_graph, is_plain
+from piper.names import Phase
+
+Kernel = Callable[..., tuple]
+Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Which kernel computes a phase of a region: equal regions differ in their dropouts alone."""
+
+    code: str
+    random: int | None = None  # which of its reads random numbers start from, if any
+    first: int = 0  # number of its first dropout
+
+
+@dataclass
+class Kernels:
+    """The functions of all regions, made when first asked for; equal code is made once."""
+
+    graphs: dict[str, dict[Phase, fx.GraphModule]] = field(default_factory=dict)
+    made: dict[Key, Kernel] = field(default_factory=dict)
+    quick: dict[tuple[str, Phase], fx.GraphModule] = field(default_factory=dict)
+    came: dict[Key, fx.GraphModule] = field(default_factory=dict)  # from another process
+
+    def get(self, code: str, phase: Phase, compiled: bool) -> Kernel:
+        key = code, phase, compiled
+        if key not in self.made:
+            self.made[key] = self._received(key) if key in self.came else self._own(key)
+        return self.made[key]
+
+    def _own(self, key: Key) -> Kernel:
+        code, phase, _ = key
+        fused = self._is_fused(*key)
+        return _function(self.graphs[code][phase] if fused else self._quick(code, phase), fused)
+
+    def _received(self, key: Key) -> Kernel:
+        module = self.came.pop(key)
+        return _function(module, shipping.is_described(module))
+
+    def of(self, recipe: Recipe, phase: Phase, compiled: bool) -> Kernel:
+        """What computes a phase of the region that this is the recipe of."""
+        kernel = self.get(recipe.code, phase, compiled)
+        return kernel if recipe.random is None else numbered(kernel, recipe.random, recipe.first)
+
+    def to_json(self, code: str, phase: Phase, compiled: bool) -> str:
+        """A kernel for another process, which need not capture anything."""
+        if self._is_fused(code, phase, compiled):
+            return shipping.to_json(self.graphs[code][phase], described=True)
+        return shipping.to_json(self._quick(code, phase))
+
+    def add(self, code: str, phase: Phase, compiled: bool, text: str) -> None:
+        """A kernel that another process captured. It is compiled here, when it is asked for: then
+        that process compiles it, too, and does not wait for this one before."""
+        self.came[code, phase, compiled] = shipping.from_json(text)
+
+    def _is_fused(self, code: str, phase: Phase, compiled: bool) -> bool:
+        """Inductor would compile again for every new size that the graph computes with."""
+        graph = self.graphs[code][phase]
+        fixed = not any(map(is_symbolic, graph.graph.nodes))
+        return compiled and fixed and shipping.can_be_described(graph)
+
+    def _quick(self, code: str, phase: Phase) -> fx.GraphModule:
+        if (code, phase) not in self.quick:
+            self.quick[code, phase] = quickened(self.graphs[code][phase])
+        return self.quick[code, phase]
+
+
+def numbered(kernel: Kernel, position: int, first: int) -> Kernel:
+    """A kernel whose dropouts count from `first`: equal regions differ in this alone."""
+
+    def call(*reads: Any) -> tuple:
+        random = functional.pad(reads[position], (0, 1), value=first)
+        return kernel(*reads[:position], random, *reads[position + 1 :])
+
+    return call
+
+
+def _function(module: fx.GraphModule, fused: bool) -> Kernel:
+    """Operators ask autograd whether it wants to know; where that is safe, they need not."""
+    kernel: Kernel = _compiled(module) if fused else module.forward
+    if not is_plain(module.graph):
+        return kernel
+
+    def call(*reads: Any) -> tuple:
+        with below_autograd():
+            return kernel(*reads)
+
+    return call
+
+
+def _compiled(module: fx.GraphModule) -> Kernel:
+    """By Inductor, and without Dynamo in front: what comes in is known, and needs no guards."""
+    flat = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    items: dict[fx.Node, list[fx.Node]] = {}
+
+    def argument(name: str, val: Any) -> fx.Node:
+        node = flat.placeholder(name)
+        node.meta["val"] = val
+        return node
+
+    for node in module.graph.find_nodes(op="placeholder"):
+        if isinstance(value(node), tuple):
+            vals = enumerate(value(node))
+            items[node] = [argument(f"{node.name}_{i}", val) for i, val in vals]
+        else:
+            copies[node] = argument(node.name, value(node))
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.args and node.args[0] in items:
+            copies[node] = items[node.args[0]][node.args[1]]
+        elif node.op not in ("placeholder", "output"):
+            copies[node] = flat.node_copy(node, copies.__getitem__)
+    results: Any = module.graph.output_node().args[0]
+    sizes = [len(one) if isinstance(one, tuple | list) else None for one in results]
+    flat.output(tuple(copies[node] for node in pytree.tree_leaves(results)))
+    return _packing(compile_graph(fx.GraphModule(module, flat), {KEEP: keep}), sizes)
+
+
+def _packing(kernel: Callable[..., Any], sizes: Sequence[int | None]) -> Kernel:
+    """Takes bundles apart, and puts results together to bundles of these sizes (None: no bundle),
+    around a function of plain tensors."""
+
+    def call(*reads: Any) -> tuple:
+        flat: list = []
+        for read in reads:
+            if isinstance(read, tuple | list):
+                flat += read
+                release(read)
+            else:
+                flat.append(read)
+        left = iter(kernel(*flat))
+        return tuple(next(left) if size is None else tuple(islice(left, size)) for size in sizes)
+
+    return call

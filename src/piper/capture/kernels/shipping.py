@@ -1,0 +1,250 @@
+"""Graphs as JSON, operators by name: another process makes the same function, without pickle."""
+
+import base64
+import json
+import math
+import operator
+import re
+from collections.abc import Callable
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from piper.capture.fx_nodes import line, value
+from piper.capture.kernels.codegen import FUNCTIONS, METHODS, release
+from piper.capture.torch_private import new_fake_mode, unknown_size
+from piper.capture.trace import refusals
+
+_SYMBOLIC = [getattr(torch, name) for name in dir(torch) if name.startswith("sym_")]
+_BY_NAME: dict[str, Callable] = {  # all functions that a graph may call, besides operators
+    f"{prefix}.{found.__name__}": found
+    for prefix, functions in {
+        "operator": vars(operator).values(),
+        "math": vars(math).values(),
+        "torch": [*FUNCTIONS.values(), torch.narrow, *_SYMBOLIC],
+        "piper": [release],
+        "builtins": [round],
+    }.items()
+    for found in functions
+    if isinstance(found, BuiltinFunctionType | FunctionType)
+}
+_NAMES = {found: name for name, found in _BY_NAME.items()}
+_METHODS = frozenset({*METHODS.values(), "add_"})
+_OPERATOR = "ops."  # before the name of an operator of torch's dispatcher
+_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+_PRODUCT = re.compile(r"\w+(\*\w+)*")  # of sizes: u0, 6*u0
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def to_json(module: fx.GraphModule, described: bool = False) -> str:
+    """What a graph does; if `described`, also what its arguments are, for Inductor."""
+    return json.dumps(_graph(module, described))
+
+
+def from_json(text: str) -> fx.GraphModule:
+    """The graph again, for devices of this process."""
+    return _module(json.loads(text), _Fakes())
+
+
+def _graph(module: fx.GraphModule, described: bool) -> dict[str, Any]:
+    numbers: dict[fx.Node, int] = {}
+    inside: dict[str, Any] = {}
+    rows = []
+    for number, node in enumerate(module.graph.nodes):
+        numbers[node] = number
+        encode = partial(_encoded, numbers)
+        if node.op == "get_attr":
+            inside[node.target] = _attribute(getattr(module, node.target), described)
+        row = [node.op, node.name, _name(node), encode(list(node.args)), encode(dict(node.kwargs))]
+        if described and node.op == "placeholder" and value(node) is not None:
+            row.append(_described(value(node)))
+        rows.append(row)
+    return {"nodes": rows, "inside": inside}
+
+
+def _module(found: dict[str, Any], fakes: "_Fakes") -> fx.GraphModule:
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+    for op, name, target, args, kwargs, *described in found["nodes"]:
+        decode = partial(_decoded, nodes)
+        known = _function(target) if op == "call_function" else _checked(op, target)
+        node = graph.create_node(op, known, tuple(decode(args)), decode(kwargs), name)
+        if described:
+            node.meta["val"] = fakes.like(described[0])
+        nodes.append(node)
+    inside = found["inside"].items()
+    attributes = {n: _module(a, fakes) if "nodes" in a else _tensor(*a) for n, a in inside}
+    return fx.GraphModule(attributes, graph)
+
+
+def is_described(module: fx.GraphModule) -> bool:
+    """Whether it can be compiled. What has no arguments at all is not worth it."""
+    return any("val" in node.meta for node in module.graph.find_nodes(op="placeholder"))
+
+
+def can_be_described(module: fx.GraphModule) -> bool:
+    """Not if a size among its arguments is computed from others that are not known either."""
+    vals = [value(node) for node in module.graph.find_nodes(op="placeholder")]
+    sizes = [size for t in pytree.tree_leaves(vals) for size in (*t.shape, *t.stride())]
+    return all(_PRODUCT.fullmatch(str(size)) for size in sizes)
+
+
+def _name(node: fx.Node) -> str:
+    """
+    >>> graph = fx.Graph()
+    >>> _name(graph.call_function(torch.mm)), _name(graph.call_function(torch.ops.aten.mm.default))
+    ('torch.mm', 'ops.aten.mm.default')
+    """
+    if node.op != "call_function":
+        return _checked(node.op, node.target)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return f"{_OPERATOR}{node.target}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):  # cond and the like
+        if node.target.name().startswith("triton"):  # it counts kernels, each process for itself
+            raise refusals.cannot_be_sent(node.target.name(), line(node))
+        return f"{_OPERATOR}higher_order.{node.target.name()}"
+    if node.target not in _NAMES:
+        raise refusals.cannot_be_sent(str(node.target), line(node))
+    return _NAMES[node.target]
+
+
+def _checked(op: str, name: Any) -> str:
+    """Of what is no function, only methods could do harm."""
+    if op == "call_module" or (op == "call_method" and name not in _METHODS):
+        raise refusals.cannot_be_sent(str(name))
+    return str(name)
+
+
+def _function(name: str) -> Callable:
+    if not name.startswith(_OPERATOR):
+        if name not in _BY_NAME:
+            raise refusals.cannot_be_sent(name)
+        return _BY_NAME[name]
+    found: Any = torch.ops
+    for part in name.removeprefix(_OPERATOR).split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+        raise refusals.cannot_be_sent(name)
+    return found
+
+
+def _encoded(numbers: dict[fx.Node, int], given: Any) -> Any:
+    """Lists and plain values as they are; all else as one pair of what it is and how it is."""
+    encode = partial(_encoded, numbers)
+    match given:
+        case fx.Node():
+            return {"node": numbers[given]}
+        case list():
+            return [encode(item) for item in given]
+        case tuple():
+            return {"tuple": [encode(item) for item in given]}
+        case dict():
+            return {"dict": {key: encode(item) for key, item in given.items()}}
+        case slice():
+            return {"slice": [encode(end) for end in (given.start, given.stop, given.step)]}
+        case complex():
+            return {"complex": [given.real, given.imag]}
+        case torch.device():
+            return {"device": given.type}  # the GPU of one process is not that of another
+        case torch.dtype() | torch.layout() | torch.memory_format():
+            kind = next(name for name, kind in _KINDS.items() if isinstance(given, kind))
+            return {kind: str(given).removeprefix("torch.")}
+    if type(given) not in _PLAIN:
+        raise refusals.cannot_be_sent(f"{type(given).__name__} {given}")
+    return given
+
+
+def _decoded(nodes: list[fx.Node], given: Any) -> Any:
+    decode = partial(_decoded, nodes)
+    if isinstance(given, list):
+        return [decode(item) for item in given]
+    if not isinstance(given, dict):
+        return given
+    ((kind, what),) = given.items()
+    match kind:
+        case "node":
+            return nodes[what]
+        case "tuple":
+            return tuple(decode(item) for item in what)
+        case "dict":
+            return {key: decode(item) for key, item in what.items()}
+        case "slice":
+            return slice(*map(decode, what))
+        case "complex":
+            return complex(*what)
+        case "device":
+            return torch.device(what)
+    return _of_kind(kind, what)
+
+
+def _of_kind(kind: str, name: str) -> Any:
+    """
+    >>> _of_kind("dtype", "float32")
+    torch.float32
+    """
+    found = getattr(torch, name, None)
+    if kind not in _KINDS or not isinstance(found, _KINDS[kind]):
+        raise refusals.cannot_be_sent(f"{kind} {name}")
+    return found
+
+
+def _attribute(found: Any, described: bool) -> Any:
+    """A graph that an operator runs, or a constant: its shape, type, device, and bytes."""
+    if isinstance(found, fx.GraphModule):
+        return _graph(found, described)
+    if not isinstance(found, Tensor):
+        raise refusals.cannot_be_sent(type(found).__name__)
+    flat = found.detach().cpu().contiguous().flatten().view(torch.uint8)
+    content = base64.b64encode(bytes(flat.tolist())).decode()
+    return [list(found.shape), list(found.stride()), _type(found), found.device.type, content]
+
+
+def _tensor(shape: list[int], stride: list[int], dtype: str, device: str, content: str) -> Tensor:
+    """It lies in memory as it did: an operator may look at that."""
+    raw = bytearray(base64.b64decode(content))
+    flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+    found = flat.view(_of_kind("dtype", dtype)).view(shape)
+    if list(found.stride()) != stride:
+        found = torch.empty_strided(shape, stride, dtype=found.dtype).copy_(found)
+    return found.to(device)
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _described(val: Any) -> Any:
+    """What an argument is: a list for a bundle of several."""
+    if isinstance(val, tuple):
+        return {"bundle": [_described(item) for item in val]}
+    shape, stride = (list(map(str, sizes)) for sizes in (val.shape, val.stride()))
+    return [shape, stride, _type(val), val.device.type]
+
+
+class _Fakes:
+    """Tensors without memory for all arguments of a graph; what was one unknown size is one."""
+
+    def __init__(self) -> None:
+        self.mode = new_fake_mode()
+        self.symbols: dict[str, Any] = {}
+
+    def like(self, described: Any) -> Any:
+        if isinstance(described, dict):
+            return tuple(map(self.like, described["bundle"]))
+        shape, stride, dtype, device = described
+        sizes = [list(map(self.size, row)) for row in (shape, stride)]
+        with self.mode:
+            return torch.empty_strided(*sizes, dtype=_of_kind("dtype", dtype), device=device)
+
+    def size(self, text: str) -> Any:
+        """A number, a size that is known only later, or a product of these."""
+        return math.prod(int(x) if x.isdigit() else self.symbol(x) for x in text.split("*"))
+
+    def symbol(self, name: str) -> Any:
+        if name not in self.symbols:
+            self.symbols[name] = unknown_size(self.mode)
+        return self.symbols[name]

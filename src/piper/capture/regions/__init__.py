@@ -1,0 +1,1 @@
+"""From tags to regions: annotations, the cut, and parameters in buckets."""

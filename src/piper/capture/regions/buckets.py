@@ -1,0 +1,88 @@
+"""Parameters that the same regions use and train: kept, moved and updated together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from piper.capture.fx_nodes import value
+from piper.capture.graphs.phases import Layout
+from piper.capture.graphs.region_graphs import Lowered
+from piper.capture.trace.forward import Traced
+from piper.capture.trace.inputs import spec_of
+from piper.ir.model import Bucket, Parameter
+from piper.names import BucketId, RegionId
+
+Part = tuple[tuple[BucketId, ...], Layout]
+
+
+@dataclass
+class Bucketed:
+    """All buckets; for each region which of them it uses, and how its weights lie in them."""
+
+    buckets: dict[BucketId, Bucket]
+    parts: list[Part]
+    unused: tuple[str, ...]  # names of parameters and buffers that no region uses
+
+
+@dataclass(frozen=True)
+class _Key:
+    users: tuple[int, ...]
+    trainable: bool  # some region gives it a gradient
+    buffer: bool
+
+
+def make_buckets(traced: Traced, regions: Sequence[Lowered], ids: Sequence[RegionId]) -> Bucketed:
+    users = _users(regions)
+    names = {node: name for name, node in traced.weights.items()}
+    keys = {
+        node: _key(users[node], buffer=name not in traced.parameters)
+        for node, name in names.items()
+        if node in users
+    }
+    members: dict[_Key, list[fx.Node]] = {}
+    for node, key in keys.items():
+        members.setdefault(key, []).append(node)
+    buckets: dict[BucketId, Bucket] = {}
+    parts = []
+    for lowered in regions:
+        order = list(dict.fromkeys(keys[node] for node in lowered.chunk.weights))
+        for key in order:
+            bucket = _bucket(key, members[key], names, ids)
+            buckets.setdefault(bucket.id, bucket)
+        parts.append((tuple(_id(key, ids) for key in order), _layout(lowered, order, members)))
+    unused = tuple(name for node, name in names.items() if node not in users)
+    return Bucketed(buckets, parts, unused)
+
+
+def _users(regions: Sequence[Lowered]) -> dict[fx.Node, dict[int, bool]]:
+    """Of each weight, the regions that use it, and whether they give it a gradient."""
+    users: dict[fx.Node, dict[int, bool]] = {}
+    for number, lowered in enumerate(regions):
+        for node, gradient in zip(lowered.chunk.weights, lowered.joint.gradients, strict=False):
+            users.setdefault(node, {})[number] = gradient is not None
+    return users
+
+
+def _key(uses: dict[int, bool], buffer: bool) -> _Key:
+    return _Key(tuple(uses), any(uses.values()), buffer)
+
+
+def _id(key: _Key, ids: Sequence[RegionId]) -> BucketId:
+    name = "+".join(ids[number] for number in key.users)
+    if key.buffer:
+        return BucketId(f"{name}:buffers")
+    return BucketId(name if key.trainable else f"{name}:frozen")
+
+
+def _bucket(
+    key: _Key, nodes: list[fx.Node], names: dict[fx.Node, str], ids: Sequence[RegionId]
+) -> Bucket:
+    parameters = tuple(Parameter(names[node], spec_of(value(node))) for node in nodes)
+    return Bucket(_id(key, ids), parameters, trainable=key.trainable, buffers=key.buffer)
+
+
+def _layout(lowered: Lowered, order: list[_Key], members: dict[_Key, list[fx.Node]]) -> Layout:
+    position = {node: index for index, node in enumerate(lowered.chunk.weights)}
+    groups = tuple(tuple(position[node] for node in members[key]) for key in order)
+    return Layout(groups, tuple(key.trainable for key in order))

@@ -1,0 +1,118 @@
+"""Names and numbers of regions, and their description for the rest of Piper."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from piper.capture.fx_nodes import is_symbolic, number_dtype, value
+from piper.capture.graphs.phases import Layout
+from piper.capture.graphs.region_graphs import Lowered
+from piper.capture.regions.annotate import Mark, Path
+from piper.capture.regions.buckets import Part
+from piper.capture.trace.inputs import name_of, spec_of
+from piper.ir.model import Region
+from piper.ir.values import TensorSpec
+from piper.names import Phase, RegionId, ValueId
+
+Tags = tuple[tuple[str, int], ...]
+
+
+def number_tags(paths: Sequence[Path]) -> list[Tags]:
+    """Numbers count the regions of a name in program order; explicit ones stay as they are."""
+    taken = {(mark.name, mark.index) for path in paths for mark in path if mark.index is not None}
+    numbers: dict[tuple, int] = {}
+    free: dict[str, int] = {}
+
+    def number(mark: Mark) -> int:
+        if mark.index is not None:
+            return mark.index
+        if mark.identity not in numbers:
+            index = free.get(mark.name, 0)
+            while (mark.name, index) in taken:
+                index += 1
+            free[mark.name] = index + 1
+            numbers[mark.identity] = index
+        return numbers[mark.identity]
+
+    return [tuple((mark.name, number(mark)) for mark in path) for path in paths]
+
+
+def region_ids(tags: Sequence[Tags]) -> list[RegionId]:
+    """PP0, PP1.EP3; the second run of the same tags is PP0#1."""
+    seen: Counter[str] = Counter()
+    ids = []
+    for tag in tags:
+        name = ".".join(f"{key}{index}" for key, index in tag)
+        name = name or ("all" if len(tags) == 1 else "rest")
+        ids.append(RegionId(f"{name}#{seen[name]}" if seen[name] else name))
+        seen[name] += 1
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run of each phase takes."""
+
+    flops: dict[Phase, float]
+    workspace: dict[Phase, int]  # bytes beyond what is there when it starts
+    traffic: dict[Phase, float]  # bytes that operators without arithmetic read and write
+    operators: dict[Phase, int]
+
+
+def describe(
+    lowered: Lowered,
+    id: RegionId,
+    tags: Tags,
+    code: str,
+    values: Mapping[fx.Node, ValueId],
+    part: Part,
+    cost: Cost,
+) -> Region:
+    chunk, cut = lowered.chunk, lowered.cut
+    buckets, layout = part
+    weights = len(chunk.weights)
+    gradients = lowered.joint.gradients[weights:]
+    tangents = [i for i, given in enumerate(lowered.given) if given]
+    return Region(
+        id=id,
+        tags=tags,
+        code=code,
+        source=chunk.source,
+        inputs=tuple(values[node] for node in chunk.inputs),
+        outputs=tuple(values[node] for node in chunk.outputs),
+        buckets=buckets,
+        input_grads=tuple(i for i, gradient in enumerate(gradients) if gradient is not None),
+        output_grads=tuple(tangents),
+        backward_inputs=_inputs(cut.backward_arguments, weights),
+        backward_buckets=_buckets(cut.backward_arguments, layout),
+        saved=_specs(cut.saved),
+        weight_inputs=_inputs(cut.weight_arguments, weights),
+        weight_output_grads=tuple(tangents[i] for i in cut.weight_tangents),
+        weight_buckets=_buckets(cut.weight_arguments, layout),
+        carry=_specs(cut.carry),
+        stateful=bool(chunk.updates),
+        has_backward=bool(tangents),
+        flops=cost.flops,
+        workspace=cost.workspace,
+        traffic=cost.traffic,
+        operators=cost.operators,
+    )
+
+
+def _inputs(arguments: list[int], weights: int) -> tuple[int, ...]:
+    return tuple(position - weights for position in arguments if position >= weights)
+
+
+def _buckets(arguments: list[int], layout: Layout) -> tuple[int, ...]:
+    return tuple(
+        index for index, group in enumerate(layout.groups) if not set(group).isdisjoint(arguments)
+    )
+
+
+def _specs(nodes: list[fx.Node]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec((), name_of(number_dtype(node))) if is_symbolic(node) else spec_of(value(node))
+        for node in nodes
+    )

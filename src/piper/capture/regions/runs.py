@@ -1,0 +1,62 @@
+"""Cutting a graph in program order: maximal runs of operations with the same marks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from piper.capture.regions.annotate import KEY, Path
+
+Identity = tuple[tuple[str, int | None, int], ...]
+
+
+@dataclass
+class Run:
+    """Consecutive operations that belong to one region."""
+
+    path: Path
+    nodes: list[fx.Node] = field(default_factory=list)
+
+
+def path_of(node: fx.Node) -> Path:
+    return node.meta.get("custom", {}).get(KEY, ())
+
+
+def identity(path: Path) -> Identity:
+    return tuple(mark.identity for mark in path)
+
+
+def find_runs(nodes: list[fx.Node], free: set[fx.Node], weights: set[fx.Node]) -> list[Run]:
+    """Cut `nodes` where the marks change.
+
+    Operations without a mark join what comes before them (at the very beginning: after them).
+    But when such operations between regions use `weights`, the regions are islands in a model
+    (experts, say), and not a partition of it: then the rest forms runs of its own. Operations in
+    `free` may run anywhere and never make a run of their own.
+    """
+    islands = _are_islands(nodes, weights)
+    first = next((path_of(node) for node in nodes if path_of(node)), ())
+    last = () if islands else first[:1]
+    runs: list[Run] = []
+    for node in nodes:
+        path = path_of(node)
+        if not path and (node in free or not islands):
+            path = last
+        if not runs or identity(runs[-1].path) != identity(path):
+            runs.append(Run(path))
+        runs[-1].nodes.append(node)
+        last = path if islands else path[:1]
+    return runs
+
+
+def _are_islands(nodes: list[fx.Node], weights: set[fx.Node]) -> bool:
+    marked = [position for position, node in enumerate(nodes) if path_of(node)]
+    if not marked:
+        return False
+    regions = {identity(path_of(nodes[position])) for position in marked}
+    between = nodes[marked[0] : marked[-1]] if len(regions) > 1 else nodes
+    return any(not path_of(node) and _uses(node, weights) for node in between)
+
+
+def _uses(node: fx.Node, weights: Iterable[fx.Node]) -> bool:
+    return any(argument in weights for argument in node.all_input_nodes)

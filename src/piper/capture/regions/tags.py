@@ -1,0 +1,64 @@
+"""`tag`: regions of a model whose source stays as it is, by the paths of its modules."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+from torch import nn
+
+from piper.capture.regions.annotate import annotate
+from piper.errors import CaptureError, Problem
+
+_TABLE = "_piper_tags"  # an attribute of the model, so that copies of the model keep it
+
+
+def tag(model: nn.Module, name: str, groups: Sequence[Sequence[str]]) -> None:
+    """Make each group of modules a region of its own: groups[i] is `name`=i.
+
+    Only remembers the paths: the model runs as before, and `capture` looks them up.
+    """
+    known = [path for path, _ in model.named_modules() if path]
+    unknown = [path for group in groups for path in group if path not in known]
+    if unknown:
+        raise CaptureError(f'tag("{name}")', *(_unknown(path, known) for path in unknown))
+    table = {**getattr(model, _TABLE, {}), name: [list(group) for group in groups]}
+    setattr(model, _TABLE, table)
+
+
+@contextmanager
+def tagging(model: nn.Module) -> Iterator[None]:
+    """While this is open, tagged modules of `model` open and close their regions."""
+    with ExitStack() as stack:
+        for name, groups in getattr(model, _TABLE, {}).items():
+            for index, group in enumerate(groups):
+                for path in group:
+                    stack.enter_context(_hooked(model.get_submodule(path), name, index))
+        yield
+
+
+@contextmanager
+def _hooked(module: nn.Module, name: str, index: int) -> Iterator[None]:
+    entered: list[AbstractContextManager[None]] = []
+
+    def open_region(*_: Any) -> None:
+        region = annotate(name, index)
+        region.__enter__()
+        entered.append(region)
+
+    def close_region(*_: Any) -> None:
+        if entered:  # nothing is, when opening it was refused
+            entered.pop().__exit__(None, None, None)
+
+    before = module.register_forward_pre_hook(open_region, prepend=True)
+    after = module.register_forward_hook(close_region, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def _unknown(path: str, known: list[str]) -> Problem:
+    near = get_close_matches(path, known, n=3, cutoff=0.5) or known[:3]
+    return Problem(f"the model has no module {path}", f"use one of {', '.join(near)}")

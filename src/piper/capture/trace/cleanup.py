@@ -1,0 +1,137 @@
+"""Graph clean-ups after tracing: what has no derivative, no effect or no meaning goes."""
+
+import torch
+from torch import Tensor, fx
+
+from piper.capture.fx_nodes import closure, in_order, insert, same_layout, storages, value
+from piper.capture.regions.runs import path_of
+from piper.capture.torch_private import MODE_SWITCHES, constant_of, is_view
+from piper.capture.trace import refusals
+from piper.capture.trace.forward import Traced
+
+aten = torch.ops.aten
+
+_CONVERSIONS = frozenset({
+    aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default,
+    aten.contiguous.default, aten._to_copy.default,
+})  # fmt: skip
+_ASSERTIONS = frozenset({
+    aten._assert_scalar.default, aten._assert_async.msg, aten._assert_async.default,
+    aten._assert_tensor_metadata.default,
+})  # fmt: skip
+_LSTM = frozenset({aten.lstm.input, aten.lstm.data})
+
+
+def clean(traced: Traced) -> None:
+    """Change the graph in place; what it computes stays the same."""
+    graph = traced.root.graph
+    with traced.mode:
+        _restore_constants(traced.root)
+        trained = {traced.weights[name] for name, wanted in traced.parameters.items() if wanted}
+        for node in list(graph.nodes):
+            if node.target is aten.copy.default:
+                _replace_copy(node, trained)
+            elif node.target in _CONVERSIONS:
+                _drop_if_nothing_changes(node)
+            elif node.target in _ASSERTIONS:
+                graph.erase_node(node)
+            elif node.target in _LSTM:
+                raise refusals.lstm(node)
+        _own_results(traced)
+        _settle_updates(traced)
+    graph.eliminate_dead_code(is_impure_node=_must_stay)
+    graph.lint()
+
+
+def _must_stay(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or node.target in MODE_SWITCHES
+
+
+def _restore_constants(root: fx.GraphModule) -> None:
+    """Tensors made from Python numbers were traced as fakes: keep their numbers."""
+    for node in root.graph.find_nodes(op="get_attr"):
+        tensor = getattr(root, node.target)
+        if not isinstance(tensor, Tensor):
+            continue
+        constant = constant_of(tensor)
+        if constant is None or constant.is_meta or constant.requires_grad:
+            raise refusals.foreign_tensor(node)
+        setattr(root, node.target, constant)
+
+
+def _replace_copy(node: fx.Node, trained: set[fx.Node]) -> None:
+    """`x[...] = y` is traced as `copy(x, y)`, which has no derivative: it is y, shaped as x.
+
+    What x was made from has a gradient of zero then, not none. A view has it from its base.
+    """
+    old, result = node.args[:2]
+    assert isinstance(old, fx.Node) and isinstance(result, fx.Node)
+    to, given = value(old), value(result)
+    graph = node.graph
+    with graph.inserting_before(node):
+        if to.dtype != given.dtype or to.device != given.device:
+            result = insert(graph, node, aten.to.device, result, to.device, to.dtype)
+        if str(to.shape) != str(given.shape):
+            sizes = insert_sizes(node, old)
+            result = insert(graph, node, aten.expand.default, result, sizes)
+        if not is_view(old) and not trained.isdisjoint(closure([old], ())):
+            never = insert(
+                graph, node, aten.scalar_tensor.default, 0, dtype=torch.bool, device=to.device
+            )
+            result = insert(graph, node, aten.where.self, never, old, result)
+        else:
+            result = insert(graph, node, aten.clone.default, result)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def insert_sizes(before: fx.Node, tensor: fx.Node) -> list[int | fx.Node]:
+    """The shape of a tensor as arguments of a node; sizes not known yet become nodes."""
+    return [
+        size
+        if isinstance(size, int)
+        else insert(before.graph, before, aten.sym_size.int, tensor, dim)
+        for dim, size in enumerate(value(tensor).shape)
+    ]
+
+
+def _drop_if_nothing_changes(node: fx.Node) -> None:
+    given = node.args[0]
+    if isinstance(given, fx.Node) and same_layout(value(given), value(node)):
+        node.replace_all_uses_with(given)
+        node.graph.erase_node(node)
+
+
+def _own_results(traced: Traced) -> None:
+    """A result that is an argument, a view of one, or a buffer's new value that is used for
+    something else as well, becomes a tensor of its own."""
+    graph = traced.root.graph
+    output = graph.output_node()
+    arguments = {storage for node in traced.placeholders for storage in storages(node)}
+    results = traced.results
+    for position, node in enumerate(results):
+        shared = position > 0 and (len(node.users) > 1 or results.count(node) > 1)
+        if shared or storages(node) & arguments:
+            at = output if node.op == "placeholder" else node.next
+            with graph.inserting_before(at):
+                results[position] = insert(graph, node, aten.clone.default, node)
+    output.args = (tuple(results),)
+
+
+def _settle_updates(traced: Traced) -> None:
+    """What torch adds at the end of the trace to write buffers back belongs to no region yet:
+    it goes to where the last thing that it needs is computed."""
+    graph = traced.root.graph
+    marked = {node for node in graph.nodes if path_of(node)}
+    late = closure(traced.results[1:], stop=marked) if marked else set()
+    place = {node: (index, 0) for index, node in enumerate(graph.nodes)}
+    ends: dict[int, fx.Node] = {}  # the last node moved behind the node at an index
+    for node in in_order(graph, late):
+        needs = [need for need in node.all_input_nodes if need.op != "placeholder"]
+        if needs:
+            last = max(needs, key=place.__getitem__)
+            index = place[last][0]
+            end = ends.get(index, last)
+            end.append(node)
+            node.meta["custom"] = last.meta.get("custom", {})
+            ends[index], place[node] = node, (index, place[end][1] + 1)

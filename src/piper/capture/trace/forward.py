@@ -1,0 +1,198 @@
+"""One graph of the whole forward pass, up to the loss, without memory for weights."""
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx, nn
+
+from piper.capture import torch_private
+from piper.capture.regions.annotate import recording
+from piper.capture.regions.tags import tagging
+from piper.capture.trace import functions, refusals, side_effects
+from piper.capture.trace.inputs import Inputs, inputs_of
+from piper.capture.trace.source_lines import is_transformed, line_of
+from piper.errors import CaptureError
+from piper.ir.values import TensorSpec
+
+Loss = Callable[[Any, Any], Tensor]
+Output = tuple[list[Any], Any]  # leaves, with (shape, type) for tensors, and how they hang together
+
+
+@dataclass
+class Traced:
+    """The graph; its placeholders are parameters, buffers and batch tensors, in this order.
+
+    Its outputs are the loss and the new values of `updated` buffers.
+    """
+
+    root: fx.GraphModule
+    mode: Any  # the fake mode all of its values belong to
+    parameters: dict[str, bool]  # name -> does it want a gradient
+    buffers: tuple[str, ...]
+    updated: tuple[str, ...]
+    aliases: dict[str, str]  # other names of tied parameters and buffers -> first name
+    inputs: Inputs
+    device: str
+    output: Output  # of the model, which the loss reads
+    random: fx.Node | None = None  # the placeholder that random numbers start from; the last one
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return self.root.graph.find_nodes(op="placeholder")
+
+    @property
+    def weights(self) -> dict[str, fx.Node]:
+        """Placeholders of parameters and buffers, by name."""
+        return dict(zip([*self.parameters, *self.buffers], self.placeholders, strict=False))
+
+    @property
+    def batch(self) -> list[fx.Node]:
+        start = len(self.parameters) + len(self.buffers)
+        return self.placeholders[start : start + len(self.inputs.tensors)]
+
+    @property
+    def results(self) -> list[fx.Node]:
+        return list(self.root.graph.output_node().args[0])
+
+
+def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], device: str) -> Traced:
+    side_effects.refuse_hooks(model)
+    side_effects.refuse_shared_memory(model)
+    inputs = inputs_of(example)
+    mode = torch_private.new_fake_mode()
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    view = _throw_away(model)
+    updated, seen = list[str](), list[Output]()
+
+    def forward(weights: list[Tensor], states: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+        before = dict(zip([*parameters, *buffers], [*weights, *states], strict=True))
+        after = dict(before)  # torch puts here what the model assigns to its attributes
+        loss = _loss(view, after, loss_fn, inputs.join(batch), seen)
+        updated[:] = [
+            name
+            for name, tensor in before.items()
+            if after[name] is not tensor or torch_private.was_updated(tensor)
+        ]
+        _refuse_updated_parameters([name for name in updated if name in parameters])
+        _refuse_updated_inputs(batch)
+        return [loss, *(after[name] for name in updated)]
+
+    with ExitStack() as stack:
+        stack.enter_context(functions.intercepted())
+        stack.enter_context(side_effects.unchanged(model, view))
+        stack.enter_context(side_effects.no_dice())
+        stack.enter_context(side_effects.no_inference_mode())
+        stack.enter_context(recording())
+        stack.enter_context(tagging(view))
+        stack.enter_context(mode)
+        stack.enter_context(side_effects.DataIsDetached())
+        stack.enter_context(side_effects.DropoutIsCopied())
+        root = _trace(
+            forward,
+            [_fake(tensor, device) for tensor in parameters.values()],
+            [_fake(tensor, device) for tensor in buffers.values()],
+            [_fake_input(spec, device) for spec in inputs.tensors],
+        )
+    side_effects.refuse_registered_constants(root, model)
+    return Traced(
+        root=root,
+        mode=mode,
+        parameters={name: tensor.requires_grad for name, tensor in parameters.items()},
+        buffers=tuple(buffers),
+        updated=tuple(updated),
+        aliases=_aliases(model, {**parameters, **buffers}),
+        inputs=inputs,
+        device=device,
+        output=seen[-1],
+    )
+
+
+def _refuse_updated_inputs(batch: list[Tensor]) -> None:
+    for index, tensor in enumerate(batch):
+        if torch_private.was_updated(tensor):
+            raise refusals.changed_input(index)
+
+
+def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
+    try:
+        return torch_private.trace_forward(forward, *args)
+    except CaptureError:
+        raise
+    except torch_private.VALUE_WANTED as error:
+        raise refusals.value_wanted(error) from error
+    except Exception as error:
+        if is_transformed(error.__traceback__):
+            raise refusals.transformed(line_of(error.__traceback__)) from error
+        at = line_of(error.__traceback__)
+        error.add_note(f"{at}: Piper met this while tracing the model on tensors without values")
+        raise
+
+
+def _loss(
+    view: nn.Module,
+    state: dict[str, Tensor],
+    loss_fn: Loss | None,
+    arguments: tuple[Any, ...],
+    seen: list[Output],
+) -> Tensor:
+    """A scalar of float32 or more, whatever the model computes in: its gradient is the seed."""
+    given = arguments if loss_fn is None else arguments[:-1]
+    output = torch.func.functional_call(view, state, given)
+    leaves, spec = pytree.tree_flatten(output)
+    seen.append(([_described(leaf) for leaf in leaves], spec))
+    loss = output if loss_fn is None else loss_fn(output, arguments[-1])
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise refusals.not_a_loss(loss, given=loss_fn is not None)
+    scalar = loss.reshape(())
+    return scalar if scalar.dtype == torch.float64 else scalar.float()
+
+
+def _described(leaf: Any) -> Any:
+    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+
+def _throw_away(model: nn.Module) -> nn.Module:
+    """A copy of all modules that shares all tensors, so that what a trace caches dies with it."""
+    shared = {
+        id(value): value
+        for module in model.modules()
+        for value in (
+            *module._parameters.values(),
+            *module._buffers.values(),
+            *vars(module).values(),
+        )
+        if isinstance(value, Tensor)
+    }
+    try:
+        return copy.deepcopy(model, shared)
+    except Exception as error:
+        raise refusals.cannot_copy(model, error) from error
+
+
+def _fake(tensor: Tensor, device: str) -> Tensor:
+    """Contiguous whatever the original: that is how kernels get their parameters."""
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def _fake_input(spec: TensorSpec, device: str) -> Tensor:
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+
+
+def _aliases(model: nn.Module, first: dict[str, Tensor]) -> dict[str, str]:
+    names = {id(tensor): name for name, tensor in first.items()}
+    every = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    return {name: names[id(tensor)] for name, tensor in every if name not in first}
+
+
+def _refuse_updated_parameters(names: list[str]) -> None:
+    if names:
+        raise refusals.updated_parameters(names)

@@ -1,0 +1,293 @@
+"""What capture refuses, and what to write instead."""
+
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from piper.capture.fx_nodes import line
+from piper.capture.trace.inputs import name_of
+from piper.capture.trace.source_lines import UNKNOWN, current_line, line_of
+from piper.errors import CaptureError, Problem
+
+
+def value_wanted(error: BaseException) -> CaptureError:
+    return CaptureError(
+        line_of(error.__traceback__),
+        Problem(
+            "Python code needs the value of a tensor, which differs from batch to batch",
+            "keep the decision in tensors (torch.where, masking, indexing), or pass the value "
+            "as a Python number in `example`, where it becomes a constant",
+        ),
+    )
+
+
+def transformed(where: str) -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            "torch.vmap, or another transform of torch.func, runs here: a trace cannot see into it",
+            "write it with operators of torch that take whole batches (torch.bmm, torch.einsum, "
+            "broadcasting); or make it an operator with torch.library.custom_op and "
+            "register_autograd",
+        ),
+    )
+
+
+def custom_function(name: str) -> CaptureError:
+    return CaptureError(
+        current_line() or UNKNOWN,
+        Problem(
+            f"{name} is an autograd.Function, whose backward a trace cannot see",
+            "make it an operator with torch.library.custom_op and register_autograd",
+        ),
+    )
+
+
+def not_a_loss(result: Any, given: bool) -> CaptureError:
+    found = (
+        f"a tensor {list(result.shape)} of {name_of(result.dtype)}"
+        if isinstance(result, Tensor)
+        else f"a {type(result).__name__}"
+    )
+    return CaptureError(
+        "loss_fn" if given else "model",
+        Problem(
+            f"it returns {found}, not a scalar loss",
+            "return one floating-point number, such as a mean over the microbatch"
+            if given
+            else "return the loss from the model, or pass loss_fn(output, target) -> loss",
+        ),
+    )
+
+
+def loss_without_parameters(where: str) -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            "the loss depends on no parameter that wants a gradient",
+            "check for detach(), no_grad() and requires_grad_(False) on the way to the loss",
+        ),
+    )
+
+
+def cannot_copy(model: nn.Module, error: Exception) -> CaptureError:
+    return CaptureError(
+        type(model).__name__,
+        Problem(
+            f"the model cannot be copied: {error}",
+            "keep locks, streams, files and process groups out of the attributes of modules",
+        ),
+    )
+
+
+def updated_parameters(names: list[str]) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"the forward pass changes the parameters {', '.join(names)}",
+            "make them buffers, or change them outside of the forward pass",
+        ),
+    )
+
+
+def foreign_tensor(node: fx.Node) -> CaptureError:
+    return CaptureError(
+        line(node) or UNKNOWN,
+        Problem(
+            "a tensor is used that is neither an argument nor a parameter or buffer of the model",
+            "register it with register_buffer or as a parameter, or pass it as an argument",
+        ),
+    )
+
+
+def cannot_be_sent(what: str, where: str = "") -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            f"{what} has no name by which another process could find it",
+            "make it an operator with torch.library.custom_op, in a module that every process "
+            "imports",
+        ),
+    )
+
+
+def random_operation(node: fx.Node) -> CaptureError:
+    name = str(node.target).removeprefix("aten.").split(".")[0]
+    inside = " dropout" in str(getattr(node.target, "_schema", ""))
+    return CaptureError(
+        line(node) or UNKNOWN,
+        Problem(
+            f"{name} draws random numbers, which would depend on the strategy",
+            "set its dropout to 0, and apply torch.nn.functional.dropout to what it returns"
+            if inside
+            else "draw them outside of the model and pass them as an argument, or use dropout",
+        ),
+    )
+
+
+def shared_update(name: str, writer: str, others: list[str]) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"the buffer {name} is updated in {writer} and also used in {', '.join(others)}",
+            "use it in one region only, or register one buffer for each",
+        ),
+    )
+
+
+def no_device(device: str) -> CaptureError:
+    return CaptureError(
+        "device",
+        Problem(
+            f"capture for {device} needs a {device} device, and there is none",
+            'capture where the model will run, or for device="cpu"',
+        ),
+    )
+
+
+def value_wanted_in_region(where: str) -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            "the region that begins here, or its derivative, needs a number that differs from "
+            "batch to batch",
+            "take sizes from tensors (x.shape[0]) instead of numbers (.item()), and decide with "
+            "torch.where, also in the backward of your own operators",
+        ),
+    )
+
+
+def sparse_gradient(name: str) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"the gradient of {name} is sparse",
+            "create the embedding with sparse=False",
+        ),
+    )
+
+
+def hidden_update(where: str) -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            "an operation in the region that begins here changes a buffer behind the trace's back",
+            "turn off its running statistics, or update the buffer in the module's own code",
+        ),
+    )
+
+
+def lstm(node: fx.Node) -> CaptureError:
+    return CaptureError(
+        line(node) or UNKNOWN,
+        Problem(
+            "nn.LSTM hands a workspace to its backward that depends on autograd being there",
+            "loop over nn.LSTMCell, or use nn.GRU",
+        ),
+    )
+
+
+def gradient_hook(where: str) -> CaptureError:
+    return CaptureError(
+        where,
+        Problem(
+            "it has a hook on gradients, which explicit backward graphs never call",
+            "remove the hook, and change gradients in the loss or in the optimizer",
+        ),
+    )
+
+
+def shared_memory(one: str, other: str) -> CaptureError:
+    return CaptureError(
+        f"parameter {other}",
+        Problem(
+            f"it lies on the memory of {one}, but is another tensor",
+            f"tie them as one parameter: model.{other} = model.{one}",
+        ),
+    )
+
+
+def drawn_number() -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            "its forward draws random numbers from Python or numpy, which a captured step would "
+            "not do again",
+            "leave layers out with nn.Dropout, or draw in the loader and pass the number with the "
+            "batch",
+        ),
+    )
+
+
+def changed_attribute(path: str, name: str) -> CaptureError:
+    owner = f"module {path}" if path else "model"
+    return CaptureError(
+        owner,
+        Problem(
+            f"its forward changes self.{name}, which a captured step would not do again",
+            f'make it a buffer: self.register_buffer("{name}", torch.tensor(...))',
+        ),
+    )
+
+
+def changed_tensor(name: str) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"its forward changes {name} on another way than self.{name}",
+            f"change it as the registered buffer self.{name}; build the model again, since "
+            "the trace has changed it",
+        ),
+    )
+
+
+def changed_input(index: int) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"its forward writes to tensor {index} of the batch",
+            "write to a copy: x = x.clone()",
+        ),
+    )
+
+
+def inference_mode() -> CaptureError:
+    return CaptureError(
+        current_line() or UNKNOWN,
+        Problem("inference_mode cannot be captured", "use torch.no_grad()"),
+    )
+
+
+def fixed_rows(where: str, error: str) -> CaptureError:
+    return CaptureError(
+        where,
+        Problem(
+            "this region of experts works for one number of rows or experts only: "
+            + error.strip().splitlines()[0][:200],
+            "write sizes that follow the tensors: -1 in view and reshape, torch.zeros_like, "
+            "repeat_interleave without output_size; let no loop go over the experts; or leave it "
+            "out of `Shard`",
+        ),
+    )
+
+
+def mixed_rows(where: str) -> CaptureError:
+    return CaptureError(
+        where,
+        Problem(
+            "in this region the result of a row, or its gradient, depends on other rows, on how "
+            "many there are, or on other experts, so it cannot be divided over devices",
+            "let every row depend on itself and the parameters of its expert only; move what "
+            "looks at several rows or at counts (means, capacities, side losses) out of the region",
+        ),
+    )
+
+
+def no_rows(where: str) -> CaptureError:
+    return CaptureError(
+        where,
+        Problem(
+            "this region of experts writes something that has no row for each row it reads",
+            "let it write rows only, in the order in which it reads them",
+        ),
+    )

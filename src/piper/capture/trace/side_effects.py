@@ -1,0 +1,155 @@
+"""What a trace cannot see would be silently wrong later: it is looked for, and refused."""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from piper.capture.fx_nodes import line
+from piper.capture.torch_private import constant_of, is_unfinished
+from piper.capture.trace import refusals
+
+Counts = dict[tuple[str, str], float]
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Explicit backward graphs never call hooks on gradients."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise refusals.gradient_hook(f"parameter {name}")
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise refusals.gradient_hook(f"module {name or type(model).__name__}")
+
+
+def refuse_shared_memory(model: nn.Module) -> None:
+    """Two tensors on one memory are tied in eager training, and would not be here."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    spans = sorted(span(tensor) + (name,) for name, tensor in named if has_memory(tensor))
+    for (memory, _, end, one), (other_memory, start, _, other) in zip(
+        spans, spans[1:], strict=False
+    ):
+        if memory == other_memory and start < end:
+            raise refusals.shared_memory(one, other)
+
+
+def has_memory(tensor: Tensor) -> bool:
+    return not tensor.is_meta and tensor.numel() > 0
+
+
+def span(tensor: Tensor) -> tuple[int, int, int]:
+    """Which memory a tensor is on, and from where to where."""
+    start = tensor.storage_offset()
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    end = start + 1 + sum((size - 1) * stride for size, stride in sizes)
+    item = tensor.element_size()
+    return tensor.untyped_storage().data_ptr(), start * item, end * item
+
+
+@contextmanager
+def unchanged(model: nn.Module, view: nn.Module) -> Iterator[None]:
+    """A forward that counts, collects or writes on the side does so in the trace only."""
+    counts, versions = numbers(view), tensor_versions(model)
+    yield
+    after = numbers(view)
+    for key, number in counts.items():
+        if after.get(key, number) != number:
+            raise refusals.changed_attribute(*key)
+    for name, version in tensor_versions(model).items():
+        if versions.get(name, version) != version:
+            raise refusals.changed_tensor(name)
+
+
+@contextmanager
+def no_dice() -> Iterator[None]:
+    """Numbers that Python or numpy draw would be the same in every step."""
+    before = dice()
+    yield
+    if dice() != before:
+        raise refusals.drawn_number()
+
+
+def dice() -> list[Any]:
+    numpy = sys.modules.get("numpy")
+    rows = numpy.random.get_state() if numpy is not None else ()
+    return [random.getstate(), *(getattr(row, "tobytes", lambda r=row: r)() for row in rows)]
+
+
+def numbers(model: nn.Module) -> Counts:
+    """Numbers and lengths of lists among the attributes of all modules."""
+    found: Counts = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if type(value) in (int, float):
+                found[path, name] = value
+            elif isinstance(value, list):
+                found[path, name] = len(value)
+    return found
+
+
+def tensor_versions(model: nn.Module) -> dict[str, int]:
+    named: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
+    for path, module in model.named_modules():
+        named += [(f"{path}.{name}".lstrip("."), value) for name, value in vars(module).items()]
+    return {name: value._version for name, value in named if isinstance(value, Tensor)}
+
+
+def refuse_registered_constants(root: fx.GraphModule, model: nn.Module) -> None:
+    """A parameter or buffer that is reached on another way would stay as it is now."""
+    registered = [*model.parameters(), *model.buffers()]
+    memories = {span(tensor)[0] for tensor in registered if has_memory(tensor)}
+    for node in root.graph.find_nodes(op="get_attr"):
+        tensor = getattr(root, node.target)
+        if is_unfinished(tensor):
+            raise refusals.transformed(line(node))
+        constant = constant_of(tensor) if isinstance(tensor, Tensor) else None
+        if constant is not None and has_memory(constant) and span(constant)[0] in memories:
+            raise refusals.foreign_tensor(node)
+
+
+class DataIsDetached(torch.overrides.TorchFunctionMode):
+    """`x.data` leaves no node in a trace; `x.detach()`, which means the same here, does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__self__", None) is torch.Tensor.data:
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
+
+
+class DropoutIsCopied(torch.overrides.TorchFunctionMode):
+    """In place, dropout would be traced as the numbers it draws; what it leaves is the same."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(zip(("input", "p", "training", "inplace"), args, strict=False))
+        given |= kwargs or {}
+        if func is torch.nn.functional.dropout and given.pop("inplace", False):
+            return given["input"].copy_(func(**given))
+        return func(*args, **(kwargs or {}))
+
+
+def is_torchs_own(file: str) -> bool:
+    """Whether torch calls for itself; its decorators call for the user."""
+    path = Path(file)
+    return Path(torch.__file__).parent in path.parents and path.name != "_contextlib.py"
+
+
+@contextmanager
+def no_inference_mode() -> Iterator[None]:
+    """inference_mode leaves no node either, and gradients would flow through it."""
+    original = torch.inference_mode.__enter__
+
+    def enter(self: Any) -> None:
+        if not is_torchs_own(sys._getframe(1).f_code.co_filename):
+            raise refusals.inference_mode()
+        original(self)
+
+    torch.inference_mode.__enter__ = enter
+    try:
+        yield
+    finally:
+        torch.inference_mode.__enter__ = original

@@ -1,0 +1,68 @@
+"""Which line of the user's model a node or an error comes from."""
+
+import os
+import sys
+import sysconfig
+import traceback
+from types import FrameType, TracebackType
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__)
+_CAPTURE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_TRANSFORMS = [
+    os.path.join(_TORCH, "_functorch", name) for name in ("vmap.py", "eager_transforms.py")
+]
+_GENERATED = ("<eval_with_key", "<frozen", "<string>", "<fx")
+
+UNKNOWN = "model"
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is neither torch's, Python's, generated, nor Piper's capture."""
+    if filename.startswith((*_GENERATED, _TORCH, _CAPTURE)):
+        return False
+    return "site-packages" in filename or not filename.startswith(_STDLIB)
+
+
+def current_line() -> str:
+    """The innermost line of the user's model that is running now.
+
+    Empty when capture itself is at work: the next line of the user's is then the one that
+    called `capture`, and has nothing to do with the model.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_CAPTURE):
+        frame = frame.f_back
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(_CAPTURE) and not _is_passed_through(frame):
+            return ""
+        frame = frame.f_back
+    return "" if frame is None else _short(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_passed_through(frame: FrameType) -> bool:
+    """A mode that sees every operation stands between the model and torch."""
+    return frame.f_code.co_name == "__torch_function__"
+
+
+def line_of(trace: TracebackType | None) -> str:
+    """The innermost line of the user's in an error's traceback."""
+    lines = [
+        _short(frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(trace)
+        if is_users(frame.f_code.co_filename)
+    ]
+    return lines[-1] if lines else UNKNOWN
+
+
+def is_transformed(trace: TracebackType | None) -> bool:
+    """Whether the user's code called one of torch.func's transforms on the way to an error."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    first = next((k for k, name in enumerate(files) if is_users(name)), len(files))
+    return any(name in _TRANSFORMS for name in files[first:])
+
+
+def _short(filename: str, number: int) -> str:
+    return f"{os.path.basename(filename)}:{number}"

@@ -1,0 +1,81 @@
+"""What makes a DAG valid at each stage: one rule, one function, named by what is true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from piper.errors import Problem, Refused
+from piper.ir.dag import Dag
+from piper.ir.rules.experts import (
+    experts_are_where_they_are_placed,
+    groups_fit_the_experts,
+    neighbours_of_experts_are_with_them,
+)
+from piper.ir.rules.flow import (
+    every_gradient_is_counted_once,
+    every_read_has_a_writer,
+    every_read_is_local,
+    every_value_is_written_once,
+    nothing_waits_for_itself,
+    orders_name_all_microbatches_or_none,
+)
+from piper.ir.rules.placement import (
+    backward_runs_where_forward_ran,
+    buffers_that_change_are_on_one_device,
+    every_microbatch_of_a_region_is_placed_alike,
+    every_region_is_placed,
+    every_stream_with_a_share_is_used,
+    neighbours_have_equally_many_replicas,
+    replicas_stay_on_their_device,
+)
+from piper.ir.rules.replicas import (
+    feeds_are_alike,
+    replicas_are_kept_equal,
+    replicas_are_where_they_are_placed,
+    replicas_update_no_buffers,
+)
+
+Rule = Callable[[Dag], Iterator[Problem]]
+
+CAPTURED: tuple[Rule, ...] = (
+    every_read_has_a_writer,
+    every_value_is_written_once,
+    nothing_waits_for_itself,
+    every_gradient_is_counted_once,
+)
+PLACED: tuple[Rule, ...] = (
+    every_region_is_placed,
+    backward_runs_where_forward_ran,
+    every_microbatch_of_a_region_is_placed_alike,
+    neighbours_have_equally_many_replicas,
+    replicas_stay_on_their_device,
+    feeds_are_alike,
+    replicas_are_where_they_are_placed,
+    experts_are_where_they_are_placed,
+    neighbours_of_experts_are_with_them,
+    groups_fit_the_experts,
+    replicas_are_kept_equal,
+    replicas_update_no_buffers,
+    buffers_that_change_are_on_one_device,
+    orders_name_all_microbatches_or_none,
+)
+LOWERABLE: tuple[Rule, ...] = (
+    *CAPTURED,
+    every_read_is_local,
+)
+FINAL: tuple[Rule, ...] = (every_stream_with_a_share_is_used,)
+
+
+ABOUT_ORDER = (nothing_waits_for_itself, orders_name_all_microbatches_or_none)
+
+
+def require(dag: Dag, rules: tuple[Rule, ...]) -> None:
+    """Refuse a DAG that breaks a rule; the first rule that finds problems reports all of them."""
+    for rule in rules:
+        if rule in dag.proven:
+            continue
+        problems = list(rule(dag))
+        if problems:
+            raise Refused(*problems[:8])
+        if rule not in ABOUT_ORDER:
+            dag.proven.add(rule)

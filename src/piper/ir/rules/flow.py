@@ -1,0 +1,102 @@
+"""Rules about data and order: who writes what is read, and nothing waits for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from piper.errors import BUG, Problem
+from piper.ir.cycles import cycle
+from piper.ir.dag import Dag
+from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer, Update
+from piper.ir.rules.neighbours import show
+from piper.ir.values import Origin
+from piper.names import BW, B, NodeId, Phase, RegionId
+
+
+def every_read_has_a_writer(dag: Dag) -> Iterator[Problem]:
+    given = [value for value in dag.consumers if value not in dag.producers]
+    for value in given:
+        known = dag.values.get(value)
+        if known is None or known.origin is Origin.FLOW:
+            for node in dict.fromkeys(dag.consumers[value]):
+                yield Problem(f"{node} reads {value}, which nothing writes", BUG)
+
+
+def every_value_is_written_once(dag: Dag) -> Iterator[Problem]:
+    if len(dag.producers) == sum(len(node.writes) for node in dag.nodes.values()):
+        return
+    written: dict[str, NodeId] = {}
+    for node in dag.nodes.values():
+        for value in node.writes:
+            if value in written:
+                yield Problem(f"{node.id} and {written[value]} both write {value}", BUG)
+            written[value] = node.id
+
+
+def nothing_waits_for_itself(dag: Dag) -> Iterator[Problem]:
+    loop = cycle(dag)
+    if loop:
+        width = max(len(node) for node, _ in loop)
+        rows = [
+            f"\n    {node:{width}} -> {following:{width}}   {why}"
+            for (node, why), (following, _) in zip(loop, [*loop[1:], loop[0]], strict=True)
+        ]
+        first = next((node for node, why in loop if why != "data flow"), loop[0][0])
+        yield Problem(
+            "these wait for each other" + "".join(rows),
+            f"let the order put {first} after what it needs, or in the same slot",
+        )
+
+
+def every_gradient_is_counted_once(dag: Dag) -> Iterator[Problem]:
+    """Each use of a trainable parameter reaches the optimizer on exactly one way."""
+    for node in dag.computes:
+        if node.phase in (B, BW):
+            for value in node.writes:
+                if value.startswith("g:"):
+                    readers = [r for r in dag.consumers.get(value, ()) if adds(dag.nodes[r])]
+                    if len(readers) != 1:
+                        yield Problem(f"{value} is added up {len(readers)} times", BUG)
+
+
+def adds(node: Node) -> bool:
+    return isinstance(node, Update | Transfer | Collective)
+
+
+def every_read_is_local(dag: Dag) -> Iterator[Problem]:
+    """Once transfers are in, a node reads only what is on its own devices."""
+    place = {value: node for node in dag.nodes.values() for value in node.writes}
+    for node in dag.nodes.values():
+        here = node.source if isinstance(node, Transfer) else node.devices
+        for value in chain.from_iterable(node.reads):
+            maker = place.get(value)
+            if maker and not isinstance(node, Totals) and not is_at(maker, here):
+                yield Problem(f"{node.id} reads {value}, which is not on {show(here)}", BUG)
+
+
+def is_at(maker: Node, here: tuple[int, ...] | None) -> bool:
+    return maker.devices is here or maker.devices == here or isinstance(maker, Totals)
+
+
+def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
+    """An order that leaves out one microbatch of a pass is more likely a slip than a wish."""
+    named: dict[tuple[RegionId, Phase], set[NodeId]] = {}
+    for precedence in dag.precedences:
+        if precedence.maker.startswith("order"):
+            for name in chain(precedence.before, precedence.after):
+                named.setdefault(pass_of(dag, name), set()).add(name)
+    for node in dag.computes:
+        others = named.get((node.region, node.phase))
+        if others and node.id not in others:
+            yield Problem(
+                f"the order names {node.region} {node.phase} for {len(others)} of its "
+                f"microbatches, but not {node.id}",
+                f"add a slot for {node.id}, or leave {node.region} {node.phase} out of the order",
+            )
+
+
+def pass_of(dag: Dag, node: NodeId) -> tuple[RegionId, Phase]:
+    found = dag.nodes[node]
+    assert isinstance(found, Compute)
+    return found.region, found.phase

@@ -1,0 +1,76 @@
+"""What a user gives a Trainer, looked at before all else: wrong things say what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from inspect import signature
+from typing import Any, TypeVar
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from piper.errors import InputError, Problem, no_option
+from piper.runtime.state.optimizers import SCHEDULER
+
+Made = TypeVar("Made")
+
+
+def refuse_unknown(options: Collection[str], configure: Callable[..., None]) -> None:
+    """Those after the model, its loss and the strategy."""
+    known = [*signature(configure).parameters][3:]
+    for name in options:
+        if name not in known:
+            raise InputError("Trainer", no_option("it", name, known))
+
+
+def refuse_wrong_kinds(
+    model: Any, loss_fn: Any, optimizer: Any, lr_scheduler: Any, max_norm: Any
+) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise no("model", model, "write Trainer(model, loss_fn, strategy, example=...)")
+    if loss_fn is not None and not callable(loss_fn):
+        raise no("loss_fn", loss_fn, "give a function of the model's output and the batch's last")
+    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
+        raise no("optimizer", optimizer, "write optimizer=partial(torch.optim.AdamW, lr=3e-4)")
+    made = isinstance(lr_scheduler, LRScheduler)
+    if made or not (lr_scheduler is None or callable(lr_scheduler)):
+        raise no("lr_scheduler", lr_scheduler, SCHEDULER)
+    if max_norm is not None and not is_norm(max_norm):
+        raise InputError(
+            "max_norm", Problem(f"{max_norm!r} is no norm", "write a number above 0, or None")
+        )
+
+
+def refuse_example(example: Any) -> None:
+    if not isinstance(example, tuple):
+        raise no("example", example, "write example=(x, y), a tuple of what step(x, y) is given")
+
+
+def is_norm(found: Any) -> bool:
+    """
+    >>> is_norm(1), is_norm(torch.tensor(0.5)), is_norm("1.0"), is_norm(True), is_norm(-1.0)
+    (True, True, False, False, False)
+    """
+    try:
+        return not isinstance(found, str | bool) and float(found) > 0
+    except (TypeError, ValueError):
+        return False
+
+
+def told_of_arguments(make: Callable[[], Made], batch: tuple[Any, ...], count: int) -> Made:
+    """What is made of a batch; what fails for other arguments than the example has says so."""
+    try:
+        return make()
+    except TypeError as error:
+        if len(batch) == count:
+            raise
+        inside = len(batch) == 1 and isinstance(batch[0], list | tuple)
+        fix = "write trainer.step(*batch)" if inside else "give step what the example has"
+        what = f"step was given {len(batch)} argument(s), and the example has {count}: {error}"
+        raise InputError("batch", Problem(what, fix)) from error
+
+
+def no(name: str, found: Any, fix: str) -> InputError:
+    kind = "None" if found is None else f"of type {type(found).__name__}"
+    made = isinstance(found, torch.optim.Optimizer | LRScheduler)
+    return InputError(name, Problem(f"it is {kind}{', made already' * made}", fix))

@@ -1,0 +1,165 @@
+"""What one device has to know of a job that was compiled for all: its own part, and no more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from piper.capture import Captured
+from piper.capture.kernels.callables import Recipe
+from piper.capture.trace.ignored_labels import Ignored
+from piper.ir.dag import Dag
+from piper.ir.model import Bucket
+from piper.job.compiler import Compiled
+from piper.names import BucketId, Device, Phase, RegionId, ValueId
+from piper.plan import serial
+from piper.plan.analyse.channels import Needs, exchanging, first_holders, needs
+from piper.plan.instructions import Instruction, Load, Plan, Run, Shape
+from piper.runtime.state.device_state import Named
+
+Like = tuple[tuple[Shape, ...], bool]  # the tensors of a buffer, and whether it is a bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One device's part. `needs`, `loss` and `ignored` are the same for all."""
+
+    plan: Plan
+    needs: Needs
+    loss: str  # its type
+    ignored: tuple[Ignored, ...]  # labels that a mean leaves out
+    spoken: tuple[str, ...]  # states that this device gives to a state dict
+    contents: Mapping[str, tuple[Named, ...]]  # the parameters of each bucket that is here
+    trainable: Mapping[str, bool]  # of each such bucket
+    recipes: Mapping[tuple[str, str], Recipe]  # by region and phase
+    experts: tuple[str, ...]  # regions that look like regions of experts
+    values: Mapping[str, Like]  # what kernels read and write, as far as it is known before
+
+    def known(self, buffer: str) -> Like:
+        """What a buffer of the plan holds."""
+        return self.values[buffer.removeprefix("sum ")]
+
+    @property
+    def codes(self) -> dict[str, str]:
+        """What each region's costs are known by: shares of experts have those of the whole."""
+        return {name: recipe.code.partition("/")[0] for (name, _), recipe in self.recipes.items()}
+
+
+def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
+    """Of every device that there is a plan for."""
+    plans, dag = compiled.plans, compiled.dag
+    shared, spoken = needs(plans), first_holders(plans)
+    loss = captured.model.values[captured.model.loss].specs[0].dtype
+    regions, looking = captured.model.regions, captured.experts.codes
+    experts = {str(region.id) for region in regions if region.code in looking}
+    for plan in plans:
+        buckets = {s.bucket: captured.model.buckets[BucketId(s.bucket)] for s in plan.states}
+        recipes = dict(recipes_of(plan, captured, dag))
+        yield Assignment(
+            plan=plan,
+            needs=replace(shared, exchanging=tuple(exchanging(plan))),
+            loss=loss,
+            ignored=captured.ignored,
+            spoken=tuple(spoken[plan.device]),
+            contents={name: contents(bucket) for name, bucket in buckets.items()},
+            trainable={name: bucket.trainable for name, bucket in buckets.items()},
+            recipes=recipes,
+            experts=tuple(r for r in dict.fromkeys(r for r, _ in recipes) if r in experts),
+            values=dict(known_values(plan, dag)),
+        )
+
+
+def assignment(captured: Captured, compiled: Compiled, device: Device) -> Assignment:
+    """Of one device, where all of them are in this process."""
+    return next(one for one in assignments(captured, compiled) if one.plan.device == device)
+
+
+def contents(bucket: Bucket) -> tuple[Named, ...]:
+    return tuple(
+        (p.name, tuple(size or 0 for size in p.spec.shape), p.spec.dtype) for p in bucket.parameters
+    )
+
+
+def recipes_of(
+    plan: Plan, captured: Captured, dag: Dag
+) -> Iterator[tuple[tuple[str, str], Recipe]]:
+    runs = (one for one in plan.instructions if isinstance(one, Run))
+    for region, phase in dict.fromkeys((run.region, run.phase) for run in runs):
+        name, cut = RegionId(region), dag.shardings.get(RegionId(region))
+        yield (region, phase), captured.recipe(name, Phase(phase), cut.ways if cut else 1)
+
+
+def known_values(plan: Plan, dag: Dag) -> Iterator[tuple[str, Like]]:
+    """What kernels read and write. Inputs of a second replica have a number behind their name."""
+    for buffer in dict.fromkeys(chain.from_iterable(map(touched, plan.instructions))):
+        value = ValueId(buffer.removeprefix("sum "))
+        known = dag.values.get(value) or dag.values.get(ValueId(value.rpartition("#")[0]))
+        if known is not None:
+            yield value, (tuple((s.shape, s.dtype) for s in known.specs), known.bundle)
+
+
+def touched(one: Instruction) -> tuple[str, ...]:
+    match one:
+        case Run():
+            return (*one.reads, *one.writes)
+        case Load():
+            return (one.value,)
+    return ()
+
+
+def grouped(values: Mapping[str, Like]) -> list[tuple[Like, list[str]]]:
+    """Microbatches have the same, and very many do."""
+    found: dict[Like, list[str]] = {}
+    for name, like in values.items():
+        found.setdefault(like, []).append(name)
+    return list(found.items())
+
+
+def shared_json(one: Assignment) -> str:
+    """What all devices are told."""
+    shared = {
+        "streams": one.needs.streams,
+        "teams": one.needs.teams,
+        "links": one.needs.links,
+        "sized": one.needs.sized,
+        "loss": one.loss,
+        "ignored": one.ignored,
+    }
+    return json.dumps(shared)
+
+
+def own_json(one: Assignment) -> str:
+    """What is for one device alone."""
+    own = {
+        "plan": serial.to_json(one.plan),
+        "exchanging": one.needs.exchanging,
+        "spoken": one.spoken,
+        "contents": one.contents,
+        "trainable": one.trainable,
+        "recipes": [(*key, *serial.row(recipe)) for key, recipe in one.recipes.items()],
+        "experts": one.experts,
+        "values": grouped(one.values),
+    }
+    return json.dumps(own)
+
+
+def from_json(shared: str, own: str) -> Assignment:
+    job, mine = json.loads(shared), json.loads(own)
+    plan = serial.from_json(mine["plan"])
+    values = [(serial.frozen(like), names) for like, names in mine["values"]]
+    ways = {name: serial.frozen(job[name]) for name in ("streams", "teams", "links", "sized")}
+    exchanging = serial.frozen(mine["exchanging"])
+    return Assignment(
+        plan=plan,
+        needs=Needs(**ways, exchanging=exchanging, shares=plan.streams),
+        loss=job["loss"],
+        ignored=serial.frozen(job["ignored"]),
+        spoken=tuple(mine["spoken"]),
+        contents={name: serial.frozen(rows) for name, rows in mine["contents"].items()},
+        trainable=mine["trainable"],
+        recipes={(region, phase): Recipe(*rest) for region, phase, *rest in mine["recipes"]},
+        experts=tuple(mine["experts"]),
+        values={name: like for like, names in values for name in names},
+    )

@@ -1,0 +1,78 @@
+"""The whole pipeline in one short function: regions, directives, passes, plans, check."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from piper.directives import Directive, apply
+from piper.ir.costs import Costs
+from piper.ir.dag import Dag
+from piper.ir.model import Model
+from piper.ir.roles import Roles, roles, same_replica
+from piper.ir.training import training_dag
+from piper.names import Device
+from piper.passes.pipeline import run_passes
+from piper.plan.check.check import check
+from piper.plan.check.queues import stops
+from piper.plan.instructions import Plan
+from piper.plan.lower.lowering import lower
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The final DAG and the plans of all devices, checked together; or of one for each role."""
+
+    dag: Dag
+    plans: tuple[Plan, ...]
+    roles: Roles
+
+    def plan(self, device: Device) -> Plan:
+        known = [plan for plan in self.plans if plan.device == device]
+        more = known or lowered(self.dag, Roles({d: d for d in same_replica(self.dag, device)}))
+        return next(plan for plan in more if plan.device == device)
+
+
+def compile_strategy(
+    model: Model,
+    strategy: Sequence[Directive],
+    *,
+    clip: bool = False,
+    costs: Costs | None = None,
+    by_role: bool = False,
+) -> Compiled:
+    """What every device does in a step of this model under this strategy.
+
+    `by_role`: plans are made and checked for one device of each role only, which is all that a job
+    of very many devices needs before it runs.
+    """
+    with collector_off():
+        dag = apply(tuple(strategy), training_dag(model, clip))
+        dag = run_passes(dag if costs is None else replace(dag, costs=costs))
+        found = roles(dag) if by_role else Roles({device: device for device in dag.devices})
+        plans = lowered(dag, found)
+        check(dag, plans, found.first)
+    return Compiled(dag, plans, found)
+
+
+def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:
+    """Plans that need no more than one queue; if there are none, those that are fast."""
+    fast = lower(dag, found.first)
+    if stops(fast) is None:
+        return fast
+    safe = lower(dag, found.first, careful=True)
+    return safe if stops(safe) is None else fast
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Compiling makes very many objects and no cycles: the collector would only search in vain."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,186 @@
+"""Train both ways, and compare."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from piper.capture import Captured
+from piper.job.compiler import Compiled
+from piper.job.numerics.apart import (
+    furthest,
+    gradient_differences,
+    largest,
+    relative,
+    update_differences,
+    worst,
+)
+from piper.job.numerics.data import Batch, constant_inputs, doubled, like
+from piper.job.numerics.model import (
+    copied,
+    free_memory,
+    in_double,
+    is_random,
+    refuse_large,
+    widest,
+    without_dropout,
+)
+from piper.job.numerics.plain import Reference, plain
+from piper.job.rehearsal import Rehearsal, rehearse
+from piper.runtime.state.device_state import BucketState, Part
+from piper.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of both; `microbatches` is the largest relative difference among their losses."""
+
+    loss: float
+    expected_loss: float
+    grad_norm: float
+    expected_grad_norm: float
+    microbatches: float
+
+    @property
+    def difference(self) -> float:
+        losses = relative(self.loss, self.expected_loss)
+        return worst(losses, relative(self.grad_norm, self.expected_grad_norm), self.microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The largest differences of a parameter, relative to its own largest number."""
+
+    name: str
+    gradient: float  # of the first step
+    update: float  # what all steps together changed; of a buffer, its value
+
+    @property
+    def difference(self) -> float:
+        return worst(self.gradient, self.update)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What both gave. `tolerance` is half of the digits of the coarsest type that was met."""
+
+    dtype: str
+    coarsest: str
+    tolerance: float
+    replicas: int
+    microbatches: int  # of all replicas together
+    steps: tuple[Step, ...]
+    parameters: tuple[Parameter, ...]  # the worst first
+    notes: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> tuple[Parameter, ...]:
+        return tuple(p for p in self.parameters if not p.difference <= self.tolerance)
+
+    @property
+    def agrees(self) -> bool:
+        return not self.wrong and all(step.difference <= self.tolerance for step in self.steps)
+
+
+def compare(
+    trainer: Trainer,
+    example: Batch,
+    captured: Captured,
+    compiled: Compiled,
+    steps: int = 3,
+    seed: int = 0,
+) -> Comparison:
+    """Train both ways on the same random batches, and see how far they are apart.
+
+    In float64 if the model runs in it: then rounding hides nothing. Models with dropout are
+    compared without it: Piper's masks are others than those of eager PyTorch, by design.
+    """
+    refuse_large(compiled, free_memory())
+    model, notes = copied(trainer, captured), constant_inputs(example)
+    parts = trainer.parts * trainer.replicas
+    generator = torch.Generator().manual_seed(seed)
+    batches = [like(example, trainer.replicas, generator) for _ in range(steps)]
+    fine, why = in_double(model, trainer, batches[0], parts)
+    if fine is not None:
+        model, batches = fine, [doubled(batch) for batch in batches]
+    again: Captured | None = None
+    if is_random(captured):
+        again, off = without_dropout(model, trainer, batches[0], parts)
+        notes += off
+    reference, seen = plain(copy.deepcopy(model), trainer, batches, parts), Seen(steps)
+    found = rehearse(
+        model, trainer.loss_fn, tuple(trainer.strategy), batches, again, seen, **options(trainer)
+    )
+    tolerance = float(torch.finfo(reference.coarsest).eps) ** 0.5
+    return Comparison(
+        dtype=str(widest(model)).removeprefix("torch."),
+        coarsest=str(reference.coarsest).removeprefix("torch."),
+        tolerance=tolerance,
+        replicas=trainer.replicas,
+        microbatches=parts,
+        steps=tuple(map(partial(step_of, found, reference), range(steps))),
+        parameters=tuple(differences(seen, found, reference)),
+        notes=(*notes, *why, *reference.strange()),
+    )
+
+
+def options(trainer: Trainer) -> dict[str, Any]:
+    """Those of the user's Trainer that change numbers."""
+    return {
+        "optimizer": trainer.make_optimizer, "reduction": trainer.reduction, "seed": trainer.seed,
+        "loss_weight": trainer.loss_weight, "max_norm": trainer.max_norm, "costs": trainer.costs,
+        "lr_scheduler": trainer.lr_scheduler,
+    }  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """Gradients of the first step and parameters after the last one, on every device."""
+
+    steps: int
+    gradients: list[Part] = field(default_factory=list)
+    final: list[Part] = field(default_factory=list)
+    updates: Counter[int] = field(default_factory=Counter)  # of each bucket, so far
+
+    def __call__(self, bucket: BucketState) -> None:
+        self.updates[id(bucket)] += 1
+        for name, first, shape, parameter in bucket.parts():
+            if self.updates[id(bucket)] == 1 and parameter.grad is not None:
+                self.gradients.append(Part(name, first, tuple(shape), flat(parameter.grad)))
+            if self.updates[id(bucket)] == self.steps:
+                self.final.append(Part(name, first, tuple(shape), flat(parameter.detach())))
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().clone()
+
+
+def step_of(found: Rehearsal, reference: Reference, step: int) -> Step:
+    expected, losses = reference.losses[step], found.parts[step]
+    apart = [relative(losses.get(k, float("nan")), one) for k, one in enumerate(expected)]
+    return Step(
+        loss=found.losses[step],
+        expected_loss=reference.loss[step],
+        grad_norm=found.grad_norms[step],
+        expected_grad_norm=reference.grad_norms[step],
+        microbatches=worst(*apart),
+    )
+
+
+def differences(seen: Seen, found: Rehearsal, reference: Reference) -> list[Parameter]:
+    """Of every parameter and buffer that the strategy trains or plain PyTorch has changed."""
+    gradients = gradient_differences(seen.gradients, reference)
+    updates = update_differences(seen.final, reference)
+    rows = [Parameter(name, gradients[name], updates[name]) for name in gradients]
+    for name, buffer in reference.buffers.items():
+        if name in found.parameters:
+            part = Part(name, 0, tuple(buffer.shape), found.parameters[name].flatten())
+            whole = {name: buffer.flatten()}
+            apart = furthest([part], whole, {}, {name: largest([buffer])})
+            rows.append(Parameter(f"{name} (buffer)", 0.0, apart[name]))
+    return sorted(rows, key=lambda row: (-row.difference, row.name))

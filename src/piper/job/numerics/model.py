@@ -1,0 +1,120 @@
+"""The model that both sides start from, and what this machine has room for."""
+
+from __future__ import annotations
+
+import copy
+import os
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from piper.capture import Captured, capture
+from piper.errors import InputError, Problem
+from piper.ir.values import Origin
+from piper.job.compiler import Compiled
+from piper.job.numerics.data import Batch, chunk, doubled
+from piper.job.numerics.plain import loss_of
+from piper.plan.analyse.memory import peak
+from piper.trainer import Trainer
+
+SMALLER = (
+    "make the script's model smaller with an argument of yours: what follows the script is passed "
+    "on to it, as in `piper check train.py --numerics --layers 2`"
+)
+
+
+def copied(trainer: Trainer, captured: Captured) -> torch.nn.Module:
+    """A copy of the model on the CPU, with its first values."""
+    try:
+        model = copy.deepcopy(trainer.model)
+    except RuntimeError as error:
+        raise InputError(
+            "model",
+            Problem(
+                f"it cannot be copied: {str(error).partition('.')[0]}",
+                "keep results of computations out of the model's attributes, or detach() them",
+            ),
+        ) from error
+    if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        return model.cpu()
+    names = list(model.named_parameters(remove_duplicate=False))
+    model.to_empty(device="cpu")
+    first: dict[int, torch.nn.Parameter] = {}
+    for name, before in names:  # tied ones are tied again
+        path, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(path)
+        setattr(owner, leaf, first.setdefault(id(before), getattr(owner, leaf)))
+    used = {p.name for bucket in captured.model.buckets.values() for p in bucket.parameters}
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            tensor.copy_(trainer.initial(name)) if name in used else tensor.zero_()
+    return model
+
+
+def in_double(
+    model: torch.nn.Module, trainer: Trainer, batch: Batch, parts: int
+) -> tuple[torch.nn.Module | None, list[str]]:
+    """The model in float64, if one microbatch runs in it."""
+    trial = copy.deepcopy(model).double()
+    try:
+        loss_of(trial, trainer, chunk(doubled(batch), 0, parts)).backward()
+    except Exception as error:  # whatever it is, the model's own type is the way
+        reason = f"{type(error).__name__} {str(error).partition(chr(10))[0]}".rstrip()
+        return None, [f"not in float64, in which the model does not run: {reason}"]
+    return copy.deepcopy(model).double(), []
+
+
+def without_dropout(
+    model: torch.nn.Module, trainer: Trainer, batch: Batch, parts: int
+) -> tuple[Captured, list[str]]:
+    """Switch dropout off, in the way that changes least, until nothing random is left."""
+    again = partial(capture, model, trainer.loss_fn, chunk(batch, 0, parts))
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    captured = again()
+    if not is_random(captured):
+        return captured, ["dropout is off (p = 0): Piper's masks are not those of eager PyTorch"]
+    model.eval()
+    captured = again()
+    if not is_random(captured):
+        return captured, ["the model is in eval mode: it has dropout, whose masks differ by design"]
+    raise InputError(
+        "model",
+        Problem(
+            "it has dropout even in eval mode, and Piper's masks are not those of eager PyTorch",
+            "let an argument of the script switch it off, and give that after the script",
+        ),
+    )
+
+
+def is_random(captured: Captured) -> bool:
+    return any(value.origin is Origin.RANDOM for value in captured.model.values.values())
+
+
+def widest(model: torch.nn.Module) -> torch.dtype:
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return min(types, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def refuse_large(compiled: Compiled, free: int) -> None:
+    """All devices are here at once, in float64, with plain training beside them."""
+    peaks = sum(peak(compiled.dag, plan).total for plan in compiled.plans)
+    buckets = compiled.dag.model.buckets.values()
+    model = sum(spec.nbytes for bucket in buckets for spec in bucket.specs)
+    needed = 2 * (peaks + 6 * model)
+    if needed > free // 2:
+        half = f"half of the free memory here is {free / 2**31:.1f} GiB"
+        what = f"to train it here both ways takes about {needed / 2**30:.1f} GiB, and {half}"
+        raise InputError("model", Problem(what, SMALLER))
+
+
+def free_memory() -> int:
+    """Bytes that this machine could still give."""
+    with suppress(OSError):
+        for row in Path("/proc/meminfo").read_text().splitlines():
+            if row.startswith("MemAvailable:"):
+                return int(row.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

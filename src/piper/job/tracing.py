@@ -1,0 +1,171 @@
+"""Record a few steps of a run: what every device saw, on one clock, in one file."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from piper.errors import InputError, Problem
+from piper.job.compiler import Compiled
+from piper.launch.trace_window import Window, window_in
+from piper.plan.analyse.trace import Trace
+from piper.runtime.batch import Batch
+from piper.runtime.comm.world import gather
+from piper.runtime.execute import Program
+from piper.runtime.observe.clocks import Clock, Offset, offset_to_first
+from piper.runtime.observe.device_times import Times, device_times
+from piper.runtime.observe.profiler import Profiler, uses_accelerator
+from piper.runtime.observe.recorder import Recorder, beginning, merged, on_devices, title
+from piper.view.runfile import save_run
+
+LOG = logging.getLogger("piper")
+NEVER = Window(Path(), first=0, count=0)
+
+
+class Recording:
+    """The steps of a window, as they are taken. All processes do the same.
+
+    What was noted of a step goes to the first process right after it, so that this one can write
+    what it has at any time, whatever becomes of the others.
+    """
+
+    def __init__(self, window: Window = NEVER, clock: Clock = time.perf_counter_ns) -> None:
+        self.window, self.clock = window, clock
+        self.recorder: Recorder | None = None  # of the first recorded step
+        self.profiler: Profiler | None = None
+        self.offset = Offset()
+        self.traces: list[Trace] = []  # on the first process
+        self.zeros: list[int] = []  # when each of them begins, on the first process's clock
+        self.starts: list[list[int]] = []  # of each step here: when the host came to what
+        self.compiled: Compiled | None = None
+        self.over = False
+
+    def step(self, number: int, program: Program, batch: Batch) -> bool:
+        """Take a step, and say whether it was recorded: what was noted is for `keep`."""
+        recorder = self.ready(number, program)
+        if recorder is None:
+            program.step(batch)
+            return False
+        try:
+            recorder.step(batch)
+            return True
+        except BaseException:
+            self.finish()  # with the steps before this one
+            raise
+
+    def ready(self, number: int, program: Program) -> Recorder | None:
+        """What records this step, if it is to be."""
+        if self.over or number not in self.window:
+            return None
+        if self.recorder is None:
+            self.start(program)
+        if self.recorder is not None and self.recorder.program is not program:
+            LOG.warning("step %d is not recorded: its batch is of another kind", number)
+            return None
+        return self.recorder
+
+    def start(self, program: Program) -> None:
+        """Set up what the first recorded step needs; it is no part of the step's time."""
+        profile = self.window.profile or uses_accelerator(program)
+        self.recorder = Recorder(program, self.clock, named=profile)
+        self.offset = offset_to_first(self.clock)
+        if profile:
+            self.profiler = Profiler(beside(self.window.path, program.plan.device))
+            self.profiler.start()
+        atexit.register(self.finish)
+
+    def keep(self, number: int, recorded: bool, made: Compiled | None) -> None:
+        """After a step: bring what all devices noted to the first; the last step ends it all."""
+        if recorded and self.recorder is not None:
+            notes = self.recorder.notes()
+            self.starts.append(notes.start)
+            everyone = gather((notes, self.offset.nanoseconds))
+            if everyone is not None and made is not None:
+                self.traces.append(merged(number, made.plans, everyone))
+                self.zeros.append(beginning(everyone))
+                self.compiled = made
+        if not self.over and number == self.window.last:
+            if self.recorder is not None and uses_accelerator(self.recorder.program):
+                self.ask_the_devices(self.recorder)
+            self.finish()
+
+    def ask_the_devices(self, recorder: Recorder) -> None:
+        """When GPUs did what their hosts queued. All processes are here, after the last step."""
+        seen: list[Times] = [{} for _ in self.starts]
+        if self.profiler is not None:
+            self.profiler.stop()
+            names = [title(one) for one in recorder.program.plan.instructions]
+            seen = device_times(self.profiler.path, names, self.starts)
+        everyone = gather((seen, self.offset.nanoseconds))
+        if everyone is not None:
+            self.traces = [
+                on_devices(trace, self.zeros[k], [(steps[k], offset) for steps, offset in everyone])
+                for k, trace in enumerate(self.traces)
+            ]
+
+    def finish(self) -> None:
+        """Write what there is. Once; it needs none of the other processes."""
+        if self.over or self.window is NEVER:
+            return
+        self.over = True
+        atexit.unregister(self.finish)
+        if self.profiler is not None:
+            self.profiler.stop()
+        if self.compiled is not None:
+            self.save(self.compiled)
+        elif self.recorder is None and os.environ.get("RANK", "0") == "0":
+            LOG.warning("nothing was recorded: the Trainer never came to %s", self.window.text)
+
+    def save(self, made: Compiled) -> None:
+        """A file that cannot be written is no reason to stop training."""
+        try:
+            name = Path(sys.argv[0]).stem or "run"
+            self.window.path.parent.mkdir(parents=True, exist_ok=True)
+            save_run(self.window.path, name, made.dag, made.plans, self.traces)
+        except OSError as error:
+            LOG.warning("the recorded steps are lost: %s", error)
+            return
+        seen, wanted, path = len(self.traces), self.window.count, self.window.path
+        if seen < wanted:
+            LOG.warning("only %d of %d steps were recorded before the end", seen, wanted)
+        steps = "1 step" if seen == 1 else f"{seen} steps"
+        LOG.info("recorded %s in %s: open it with `piper view %s`", steps, path, path)
+
+
+class Asked(Recording):
+    """What `piper run --trace` asked for: the first Trainer that comes to its window has it."""
+
+    taken = False
+
+    def start(self, program: Program) -> None:
+        self.over, Asked.taken = Asked.taken, True
+        if not self.over:
+            super().start(program)
+
+
+def from_environment() -> Recording:
+    """What the environment asks for, or a recording of nothing."""
+    window = window_in(os.environ)
+    return Recording() if window is None else Asked(window)
+
+
+def recording(path: str | Path, first: int, steps: int, profile: bool) -> Recording:
+    """What a script asks for."""
+    if steps < 1:
+        raise InputError(
+            "record", Problem(f"{steps} steps are nothing to record", "write steps=1 or more")
+        )
+    return Recording(Window(Path(path), first, steps, profile))
+
+
+def beside(path: Path, device: int) -> Path:
+    """Where a device's profile goes.
+
+    >>> beside(Path("out/run.json"), 2).name
+    'run.ops2.json'
+    """
+    return path.with_name(f"{path.stem}.ops{device}.json")

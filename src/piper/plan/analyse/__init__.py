@@ -1,0 +1,1 @@
+"""What a plan says before it runs: memory, traffic, communicators, segments."""

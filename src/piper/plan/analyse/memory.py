@@ -1,0 +1,215 @@
+"""How much memory a device needs, and what holds it at the worst moment: read off the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from piper.ir.dag import Dag
+from piper.ir.values import TensorSpec
+from piper.names import Phase, RegionId
+from piper.plan.analyse.traffic import message_bytes
+from piper.plan.instructions import (
+    Add,
+    Exchange,
+    Free,
+    Gather,
+    Instruction,
+    Keep,
+    Layout,
+    Plan,
+    Recv,
+    Reduce,
+    Run,
+    Update,
+)
+
+PARAMETERS, OPTIMIZER, BUFFERS = "parameters", "optimizer", "gather buffers"
+GRADIENTS, ACTIVATIONS, MOVING, WORKSPACE = "gradients", "activations", "moving", "workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The worst moment of a step on one device."""
+
+    total: int
+    at: int  # the instruction
+    held: Mapping[str, int]  # bytes, by what they are for
+
+    def __str__(self) -> str:
+        rows = [f"  {what:15} {size / 2**20:10.2f} MiB" for what, size in self.held.items() if size]
+        return "\n".join([f"{self.total / 2**20:.2f} MiB at instruction {self.at}", *rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is held while an instruction runs, besides what outlives the step."""
+
+    at: int  # the instruction
+    held: Mapping[str, int]  # bytes, by what they are for
+
+
+def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak:
+    """Walk the plan. Inputs belong to the caller and count nothing.
+
+    `optimizer`: its state, in multiples of the parameters it updates (Adam: 2). `staging`: how
+    often a reduce-scatter holds a whole gradient besides the one it sends (1 on gloo, 0 on NCCL).
+    """
+    walk = Walk(dag, plan, staging, follow=False)
+    for _ in walk.along():
+        pass
+    fixed = dict(lasting(dag, plan, optimizer))
+    total = walk.worst + sum(fixed.values())
+    return Peak(total, walk.at, {**fixed, **walk.held})
+
+
+def timeline(dag: Dag, plan: Plan, staging: int = 1) -> tuple[Moment, ...]:
+    """What is held during each instruction that changes it, in the order of the plan."""
+    walk, found = Walk(dag, plan, staging), list[Moment]()
+    for position in walk.along():
+        if not found or walk.seen != found[-1].held:
+            found.append(Moment(position, walk.seen))
+    return tuple(found)
+
+
+def holders(dag: Dag, plan: Plan, at: int, staging: int = 1) -> list[tuple[str, str, int]]:
+    """The buffers held after an instruction: name, what it is for, bytes; the largest first."""
+    walk = Walk(dag, plan, staging)
+    for position in walk.along():
+        if position == at:
+            break
+    rows = [(name, kind, size) for name, (kind, size) in walk.sizes.items() if size]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]:
+    """What outlives the step."""
+    sizes = {state.value: dag.values[state.value].nbytes for state in plan.states}  # type: ignore[index]
+    updated = {one.bucket for one in plan.instructions if isinstance(one, Update)}
+    trained = [s.value for s in plan.states if s.home and s.bucket in updated]
+    yield PARAMETERS, sum(sizes.values())
+    yield OPTIMIZER, int(optimizer * sum(sizes[value] for value in trained))
+    yield BUFFERS, sum(plan.buffers)
+
+
+@dataclass
+class Walk:
+    """What is held as the plan goes on."""
+
+    dag: Dag
+    plan: Plan
+    staging: int
+    follow: bool = True  # what is held during each instruction
+    sizes: dict[str, tuple[str, int]] = field(default_factory=dict)  # buffer -> kind, bytes
+    now: Counter[str] = field(default_factory=Counter)  # bytes, by kind
+    coming: dict[int, tuple[str, int]] = field(default_factory=dict)  # shards under way
+    worst: int = 0
+    at: int = 0
+    held: dict[str, int] = field(default_factory=dict)
+    most: int = -1  # while this instruction runs
+    seen: dict[str, int] = field(default_factory=dict)  # then
+
+    def __post_init__(self) -> None:
+        self.states = {state.value for state in self.plan.states}
+        self.known: dict[int, int] = {}
+
+    def along(self) -> Iterator[int]:
+        """Go through the plan; yields after each instruction."""
+        for position, instruction in enumerate(self.plan.instructions):
+            self.most = -1
+            for wait in instruction.waits:
+                self.settle(wait)
+            self.do(position, instruction)
+            yield position
+
+    def do(self, position: int, one: Instruction) -> None:
+        match one:
+            case Run():
+                self.run(position, one)
+            case Recv() if one.value not in self.states:
+                self.put(one.value, ACTIVATIONS, self.size(one.value))
+            case Keep():
+                self.sizes[one.into] = self.sizes.pop(one.value)
+            case Add():
+                self.drop(one.value)
+            case Reduce():
+                self.reduce(position, one)
+            case Exchange():
+                for value in one.writes:
+                    self.put(value, ACTIVATIONS, self.size(value))
+            case Update():
+                self.look(position, self.largest(one))
+            case Free():
+                for value in one.values:
+                    self.drop(value)
+            case Gather() | _:
+                pass
+        self.look(position)
+
+    def run(self, position: int, run: Run) -> None:
+        """While it runs, its results are a part of its workspace; what was kept for it ends."""
+        region = self.dag.model.by_id[RegionId(run.region)]
+        self.look(position, region.workspace.get(Phase(run.phase), 0))
+        for value in run.reads:
+            if value.startswith(("saved:", "carry:")):
+                self.drop(value)
+        for value in run.writes:
+            kind = GRADIENTS if value.startswith("g:") else ACTIVATIONS
+            self.put(value, kind, self.size(value))
+
+    def reduce(self, position: int, one: Reduce) -> None:
+        """Gradients are copied message by message; those that are one tensor are not."""
+        flat = sum(map(message_bytes, one.messages))
+        copied = [m for m in one.messages if len(m[1]) > 1 or self.is_padded(one, m)]
+        self.look(position, max(map(message_bytes, copied), default=0))
+        self.drop(one.value)
+        if one.scatter:
+            self.now[MOVING] += flat * (1 + self.staging)
+            self.coming[position] = (one.into, flat * (1 + self.staging))
+        else:
+            self.put(one.into, GRADIENTS, flat)
+
+    def is_padded(self, one: Reduce, message: Layout) -> bool:
+        known = self.dag.values[self.dag.nodes[one.node].reads[0][0]]  # type: ignore[index]
+        return sum(known.specs[k].numel for k in message[1]) != message[2]
+
+    def settle(self, position: int) -> None:
+        """A shard is there; the whole gradient is gone."""
+        if position in self.coming:
+            into, moving = self.coming.pop(position)
+            self.look(position, self.size(into))
+            self.now[MOVING] -= moving
+            self.put(into, GRADIENTS, self.size(into))
+
+    def size(self, value: str) -> int:
+        known = self.dag.values.get(value)  # type: ignore[call-overload]
+        return self.bytes_of(known.specs) if known else 0
+
+    def bytes_of(self, specs: tuple[TensorSpec, ...]) -> int:
+        """Microbatches are alike: their values share their specs."""
+        found = self.known.get(id(specs))
+        if found is None:
+            found = self.known[id(specs)] = sum(spec.nbytes for spec in specs)
+        return found
+
+    def largest(self, update: Update) -> int:
+        """An optimizer works on one tensor at a time, with a copy of it or two."""
+        specs = self.dag.values[f"w:{update.bucket}'"].specs  # type: ignore[index]
+        return 2 * max((spec.nbytes for spec in specs), default=0)
+
+    def put(self, value: str, kind: str, size: int) -> None:
+        self.sizes[value] = (kind, size)
+        self.now[kind] += size
+
+    def drop(self, value: str) -> None:
+        kind, size = self.sizes.pop(value, (ACTIVATIONS, 0))
+        self.now[kind] -= size
+
+    def look(self, position: int, more: int = 0) -> None:
+        total = self.now.total() + more
+        if self.follow and total > self.most:
+            self.most, self.seen = total, {**self.now, WORKSPACE: more}
+        if total > self.worst:
+            self.worst, self.at = total, position
+            self.held = {**self.now, WORKSPACE: more}

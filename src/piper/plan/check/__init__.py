@@ -1,0 +1,1 @@
+"""Run all plans together on paper, and compare them with the DAG."""

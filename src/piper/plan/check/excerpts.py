@@ -1,0 +1,75 @@
+"""Plans around the places that an error is about, drawn side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+from piper.names import Device
+from piper.plan.check.wires import Event
+from piper.plan.instructions import Add, Free, Keep, Plan, Reduce, line
+
+Marks = Mapping[Device, Mapping[int, str]]  # device -> instruction -> the sign before it
+WIDTH, COLUMN = 118, 56
+
+
+def excerpts(plans: Mapping[Device, Plan], here: Event, *others: Event) -> str:
+    """Where a check stopped (`>`), and the other instructions that it is about (`*`).
+
+    One device is drawn in full width, several side by side under their names.
+    """
+    places = [here, *(other for other in others if other != here)]
+    marks: dict[Device, dict[int, str]] = {}
+    for event in places:
+        marks.setdefault(event[0], {})[event[1]] = ">" if event == here else "*"
+    around = 2 if len(places) == 1 else 1
+    if len(marks) == 1:
+        return "\n".join(f"  {row}" for row in rows(plans[here[0]], marks[here[0]], around))
+    return drawn(plans, marks, around)
+
+
+def last_end(plan: Plan, buffer: str, before: int) -> int | None:
+    """The instruction that ended a buffer before another one came to it."""
+    for k in reversed(range(before)):
+        match plan.instructions[k]:
+            case Free(values) if buffer in values:
+                return k
+            case Keep(value=value) | Add(value=value) | Reduce(value=value) if value == buffer:
+                return k
+    return None
+
+
+def drawn(plans: Mapping[Device, Plan], marks: Marks, around: int = 1) -> str:
+    """As many plans beside each other as fit, in as many bands as it takes."""
+    columns = [
+        [f"device {device}", *(cut(row) for row in rows(plans[device], signs, around))]
+        for device, signs in marks.items()
+    ]
+    width = max(len(row) for column in columns for row in column)
+    fit = max(1, WIDTH // (width + 3))
+    bands = (columns[k : k + fit] for k in range(0, len(columns), fit))
+    return "\n".join("\n".join(band(columns, width)) for columns in bands)
+
+
+def band(columns: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    for cells in zip_longest(*columns, fillvalue=""):
+        yield "  " + " | ".join(f"{cell:{width}}" for cell in cells).rstrip()
+
+
+def rows(plan: Plan, marks: Mapping[int, str], around: int) -> Iterator[str]:
+    """The marked instructions with their neighbours; what lies between is left out."""
+    last = -1
+    for k in wanted(marks, around, len(plan.instructions)):
+        if last >= 0 and k > last + 1:
+            yield "     ..."
+        yield f"{marks.get(k, ' ')} {k:4} {line(plan.instructions[k])}"
+        last = k
+
+
+def wanted(marks: Mapping[int, str], around: int, count: int) -> list[int]:
+    near = {k for at in marks for k in range(at - around, at + around + 1)}
+    return sorted(k for k in near if 0 <= k < count)
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= COLUMN else text[: COLUMN - 1] + "…"

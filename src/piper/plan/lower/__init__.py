@@ -1,0 +1,1 @@
+"""From a scheduled DAG to one plan per device."""

@@ -1,0 +1,395 @@
+"""From a scheduled DAG to one plan per device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from piper.ir.dag import Dag
+from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
+from piper.ir.nodes import Exchange as ExchangeNode
+from piper.ir.nodes import Update as UpdateNode
+from piper.ir.values import Origin, Value
+from piper.names import COMPUTE, BucketId, Device, NodeId, ValueId
+from piper.plan.buffer_layout import offsets
+from piper.plan.instructions import (
+    Add,
+    Exchange,
+    Free,
+    Gather,
+    Instruction,
+    Keep,
+    Load,
+    Plan,
+    Recv,
+    Reduce,
+    Run,
+    Send,
+    Shape,
+    State,
+    Total,
+    Update,
+    Waits,
+)
+from piper.plan.lower.device_work import Row, Work, proven_received, receiver, rows, sender
+from piper.plan.lower.held_state import held, layouts
+
+
+def lower(
+    dag: Dag, devices: Sequence[Device] | None = None, careful: bool = False
+) -> tuple[Plan, ...]:
+    """The plans of all devices, or of one for each role, in the order of the devices."""
+    assert dag.sequence, "schedule the DAG before lowering it"
+    found = rows(dag, devices, careful)
+    return tuple(
+        Lowering(dag, row, proven_received(dag, found, row)).plan() for row in found.values()
+    )
+
+
+@dataclass
+class Lowering:
+    """The plan of one device, being written."""
+
+    dag: Dag
+    row: Row
+    proofs: dict[NodeId, int]
+    code: list[Instruction] = field(default_factory=list)
+    made_by: dict[str, int] = field(default_factory=dict)  # buffer -> instruction to wait for
+    arriving: dict[str, int] = field(default_factory=dict)  # what comes on another stream
+    heard: set[tuple[str, int]] = field(default_factory=set)  # what a stream has waited for
+    added: set[str] = field(default_factory=set)  # what came and is a part of a sum now
+    readers: dict[str, list[int]] = field(default_factory=dict)  # of states and gather buffers
+    slots: dict[str, str] = field(default_factory=dict)  # gathered value -> its buffer
+    started: set[str] = field(default_factory=set)  # sums that have their first part
+    loaded: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
+    scattering: list[str] = field(default_factory=list)  # shards on their way, not waited for
+    buffers: dict[int, int] = field(default_factory=dict)  # that gathers fill: bytes
+    states: dict[str, State] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sums = local_sums(self.row)
+        coming: list[Transfer | Collective] = [*self.row.gets.values(), *self.row.collectives]
+        self.received = {node.writes[0] for node in coming}
+        self.received.update(value for node in self.row.exchanges for value in node.writes)
+        self.ends = endings(self.row, self.sums, self.proofs)
+
+    def plan(self) -> Plan:
+        self.start(0)
+        for position, node in enumerate(self.row.work):
+            self.post(position)
+            self.do(node)
+            self.start_and_free(position)
+        self.post(len(self.row.work))
+        self.free(len(self.row.work))
+        buffers = tuple(self.buffers.get(k, 0) for k in range(max(self.buffers, default=-1) + 1))
+        states, code = tuple(self.states.values()), tuple(self.code)
+        return Plan(self.row.device, states, code, buffers, self.dag.streams)
+
+    def start_and_free(self, position: int) -> None:
+        """What others wait for goes first, unless it needs the memory that ends here."""
+        starts = self.row.starts.get(position + 1, ())
+        if any(isinstance(node, Collective) and node.kind is Kind.ALL_GATHER for node in starts):
+            self.free(position)
+            self.start(position + 1)
+        else:
+            self.start(position + 1)
+            self.free(position)
+
+    def emit(self, instruction: Instruction) -> int:
+        self.code.append(instruction)
+        return len(self.code) - 1
+
+    def post(self, position: float) -> None:
+        for transfer in self.row.posts.get(position, ()):
+            value, known = self.storage(transfer.writes[0]), self.dag.values[transfer.writes[0]]
+            peer = sender(transfer, self.row.device)
+            waits = self.free_of_readers(value, transfer.stream)
+            shapes, stream = wire_shapes(known), transfer.stream
+            self.arriving[value] = self.emit(
+                Recv(transfer.id, value, shapes, peer, stream, known.bundle, waits)
+            )
+
+    def start(self, position: int) -> None:
+        late = self.row.posts.get(position - 0.5)
+        for node in self.row.starts.get(position, ()):
+            if late and isinstance(node, Collective):
+                self.post(position - 0.5)
+                late = None
+            match node:
+                case Transfer():
+                    self.send(node)
+                case Collective(kind=Kind.ALL_GATHER):
+                    self.gather(node)
+                case Collective():
+                    self.reduce(node)
+                case ExchangeNode():
+                    self.exchange(node)
+
+    def send(self, transfer: Transfer) -> None:
+        value = self.operand(transfer.reads[0], transfer.source)
+        peer = receiver(transfer, self.row.device)
+        ready = self.wait_for((value,), transfer.stream)
+        waits = ready or ((self.made_by[value],) if value in self.made_by else ())
+        shapes = wire_shapes(self.dag.values[transfer.writes[0]])
+        k = self.emit(Send(transfer.id, value, shapes, peer, transfer.stream, waits))
+        self.sent.setdefault(value, []).append(k)
+        self.note_reader(value, k)
+
+    def reduce(self, node: Collective) -> None:
+        """A shard is waited for before the next one is made: whole gradients live briefly."""
+        scatter = node.kind is Kind.REDUCE_SCATTER
+        value = self.operand(node.reads[0], node.devices)
+        waits = self.wait_for((value,), node.stream)
+        waits += self.settle(node.stream) if scatter else ()
+        ready = (self.made_by[value],) if value in self.made_by else ()
+        k = self.emit(
+            Reduce(
+                node.id, value, node.writes[0], layouts(node.messages), self.group(node),
+                scatter, node.stream, tuple(sorted({*ready, *waits})),
+            )
+        )  # fmt: skip
+        self.arriving[node.writes[0]] = k
+        if scatter:
+            self.scattering.append(node.writes[0])
+
+    def settle(self, stream: str) -> Waits:
+        """Add up the shards that are on their way; what is no part of a sum is only waited for."""
+        coming, self.scattering = self.scattering, []
+        alone = [value for value in coming if value not in self.sums.of]
+        for value in coming:
+            if value in self.sums.of and value not in self.added:
+                self.add(self.sums.of[value], ValueId(value))
+        return self.wait_for(tuple(alone), stream)
+
+    def gather(self, node: Collective) -> None:
+        value, known = self.single(node.reads[0][0], node.devices), self.dag.values[node.writes[0]]
+        messages = layouts(node.messages)
+        assert node.slot is not None
+        size = max(offsets(messages)[-1], self.buffers.get(node.slot, 0))
+        self.buffers[node.slot] = size
+        self.slots[node.writes[0]] = f"buffer {node.slot}"
+        waits = self.free_of_readers(f"buffer {node.slot}", node.stream)
+        k = self.emit(
+            Gather(
+                node.id, value, node.writes[0], messages, wire_shapes(known), self.group(node),
+                node.slot, node.stream, waits,
+            )
+        )  # fmt: skip
+        self.arriving[node.writes[0]] = k
+        self.note_reader(value, k)
+
+    def exchange(self, node: ExchangeNode) -> None:
+        """What it reads is written on the compute stream; so is all that is waited for there."""
+        reads = tuple(self.operand(total, node.devices) for total in node.reads)
+        makers = [self.made_by.get(value, self.loaded.get(value)) for value in reads]
+        made = max((k for k in makers if k is not None), default=None)
+        shapes = tuple(chain.from_iterable(wire_shapes(self.dag.values[v]) for v in node.rows))
+        waits = self.wait_for(reads, node.stream)
+        k = self.emit(
+            Exchange(
+                node.id, node.way, reads, node.writes, shapes, self.group(node), node.stream,
+                tuple(sorted({*waits, *(() if made is None else (made,))})),
+            )
+        )  # fmt: skip
+        for value in reads:
+            self.sent.setdefault(value, []).append(k)
+        self.arriving.update((value, k) for value in node.writes)
+
+    def group(self, node: Collective | ExchangeNode) -> tuple[Device, ...]:
+        return next(group for group in node.groups if self.row.device in group)
+
+    def do(self, node: Work) -> None:
+        match node:
+            case Compute():
+                self.run(node)
+            case UpdateNode():
+                self.update(node)
+            case Totals():
+                self.total(node)
+
+    def run(self, node: Compute) -> None:
+        assert node.devices is not None
+        reads = tuple([self.operand(total, node.devices) for total in node.reads])
+        waits = self.wait_for(reads)
+        k = self.emit(Run(node.id, node.region, node.phase, reads, node.writes, waits))
+        for value in reads:
+            if value in self.states or value in self.slots:
+                self.note_reader(value, k)
+        for value in node.writes:
+            self.made_by[value] = k
+            if value in self.sums.of:
+                self.add(self.sums.of[value], value)
+
+    def update(self, node: UpdateNode) -> None:
+        grad = self.operand(node.reads[0], node.devices or ())
+        clip = len(node.reads) > 1
+        self.state(weights_of(node))
+        waits = (
+            *self.wait_for((grad, "totals") if clip else (grad,)),
+            *self.free_of_readers(weights_of(node), COMPUTE),
+        )
+        k = self.emit(Update(node.id, node.bucket, grad, clip, waits))
+        self.made_by[weights_of(node)] = k
+
+    def total(self, node: Totals) -> None:
+        """Of all that is added up, what this device made, or counts for its group.
+
+        It waits for what others count, too, so that all devices of a role do the same.
+        """
+        assert node.devices is not None
+        here = {k: self.operand(t, ()) for k, t in enumerate(node.reads[1:]) if self.is_here(t)}
+        counted = tuple(grad for k, grad in here.items() if self.counts(node.reads[1 + k][0], k))
+        waits, losses = self.wait_for(tuple(here.values())), tuple(self.losses(node))
+        self.arriving["totals"] = self.emit(Total(node.id, losses, counted, node.devices, waits))
+
+    def counts(self, value: ValueId, number: int) -> bool:
+        """What everyone of a group has is counted by one of them; they take turns."""
+        maker = self.dag.nodes[self.dag.producers[value]]
+        if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
+            return any(group[number % len(group)] == self.row.device for group in maker.groups)
+        return True
+
+    def losses(self, node: Totals) -> Iterator[tuple[str, int]]:
+        """The losses made here, and which microbatch of the batch each is of."""
+        for part, loss in enumerate(node.reads[0]):
+            if loss in self.made_by:
+                devices = self.dag.nodes[self.dag.producers[loss]].devices or ()
+                first, _ = self.row.replicas.place(devices, self.row.device)
+                yield loss, first * len(node.reads[0]) + part
+
+    def is_here(self, total: Sum) -> bool:
+        return total in self.sums.names or total[0] in self.made_by or total[0] in self.received
+
+    def operand(self, total: Sum, devices: tuple[Device, ...]) -> str:
+        """The buffer that holds a sum once all its parts are in."""
+        if total not in self.sums.names:
+            return self.single(total[0], devices)
+        name = self.sums.names[total]
+        for value in total:
+            if value in self.arriving and value not in self.added:
+                self.add(name, value)
+        return name
+
+    def single(self, value: ValueId, devices: tuple[Device, ...]) -> str:
+        if value in self.made_by or value in self.arriving:
+            return value
+        known = self.dag.values[value]
+        if known.origin is Origin.WEIGHTS:
+            self.state(value)
+        elif known.origin is not Origin.FLOW:
+            return self.load(value, known, devices)
+        return self.storage(value)
+
+    def load(self, value: ValueId, known: Value, devices: tuple[Device, ...]) -> str:
+        name = self.row.name(value, devices)
+        if name not in self.loaded:
+            first, of = self.row.replicas.place(devices, self.row.device)
+            part, parts = first * known.parts + known.part, of * known.parts
+            self.loaded[name] = self.emit(Load(name, known.origin, known.index, part, parts))
+        return name
+
+    def storage(self, value: str) -> str:
+        """New parameters are where the old ones were."""
+        return value.removesuffix("'")
+
+    def state(self, value: str) -> None:
+        if value in self.states:
+            return
+        bucket, copy = BucketId(value.removeprefix("w:").partition(">")[0]), ">" in value
+        self.states[value] = State(
+            value, bucket, not copy, *held(self.dag, bucket, self.row.device)
+        )
+
+    def add(self, name: str, value: ValueId) -> None:
+        waits = self.wait_for((value,))
+        self.added.add(value)
+        first = name not in self.started
+        self.started.add(name)
+        self.made_by[name] = self.emit((Keep if first else Add)(name, value, waits))
+
+    def wait_for(self, buffers: tuple[str, ...], stream: str = COMPUTE) -> Waits:
+        """Positions of what these buffers come from, once for each stream that reads them."""
+        found = [self.arriving[buffer] for buffer in buffers if buffer in self.arriving]
+        return self.unheard(found, stream)
+
+    def unheard(self, positions: Iterable[int], stream: str) -> Waits:
+        new = sorted({k for k in positions if (stream, k) not in self.heard})
+        self.heard.update((stream, k) for k in new)
+        return tuple(new)
+
+    def note_reader(self, value: str, position: int) -> None:
+        """Memory that is written again must know who reads it: states, gather buffers."""
+        if value in self.slots or value in self.states:
+            self.readers.setdefault(self.slots.get(value, value), []).append(position)
+
+    def free_of_readers(self, memory: str, stream: str) -> Waits:
+        """What must have ended before this memory is written: of compute, the last is enough."""
+        found = self.readers.pop(memory, [])
+        compute = [k for k in found if self.code[k].stream == COMPUTE][-1:]
+        others = [k for k in found if self.code[k].stream != COMPUTE]
+        return self.unheard([*others, *(compute if stream != COMPUTE else ())], stream)
+
+    def free(self, position: int) -> None:
+        values = self.ends.get(position, ())
+        if values:
+            sends = {k for value in values for k in self.sent.get(value, ())}
+            self.emit(Free(tuple(values), tuple(sorted(sends))))
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums a device adds up: their buffers, and which sum a value is a part of."""
+
+    names: dict[Sum, str]
+    of: dict[str, str]
+
+
+def local_sums(row: Row) -> Sums:
+    nodes = chain(row.work, chain.from_iterable(row.starts.values()))
+    owners = [node for node in nodes if not isinstance(node, Totals)]
+    names: dict[Sum, str] = {}
+    for node in owners:
+        for total in node.reads:
+            if len(total) > 1:
+                names[total] = f"sum {total[0]}"
+    return Sums(names, {value: name for total, name in names.items() for value in total})
+
+
+def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[str]]:
+    """After which work each buffer ends: its last use, or the proof that it was received."""
+    last: dict[str, int] = {transfer.writes[0]: len(row.work) for transfer in row.gets.values()}
+    last.update((node.writes[0], len(row.work)) for node in row.collectives)
+    last.update((value, -1) for node in row.exchanges for value in node.writes)
+    for position, node in enumerate(row.work):
+        last.update((value, position) for value in node.writes)
+        if isinstance(node, Totals):
+            named = [sums.names.get(total, total[0]) for total in node.reads[1:]]
+            last.update((name, position) for name in (*node.reads[0], *named) if name in last)
+        else:
+            last.update((sums.names.get(total, name), position) for total, name in row.names(node))
+    for exchange in row.exchanges:
+        arrived = row.arrived(exchange)
+        read = [sums.names.get(total, name) for total, name in row.names(exchange)]
+        for value in (*read, *exchange.writes):
+            last[value] = max(last.get(value, 0), arrived)
+    for transfer in row.sends:
+        buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])
+        proof = proofs.get(transfer.id, len(row.work))
+        last[buffer] = max(last.get(buffer, 0), proof)
+    taken = {sums.names.get(node.reads[0], node.reads[0][0]) for node in row.collectives}
+    ends: dict[int, list[str]] = {}
+    for buffer, position in last.items():
+        kept = buffer.startswith("w:") or buffer in sums.of or buffer in taken
+        if not kept and buffer != "totals":
+            ends.setdefault(position, []).append(buffer)
+    return ends
+
+
+def weights_of(node: UpdateNode) -> str:
+    return node.writes[0].removesuffix("'")
+
+
+def wire_shapes(value: Value) -> tuple[Shape, ...]:
+    return tuple((spec.shape, spec.dtype) for spec in value.specs)

@@ -1,0 +1,1 @@
+"""How a device reaches the others: gloo, NCCL, or threads of one process."""

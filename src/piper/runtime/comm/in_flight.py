@@ -1,0 +1,44 @@
+"""What is under way, and what it ends with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from piper.runtime.comm.gloo import Handle, Shard
+
+
+@dataclass(slots=True)
+class Single:
+    """An arrival of one tensor that is no bundle."""
+
+    arrival: Any
+
+    def wait(self) -> torch.Tensor:
+        (tensor,) = self.arrival.wait()
+        return tensor
+
+
+@dataclass(slots=True)
+class Arrived:
+    """Works that end with tensors which are there already."""
+
+    works: list[Handle]
+    tensors: tuple[torch.Tensor, ...]
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        for work in self.works:
+            work.wait()
+        return self.tensors
+
+
+@dataclass(slots=True)
+class Shards:
+    """This device's shards of several messages."""
+
+    coming: list[Shard]
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        return tuple(shard.wait() for shard in self.coming)

@@ -1,0 +1,1 @@
+"""What only a GPU needs: CUDA graphs, shares of its SMs, warm-up."""

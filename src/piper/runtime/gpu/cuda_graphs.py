@@ -1,0 +1,333 @@
+"""CUDA graphs: the kernels between two messages are launched as one.
+
+Everything is recorded before the first step, segment by segment in the order of the plan, while
+nothing is on its way. All recordings share one pool of memory: what ends in one may lie where a
+later one writes, just as in a step without graphs, and replays keep that order. What the host
+itself needs of it, it sees through tensors that do not own their memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.utils._pytree as pytree
+
+from piper.plan.analyse.segments import Hosted, Recorded, segments
+from piper.plan.instructions import (
+    Add,
+    Gather,
+    Load,
+    Recv,
+    Reduce,
+    Run,
+    Update,
+    is_dynamic,
+    is_message,
+)
+from piper.runtime.batch import Batch
+from piper.runtime.comm.in_flight import Single
+from piper.runtime.execute import Act, Program
+from piper.runtime.gpu.warmup import Known, zeros
+from piper.runtime.gradient_norm import as_tuple
+
+LOG = logging.getLogger("piper")
+
+
+class Tape(Protocol):
+    """What records and replays."""
+
+    def record(self, do: Act) -> Act: ...
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+
+class CudaTape:
+    """CUDA graphs with one pool of memory."""
+
+    def __init__(self) -> None:
+        """Recorded on the stream of its share of the SMs, if compute has one."""
+        now = torch.cuda.current_stream()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream() if now == torch.cuda.default_stream() else now
+
+    def record(self, do: Act) -> Act:
+        """Not torch.cuda.graph: that waits for the whole device, and collects garbage, each time.
+
+        Other threads (NCCL's watchdog) may go on with what they do.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a region of views only
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                do()
+                graph.capture_end()
+            except BaseException:
+                self.abandon(graph)
+                raise
+        replay: Act = graph.replay
+        return replay
+
+    def abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """A recording that failed must be ended; torch leaves its pool open if even that fails, and
+        then waits for the end of a recording with memory that is to be used again."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            device = torch.cuda.current_device()
+            with suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(device, self.pool)
+                torch._C._cuda_releasePool(device, self.pool)
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cuda:
+            return tensor
+        whole = tensor.untyped_storage()
+        storage = torch._C._construct_storage_from_data_pointer(
+            whole.data_ptr(), tensor.device, whole.nbytes()
+        )
+        found = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return found.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+class Unfit(Exception):
+    """Something that cannot be recorded."""
+
+    def __init__(self, names: set[tuple[str, str]], reason: str) -> None:
+        super().__init__(reason)
+        self.names = names
+
+
+@dataclass
+class Graphs:
+    """A program as recorded segments and what the host does between them."""
+
+    program: Program
+    loads: list[tuple[Load, int, torch.Tensor]]
+    acts: list[tuple[int, Act]]
+    weights: tuple[float, ...] | None = None
+
+    def begin(self, batch: Batch) -> Sequence[tuple[int, Act]]:
+        """Put the batch where the recordings expect it; then, what to do in the step."""
+        same, self.weights = batch.weights == self.weights, batch.weights
+        for load, slot, fixed in self.loads:
+            if not (same and load.origin == "seed"):
+                fixed.copy_(self.program.loaded(load), non_blocking=True)
+            self.program.slots[slot] = fixed
+        return self.acts
+
+
+def record_graphs(program: Program, known: Known, tape: Callable[[], Tape] = CudaTape) -> Graphs:
+    """Record all of a program that can be; what cannot is done by the host, which is said."""
+    unfit: set[tuple[str, str]] = set()
+    before = list(program.slots)
+    while True:
+        program.slots[:] = before + [None] * (len(program.slots) - len(before))
+        try:
+            with torch.no_grad(), torch.autocast(program.device.type, enabled=False), no_garbage():
+                return Recording(program, known, tape(), unfit).graphs()
+        except Unfit as error:
+            names = ", ".join(sorted(f"{phase} of {region}" for region, phase in error.names))
+            LOG.info("%s cannot be a CUDA graph: %s", names, error)
+            unfit |= error.names  # what it had recorded ends with the error
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """What the collector ends may belong to a GPU, and would end a recording with it."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@dataclass
+class Recording:
+    """A program, being recorded."""
+
+    program: Program
+    known: Known
+    tape: Tape
+    unfit: set[tuple[str, str]]
+    loads: list[tuple[Load, int, torch.Tensor]] = field(default_factory=list)
+    held: dict[int, Any] = field(default_factory=dict)  # what messages under way still read
+    pinned: list[Any] = field(default_factory=list)  # what may live on under other names
+
+    def graphs(self) -> Graphs:
+        slots = self.program.slots
+        before = list(slots)
+        for one in self.program.plan.instructions:
+            if isinstance(one, Load):
+                fixed = zeros(self.program, self.known, one.value)
+                slot = self.program.slot(one.value)
+                slots[slot] = fixed
+                self.loads.append((one, slot, fixed))
+        found = segments(self.program.plan, self.fits)
+        acts = [(one.at if isinstance(one, Hosted) else one.at[0], self.act(one)) for one in found]
+        slots[:] = before + [None] * (len(slots) - len(before))
+        return Graphs(self.program, self.loads, acts)
+
+    def fits(self, run: Run, moving: frozenset[str]) -> bool:
+        """Sizes that depend on data cannot be recorded; a bundle that moves may lie anyhow."""
+        if (run.region, run.phase) in self.unfit or any(self.known(n)[1] for n in moving):
+            return False
+        values = (*run.reads, *run.writes)
+        shapes = (s for n in values for s in self.known(n.removeprefix("sum "))[0])
+        return not any(map(is_dynamic, shapes))
+
+    def act(self, segment: Hosted | Recorded) -> Act:
+        return self.recorded(segment) if isinstance(segment, Recorded) else self.hosted(segment.at)
+
+    def recorded(self, segment: Recorded) -> Act:
+        program, slots, slot = self.program, self.program.slots, self.program.slot
+        self.ended(segment.waits)
+        copies = [(slot(n), zeros(program, self.known, n)) for n in segment.copied]
+        for k, fixed in copies:
+            slots[k] = fixed
+        replay = self.replayed(segment.at)
+        for k, _ in copies:
+            slots[k] = None
+        shown = [(slot(n), self.alias(slots[slot(n)])) for n in segment.shown]
+        ended, waits = [slot(n) for n in segment.ended], segment.waits
+
+        def act() -> None:
+            for w in waits:
+                program.wait_one(w)
+            for k, fixed in copies:
+                put(slots[k], fixed)
+            replay()
+            for k, alias in shown:
+                slots[k] = alias
+            for k in ended:
+                slots[k] = None
+
+        return act
+
+    def replayed(self, at: tuple[int, ...]) -> Act:
+        code = self.program.plan.instructions
+        acts = [(k, self.program.plain(k, code[k])) for k in at]
+        now = at[0]
+
+        def do() -> None:
+            nonlocal now
+            for now, act in acts:  # noqa: B007 (which one it was, if it fails)
+                act()
+
+        if not any(isinstance(code[k], Run | Add) for k in at):  # nothing that runs on the device
+            do()
+            return lambda: None
+        try:
+            return self.tape.record(do)
+        except RuntimeError as error:
+            runs = [one for one in (code[now], *(code[k] for k in at)) if isinstance(one, Run)]
+            if not runs:
+                raise
+            guilty = runs[:1] if isinstance(code[now], Run) else runs
+            names = set().union(*map(self.alike, guilty))
+            raise Unfit(names, str(error).partition("\n")[0]) from None
+
+    def alike(self, run: Run) -> set[tuple[str, str]]:
+        """The runs with the same kernel."""
+        kernels, runs = self.program.kernels, self.program.plan.instructions
+        names = {(one.region, one.phase) for one in runs if isinstance(one, Run)}
+        same = kernels(run.region, run.phase)
+        return {name for name in names if kernels(*name) is same} | {(run.region, run.phase)}
+
+    def hosted(self, k: int) -> Act:
+        """The instruction's own function; here, only what it does to memory."""
+        program, one = self.program, self.program.plan.instructions[k]
+        slots, slot = program.slots, program.slot
+        self.ended(one.waits)
+        match one:
+            case Recv() if one.value not in program.state.buckets and not any(
+                map(is_dynamic, one.shapes)
+            ):
+                return self.received(k, one)
+            case Gather():
+                slots[slot(one.into)] = program.gathered[k]
+            case Reduce():
+                self.held[k], slots[slot(one.value)] = slots[slot(one.value)], None
+                if not one.scatter:
+                    self.pinned.append(self.held[k])  # a sum may be where its parts were
+            case Run():
+                self.pinned += [slots[slot(name)] for name in one.reads]  # so may what it makes
+            case Add():
+                slots[slot(one.value)] = None
+            case Update():
+                return self.updated(k, one)
+        return program.acts[k]
+
+    def updated(self, k: int, update: Update) -> Act:
+        """The next step writes gradients where these are: an optimizer must not keep them."""
+        act, checked = self.program.acts[k], False
+        bucket = self.program.state.buckets[f"w:{update.bucket}"]
+        grad = self.program.slot(update.grad)
+
+        def update_and_look() -> None:
+            nonlocal checked
+            act()
+            if not checked:
+                refuse_kept_gradients(bucket.optimizer, as_tuple(self.program.slots[grad]))
+                checked = True
+
+        return update_and_look
+
+    def received(self, k: int, recv: Recv) -> Act:
+        """Into memory of its own, the same in every step."""
+        program = self.program
+        tensors = tuple(zeros_of(recv, program.device))
+        program.slots[program.slot(recv.value)] = tensors if recv.bundle else tensors[0]
+        waits = [w for w in recv.waits if is_message(program.plan.instructions[w])]
+
+        def act() -> None:
+            for w in waits:
+                program.wait_one(w)
+            arrival = program.comm.recv(recv.shapes, recv.peer, recv.stream, tensors)
+            program.handles[k] = arrival if recv.bundle else Single(arrival)
+
+        return act
+
+    def ended(self, waits: Sequence[int]) -> None:
+        for k in waits:
+            self.held.pop(k, None)
+
+    def alias(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.tape.alias(value)
+        return None if value is None else tuple(map(self.tape.alias, value))
+
+
+def refuse_kept_gradients(optimizer: Any, grads: Sequence[torch.Tensor]) -> None:
+    places = {grad.untyped_storage().data_ptr() for grad in grads if grad.numel()}
+    state = getattr(optimizer, "state", {})
+    for kept in pytree.tree_leaves(list(state.values())):
+        if isinstance(kept, torch.Tensor) and kept.untyped_storage().data_ptr() in places:
+            raise ValueError(
+                f"{type(optimizer).__name__} keeps the gradients it is given, which graphs "
+                "overwrite: let it keep a copy (p.grad.clone()), or leave out graphs=True"
+            )
+
+
+def put(value: torch.Tensor, fixed: torch.Tensor) -> None:
+    """Where a recording reads it; never spread over more rows than it has."""
+    if value.shape != fixed.shape:
+        raise ValueError(f"recorded for {tuple(fixed.shape)}, but this is {tuple(value.shape)}")
+    fixed.copy_(value)
+
+
+def zeros_of(recv: Recv, device: torch.device) -> list[torch.Tensor]:
+    return [
+        torch.zeros([size or 0 for size in sizes], dtype=getattr(torch, dtype), device=device)
+        for sizes, dtype in recv.shapes
+    ]

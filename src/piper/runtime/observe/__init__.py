@@ -1,0 +1,1 @@
+"""What a run really did: recorder, profiler, clocks, memory, timings."""

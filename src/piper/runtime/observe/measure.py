@@ -1,0 +1,164 @@
+"""Measure what things take: a few rounds of a program that leave everything as it was."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from piper.plan.instructions import Exchange, Run, Shape, Update, is_message
+from piper.runtime.batch import Batch
+from piper.runtime.comm.gloo import Tensors
+from piper.runtime.execute import Act, Program
+from piper.runtime.state.device_state import BucketState
+
+Timings = dict[str, list[float]]
+Lap = Callable[[], float]  # read when all is over
+TRIES = 5  # times that an exchange is tried
+
+
+@dataclass
+class Measured:
+    """What was seen on one device: seconds of compute, seconds and bytes of exchanges."""
+
+    compute: Timings = field(default_factory=dict)  # "region phase" -> seconds, of each run
+    latency: list[float] = field(default_factory=list)
+    streams: Timings = field(default_factory=dict)  # stream -> bytes per second
+
+
+def measure(program: Program, batch: Batch, rounds: int) -> Measured:
+    """Run the program so often, without its updates, then its exchanges alone."""
+    seen = Measured()
+    before = [(t, t.clone()) for b in program.state.buckets.values() for t in changing(b)]
+    laps: dict[str, list[Lap]] = {}
+    acts, program.acts = program.acts, list(timed(program, laps))
+    try:
+        for _ in range(rounds + 1):
+            laps.clear()  # the first round warms up, the last one counts
+            program.step(batch)
+        settle(program.device)
+        seen.compute.update((name, [lap() for lap in row]) for name, row in laps.items())
+    finally:
+        program.acts = acts
+        for tensor, value in before:
+            tensor.copy_(value)
+    for one in distinct(program):
+        time_exchange(program, one, seen)
+    return seen
+
+
+def changing(bucket: BucketState) -> tuple[torch.Tensor, ...]:
+    """What a forward may change: buffers, never parameters that are trained."""
+    return () if bucket.trained else bucket.tensors
+
+
+def settle(device: torch.device) -> None:
+    """Until all that was queued has ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(program: Program, seen: dict[str, list[Lap]]) -> Iterator[Act]:
+    """The program's acts; runs take their time, updates do nothing."""
+    for k, one in enumerate(program.plan.instructions):
+        if isinstance(one, Run):
+            waits = [w for w in one.waits if is_message(program.plan.instructions[w])]
+            yield stopwatch(program, waits, program.plain(k, one), seen, one)
+        elif isinstance(one, Update):
+            yield waiting(program, k)
+        else:
+            yield program.acts[k]
+
+
+def waiting(program: Program, k: int) -> Act:
+    def act() -> None:
+        for w in program.plan.instructions[k].waits:
+            program.wait_one(w)
+
+    return act
+
+
+def stopwatch(
+    program: Program, waits: list[int], do: Act, seen: dict[str, list[Lap]], run: Run
+) -> Act:
+    around = on_gpu if program.device.type == "cuda" else on_host
+
+    def act() -> None:
+        for w in waits:
+            program.wait_one(w)
+        seen.setdefault(f"{run.region} {run.phase}", []).append(around(do))
+
+    return act
+
+
+def on_host(do: Act) -> Lap:
+    started = time.perf_counter()
+    do()
+    seconds = time.perf_counter() - started
+    return lambda: seconds
+
+
+def on_gpu(do: Act) -> Lap:
+    """What the GPU took, or the host if it was slower in bringing the work."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    do()
+    end.record()
+    return lambda: start.elapsed_time(end) / 1e3
+
+
+def distinct(program: Program) -> list[Exchange]:
+    """One exchange for each group and stream, in an order that all devices have in common."""
+    found: dict[tuple[str, tuple[int, ...]], Exchange] = {}
+    for one in program.plan.instructions:
+        if isinstance(one, Exchange):
+            found.setdefault((one.stream, one.group), one)
+    return [found[key] for key in sorted(found)]
+
+
+def time_exchange(program: Program, one: Exchange, seen: Measured) -> None:
+    """The rows that are expected, spread evenly; and none at all, for the latency."""
+    ways = len(one.group)
+    length = (one.shapes[0][0][0] or 0) // ways * ways
+    rows = tuple(zeros(length, shape, program.device) for shape in one.shapes)
+    sent = sum(tensor.nbytes for tensor in rows) * (ways - 1) / ways
+    for _ in range(TRIES):
+        nothing = seconds(program, one, tuple(tensor[:0] for tensor in rows))
+        took = seconds(program, one, rows)
+        seen.latency.append(nothing)
+        seen.streams.setdefault(one.stream, []).append(sent / max(took - nothing, took / 10))
+
+
+def zeros(length: int, shape: Shape, device: torch.device) -> torch.Tensor:
+    sizes, dtype = shape
+    whole = (length, *(size or 0 for size in sizes[1:]))
+    return torch.zeros(whole, dtype=getattr(torch, dtype), device=device)
+
+
+def seconds(program: Program, one: Exchange, rows: Tensors) -> float:
+    ways = len(one.group)
+    counts = torch.full((ways,), rows[0].shape[0] // ways, device=program.device)
+    settle(program.device)
+    started = time.perf_counter()
+    program.comm.exchange(rows, counts, "counted", one.stream, one.group).wait()
+    settle(program.device)
+    return time.perf_counter() - started
+
+
+def together(mine: Measured) -> list[Measured]:
+    """What all devices measured."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [mine]
+    everyone: list[Measured] = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def medians(rows: list[Timings]) -> dict[str, float]:
+    """One number for each name, over all devices."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {n: statistics.median([t for row in rows for t in row.get(n, ())]) for n in names}

@@ -1,0 +1,52 @@
+"""What every instruction of a step took, where one device does all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from piper.runtime.batch import Batch
+from piper.runtime.execute import Act, Program
+from piper.runtime.observe.measure import Lap, on_gpu, settle
+from piper.runtime.observe.recorder import Recorder, merged
+
+Step = Callable[[Batch], list[float]]  # runs one; gives the seconds of each instruction
+
+
+def stepwatch(program: Program) -> Step:
+    """What the host spent on each, without waiting; or the GPU, which it only brings work to."""
+    return gpu_step(program) if program.device.type == "cuda" else host_step(program)
+
+
+def host_step(program: Program) -> Step:
+    recorder = Recorder(program)
+
+    def step(batch: Batch) -> list[float]:
+        recorder.step(batch)
+        spans = merged(0, [program.plan], [(recorder.notes(), 0)]).spans[program.plan.device]
+        following = [*(span.issued for span in spans[1:]), spans[-1].end]
+        return [after - span.start for span, after in zip(spans, following, strict=True)]
+
+    return step
+
+
+def gpu_step(program: Program) -> Step:
+    """Between two events of its stream; where the host is slower, that is what it takes."""
+    laps: list[Lap] = []
+
+    def note(do: Act) -> None:
+        laps.append(on_gpu(do))
+
+    acts: list[Act] = [partial(note, act) for act in program.acts]
+
+    def step(batch: Batch) -> list[float]:
+        laps.clear()
+        plain, program.acts = program.acts, acts
+        try:
+            program.step(batch)
+        finally:
+            program.acts = plain
+        settle(program.device)
+        return [lap() for lap in laps]
+
+    return step

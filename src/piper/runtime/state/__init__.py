@@ -1,0 +1,1 @@
+"""What outlives a step: parameters, their shards and optimizers, checkpoints."""

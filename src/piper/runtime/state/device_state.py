@@ -1,0 +1,288 @@
+"""What outlives a step on one device: parameters, their optimizers, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from piper.errors import InputError, Problem
+from piper.plan.instructions import State
+from piper.runtime.comm.flat_messages import Piece, pieces
+from piper.runtime.state.optimizers import (
+    MakeOptimizer,
+    MakeScheduler,
+    forward,
+    make_checked,
+    make_scheduler,
+    settings,
+    sharded_optimizer,
+)
+
+Named = tuple[str, tuple[int, ...], str]  # a parameter's name, shape and type
+
+
+@dataclass(slots=True)
+class BucketState:
+    """One bucket on one device, whole or a shard, with the optimizer where it is at home.
+
+    `tensors` is the memory that plans name; `parameters` are views of it that optimizers see.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    tensors: tuple[torch.Tensor, ...]
+    parameters: tuple[torch.nn.Parameter, ...]
+    optimizer: torch.optim.Optimizer | None
+    trained: bool = True
+    pieces: tuple[Piece, ...] | None = None  # None: whole
+    scheduler: LRScheduler | None = None
+    first: list[dict[str, Any]] | None = None  # numbers of the optimizer's groups at the start
+
+    def __post_init__(self) -> None:
+        if self.optimizer is not None:
+            self.first = settings(self.optimizer, scheduled=False)
+
+    def views(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Of what lies like `tensors`, the parts that belong to `parameters`."""
+        if self.pieces is None:
+            return tensors
+        flats = [tensor.reshape(-1) for tensor in tensors]
+        return [piece.of(flats) for piece in self.pieces]
+
+    def parts(self) -> Iterator[tuple[str, int, torch.Size, torch.nn.Parameter]]:
+        """Name, first element, whole shape, and the parameter or piece of it."""
+        if self.pieces is None:
+            for name, shape, parameter in zip(
+                self.names, self.shapes, self.parameters, strict=True
+            ):
+                yield name, 0, shape, parameter
+        else:
+            for piece, parameter in zip(self.pieces, self.parameters, strict=True):
+                yield self.names[piece.tensor], piece.start, self.shapes[piece.tensor], parameter
+            for name, shape in zip(self.names, self.shapes, strict=True):
+                if not shape.numel():  # in no piece, and still a parameter
+                    yield name, 0, shape, torch.nn.Parameter(torch.empty(shape))
+
+
+class Origin(Protocol):
+    """A checkpoint, which also has what is met later."""
+
+    def fill(self, bucket: BucketState) -> None: ...
+
+    def whole(self, name: str, like: torch.Tensor) -> torch.Tensor: ...
+
+    def rest(self, names: Collection[str]) -> dict[str, torch.Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some elements of a parameter or of something that lies like it, for assembly elsewhere."""
+
+    name: str
+    first: int
+    shape: tuple[int, ...]
+    values: torch.Tensor
+
+
+@dataclass
+class DeviceState:
+    """All buckets of one device, by the name of their value in plans."""
+
+    device: torch.device = torch.device("cpu")
+    buckets: dict[str, BucketState] = field(default_factory=dict)
+    buffers: dict[int, torch.Tensor] = field(default_factory=dict)  # that gathers fill
+    origin: Origin | None = None  # what the run was resumed from
+
+    def buffer(self, number: int, size: int) -> torch.Tensor:
+        """Memory that all programs of this device share: their steps never overlap."""
+        if number not in self.buffers or self.buffers[number].numel() < size:
+            self.buffers[number] = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return self.buffers[number]
+
+    def add(
+        self,
+        states: Iterable[State],
+        contents: Mapping[str, Sequence[Named]],
+        trainable: Callable[[str], bool],
+        initial: Callable[[str], torch.Tensor],
+        make_optimizer: MakeOptimizer,
+    ) -> None:
+        """Make what a plan needs and is not there yet; `contents` are the buckets' parameters."""
+        for state in states:
+            names = tuple(name for name, _, _ in contents[state.bucket])
+            self.refuse_other_bucket(state.value, names, trainable(state.bucket))
+            if state.value not in self.buckets:
+                trained = trainable(state.bucket)
+                here = partial(on_device, initial, self.device)
+                made = make_bucket(state, contents[state.bucket], trained, here, make_optimizer)
+                self.buckets[state.value] = made
+                if self.origin is not None:
+                    self.origin.fill(made)
+
+    def schedule(self, make: MakeScheduler, steps: int) -> None:
+        """Learning rates of optimizers that have no scheduler yet, after so many steps."""
+        for bucket in self.buckets.values():
+            if bucket.optimizer is not None and bucket.scheduler is None:
+                bucket.scheduler = make_scheduler(make, bucket.optimizer)
+                forward(bucket.scheduler, steps)
+
+    def advance(self) -> None:
+        """After a step: rates go on, also those of parameters that it did not use."""
+        for bucket in self.buckets.values():
+            if bucket.scheduler is not None:
+                bucket.scheduler.step()
+
+    def refuse_other_bucket(self, value: str, names: tuple[str, ...], trained: bool) -> None:
+        """Another program may read the same buckets, not the same parameters in other ones."""
+        known = self.buckets.get(value)
+        same = known and known.names == names and (known.trained == trained)
+        bucket = value.partition(">")[0]
+        others = [b.names for v, b in self.buckets.items() if v.partition(">")[0] != bucket]
+        taken = {name for other in others for name in other} & set(names)
+        if known and known.names == names and not same:
+            raise InputError(
+                "model",
+                Problem(
+                    f"{', '.join(names)[:80]} changed between frozen and trained (requires_grad)",
+                    "make a new Trainer, with a model that has loaded state_dict() of this one",
+                ),
+            )
+        if not same and (known or taken):
+            raise InputError(
+                "batch",
+                Problem(
+                    f"batches of this shape use {', '.join(sorted(names))[:80]} in another way "
+                    "than the batches before",
+                    "use a Trainer for one way of using parameters; give numbers that choose "
+                    "between them the same value in every batch",
+                ),
+            )
+
+    def whole(
+        self,
+        found: Mapping[str, torch.Tensor],
+        model: Mapping[str, torch.Tensor],
+        aliases: Mapping[str, str],
+    ) -> dict[str, torch.Tensor]:
+        """A model's state dict; what no program uses is as it was at the beginning."""
+        rest = self.origin.whole if self.origin else lambda _, tensor: tensor
+        first = {name: aliases.get(name, name) for name in model}
+        return {n: found[f] if f in found else rest(f, model[n]) for n, f in first.items()}
+
+    def parts(self, values: Container[str] | None = None) -> list[Part]:
+        """Every parameter and buffer here, or of these states only, whole or in parts."""
+        return [
+            Part(name, first, tuple(shape), parameter.data.flatten().cpu())
+            for value, bucket in self.buckets.items()
+            if values is None or value in values
+            for name, first, shape, parameter in bucket.parts()
+        ]
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {v: b.optimizer for v, b in self.buckets.items() if b.optimizer is not None}
+
+    def optimizer_parts(self) -> dict[str, list[Part]]:
+        """By the name of a state ("exp_avg"), what optimizers here hold of it."""
+        found: dict[str, list[Part]] = {}
+        for bucket in self.buckets.values():
+            if bucket.optimizer is not None:
+                for name, first, shape, parameter in bucket.parts():
+                    for key, value in bucket.optimizer.state.get(parameter, {}).items():
+                        whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                        flat = value.flatten() if whole else torch.as_tensor(value).reshape(1)
+                        part = Part(name, first, tuple(shape), flat) if whole else None
+                        found.setdefault(key, []).append(part or Part(name, 0, (), flat))
+        return found
+
+
+def on_device(
+    initial: Callable[[str], torch.Tensor], device: torch.device, name: str
+) -> torch.Tensor:
+    return initial(name).to(device)
+
+
+def assembled(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
+    """Whole tensors from their parts, wherever these were; equal parts may come twice."""
+    found: dict[str, torch.Tensor] = {}
+    for part in parts:
+        if part.name not in found:
+            found[part.name] = part.values.new_empty(part.shape)
+        flat = found[part.name].view(-1)
+        flat[part.first : part.first + part.values.numel()] = part.values
+    return found
+
+
+def make_bucket(
+    state: State,
+    contents: Sequence[Named],
+    trained: bool,
+    initial: Callable[[str], torch.Tensor],
+    make_optimizer: MakeOptimizer,
+) -> BucketState:
+    if state.ways > 1 or state.shares > 1:
+        return make_shard(state, contents, trained, initial, make_optimizer)
+    names = tuple(name for name, _, _ in contents)
+    values = [initial(name) for name in names]
+    parameters = tuple(torch.nn.Parameter(value, requires_grad=trained) for value in values)
+    named = list(zip(names, parameters, strict=True))
+    optimizer = make_checked(make_optimizer, named) if state.home and trained and named else None
+    tensors = tuple(parameter.data for parameter in parameters)  # kernels must not see autograd
+    shapes = tuple(value.shape for value in values)
+    return BucketState(names, shapes, tensors, parameters, optimizer, trained)
+
+
+def make_shard(
+    state: State,
+    contents: Sequence[Named],
+    trained: bool,
+    initial: Callable[[str], torch.Tensor],
+    make_optimizer: MakeOptimizer,
+) -> BucketState:
+    """Parameters are made whole, for the optimizer to see; only this shard's pieces are kept."""
+    names = tuple(name for name, _, _ in contents)
+    shapes = tuple(torch.Size(shape) for _, shape, _ in contents)
+    found = tuple(held_pieces(state, [shape.numel() for shape in shapes]))
+    layout = state.messages or [(dtype, (), share_size(s, state)) for (_, s, dtype) in contents]
+    wholes = [(n, torch.nn.Parameter(initial(n), requires_grad=trained)) for n in names]
+    device = wholes[0][1].device if wholes else None
+    flats = tuple(
+        torch.zeros(padded // state.ways, dtype=getattr(torch, dtype), device=device)
+        for dtype, _, padded in layout
+    )
+    for piece in found:
+        whole = wholes[piece.tensor][1].detach().flatten()
+        piece.of(flats).copy_(whole[piece.start : piece.stop])
+    parameters = tuple(torch.nn.Parameter(p.of(flats), requires_grad=trained) for p in found)
+    optimizer = None
+    if trained and wholes:
+        held = list(zip(found, parameters, strict=True))
+        optimizer = sharded_optimizer(make_optimizer, wholes, held)
+    tensors = flats if state.ways > 1 else tuple(map(partial(as_experts, state), flats, shapes))
+    return BucketState(names, shapes, tensors, parameters, optimizer, trained, found)
+
+
+def share_size(shape: tuple[int, ...], state: State) -> int:
+    """Elements of a share of the experts' parameters."""
+    return torch.Size(shape).numel() // state.shares
+
+
+def as_experts(state: State, flat: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return flat.view(shape[0] // state.shares, *shape[1:])
+
+
+def held_pieces(state: State, numels: Sequence[int]) -> Iterator[Piece]:
+    """What a state has of each parameter: a shard, of all of it or of a share of the experts."""
+    if state.ways == 1:
+        for k, numel in enumerate(numels):
+            part = numel // state.shares
+            yield Piece(k, state.share * part, (state.share + 1) * part, k, 0)
+        return
+    shared = [numel // state.shares for numel in numels]
+    for piece in pieces(state.messages, shared, state.shard, state.ways):
+        first = state.share * shared[piece.tensor]
+        yield replace(piece, start=first + piece.start, stop=first + piece.stop)

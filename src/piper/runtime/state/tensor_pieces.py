@@ -1,0 +1,216 @@
+"""Tensors of a run, cut in pieces that know their tensor and their place in it, but no device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piper.errors import InputError, Problem
+from piper.runtime.observe.measure import settle
+from piper.runtime.state.device_state import BucketState, DeviceState
+from piper.runtime.state.optimizers import SCHEDULED, settings
+
+PARAMETER, WHOLE, NUMBER = "parameter", "tensor", "number"  # what a piece is of
+STEP = "step"  # torch's optimizers call their counts so; a parameter of one number is as large
+WHERE = "name a folder that trainer.save wrote, where all processes can see it"
+Tensors = dict[str, torch.Tensor]
+Described = dict[str, list[Any]]  # shape and type of every tensor of a model, by name
+
+
+def key_of(kind: str, state: str, name: str, first: int) -> str:
+    """
+    >>> key_of("parameter", "", "head.weight", 12)
+    'parameter||head.weight|12'
+    """
+    return f"{kind}|{state}|{name}|{first}"
+
+
+def saved(state: DeviceState, spoken: Collection[str]) -> Tensors:
+    """What this device says of its parameters and buffers, and of their optimizers."""
+    settle(state.device)
+    found: Tensors = {}
+    for value, bucket in state.buckets.items():
+        if value in spoken:
+            refuse_counting(bucket)
+            for name, first, _, parameter in bucket.parts():
+                flat = parameter.data.flatten().cpu()
+                found[key_of(PARAMETER, "", name, first)] = flat
+                found.update(optimizer_pieces(bucket, name, first, parameter))
+    return found
+
+
+def optimizer_pieces(
+    bucket: BucketState, name: str, first: int, parameter: torch.nn.Parameter
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """A state that lies like its parameter is cut like it; others (a count of steps) are whole."""
+    held = bucket.optimizer.state.get(parameter, {}) if bucket.optimizer is not None else {}
+    for state, value in held.items():
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape and state != STEP:
+            yield key_of(PARAMETER, state, name, first), value.detach().flatten().cpu()
+        elif isinstance(value, torch.Tensor):
+            yield key_of(WHOLE, state, name, 0), value.detach().cpu()
+        elif isinstance(value, bool | int | float):
+            kind = torch.float64 if isinstance(value, float) else torch.int64
+            yield key_of(NUMBER, state, name, 0), torch.tensor(value, dtype=kind)
+        elif value is not None:
+            raise refused(
+                f"the optimizer's {state!r} of {name} is a {type(value).__name__}",
+                "let optimizers keep tensors and numbers only",
+            )
+
+
+def refuse_counting(bucket: BucketState) -> None:
+    """What groups count would begin again: it belongs to no parameter."""
+    if bucket.optimizer is None or bucket.first is None:
+        return
+    now = settings(bucket.optimizer, bucket.scheduler is not None)
+    for group, then in zip(now, bucket.first, strict=True):
+        changed = [key for key, value in group.items() if then.get(key, value) != value]
+        if changed or group.keys() - then.keys() - set(SCHEDULED):
+            raise refused(
+                f"the optimizer's groups were changed in training ({', '.join(changed) or 'new'})",
+                "keep what changes in the optimizer's state, and let lr_scheduler set rates",
+            )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A piece in a checkpoint: what it is of, where it begins, and how long it is."""
+
+    kind: str
+    state: str  # of an optimizer; of the parameter itself, ""
+    first: int
+    length: int
+    key: str
+
+    def meets(self, first: int, length: int) -> bool:
+        """Whether it has something of a part of its tensor; what is not cut belongs to all."""
+        inside = self.first < first + length and first < self.first + self.length
+        return inside or self.kind != PARAMETER
+
+
+@dataclass
+class Reader:
+    """A checkpoint's pieces, by the name of the parameter that they belong to."""
+
+    folder: Path
+    known: dict[str, list[Saved]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        self.metadata = dcp.FileSystemReader(self.folder).read_metadata().state_dict_metadata
+        for key, found in self.metadata.items():
+            kind, state, rest = key.split("|", 2)
+            name, _, first = rest.rpartition("|")
+            length = torch.Size(found.size).numel()
+            self.known.setdefault(name, []).append(Saved(kind, state, int(first), length, key))
+
+    def fill(self, bucket: BucketState) -> None:
+        parts = [part for part in bucket.parts() if part[3].numel() and part[0] in self.known]
+        tensors = self.read(
+            {one.key for name, first, _, p in parts for one in self.of(name, first, p.numel())}
+        )
+        for name, first, _, parameter in parts:
+            held = self.states(tensors, name, first, parameter)
+            parameter.data.copy_(held.pop(""))
+            if bucket.optimizer is not None and held:
+                moved = on_its_device(bucket.optimizer, parameter, held)
+                bucket.optimizer.state[parameter] = moved
+
+    def whole(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """A parameter or buffer; as it is, if no step had used it."""
+        if name not in self.known or not like.numel():
+            return like
+        tensors = self.read({one.key for one in self.of(name, 0, like.numel())})
+        found = self.states(tensors, name, 0, torch.nn.Parameter(like, requires_grad=False))[""]
+        return torch.as_tensor(found)
+
+    def rest(self, names: Collection[str]) -> Tensors:
+        """All pieces of other parameters than these."""
+        others = [pieces for name, pieces in self.known.items() if name not in names]
+        return self.read({one.key for pieces in others for one in pieces})
+
+    def of(self, name: str, first: int, length: int) -> list[Saved]:
+        """All pieces that a part of a parameter needs."""
+        return [one for one in self.known[name] if one.meets(first, length)]
+
+    def read(self, keys: Collection[str]) -> Tensors:
+        import torch.distributed.checkpoint as dcp
+
+        found = {
+            key: torch.empty(self.metadata[key].size, dtype=self.metadata[key].properties.dtype)
+            for key in keys
+        }
+        try:
+            with quiet():
+                dcp.load(found, storage_reader=dcp.FileSystemReader(self.folder), no_dist=True)
+        except dcp.CheckpointException as error:
+            reasons = sorted({str(reason) for reason, _ in error.failures.values()})
+            raise refused(f"{self.folder} cannot be read: {'; '.join(reasons)}", WHERE) from None
+        return found
+
+    def states(
+        self, tensors: Tensors, name: str, first: int, parameter: torch.nn.Parameter
+    ) -> dict[str, Any]:
+        """A part of the parameter ("") and of all that its optimizer had."""
+        pieces: dict[tuple[str, str], list[Saved]] = {}
+        for one in self.of(name, first, parameter.numel()):
+            pieces.setdefault((one.kind, one.state), []).append(one)
+        held: dict[str, Any] = {}
+        for (kind, state), found in pieces.items():
+            value = tensors[found[0].key]
+            if kind == PARAMETER:
+                value = joined(tensors, found, first, parameter)
+            held[state] = value.item() if kind == NUMBER else value
+        return held
+
+
+def joined(
+    tensors: Tensors, pieces: Collection[Saved], first: int, parameter: torch.nn.Parameter
+) -> torch.Tensor:
+    """The elements of a part, of all the pieces it lies in."""
+    length, filled = parameter.numel(), 0
+    whole = next(tensors[one.key] for one in pieces).new_empty(length)
+    for one in pieces:
+        low, high = max(first, one.first), min(first + length, one.first + one.length)
+        whole[low - first : high - first] = tensors[one.key][low - one.first : high - one.first]
+        filled += high - low
+    if filled != length:
+        raise refused("it has only some of a parameter", WHERE)
+    return whole.view(parameter.shape)
+
+
+def on_its_device(
+    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, held: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Beside the parameter; single numbers only where the optimizer's kernels read them."""
+    groups = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    group: dict[str, Any] = next(groups, {})
+    beside = group.get("fused") or group.get("capturable")
+
+    def moved(state: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        single = value.dim() == 0 and (state == STEP or parameter.dim() > 0)
+        return value.to("cpu" if single and not beside else parameter.device)
+
+    return {state: moved(state, value) for state, value in held.items()}
+
+
+def refused(what: str, fix: str) -> InputError:
+    return InputError("checkpoint", Problem(what, fix))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """torch says that one process is alone, which is known."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.distributed is.*")
+        yield

@@ -1,0 +1,276 @@
+"""The smallest bad DAG for each rule, and what the rule says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pytest
+from synthetic import chain, moe_chain
+
+from piper.directives import Place, Replicate, Shard, Split, Stream, apply
+from piper.errors import BUG, Refused
+from piper.ir import rules
+from piper.ir.dag import Dag
+from piper.ir.filters import where
+from piper.ir.model import Model
+from piper.ir.nodes import Precedence, Update
+from piper.ir.rules import CAPTURED, FINAL, LOWERABLE, PLACED, Rule, require
+from piper.ir.training import training_dag
+from piper.job.compiler import compile_strategy
+from piper.names import NodeId
+
+RULES = tuple(dict.fromkeys((*CAPTURED, *PLACED, *LOWERABLE, *FINAL)))
+
+
+def tiny() -> Dag:
+    return training_dag(chain(1))
+
+
+def placed(stages: int = 1, microbatches: int = 1) -> Dag:
+    """Region k on device k."""
+    dag = training_dag(chain(stages))
+    for stage in range(stages):
+        dag = Place(where(PP=stage), [stage]).rewrite(dag)
+    return Split("MB", microbatches).rewrite(dag) if microbatches > 1 else dag
+
+
+def without(dag: Dag, node: str) -> Dag:
+    return replace(dag, nodes={k: v for k, v in dag.nodes.items() if k != node})
+
+
+def on(dag: Dag, node: str, *devices: int) -> Dag:
+    return dag.with_nodes([replace(dag.nodes[NodeId(node)], devices=devices)])
+
+
+def before(dag: Dag, first: str, second: str) -> Dag:
+    order = Precedence((NodeId(first),), (NodeId(second),), "order (directive 1 of 1)")
+    return dag.with_precedences([order])
+
+
+def neighbours(one: tuple[int, ...], other: tuple[int, ...]) -> Dag:
+    dag = training_dag(chain(2))
+    return Place(where(PP=1), other).rewrite(Place(where(PP=0), one).rewrite(dag))
+
+
+def experts(
+    devices: list[int],
+    groups: list,
+    replicated: list | None = None,
+    beside: list | None = None,
+    zero: int = 0,
+) -> Dag:
+    """Experts on these devices in these groups, all else beside them."""
+    dag = Shard(where(EP=0), groups).rewrite(training_dag(moe_chain(1)))
+    dag = Place(where(EP=0), devices).rewrite(dag)
+    dag = Place(where(EP=None), beside or devices).rewrite(dag)
+    return Replicate(where(), replicated, zero=zero).rewrite(dag) if replicated else dag
+
+
+def stateful() -> Model:
+    model = chain(1)
+    return replace(model, regions=(replace(model.regions[0], stateful=True),))
+
+
+def shared_buffers() -> Dag:
+    """Both regions use one bucket of buffers, which the first one updates."""
+    model = chain(2)
+    bucket = replace(model.buckets["PP0"], trainable=False, buffers=True)
+    first, second = model.regions
+    regions = (
+        replace(first, stateful=True),
+        replace(second, buckets=(first.buckets[0], *second.buckets)),
+    )
+    shared = replace(model, regions=regions, buckets={**model.buckets, bucket.id: bucket})
+    return Place(where(PP=1), [1]).rewrite(Place(where(PP=0), [0]).rewrite(training_dag(shared)))
+
+
+SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
+    rules.every_stream_with_a_share_is_used: (
+        lambda: Stream("conpute").rewrite(tiny()),
+        "nothing runs on the stream 'conpute', which has a share of the GPU\n"
+        "  fix: name one of compute, or leave this `Stream` out; did you mean compute?",
+    ),
+    rules.every_read_has_a_writer: (
+        lambda: without(tiny(), "PP0:F"),
+        f"PP0:B reads saved:PP0, which nothing writes\n  fix: {BUG}",
+    ),
+    rules.every_value_is_written_once: (
+        lambda: tiny().with_nodes([replace(tiny().nodes["PP0:U"], id=NodeId("again"))]),
+        f"again and PP0:U both write w:PP0'\n  fix: {BUG}",
+    ),
+    rules.nothing_waits_for_itself: (
+        lambda: before(tiny(), "PP0:B", "PP0:F"),
+        "these wait for each other\n"
+        "    PP0:B -> PP0:F   order (directive 1 of 1)\n"
+        "    PP0:F -> PP0:B   data flow\n"
+        "  fix: let the order put PP0:B after what it needs, or in the same slot",
+    ),
+    rules.every_gradient_is_counted_once: (
+        lambda: without(tiny(), "PP0:U"),
+        f"g:PP0/PP0 is added up 0 times\n  fix: {BUG}",
+    ),
+    rules.every_region_is_placed: (
+        tiny,
+        "PP0 has no device\n  fix: add Place(where(PP=0), devices=[...])",
+    ),
+    rules.backward_runs_where_forward_ran: (
+        lambda: on(placed(), "PP0:B", 1),
+        "PP0:B is on devices [1], its forward on devices [0]\n"
+        "  fix: place a region's passes together: leave PASS out of the filter of `Place`",
+    ),
+    rules.replicas_are_kept_equal: (
+        lambda: Place(where(), [0, 1]).rewrite(tiny()),
+        "PP0 is on devices [0, 1], and nothing keeps its replicas equal\n"
+        "  fix: add Replicate(where(PP=0), devices=[0, 1])",
+    ),
+    rules.replicas_are_where_they_are_placed: (
+        lambda: Place(where(), [0, 1]).rewrite(Replicate(where(), [0, 2]).rewrite(tiny())),
+        "PP0 is placed on devices [0, 1], but replicated on devices [0, 2]\n"
+        "  fix: write devices=[0, 1] in its `Replicate`",
+    ),
+    rules.experts_are_where_they_are_placed: (
+        lambda: experts([0, 1], [0, 2]),
+        "PP0.EP0 is placed on devices [0, 1], but sharded on devices [0, 2]\n"
+        "  fix: write devices=[0, 1] in its `Shard`, or groups of them",
+    ),
+    rules.neighbours_of_experts_are_with_them: (
+        lambda: experts([0, 1], [0, 1], beside=[2, 3]),
+        "PP0.EP0 is sharded on devices [0, 1], its neighbour PP0 is on devices [2, 3]\n"
+        "  fix: place PP0 on devices [0, 1] too",
+    ),
+    rules.groups_fit_the_experts: (
+        lambda: experts(
+            list(range(6)), [[0, 1], [2, 3], [4, 5]], replicated=[[0, 1, 2], [3, 4, 5]], zero=1
+        ),
+        "PP0.EP0 is replicated in groups [[0, 1, 2], [3, 4, 5]], but its experts are in groups "
+        "[[0, 1], [2, 3], [4, 5]]\n"
+        "  fix: write the same groups in its `Shard` and its `Replicate`, or no groups in the "
+        "`Replicate`",
+    ),
+    rules.replicas_update_no_buffers: (
+        lambda: Place(where(), [0, 1]).rewrite(training_dag(stateful())),
+        "PP0 updates buffers (running statistics) on devices [0, 1]: replicas would not stay "
+        "equal\n"
+        "  fix: use a norm without running statistics, put the module in eval mode, or place it "
+        "on one device: devices=[0]",
+    ),
+    rules.feeds_are_alike: (
+        lambda: neighbours((0, 1, 2), (1, 0, 3)),
+        "some devices serve 2 replicas, others 1: [[0, 1, 2], [1, 0, 3]]\n"
+        "  fix: give all regions the same device lists, or mirror all of them",
+    ),
+    rules.every_microbatch_of_a_region_is_placed_alike: (
+        lambda: on(on(placed(microbatches=2), "PP0:F@1", 1), "PP0:B@1", 1),
+        "PP0:F@1 is on devices [1], other parts on devices [0]\n"
+        "  fix: place all microbatches of a region on the same devices: put `Place` before `Split`",
+    ),
+    rules.orders_name_all_microbatches_or_none: (
+        lambda: before(placed(microbatches=2), "PP0:F@0", "PP0:B@1"),
+        "the order names PP0 F for 1 of its microbatches, but not PP0:F@1\n"
+        "  fix: add a slot for PP0:F@1, or leave PP0 F out of the order",
+    ),
+    rules.buffers_that_change_are_on_one_device: (
+        shared_buffers,
+        "PP0 updates buffers that PP1 uses on other devices\n"
+        "  fix: place PP0 and PP1 on the same devices",
+    ),
+    rules.replicas_stay_on_their_device: (
+        lambda: neighbours((0, 1), (0, 2)),
+        "PP0 is on devices [0, 1], PP1, which reads it, on devices [0, 2]: some replicas stay "
+        "where they are, others do not\n"
+        "  fix: give both sides the same list, or lists that differ at every place",
+    ),
+    rules.neighbours_have_equally_many_replicas: (
+        lambda: neighbours((0,), (1, 2)),
+        "PP0 is on devices [0], PP1, which reads it, on devices [1, 2]\n"
+        "  fix: give both sides lists of the same length, replica i sends to replica i",
+    ),
+    rules.every_read_is_local: (
+        lambda: on(on(tiny(), "PP0:F", 0), "PP0:B", 1),
+        f"PP0:B reads saved:PP0, which is not on devices [1]\n  fix: {BUG}",
+    ),
+}
+
+
+def test_every_rule_is_in_the_table() -> None:
+    missing = [rule.__name__ for rule in RULES if rule not in SMALLEST_BAD]
+
+    assert not missing
+
+
+def test_every_rule_that_is_written_is_in_use() -> None:
+    modules = [import_module(f"piper.ir.rules.{one.name}") for one in iter_modules(rules.__path__)]
+    returns = {
+        name: getattr(found, "__annotations__", {}).get("return")
+        for module in modules
+        for name, found in vars(module).items()
+    }
+
+    written = {name for name, result in returns.items() if result == "Iterator[Problem]"}
+
+    assert written == {rule.__name__ for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_finds_its_smallest_counterexample(rule: Rule) -> None:
+    bad, message = SMALLEST_BAD[rule]
+
+    problems = list(rule(bad()))
+
+    assert str(problems[0]) == message
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_finds_nothing_in_a_compiled_dag(rule: Rule) -> None:
+    places = [Place(where(PP=0), [0]), Place(where(PP=1), [1]), Place(where(PP=2), [0])]
+    model = chain(3, skips=((0, 2),), tied=True)
+
+    dag = compile_strategy(model, [*places, Split("MB", 3)]).dag
+
+    assert not list(rule(dag))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_finds_nothing_in_a_dag_with_experts(rule: Rule) -> None:
+    four = [0, 1, 2, 3]
+    keep, cut = Replicate(where(), four, zero=2), Shard(where(EP="*"), [[0, 1], [2, 3]])
+    program, model = [Place(where(), four), cut, keep, Split("MB", 2)], moe_chain(1, layers=2)
+
+    asked, compiled = apply(program, training_dag(model)), compile_strategy(model, program).dag
+
+    assert not list(rule(asked if rule in PLACED else compiled))
+
+
+def test_a_gradient_that_is_added_twice_is_found() -> None:
+    dag = tiny()
+    update = dag.nodes["PP0:U"]
+    assert isinstance(update, Update)
+    twice = replace(update, reads=((*update.reads[0], *update.reads[0]),))
+
+    problems = list(rules.every_gradient_is_counted_once(dag.with_nodes([twice])))
+
+    assert [problem.what for problem in problems] == ["g:PP0/PP0 is added up 2 times"]
+
+
+def test_rules_report_all_they_find_up_to_eight() -> None:
+    many = training_dag(chain(20))
+
+    with pytest.raises(Refused) as refused:
+        require(many, PLACED)
+
+    assert len(refused.value.problems) == 8
+
+
+def test_the_first_rule_that_is_broken_speaks_alone() -> None:
+    both = on(training_dag(chain(2)), "PP0:B", 1)
+
+    with pytest.raises(Refused) as refused:
+        require(both, PLACED)
+
+    assert [problem.what for problem in refused.value.problems] == [
+        "PP0 has no device",
+        "PP1 has no device",
+    ]

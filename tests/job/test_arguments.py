@@ -1,0 +1,120 @@
+"""What users get wrong at first is told with what to write instead."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import StepLR
+
+from piper import Place, Trainer, where
+from piper.errors import PiperError
+
+X, Y = torch.randn(4, 3), torch.randn(4, 3)
+MODEL = nn.Linear(3, 3)
+SGD = partial(torch.optim.SGD, lr=0.1)
+MADE = SGD(nn.Linear(1, 1).parameters())
+ADAMW = "write optimizer=partial(torch.optim.AdamW, lr=3e-4)"
+COSINE = "write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1000)"
+EXAMPLE = "write example=(x, y), a tuple of what step(x, y) is given"
+NORM = "write a number above 0, or None"
+
+
+def trainer(
+    model: Any = MODEL,
+    loss_fn: Any = functional.mse_loss,
+    strategy: Any = None,
+    example: Any = (X, Y),
+    **options: Any,
+) -> Trainer:
+    return Trainer(model, loss_fn, strategy, **{"optimizer": SGD, **options, "example": example})
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "fix"),
+    [
+        ({"model": functional.mse_loss}, "model: it is of type function", "Trainer(model, loss_fn"),
+        ({"loss_fn": 1.0}, "loss_fn: it is of type float", "a function of the model's output"),
+        ({"optimizer": MADE}, "optimizer: it is of type SGD, made already", ADAMW),
+        ({"optimizer": None}, "optimizer: it is None", ADAMW),
+        ({"optimizer": lambda: MADE}, "optimizer: it cannot be called with parameters", ADAMW),
+        ({"lr_scheduler": StepLR(MADE, 3)}, "it is of type StepLR, made already", COSINE),
+        ({"lr_scheduler": StepLR}, "lr_scheduler: it cannot be called with an optimizer", COSINE),
+        ({"max_nrom": 1.0}, "Trainer: it has no option max_nrom", "write max_norm=..."),
+        (
+            {"colour": 1.0},
+            "Trainer: it has no option colour",
+            "it may have optimizer, lr_scheduler, ",
+        ),
+        ({"max_norm": -1.0}, "max_norm: -1.0 is no norm", NORM),
+        ({"max_norm": "1.0"}, "max_norm: '1.0' is no norm", NORM),
+        ({"max_norm": True}, "max_norm: True is no norm", NORM),
+        ({"strategy": "1f1b"}, "strategy: it is a text, '1f1b'", "piper.strategies.one_f_one_b("),
+        ({"example": X}, "example: it is of type Tensor", EXAMPLE),
+        ({"example": [X, Y]}, "example: it is of type list", EXAMPLE),
+        (
+            {"example": (X.numpy(), Y.numpy())},
+            "no tensor with rows, but ndarray",
+            "torch.as_tensor",
+        ),
+        ({"example": (X[:0], Y[:0])}, "batch: it has no rows", "leave out empty batches"),
+        (
+            {"strategy": [Place(where(PP=0), [0])]},
+            "no region has the tag PP, for the model has no annotations",
+            'write `with piper.annotate("PP"):` around the parts of its forward',
+        ),
+    ],
+)
+def test_what_is_wrong_is_told(given: dict[str, Any], what: str, fix: str) -> None:
+    with pytest.raises(PiperError) as error:
+        trainer(**given)
+
+    told, _, advice = str(error.value).partition("\n  fix: ")
+    assert what in told
+    assert fix in advice
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "fix"),
+    [
+        ((X,), 1, "give step what the example has"),
+        ((X, Y, X), 3, "give step what the example has"),
+        (((X, Y),), 1, "write trainer.step(*batch)"),
+        (([X, Y],), 1, "write trainer.step(*batch)"),
+    ],
+)
+def test_a_step_has_the_arguments_of_the_example(batch: Any, count: int, fix: str) -> None:
+    with pytest.raises(PiperError) as error:
+        trainer().step(*batch)
+
+    what = f"batch: step was given {count} argument(s), and the example has 2: "
+    assert str(error.value).startswith(what)
+    assert str(error.value).endswith(f"\n  fix: {fix}")
+
+
+def test_a_step_may_have_other_arguments_that_the_model_takes() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(x if mask is None else x * mask)
+
+    found = trainer(Masked(3, 3), max_norm=torch.tensor(2.0))
+
+    assert found.step(X, torch.ones(4, 3), Y).loss > 0
+    assert found.step(X, Y).loss > 0
+
+
+def test_an_error_of_the_model_names_its_line() -> None:
+    class Printing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.numpy()  # type: ignore[return-value]
+
+    with pytest.raises(RuntimeError, match="numpy") as error:
+        trainer(Printing(3, 3))
+
+    (note,) = error.value.__notes__
+    assert "test_arguments.py" in note
+    assert "while tracing the model" in note

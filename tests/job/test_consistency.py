@@ -1,0 +1,68 @@
+"""Processes that were given different things are told so, before they train apart."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from parity import call_alone, compare_notes
+from pool import run_on
+
+from piper.job.consistency import fingerprint
+
+FIX = "  fix: let every process build the same model, strategy and example, with the same options"
+
+
+def test_processes_that_agree_go_on() -> None:
+    assert run_on(2, compare_notes) == ["fine", "fine"]
+
+
+def test_other_initial_weights_are_refused() -> None:
+    message = (
+        "model: 0.weight starts with other values on device 1 than on device 0\n"
+        "  fix: call torch.manual_seed(...) before the model is built, or load a checkpoint"
+    )
+
+    assert run_on(2, compare_notes, "seed") == [message, message]
+
+
+@pytest.mark.parametrize(
+    ("case", "what"),
+    [
+        ("parts", "strategy: device 1 was given another one than device 0"),
+        ("rows", "example: device 1 was given another one than device 0"),
+        ("model", "model: device 1 was given another one than device 0"),
+        ("max_norm", "max_norm: device 1 was given another one than device 0: 2.0, not 1.0"),
+    ],
+)
+def test_another_job_is_refused_before_it_is_compiled(case: str, what: str) -> None:
+    assert run_on(2, compare_notes, case) == [f"{what}\n{FIX}"] * 2
+
+
+@pytest.mark.parametrize("call", ["save", "resume", "state_dict", "record", "tune"])
+def test_what_all_must_call_is_not_called_by_one(call: str, tmp_path: Path) -> None:
+    message = (
+        f"trainer: process 1 is in trainer.step(...), process 0 in {call}(...)\n"
+        "  fix: let every process call both, in the same order: no `if trainer.rank == 0:` around"
+    )
+
+    assert run_on(2, call_alone, call, str(tmp_path / "run")) == [message] * 2
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "channels last"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_other_data_has_another_fingerprint(layout: str, kind: torch.dtype) -> None:
+    def batch(seed: int) -> list[torch.Tensor]:
+        made = torch.rand(4, 6, 8, 10, generator=torch.Generator().manual_seed(seed))
+        made = (made * 100).to(kind) if kind != torch.bool else made > 0.5
+        if layout == "channels last":
+            return [made.contiguous(memory_format=torch.channels_last)]
+        return [made.transpose(0, 3) if layout == "columns" else made]
+
+    assert fingerprint(batch(0)) == fingerprint(batch(0))
+    assert fingerprint(batch(0)) != fingerprint(batch(1))
+    assert fingerprint(batch(0) + batch(1)) != fingerprint(batch(1) + batch(0))
+
+
+def test_empty_tensors_and_numbers_have_fingerprints() -> None:
+    assert fingerprint([torch.empty(0, 3)]) == fingerprint([])
+    assert fingerprint([torch.tensor(3)]) != fingerprint([torch.tensor(4)])

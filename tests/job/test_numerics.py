@@ -1,0 +1,277 @@
+"""A strategy beside plain PyTorch: right ones agree, and every kind of mistake is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from piper import Place, Replicate, Split, annotate, trainer, where
+from piper.errors import InputError
+from piper.job.inspection import Inspected, inspecting
+from piper.job.numerics import Comparison, compare
+from piper.job.numerics.data import constant_inputs, like
+from piper.job.numerics.model import refuse_large
+from piper.plan.instructions import Add, Load
+from piper.runtime.comm.threads import ThreadComm
+from piper.runtime.execute import Program
+from piper.trainer import Trainer
+
+ADAM = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
+PIPELINE = [Place(where(PP=0), [0]), Place(where(PP=1), [1]), Split("MB", 2)]
+REPLICAS = [
+    Place(where(PP=0), [0, 2]),
+    Place(where(PP=1), [1, 3]),
+    Replicate(where(PP=0), [0, 2], zero=2),
+    Replicate(where(PP=1), [1, 3]),
+    Split("MB", 2),
+]
+
+
+class Net(nn.Module):
+    """Two stages with a tied parameter, a frozen one, and one that nothing uses."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.norm = nn.LayerNorm(6)
+        self.layers[0].bias.requires_grad_(False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        with annotate("PP"):
+            x = self.dropout(torch.tanh(self.layers[0](self.embedding(tokens))))
+        with annotate("PP"):
+            return self.norm(self.layers[1](x)) @ self.embedding.weight.T
+
+
+def loss_fn(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), labels.flatten())
+
+
+def inspected(strategy: Any, model: nn.Module | None = None, **options: Any) -> Inspected:
+    tokens = torch.arange(32).reshape(4, 8) % 11
+    options = {"optimizer": ADAM, "example": (tokens, tokens), **options}
+    with inspecting(), pytest.raises(Inspected) as found:
+        Trainer(model or Net(), options.pop("loss_fn", loss_fn), strategy, **options)
+    return found.value
+
+
+@cache
+def usual() -> Inspected:
+    """With replicas; mistakes are made later, when it runs."""
+    return inspected(REPLICAS)
+
+
+def compared(strategy: Any, model: nn.Module | None = None, **options: Any) -> Comparison:
+    plainly = strategy is REPLICAS and model is None and not options
+    found = usual() if plainly else inspected(strategy, model, **options)
+    return compare(found.trainer, found.example, found.captured, found.compiled, steps=2)
+
+
+@pytest.mark.parametrize(("strategy", "max_norm"), [(PIPELINE, None), (REPLICAS, 0.1)])
+def test_a_right_strategy_agrees(strategy: Any, max_norm: float | None) -> None:
+    found = compared(strategy, max_norm=max_norm)
+
+    assert found.agrees
+    assert (found.dtype, found.coarsest, len(found.steps)) == ("float64", "float64", 2)
+    assert {p.name for p in found.parameters} == {
+        "embedding.weight", "layers.0.weight", "layers.1.weight", "layers.1.bias", "norm.weight",
+        "norm.bias",
+    }  # fmt: skip
+    assert all(p.difference < 1e-12 for p in found.parameters)
+
+
+def test_losses_that_are_weighed_agree() -> None:
+    labels = torch.arange(32).reshape(4, 8) % 11
+    labels[labels == 3] = -100
+
+    def total(output: Tensor, labels: Tensor) -> Tensor:
+        logits = output.flatten(0, 1)
+        return nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+
+    found = compared(
+        REPLICAS, loss_fn=total, reduction="sum", example=(labels.clamp(min=0), labels),
+        loss_weight=lambda tokens, labels: (labels != -100).sum(),
+    )  # fmt: skip
+
+    assert found.agrees
+
+
+# Mistakes
+
+
+def skip_an_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of later microbatches are dropped on the last stage."""
+    right = Program.add
+
+    def wrong(self: Program, add: Add) -> Any:
+        return (lambda: None) if "PP1" in add.into else right(self, add)
+
+    monkeypatch.setattr(Program, "add", wrong)
+
+
+def weigh_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every replica took the mean of its own microbatches."""
+    right = trainer.shares
+    monkeypatch.setattr(trainer, "shares", lambda *given: tuple(2 * w for w in right(*given)))
+
+
+def one_microbatch_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Program.load
+
+    def wrong(self: Program, load: Load) -> Any:
+        first = Load(load.value, load.origin, load.index, 0, load.parts)
+        return right(self, first if load.origin == "batch" else load)
+
+    monkeypatch.setattr(Program, "load", wrong)
+
+
+def nothing_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas keep their own gradients."""
+    from piper.runtime.comm.in_flight import Arrived
+
+    monkeypatch.setattr(ThreadComm, "all_reduce", lambda self, *_: Arrived([], ()))
+
+
+Mistake = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "wrong"),
+    [
+        (skip_an_add, {"layers.1.weight", "layers.1.bias", "norm.weight", "norm.bias"}),
+        (nothing_is_reduced, {"layers.1.weight", "layers.1.bias", "norm.weight", "norm.bias"}),
+        (weigh_twice, None),
+        (one_microbatch_for_all, None),
+    ],
+)
+def test_a_mistake_is_seen_and_its_parameters_named(
+    mistake: Mistake, wrong: set[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+
+    found = compared(REPLICAS)
+
+    assert not found.agrees
+    assert wrong is None or wrong <= {p.name for p in found.wrong}
+    assert found.parameters[0].difference == max(p.difference for p in found.parameters)
+
+
+def test_a_small_mistake_in_one_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One millionth too much, in one bucket: Adam would hide it, its gradient does not."""
+    right = Program.update
+
+    def wrong(self: Program, k: int, update: Any) -> Any:
+        act, slot = right(self, k, update), self.slot(update.grad)
+
+        def too_much() -> None:
+            for tensor in self.slots[slot] if update.bucket == "PP0" else ():
+                tensor.mul_(1 + 1e-6)
+            act()
+
+        return too_much
+
+    monkeypatch.setattr(Program, "update", wrong)
+
+    found = compared(PIPELINE)
+
+    assert [p.name for p in found.wrong] == ["layers.0.weight"]
+    assert 5e-7 < found.wrong[0].gradient < 2e-6
+
+
+# What it runs on
+
+
+def test_dropout_is_switched_off_and_said_so() -> None:
+    found = compared(PIPELINE, Net(dropout=0.5))
+
+    assert found.agrees
+    assert found.notes == ("dropout is off (p = 0): Piper's masks are not those of eager PyTorch",)
+
+
+class Functional(Net):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(tokens), 0.5, self.training)
+
+
+def test_dropout_that_is_no_module_is_switched_off_by_eval_mode() -> None:
+    found = compared(PIPELINE, Functional())
+
+    assert found.agrees
+    assert found.notes[0].startswith("the model is in eval mode")
+
+
+class OnlyFloat(Net):
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert self.norm.weight.dtype == torch.float32, "floats only"
+        return super().forward(tokens)
+
+
+def test_a_model_that_does_not_run_in_float64_is_compared_in_its_own_type() -> None:
+    found = compared(PIPELINE, OnlyFloat())
+
+    assert found.agrees
+    assert (found.dtype, found.coarsest) == ("float32", "float32")
+    assert found.notes == (
+        "not in float64, in which the model does not run: AssertionError floats only",
+    )
+
+
+class Casting(Net):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens).float()
+
+
+def test_a_model_that_computes_in_float32_is_held_to_its_digits() -> None:
+    found = compared(PIPELINE, Casting())
+
+    assert found.agrees
+    assert (found.dtype, found.coarsest) == ("float64", "float32")
+    assert found.tolerance == pytest.approx(3.45e-4, rel=1e-2)
+
+
+def test_a_model_on_meta_starts_from_its_first_values() -> None:
+    with torch.device("meta"):
+        model = Net()
+
+    assert compared(PIPELINE, model, seed=3).agrees
+
+
+def test_a_model_that_is_too_large_is_refused() -> None:
+    found = inspected(PIPELINE)
+
+    with pytest.raises(InputError) as refused:
+        refuse_large(found.compiled, free=1000)
+
+    assert "half of the free memory here is 0.0 GiB\n  fix: make the script's model smaller" in str(
+        refused.value
+    )
+
+
+def test_data_are_like_the_example() -> None:
+    tokens, labels = torch.tensor([[3, 9], [4, 5]]), torch.tensor([[-100, 2], [7, 2]])
+    mask, scale, flat = torch.tensor([[True], [False]]), torch.tensor(2.0), torch.zeros(2, 50)
+
+    drawn = like((tokens, labels, mask, scale, flat, 7), 3, torch.Generator().manual_seed(0))
+
+    assert [x.shape for x in drawn[:5]] == [(6, 2), (6, 2), (6, 1), (), (6, 50)]
+    assert drawn[0].min() >= 3 and drawn[0].max() <= 9
+    assert set(drawn[1].flatten().tolist()) == {-100, 2, 7}
+    assert drawn[2].dtype == torch.bool and drawn[3] == 2.0 and drawn[5] == 7
+    assert 0.8 < drawn[4].std() < 1.2
+
+
+def test_an_example_of_zeros_is_pointed_out() -> None:
+    assert (
+        "input 1 of the example is one number"
+        in constant_inputs((torch.arange(4), torch.zeros(4, dtype=torch.int64)))[0]
+    )
+    assert constant_inputs((torch.arange(4), torch.zeros(4))) == []

@@ -1,0 +1,98 @@
+"""What a model takes, measured in one process, and what lies between processes."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import piper.job.profiling as profiling
+from piper.ir.costs import Costs
+from piper.job.pricing import price
+from piper.models.llama import Llama, LlamaConfig, cross_entropy
+from piper.names import BI, BW, F, Phase
+from piper.plan.instructions import Run
+from piper.runtime.observe import step_timing
+from piper.runtime.observe.measure import on_host
+from piper.strategies import BUILDERS
+from piper.trainer import Trainer
+
+pytestmark = pytest.mark.processes
+PROCESSES = 2
+
+
+@pytest.fixture(scope="module")
+def inspected() -> tuple:
+    tokens = torch.randint(32, (4, 6))
+    model = Llama(LlamaConfig(vocab=32, dim=16, heads=2, layers=2), stages=2)
+    trainer = Trainer.__new__(Trainer)
+    strategy = BUILDERS["zb-h1"](pp=2, microbatches=4)
+    optimizer = partial(torch.optim.AdamW, lr=1e-3)
+    trainer.configure(model, cross_entropy, strategy, optimizer=optimizer, device="cpu")
+    example = (tokens, tokens)
+    return trainer, example, *trainer.compile(example)
+
+
+def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None:
+    trainer, example, captured, compiled = inspected
+    monkeypatch.setattr(profiling, "machine", lambda: Costs(cores=2.0))
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+    found = profiling.profile(trainer, example, captured)
+
+    codes = [region.code for region in captured.model.regions]
+    assert set(found.compute) == {f"{code} {phase}" for code in codes for phase in Phase}
+    assert all(seconds > 0 for seconds in found.compute.values())
+    assert found.add > 0 and found.update > 0 and found.square > 0 and found.each > 0
+    assert found.cores == 2.0
+    after = trainer.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert Costs.from_json(found.to_json()) == found
+    step = price(compiled, found).seconds
+    runs = sum(found.compute[f"{code} {phase}"] for code in codes for phase in (F, BI, BW))
+    assert 4 * runs / 2 < step < 20 * runs
+
+
+def test_on_a_gpu_every_instruction_is_timed_by_itself(inspected, monkeypatch) -> None:
+    """Here is none: laps on the host stand in for those between events."""
+    trainer, example, captured, _ = inspected
+    monkeypatch.setattr(step_timing, "on_gpu", on_host)
+    monkeypatch.setattr(profiling, "stepwatch", step_timing.gpu_step)
+
+    seen = profiling.measured(trainer, example, captured, halves=True)
+
+    steps = [seen[k :: len(seen) // profiling.ROUNDS] for k in range(len(seen) // profiling.ROUNDS)]
+    assert all(len({one for one, _, _ in rows}) == 1 for rows in steps)
+    runs = [seconds for one, seconds, _ in seen if isinstance(one, Run)]
+    assert len(runs) == profiling.ROUNDS * 2 * 2 * 3  # microbatches, regions, passes
+    assert all(seconds > 0 for seconds in runs)
+
+
+def test_gpus_are_known_by_their_name(inspected, caplog, monkeypatch) -> None:
+    model = inspected[2].model
+
+    names = ["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "Radeon"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: names.pop(0))
+
+    kinds = [profiling.kind_of(torch.device("cuda")) for _ in range(3)]
+    known, _, other = (profiling.gpu_costs(kind, model) for kind in kinds)
+
+    assert kinds == ["h200", "a100", None]
+    assert profiling.kind_of(torch.device("cpu")) is None
+    assert known.ahead and other.ahead
+    assert known.link == 450e9
+    assert "nothing is known of the links of this GPU: say --network" in caplog.text
+
+
+def test_links_and_cores_are_measured(monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(profiling.__file__).parents[2]))
+    monkeypatch.setattr(profiling.os, "cpu_count", lambda: PROCESSES // 2)
+
+    found = profiling.machine()
+
+    assert 1e6 < found.link < 1e12
+    assert 1e-6 < found.latency < 0.1
+    assert 0 < found.post < 0.1 and 0 < found.wire < 1e-6
+    assert 0.2 < found.cores < PROCESSES + 1
