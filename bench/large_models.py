@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from piper.ir.model import Bucket, Model, Parameter, Region
-from piper.ir.values import Origin, TensorSpec, Value
+from piper.ir.values import Role, TensorSpec, Value
 from piper.names import BI, BW, B, BucketId, F, RegionId, ValueId
 
 
@@ -30,7 +30,7 @@ class DeepSeekLike:
 
     def model(self) -> Model:
         regions = [one for stage in range(self.stages) for one in self.stage(stage)]
-        values = {ValueId(n): Value((self.ids,), Origin.BATCH, index=k) for k, n in enumerate("xy")}
+        values = {ValueId(n): Value((self.ids,), Role.BATCH, index=k) for k, n in enumerate("xy")}
         specs = {"h": self.hidden, "l": TensorSpec(()), "r": self.rows, "b": self.rows}
         specs["c"] = TensorSpec((self.experts,), "int64")
         values |= {out: Value((specs[out[0]],)) for one in regions for out in one.outputs}

@@ -25,7 +25,7 @@ from typing import Any
 
 from piper.ir.costs import Costs
 from piper.ir.model import Bucket, Model, Parameter, Region
-from piper.ir.values import Origin, TensorSpec, Value
+from piper.ir.values import Role, TensorSpec, Value
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.pricing import costs_of_device, price
 from piper.names import BI, BW, B, BucketId, F, RegionId, ValueId
@@ -144,7 +144,7 @@ def model_of(run: Run) -> Model:
     values = {ValueId(f"h{k}"): Value((rows,)) for k in range(stages - 1)}
     values[ValueId("loss")] = Value((TensorSpec(()),))
     for k, name in enumerate(("x", "y")):
-        values[ValueId(name)] = Value((tokens,), Origin.BATCH, index=k)
+        values[ValueId(name)] = Value((tokens,), Role.BATCH, index=k)
     buckets = {BucketId(n): bucket(n, parameters(run, k, stages)) for k, n in enumerate(names)}
     buckets[BucketId("words")] = bucket("words", VOCABULARY * run.hidden / run.tp)
     regions = tuple(region(run, k, stages, rows) for k in range(stages))

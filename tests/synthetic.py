@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from piper.ir.model import Bucket, Model, Parameter, Region
-from piper.ir.values import Origin, TensorSpec, Value
+from piper.ir.values import Role, TensorSpec, Value
 from piper.names import BucketId, RegionId, ValueId
 
 ROW = TensorSpec((2, 4))
@@ -18,8 +18,8 @@ def chain(stages: int, skips: tuple[tuple[int, int], ...] = (), tied: bool = Fal
     outs = [ValueId(f"h{k}") for k in range(stages - 1)] + [ValueId("loss")]
     values = {out: Value((ROW,)) for out in outs[:-1]}
     values[ValueId("loss")] = Value((TensorSpec(()),))
-    values[ValueId("x")] = Value((ROW,), Origin.BATCH, index=0)
-    values[ValueId("y")] = Value((ROW,), Origin.BATCH, index=1)
+    values[ValueId("x")] = Value((ROW,), Role.BATCH, index=0)
+    values[ValueId("y")] = Value((ROW,), Role.BATCH, index=1)
     buckets = {BucketId(n): bucket(n) for n in names}
     if tied:
         buckets[BucketId("tied")] = bucket("tied")
@@ -69,7 +69,7 @@ class MoeChain:
         name = f"PP{s}#{number}" if number else f"PP{s}"
         return moe_region(
             name, (("PP", s),), [*inputs], [*outputs, *([f"counts{layer}"] if sorts else [])],
-            input_grads=range(len(came)), output_grads=range(len(outputs)),
+            input_grads=range(len(came)), output_grads=range(len(outputs)), run=number,
         )  # fmt: skip
 
     def of_experts(self, s: int, layer: int) -> Region:
@@ -83,7 +83,7 @@ class MoeChain:
         return [f"rows{layer}", *(f"rows{layer}.{k}" for k in range(self.extra))]
 
     def values(self, regions: Iterable[Region]) -> dict[ValueId, Value]:
-        known = {ValueId(n): Value((ROW,), Origin.BATCH, index=k) for k, n in enumerate("xy")}
+        known = {ValueId(n): Value((ROW,), Role.BATCH, index=k) for k, n in enumerate("xy")}
         counts = TensorSpec((self.experts,), "int64")
         specs = {"h": ROW, "l": TensorSpec(()), "r": self.tokens, "b": self.tokens, "c": counts}
         made = {out: Value((specs[out[0]],)) for region in regions for out in region.outputs}
@@ -99,10 +99,10 @@ class MoeChain:
 
 def moe_region(
     name: str, tags: tuple[tuple[str, int], ...], inputs: list[str], outputs: list[str],
-    input_grads: range, output_grads: range,
+    input_grads: range, output_grads: range, run: int = 0,
 ) -> Region:  # fmt: skip
     return Region(
-        id=RegionId(name), tags=tags, code="experts" if "EP" in name else "block",
+        id=RegionId(name), tags=tags, run=run, code="experts" if "EP" in name else "block",
         inputs=tuple(map(ValueId, inputs)), outputs=tuple(map(ValueId, outputs)),
         buckets=(BucketId(name),), input_grads=tuple(input_grads),
         output_grads=tuple(output_grads), backward_inputs=tuple(range(len(inputs))),
@@ -173,8 +173,8 @@ def network(random: Random, regions: int) -> Model:
         name: Bucket(name, (Parameter(f"{name}.weight", ROW),), random.random() < 0.8)
         for name in names
     }
-    values = {ValueId(f"x{k}"): Value((ROW,), Origin.BATCH, index=k) for k in range(2)}
-    values[ValueId("r")] = Value((ROW,), Origin.RANDOM)
+    values = {ValueId(f"x{k}"): Value((ROW,), Role.BATCH, index=k) for k in range(2)}
+    values[ValueId("r")] = Value((ROW,), Role.RANDOM)
     sketches = [sketch(k, regions, random, list(values), names, values) for k in range(regions)]
     return Model(
         regions=tuple(with_gradients(sketches, values, buckets, random)),

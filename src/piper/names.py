@@ -13,6 +13,8 @@ Device = int
 PASS = "PASS"  # the filter key that means a phase
 RUN = "RUN"  # the filter key that counts the regions of equal tags, in program order
 COMPUTE = "compute"  # the stream on which regions run
+TOTALS_STREAM = "totals"  # the stream of the loss and norm all-reduce
+WEIGHTS_STREAM = "weights"  # the stream of copies of parameters
 NORMAL, HIGH = "normal", "high"  # priorities of a stream
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from piper.capture import Captured
 from piper.capture.kernels.callables import Kernels
 from piper.ir.model import Region
-from piper.ir.values import Origin, TensorSpec
+from piper.ir.values import Role, TensorSpec
 from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId
 
 
@@ -33,9 +33,9 @@ class Interpreter:
         device = self.captured.device
         tensors = self.captured.inputs.flatten(batch)
         for name, value in model.values.items():
-            if value.origin is Origin.BATCH:
+            if value.role is Role.BATCH:
                 self.values[name] = tensors[value.index].contiguous()
-            if value.origin is Origin.RANDOM:
+            if value.role is Role.RANDOM:
                 self.values[name] = torch.tensor(self.random, device=device)
         with torch.no_grad():
             for region in model.regions:

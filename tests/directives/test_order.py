@@ -142,7 +142,7 @@ def test_many_orders_in_a_row_give_what_each_gives_alone() -> None:
         dag = row.rewrite(dag)
 
     assert temporal(batch) == temporal(dag)
-    assert [p.maker for p in batch.precedences[::3]] == [
+    assert [str(p.maker) for p in batch.precedences[::3]] == [
         "order (directive 5 of 7)",
         "order (directive 6 of 7)",
         "order (directive 7 of 7)",

@@ -8,6 +8,7 @@ from synthetic import chain
 from piper.directives import Order, Place, Split, apply
 from piper.errors import DirectiveError, Refused
 from piper.ir.filters import where
+from piper.ir.maker import Maker
 from piper.ir.training import training_dag
 
 
@@ -68,7 +69,7 @@ def test_regions_that_update_buffers_see_microbatches_in_order() -> None:
 
     after = apply([Split("MB", 3)], training_dag(stateful))
 
-    assert [(p.before, p.after, p.maker) for p in after.precedences] == [
+    assert [(p.before, p.after, str(p.maker)) for p in after.precedences] == [
         (("PP0:F@0",), ("PP0:F@1",), "buffers updated in batch order"),
         (("PP0:F@1",), ("PP0:F@2",), "buffers updated in batch order"),
     ]
@@ -79,8 +80,8 @@ def test_new_nodes_are_signed() -> None:
 
     after = apply([Place(where(), [0]), Split("MB", 2)], dag)
 
-    assert after.makers["PP0:F@1"] == "split (directive 2 of 2)"
-    assert after.makers["PP0:U"] == "capture"
+    assert after.makers["PP0:F@1"] == Maker("split", 2, 2)
+    assert after.makers["PP0:U"] == Maker("capture")
 
 
 @pytest.mark.parametrize(

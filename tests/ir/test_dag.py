@@ -5,6 +5,7 @@ from dataclasses import replace
 from synthetic import chain
 
 from piper.ir.filters import where
+from piper.ir.maker import Maker
 from piper.ir.nodes import Precedence
 from piper.ir.training import training_dag
 from piper.names import NodeId
@@ -55,18 +56,16 @@ def test_changed_nodes_keep_their_place_and_new_ones_come_last() -> None:
     changed = replace(dag.nodes["PP0:F"], devices=(3,))
     new = replace(dag.nodes["PP0:F"], id=NodeId("new"))
 
-    after = dag.with_nodes([new, changed], maker="a test")
+    after = dag.with_nodes([new, changed])
 
     assert [*after.nodes] == [*dag.nodes, "new"]
     assert after.nodes["PP0:F"].devices == (3,)
-    assert after.makers["new"] == "a test"
-    assert after.makers["PP0:F"] == "capture"
     assert dag.nodes["PP0:F"].devices is None
 
 
 def test_a_precedence_is_kept_once() -> None:
     dag = training_dag(chain(1))
-    order = Precedence((NodeId("PP0:F"),), (NodeId("PP0:B"),), "a test")
+    order = Precedence((NodeId("PP0:F"),), (NodeId("PP0:B"),), Maker("a test"))
 
     after = dag.with_precedences([order]).with_precedences([order])
 

@@ -8,6 +8,7 @@ from synthetic import chain
 from piper.ir.cycles import cycle, lanes
 from piper.ir.dag import Dag
 from piper.ir.graph import stuck
+from piper.ir.maker import Maker
 from piper.ir.nodes import Precedence
 from piper.ir.rules.flow import nothing_waits_for_itself
 from piper.ir.training import training_dag
@@ -16,7 +17,7 @@ from piper.names import NodeId
 
 def ordered(dag: Dag, *pairs: tuple[str, str], maker: str = "order") -> Dag:
     return dag.with_precedences(
-        Precedence(tuple(map(NodeId, a.split())), tuple(map(NodeId, b.split())), maker)
+        Precedence(tuple(map(NodeId, a.split())), tuple(map(NodeId, b.split())), Maker(maker))
         for a, b in pairs
     )
 

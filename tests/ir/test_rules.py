@@ -15,6 +15,7 @@ from piper.errors import BUG, Refused
 from piper.ir import rules
 from piper.ir.dag import Dag
 from piper.ir.filters import where
+from piper.ir.maker import Maker
 from piper.ir.model import Model
 from piper.ir.nodes import Precedence, Update
 from piper.ir.rules import CAPTURED, FINAL, LOWERABLE, PLACED, Rule, require
@@ -46,7 +47,7 @@ def on(dag: Dag, node: str, *devices: int) -> Dag:
 
 
 def before(dag: Dag, first: str, second: str) -> Dag:
-    order = Precedence((NodeId(first),), (NodeId(second),), "order (directive 1 of 1)")
+    order = Precedence((NodeId(first),), (NodeId(second),), Maker("order", 1, 1))
     return dag.with_precedences([order])
 
 

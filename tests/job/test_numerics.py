@@ -128,8 +128,8 @@ def one_microbatch_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Program.load
 
     def wrong(self: Program, load: Load) -> Any:
-        first = Load(load.value, load.origin, load.index, 0, load.parts)
-        return right(self, first if load.origin == "batch" else load)
+        first = Load(load.value, load.role, load.index, 0, load.parts)
+        return right(self, first if load.role == "batch" else load)
 
     monkeypatch.setattr(Program, "load", wrong)
 

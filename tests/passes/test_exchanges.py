@@ -22,7 +22,7 @@ from piper.ir.filters import where
 from piper.ir.model import Model, Parameter, Region
 from piper.ir.nodes import Compute, Exchange
 from piper.ir.training import training_dag
-from piper.ir.values import Origin, TensorSpec, Value
+from piper.ir.values import Role, TensorSpec, Value
 from piper.job.compiler import compile_strategy
 from piper.job.pricing import price
 from piper.names import ValueId
@@ -42,7 +42,8 @@ def region(
 ) -> Region:  # fmt: skip
     """Its tags are in its name."""
     tags = tuple((tag[:2], int(tag[2:])) for tag in name.partition("#")[0].split("."))
-    made = moe_region(name, tags, reads.split(), writes.split(), range(0), range(0))
+    run = int(name.partition("#")[2] or 0)
+    made = moe_region(name, tags, reads.split(), writes.split(), range(0), range(0), run)
     return replace(
         made, input_grads=tuple(input_grads), output_grads=tuple(output_grads),
         weight_output_grads=tuple(output_grads)[-1:], **fields,
@@ -51,7 +52,7 @@ def region(
 
 def model(*regions: Region) -> Model:
     values = {out: Value((SPECS[out[0]],)) for one in regions for out in one.outputs}
-    values[ValueId("x")] = Value((ROW,), Origin.BATCH)
+    values[ValueId("x")] = Value((ROW,), Role.BATCH)
     buckets = {one.id: MoeChain(1, 1, 4, TOKENS, 0).bucket(one) for one in regions}
     return Model(regions=regions, values=values, buckets=buckets, loss=ValueId("loss"))
 
@@ -213,7 +214,7 @@ def test_rows_that_come_with_the_batch_compile(mirrored: bool) -> None:
     whole = moe_chain(2 if mirrored else 1)
     given = {"rows0.0", "counts0.0", "rows0", "counts0"}
     values = {
-        name: replace(value, origin=Origin.BATCH) if name in given else value
+        name: replace(value, role=Role.BATCH) if name in given else value
         for name, value in whole.values.items()
     }
     first, experts, *rest = whole.regions

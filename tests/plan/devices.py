@@ -131,7 +131,7 @@ class World:
         match one:
             case Load():
                 number = loaded(
-                    one.origin, one.index, one.part, one.parts, self.step, host.feed
+                    one.role, one.index, one.part, one.parts, self.step, host.feed
                 )  # fmt: skip
                 host.put(one.value, number, host.at)
             case Run():

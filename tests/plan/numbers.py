@@ -135,9 +135,9 @@ def expected(model: Model, parts: int, clip: bool, steps: int, feeds: int = 1) -
 
 def model_inputs(model: Model, part: int, parts: int, step: int, feed: int) -> dict[str, Number]:
     given: dict[str, Number] = {
-        name: loaded(value.origin, value.index, part, parts, step, feed)
+        name: loaded(value.role, value.index, part, parts, step, feed)
         for name, value in model.values.items()
-        if value.origin != "flow"
+        if value.is_given
     }
     return {**given, "seed": loaded("seed", 0, part, parts, step, feed)}
 

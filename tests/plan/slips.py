@@ -253,13 +253,13 @@ def loaded_otherwise(name: str) -> Slip:
             (plan, k)
             for plan in plans
             for k in positions(plan, Load)
-            if name != "index" or plan.instructions[k].origin == "batch"
+            if name != "index" or plan.instructions[k].role == "batch"
         ]
         if not found:
             return None
         plan, at = random.choice(found)
-        if name == "origin":
-            wrong = other(random, ["batch", "seed", "random"], plan.instructions[at].origin)
+        if name == "role":
+            wrong = other(random, ["batch", "seed", "random"], plan.instructions[at].role)
         else:
             wrong = getattr(plan.instructions[at], name) + random.choice([-1, 1])
         return changed(plans, plan, at, **{name: wrong})
@@ -418,7 +418,7 @@ SLIPS: dict[str, Slip] = {
     "a Send does not wait for its buffer": started_before_it_is_made(Send),
     "something waits for what comes later": wait_for_the_future,
     **{f"a Load has another {name}": loaded_otherwise(name) for name in ("part", "parts", "index")},
-    "a Load has another origin": loaded_otherwise("origin"),
+    "a Load has another role": loaded_otherwise("role"),
     "a Send has other shapes": other_shapes(Send),
     "a Recv has other shapes": other_shapes(Recv),
     "a Recv makes a bundle or not": other_bundle,

@@ -21,6 +21,7 @@ from plan.broken import (
 from plan.mutants import Plans
 
 from piper.errors import PlanError
+from piper.ir.maker import Maker
 from piper.ir.nodes import Precedence
 from piper.job.compiler import Compiled
 from piper.names import NodeId
@@ -163,7 +164,7 @@ def in_replicas(break_them: Callable[[Plans], Plans]) -> str:
 def against_the_order() -> str:
     """The plans of one order, and the DAG of another."""
     compiled = ordered()
-    other = Precedence((NodeId("PP0:F@1"),), (NodeId("PP0:F@0"),), "order (directive 4 of 4)")
+    other = Precedence((NodeId("PP0:F@1"),), (NodeId("PP0:F@0"),), Maker("order", 4, 4))
     reordered = replace(compiled, dag=replace(compiled.dag, precedences=(other,)))
     return refusal(reordered, compiled.plans)
 

@@ -14,7 +14,7 @@ from synthetic import ROW, bucket, chain
 from piper.directives import Order, Place, Split
 from piper.ir.filters import where
 from piper.ir.model import Model, Region
-from piper.ir.values import Origin, Value
+from piper.ir.values import Role, Value
 from piper.job.compiler import compile_strategy
 from piper.names import BucketId, RegionId, ValueId
 
@@ -71,7 +71,7 @@ def region(k: int, reads: str, writes: str, *buckets: str, backward: bool) -> Re
 def model_of(*regions: Region) -> Model:
     names = dict.fromkeys(name for one in regions for name in one.buckets)
     values = {out: Value((ROW,)) for one in regions for out in one.outputs}
-    values[ValueId("x")] = Value((ROW,), Origin.BATCH)
+    values[ValueId("x")] = Value((ROW,), Role.BATCH)
     buckets = {name: bucket(name) for name in names}
     return Model(regions=regions, values=values, buckets=buckets, loss=ValueId("loss"))
 

@@ -85,7 +85,7 @@ def test_every_instruction_says_what_it_is_and_what_it_waits_for() -> None:
     first, plan = found.devices[0].instructions, made.plans[0]
     assert first["waits"] == [list(one.waits) for one in plan.instructions]
     assert all(
-        found.nodes["id"][k] == one.node if k >= 0 else not hasattr(one, "node")
+        found.nodes["id"][k] == one.node if k >= 0 else not one.node
         for k, one in zip(first["node"], plan.instructions, strict=True)
     )
 

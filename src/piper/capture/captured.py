@@ -24,11 +24,12 @@ from piper.capture.trace.ignored_labels import Ignored, ignored_labels
 from piper.capture.trace.inputs import Inputs, spec_of
 from piper.capture.trace.randomness import make_reproducible
 from piper.ir.model import Model, Region
+from piper.ir.naming import RANDOM, batch_input
 from piper.ir.sharding import Contract, contract
-from piper.ir.values import Origin, TensorSpec, Value
+from piper.ir.values import Role, TensorSpec, Value
 from piper.names import BW, F, Phase, RegionId, ValueId
 
-LOSS, RANDOM = ValueId("loss"), ValueId("random")
+LOSS = ValueId("loss")
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class Captured:
         """Which kernel that is."""
         found = self.model.by_id[region]
         if ways > 1:
-            name = f"{found.code}/{ways}"
-            self.kernels.graphs.setdefault(name, self.experts.get(found.code, ways))
-            return Recipe(name)
+            recipe = Recipe(found.code, ways=ways)
+            self.kernels.graphs.setdefault(recipe.graph, self.experts.get(found.code, ways))
+            return recipe
         return Recipe(found.code, _random_position(found, phase), self.dropouts[region])
 
 
@@ -82,15 +83,15 @@ def capture(
     chunks = cut(traced)
     lowered = lower(traced, chunks)
     tags = number_tags([chunk.path for chunk in chunks])
-    ids = region_ids(tags)
+    ids, runs = region_ids(tags)
     _refuse_shared_updates(traced, chunks, ids)
     names, values = _values(traced, chunks, ids)
     bucketed = make_buckets(traced, lowered, ids)
     codes, graphs = _codes(lowered, bucketed)
     counted = {code: _count(phases) for code, phases in graphs.items()}
     regions = tuple(
-        describe(lowered[number], id, tag, code, names, bucketed.parts[number], counted[code])
-        for number, (id, tag, code) in enumerate(zip(ids, tags, codes, strict=True))
+        describe(lowered[k], id, tag, run, code, names, bucketed.parts[k], counted[code])
+        for k, (id, tag, run, code) in enumerate(zip(ids, tags, runs, codes, strict=True))
     )
     found = Model(regions=regions, values=values, buckets=bucketed.buckets, loss=LOSS)
     return Captured(
@@ -167,17 +168,17 @@ def _values(
     names: dict[fx.Node, ValueId] = {}
     values: dict[ValueId, Value] = {}
 
-    def add(node: fx.Node, name: str, origin: Origin = Origin.FLOW, index: int = 0) -> None:
+    def add(node: fx.Node, name: str, role: Role = Role.ACTIVATION, index: int = 0) -> None:
         names[node] = ValueId(name)
-        values[names[node]] = Value((spec_of(value(node)),), origin, index)
+        values[names[node]] = Value((spec_of(value(node)),), role, index)
 
     used = {node for chunk in chunks for node in chunk.inputs}
     for index, node in enumerate(traced.batch):
         if node in used:
-            add(node, f"batch:{index}", Origin.BATCH, index)
+            add(node, batch_input(index), Role.BATCH, index)
     if traced.random is not None:
         names[traced.random] = RANDOM
-        values[RANDOM] = Value((TensorSpec((2,), "int64"),), Origin.RANDOM)
+        values[RANDOM] = Value((TensorSpec((2,), "int64"),), Role.RANDOM)
     for chunk, region in zip(chunks, ids, strict=True):
         for index, node in enumerate(chunk.outputs):
             add(node, LOSS if node is traced.results[0] else f"{region}/{index}")

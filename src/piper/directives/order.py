@@ -12,6 +12,7 @@ from piper.errors import Problem, Refused
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
+from piper.ir.maker import ORDER, Maker
 from piper.ir.nodes import Compute, Node, Precedence
 from piper.ir.training import split_backward
 from piper.names import BI, BW, PASS, B, NodeId
@@ -69,7 +70,7 @@ class Order:
         return [every or (bool(self.ahead) and len(slot) == 1) for slot in self.steps]
 
     def rewrite(self, dag: Dag) -> Dag:
-        return apply_orders([("order", self)], dag)
+        return apply_orders([(Maker(ORDER), self)], dag)
 
 
 def as_slot(slot: object) -> Slot:
@@ -79,7 +80,7 @@ def as_slot(slot: object) -> Slot:
     return tuple(filters)
 
 
-def apply_orders(orders: Sequence[tuple[str, Order]], dag: Dag) -> Dag:
+def apply_orders(orders: Sequence[tuple[Maker, Order]], dag: Dag) -> Dag:
     """Many orders as one rewrite: 10,000 slots rebuild nothing 10,000 times."""
     dag = with_split_backwards(dag, (order for _, order in orders))
     lane_of = lanes(dag)
@@ -133,7 +134,7 @@ def slot_nodes(dag: Dag, slot: Slot) -> list[Compute]:
 
 
 def precedences(
-    name: str,
+    name: Maker,
     slots: Sequence[Sequence[Compute]],
     early: Sequence[bool],
     lane_of: dict[tuple[int, ...], int],

@@ -10,9 +10,10 @@ from piper.directives.order import Order, apply_orders
 from piper.directives.place import Place, apply_places
 from piper.errors import DirectiveError, Refused
 from piper.ir.dag import Dag
+from piper.ir.maker import Maker
 from piper.ir.rules import CAPTURED, require
 
-Named = tuple[str, Directive]
+Named = tuple[Maker, Directive]
 
 
 def apply(program: Sequence[Directive], dag: Dag) -> Dag:
@@ -28,7 +29,7 @@ def apply(program: Sequence[Directive], dag: Dag) -> Dag:
             require(after, CAPTURED)
         except Refused as refused:
             blame(batch, dag)
-            raise DirectiveError(batch[-1][0], *refused.problems) from None
+            raise DirectiveError(str(batch[-1][0]), *refused.problems) from None
         dag = stamped(after, dag, batch[0][0])
     return dag
 
@@ -36,7 +37,7 @@ def apply(program: Sequence[Directive], dag: Dag) -> Dag:
 def batches(program: Sequence[Directive]) -> Iterator[list[Named]]:
     total = len(program)
     named = [
-        (f"{type(directive).__name__.lower()} (directive {step} of {total})", directive)
+        (Maker(type(directive).__name__.lower(), step, total), directive)
         for step, directive in enumerate(program, start=1)
     ]
     for _, group in groupby(named, key=lambda pair: type(pair[1])):
@@ -62,10 +63,10 @@ def blame(batch: Sequence[Named], dag: Dag) -> None:
             dag = rewrite([(name, directive)], dag)
             require(dag, CAPTURED)
         except Refused as refused:
-            raise DirectiveError(name, *refused.problems) from None
+            raise DirectiveError(str(name), *refused.problems) from None
 
 
-def stamped(dag: Dag, before: Dag, name: str) -> Dag:
+def stamped(dag: Dag, before: Dag, name: Maker) -> Dag:
     """Every node that was not there before carries the name of its maker."""
     if dag.nodes.keys() == before.makers.keys():
         return dag

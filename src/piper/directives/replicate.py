@@ -11,9 +11,9 @@ from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute
 from piper.ir.residency import Residency
-from piper.names import COMPUTE, PASS, Device, RegionId
+from piper.names import COMPUTE, PASS, TOTALS_STREAM, WEIGHTS_STREAM, Device, RegionId
 
-RESERVED = (COMPUTE, "totals", "weights")  # streams that Piper uses for itself
+RESERVED = (COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM)  # streams that Piper uses for itself
 LEVELS = {
     0: "nothing is sharded",
     1: "the optimizer's state is",

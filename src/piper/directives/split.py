@@ -8,9 +8,13 @@ from itertools import chain, pairwise
 
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
+from piper.ir.maker import Maker
+from piper.ir.naming import node_id, of_microbatch
 from piper.ir.nodes import Compute, Node, Precedence, Sum
-from piper.ir.values import Origin, Value
-from piper.names import PASS, F, NodeId, ValueId
+from piper.ir.values import Role, Value
+from piper.names import PASS, F, ValueId
+
+IN_BATCH_ORDER = Maker("buffers updated in batch order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class Split:
 
     def rewrite(self, dag: Dag) -> Dag:
         self.refuse_clashes(dag)
-        names = {value: self.parts_of(value) for value in per_microbatch(dag)}
+        parts = range(self.n)
+        names = {v: [of_microbatch(v, k) for k in parts] for v in per_microbatch(dag)}
         copies = Copies(self.name, self.n, names)
         values = dict(chain.from_iterable(copies.values(v, k) for v, k in dag.values.items()))
         nodes = chain.from_iterable(copies.nodes(node) for node in dag.nodes.values())
@@ -70,16 +75,13 @@ class Split:
                 Problem(f"{self.name} names regions of the model", 'choose another, like "MB"')
             )
 
-    def parts_of(self, name: str) -> list[ValueId]:
-        return [ValueId(f"{name}@{part}") for part in range(self.n)]
-
     def state_order(self, dag: Dag) -> Iterator[Precedence]:
         """Regions that update buffers see their microbatches in order, as a plain loop would."""
         for node in dag.computes:
             if node.phase is F and dag.model.by_id[node.region].stateful:
-                copies = [NodeId(copy) for copy in self.parts_of(node.id)]
+                copies = [node_id(node.region, F, part) for part in range(self.n)]
                 for before, after in pairwise(copies):
-                    yield Precedence((before,), (after,), "buffers updated in batch order")
+                    yield Precedence((before,), (after,), IN_BATCH_ORDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,8 @@ class Copies:
     def copy(self, node: Compute, part: int) -> Compute:
         names = self.names
         return Compute(
-            id=NodeId(f"{node.id}@{part}"), region=node.region, phase=node.phase,
-            tags=(*node.tags, (self.name, part)),
+            id=node_id(node.region, node.phase, part), region=node.region, phase=node.phase,
+            microbatch=part, tags=(*node.tags, (self.name, part)),
             reads=tuple(
                 [tuple([names[v][part] if v in names else v for v in s]) for s in node.reads]
             ),
@@ -119,7 +121,6 @@ class Copies:
 
 
 def per_microbatch(dag: Dag) -> list[ValueId]:
-    """Values that each microbatch has its own of: all but parameters, old and new."""
-    kept = {v for n in dag.nodes.values() if not isinstance(n, Compute) for v in n.writes}
-    kept |= {v for v, value in dag.values.items() if value.origin is Origin.WEIGHTS}
-    return [value for value in dag.values if value not in kept]
+    """Values that each microbatch has its own of: all but parameters, old and new, and totals."""
+    kept = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)
+    return [name for name, value in dag.values.items() if value.role not in kept]

@@ -9,6 +9,8 @@ from piper.ir.graph import Topology, stuck
 from piper.ir.nodes import Totals
 from piper.names import Device, NodeId
 
+DATA_FLOW = "data flow"
+
 
 def cycle(dag: Dag) -> list[tuple[NodeId, str]]:
     """One cycle, as nodes with the reason why the next one waits; empty if there is none."""
@@ -31,8 +33,8 @@ def reasons(dag: Dag, graph: Topology, loop: list[int]) -> Iterator[tuple[NodeId
     count = len(graph.ids)
     for here, following in zip(loop, [*loop[1:], loop[0]], strict=True):
         if here < count:
-            maker = dag.precedences[following - count].maker if following >= count else "data flow"
-            yield graph.ids[here], maker
+            why = str(dag.precedences[following - count].maker) if following >= count else DATA_FLOW
+            yield graph.ids[here], why
 
 
 def lanes(dag: Dag) -> dict[tuple[Device, ...], int]:

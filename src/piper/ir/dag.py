@@ -10,11 +10,12 @@ from itertools import chain
 from piper.ir.costs import Costs
 from piper.ir.filters import ANY, Filter, accepts
 from piper.ir.graph import Topology, topology
+from piper.ir.maker import Maker
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
 from piper.ir.residency import Residency
 from piper.ir.sharding import Shardings, held_specs
-from piper.ir.values import Origin, TensorSpec, Value
+from piper.ir.values import TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
 Key = tuple[int | str | None, ...]
@@ -34,7 +35,7 @@ class Dag:
     values: Mapping[ValueId, Value]
     precedences: tuple[Precedence, ...] = ()
     dimensions: tuple[tuple[str, int], ...] = ()
-    makers: Mapping[NodeId, str] = field(default_factory=dict)
+    makers: Mapping[NodeId, Maker] = field(default_factory=dict)
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
@@ -79,7 +80,7 @@ class Dag:
     def tag_names(self) -> tuple[str, ...]:
         """Every key a filter may use now."""
         keys = chain.from_iterable((key for key, _ in node.tags) for node in self.computes)
-        runs = (RUN,) if any("#" in region.id for region in self.model.regions) else ()
+        runs = (RUN,) if any(region.run for region in self.model.regions) else ()
         return (*dict.fromkeys(keys), *runs, PASS)
 
     @cached_property
@@ -96,7 +97,8 @@ class Dag:
         if keys not in self._indices:
             groups: dict[Key, list[Compute]] = {}
             for node in self.computes:
-                groups.setdefault(tag_values(node, keys), []).append(node)
+                run = self.model.by_id[node.region].run if RUN in keys else 0
+                groups.setdefault(tag_values(node, keys, run), []).append(node)
             self._indices[keys] = groups
         return self._indices[keys]
 
@@ -124,17 +126,9 @@ class Dag:
         """What a device has of a bucket before ZeRO: all of it, or its share of the experts."""
         return held_specs(self.model, self.shardings, bucket)
 
-    def origin(self, value: ValueId) -> Origin:
-        return self.values[value].origin
-
-    def with_nodes(self, changed: Iterable[Node], maker: str = "") -> Dag:
+    def with_nodes(self, changed: Iterable[Node]) -> Dag:
         """These nodes replace those of the same id, or are added at the end."""
-        nodes, makers = dict(self.nodes), dict(self.makers)
-        for node in changed:
-            if maker and node.id not in nodes:
-                makers[node.id] = maker
-            nodes[node.id] = node
-        return replace(self, nodes=nodes, makers=makers)
+        return replace(self, nodes={**self.nodes, **{node.id: node for node in changed}})
 
     def with_values(self, new: Mapping[ValueId, Value]) -> Dag:
         return replace(self, values={**self.values, **new})
@@ -143,7 +137,7 @@ class Dag:
         ordered = replace(self, precedences=tuple(dict.fromkeys((*self.precedences, *new))))
         return self.known_to(ordered)
 
-    def signed(self, makers: Mapping[NodeId, str]) -> Dag:
+    def signed(self, makers: Mapping[NodeId, Maker]) -> Dag:
         signed = self.known_to(replace(self, makers=makers))
         if "topology" in self.__dict__:
             signed.__dict__["topology"] = self.topology
@@ -158,11 +152,11 @@ class Dag:
         return other
 
 
-def tag_values(node: Compute, keys: tuple[str, ...]) -> Key:
+def tag_values(node: Compute, keys: tuple[str, ...], run: int) -> Key:
     """The node's values of these keys, PASS and RUN among them; None where it has no such tag."""
     tags: dict[str, int | str] = dict(node.tags)
     if PASS in keys:
         tags[PASS] = str(node.phase)
     if RUN in keys:
-        tags.setdefault(RUN, int(node.region.partition("#")[2] or 0))
+        tags.setdefault(RUN, run)
     return tuple(tags.get(key) for key in keys)

@@ -43,6 +43,7 @@ class Region:
 
     id: RegionId
     tags: tuple[tuple[str, int], ...]
+    run: int = 0  # which of the runs of equal tags it is, in program order
     code: str  # regions with equal code share one compiled graph
     source: str = ""  # the line of the user's model where it begins
     inputs: tuple[ValueId, ...]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from piper.ir.flat_layout import Message
-from piper.names import Device, NodeId, Phase, RegionId, ValueId
+from piper.ir.maker import PASS_MADE, Maker
+from piper.names import BucketId, Device, NodeId, Phase, RegionId, ValueId
 
 Sum = tuple[ValueId, ...]  # values to be added up; nearly always one
 Tags = tuple[tuple[str, int], ...]
@@ -22,6 +23,7 @@ class Compute:
     id: NodeId
     region: RegionId
     phase: Phase
+    microbatch: int | None = None  # None until `Split`
     tags: Tags = ()
     reads: tuple[Sum, ...] = ()
     writes: tuple[ValueId, ...] = ()
@@ -117,7 +119,7 @@ class Update:
     """The optimizer's step on one bucket of parameters."""
 
     id: NodeId
-    bucket: str
+    bucket: BucketId
     tags: Tags = ()
     reads: tuple[Sum, ...]
     writes: tuple[ValueId, ...]
@@ -136,5 +138,5 @@ class Precedence:
 
     before: tuple[NodeId, ...]
     after: tuple[NodeId, ...]
-    maker: str = ""  # the directive or pass that asked for it
+    maker: Maker = PASS_MADE  # who asked for it
     loose: bool = False  # weight gradients of `before` may be later, if they are nodes of their own

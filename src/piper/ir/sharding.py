@@ -9,7 +9,7 @@ from itertools import chain
 from piper.errors import Problem
 from piper.ir.model import Bucket, Model, Region
 from piper.ir.residency import Residency
-from piper.ir.values import TensorSpec
+from piper.ir.values import Role, TensorSpec
 from piper.names import BucketId, Device, RegionId
 
 WHOLE_NUMBERS = ("int64", "int32")
@@ -56,7 +56,7 @@ def contract(model: Model, region: Region) -> Contract | list[Problem]:
     vectors = [k for k, s in enumerate(specs) if s.dtype in WHOLE_NUMBERS and len(s.shape) == 1]
     rows = tuple(k for k in range(len(specs)) if k not in vectors)
     if len(vectors) != 1 or specs[vectors[0]].shape[0] is None:
-        return [no_counts(region, specs)]
+        return [no_counts(model, region, specs)]
     experts = specs[vectors[0]].shape[0]
     assert experts is not None
     lengths = [specs[k].shape[0] for k in rows if specs[k].shape]
@@ -65,8 +65,8 @@ def contract(model: Model, region: Region) -> Contract | list[Problem]:
     return problems or found
 
 
-def no_counts(region: Region, specs: Sequence[TensorSpec]) -> Problem:
-    if "random" in region.inputs:
+def no_counts(model: Model, region: Region, specs: Sequence[TensorSpec]) -> Problem:
+    if any(model.values[value].role is Role.RANDOM for value in region.inputs):
         return Problem(
             f"{region.id} uses random numbers (dropout), which would not be those of one device",
             "move dropout out of the region of experts",

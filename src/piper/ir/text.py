@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Sum, Transfer
+from piper.ir.nodes import Collective, Compute, Exchange, Node, Sum, Totals, Transfer, Update
 
 
 def text(dag: Dag) -> str:
@@ -37,8 +38,10 @@ def kind_of(node: Node) -> str:
             return node.phase
         case Collective():
             return node.kind
-        case _:
+        case Transfer() | Exchange() | Totals() | Update():
             return type(node).__name__.lower()
+        case _:
+            assert_never(node)
 
 
 def where(node: Node) -> str:

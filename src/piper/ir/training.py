@@ -1,40 +1,28 @@
 """From the regions of a model to its training DAG: F, B and Update nodes for one batch."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from enum import StrEnum
 
 from piper.ir.dag import Dag
+from piper.ir.maker import CAPTURED
 from piper.ir.model import Model, Region
+from piper.ir.naming import (
+    SEED,
+    TOTALS,
+    TOTALS_NODE,
+    bucket_grad,
+    carry,
+    node_id,
+    saved,
+    update_id,
+    updated,
+    value_grad,
+    weights,
+)
 from piper.ir.nodes import Compute, Node, Sum, Totals, Update
-from piper.ir.values import Origin, TensorSpec, Value
-from piper.names import BI, BW, B, BucketId, F, NodeId, Phase, RegionId, ValueId
-
-SEED = ValueId("seed")
-TOTALS = ValueId("totals")
-
-
-def node_id(region: RegionId, phase: Phase) -> NodeId:
-    return NodeId(f"{region}:{phase}")
-
-
-def weights(bucket: BucketId) -> ValueId:
-    return ValueId(f"w:{bucket}")
-
-
-def saved(region: RegionId) -> ValueId:
-    return ValueId(f"saved:{region}")
-
-
-def carry(region: RegionId) -> ValueId:
-    return ValueId(f"carry:{region}")
-
-
-def value_grad(value: ValueId, region: RegionId) -> ValueId:
-    """The part of a value's gradient that one of its uses contributes."""
-    return ValueId(f"d:{value}/{region}")
-
-
-def bucket_grad(bucket: BucketId, region: RegionId) -> ValueId:
-    return ValueId(f"g:{bucket}/{region}")
+from piper.ir.values import Role, TensorSpec, Value
+from piper.names import BI, BW, B, F, ValueId
 
 
 def training_dag(model: Model, clip: bool = False) -> Dag:
@@ -49,12 +37,12 @@ def training_dag(model: Model, clip: bool = False) -> Dag:
     steps = list(updates(model, clip))
     losses = (model.loss,)
     reads = (losses, *(step.reads[0] for step in steps))
-    nodes += [*steps, Totals(id=NodeId("totals"), reads=reads, writes=(TOTALS,))]
+    nodes += [*steps, Totals(id=TOTALS_NODE, reads=reads, writes=(TOTALS,))]
     return Dag(
         model=model,
         nodes={node.id: node for node in nodes},
         values=all_values(model),
-        makers={node.id: "capture" for node in nodes},
+        makers={node.id: CAPTURED for node in nodes},
     )
 
 
@@ -116,20 +104,22 @@ def updates(model: Model, clip: bool) -> Iterator[Update]:
         )
         if parts:
             yield Update(
-                id=NodeId(f"{bucket.id}:U"),
+                id=update_id(bucket.id),
                 bucket=bucket.id,
                 reads=(parts, (TOTALS,)) if clip else (parts,),
-                writes=(ValueId(f"{weights(bucket.id)}'"),),
+                writes=(updated(weights(bucket.id)),),
             )
 
 
 def all_values(model: Model) -> dict[ValueId, Value]:
     values = dict(model.values)
-    values[TOTALS] = Value((TensorSpec((2,), "float64"),))
-    values[SEED] = Value(model.values[model.loss].specs, Origin.SEED)
+    values[TOTALS] = Value((TensorSpec((2,), "float64"),), Role.TOTALS)
+    values[SEED] = Value(model.values[model.loss].specs, Role.SEED)
     for bucket in model.buckets.values():
-        values[weights(bucket.id)] = Value(bucket.specs, Origin.WEIGHTS, bundle=True)
-        values[ValueId(f"{weights(bucket.id)}'")] = Value(bucket.specs, bundle=True)
+        state = weights(bucket.id)
+        old = Value(bucket.specs, Role.WEIGHTS, bundle=True, bucket=bucket.id)
+        values[state] = old
+        values[updated(state)] = replace(old, role=Role.NEW_WEIGHTS, state=state)
     for region in model.regions:
         values.update(region_values(model, region))
     return values
@@ -137,51 +127,75 @@ def all_values(model: Model) -> dict[ValueId, Value]:
 
 def region_values(model: Model, region: Region) -> Iterator[tuple[ValueId, Value]]:
     """What a region's own nodes exchange: saved activations, carry, gradients."""
-    yield saved(region.id), Value(region.saved, bundle=True)
-    yield carry(region.id), Value(region.carry, bundle=True)
+    yield saved(region.id), Value(region.saved, Role.SAVED, bundle=True)
+    yield carry(region.id), Value(region.carry, Role.CARRY, bundle=True)
     for index in region.input_grads:
         value = region.inputs[index]
-        yield value_grad(value, region.id), Value(model.values[value].specs)
+        yield value_grad(value, region.id), Value(model.values[value].specs, Role.GRADIENT)
     for bucket in model.trained(region):
-        yield bucket_grad(bucket, region.id), Value(model.buckets[bucket].specs, bundle=True)
+        specs = model.buckets[bucket].specs
+        grad = Value(specs, Role.WEIGHT_GRADIENT, bundle=True, bucket=bucket)
+        yield bucket_grad(bucket, region.id), grad
 
 
 def split_backward(dag: Dag, node: Compute) -> tuple[Compute, Compute]:
     """B becomes BI, which gives the input gradients and a carry, and BW, which ends the carry."""
-    region = dag.model.by_id[node.region]
+    region, part = dag.model.by_id[node.region], node.microbatch
     read = dict(zip(backward_reads(region), node.reads, strict=True))
-    suffix = node.id.removeprefix(node_id(region.id, B))
-    kept = ValueId(carry(region.id) + suffix)
+    kept = carry(region.id, part)
     inputs = len(region.input_grads)
     bi = Compute(
-        id=NodeId(node_id(region.id, BI) + suffix), region=region.id, phase=BI, tags=node.tags,
-        reads=node.reads, writes=(*node.writes[:inputs], kept),
+        id=node_id(region.id, BI, part), region=region.id, phase=BI, microbatch=part,
+        tags=node.tags, reads=node.reads, writes=(*node.writes[:inputs], kept),
         devices=node.devices, stream=node.stream,
     )  # fmt: skip
     bw = Compute(
-        id=NodeId(node_id(region.id, BW) + suffix), region=region.id, phase=BW, tags=node.tags,
-        reads=tuple((kept,) if key == "carry" else read[key] for key in weight_reads(region)),
+        id=node_id(region.id, BW, part), region=region.id, phase=BW, microbatch=part,
+        tags=node.tags,
+        reads=tuple((kept,) if key == CARRIED else read[key] for key in weight_reads(region)),
         writes=node.writes[inputs:],
         devices=node.devices, stream=node.stream,
     )  # fmt: skip
     return bi, bw
 
 
-def backward_reads(region: Region) -> list[str]:
-    """A name for each read of B, in order."""
+class Argument(StrEnum):
+    """What a phase of a region reads."""
+
+    BUCKET = "bucket"
+    INPUT = "input"
+    SAVED = "saved"
+    CARRY = "carry"
+    OUTPUT_GRAD = "output gradient"
+
+
+Read = tuple[Argument, int]  # and which one of the region's buckets, inputs or outputs
+KEPT, CARRIED = (Argument.SAVED, 0), (Argument.CARRY, 0)
+
+
+def forward_reads(region: Region) -> list[Read]:
+    """What F reads, in order."""
     return [
-        *(f"bucket {i}" for i in region.backward_buckets),
-        *(f"input {i}" for i in region.backward_inputs),
-        "saved",
-        *(f"grad {i}" for i in region.output_grads),
+        *((Argument.BUCKET, i) for i in range(len(region.buckets))),
+        *((Argument.INPUT, i) for i in range(len(region.inputs))),
     ]
 
 
-def weight_reads(region: Region) -> list[str]:
-    """A name for each read of BW, in order; all but the carry are reads of B."""
+def backward_reads(region: Region) -> list[Read]:
+    """What B and BI read, in order."""
     return [
-        *(f"bucket {i}" for i in region.weight_buckets),
-        *(f"input {i}" for i in region.weight_inputs),
-        "carry",
-        *(f"grad {i}" for i in region.weight_output_grads),
+        *((Argument.BUCKET, i) for i in region.backward_buckets),
+        *((Argument.INPUT, i) for i in region.backward_inputs),
+        KEPT,
+        *((Argument.OUTPUT_GRAD, i) for i in region.output_grads),
+    ]
+
+
+def weight_reads(region: Region) -> list[Read]:
+    """What BW reads, in order; all but the carry are reads of B."""
+    return [
+        *((Argument.BUCKET, i) for i in region.weight_buckets),
+        *((Argument.INPUT, i) for i in region.weight_inputs),
+        CARRIED,
+        *((Argument.OUTPUT_GRAD, i) for i in region.weight_output_grads),
     ]

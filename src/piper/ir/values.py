@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
+from piper.names import BucketId, ValueId
+
 ITEM_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "complex128": 16,
     "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
@@ -32,14 +34,29 @@ class TensorSpec:
         return f"{self.dtype}[{', '.join('?' if s is None else str(s) for s in self.shape)}]"
 
 
-class Origin(StrEnum):
-    """Where a value comes from."""
+class Role(StrEnum):
+    """What a value is to the step. Only these are there before any node has run: a bucket's
+    parameters, and what is loaded for each microbatch."""
 
-    FLOW = "flow"  # written by a node
+    ACTIVATION = "activation"  # goes from region to region
     BATCH = "batch"  # one input of the step, cut to its microbatch
-    WEIGHTS = "weights"  # a bucket's parameters, there before the step
     SEED = "seed"  # the gradient of the loss with respect to itself: the microbatch's weight
     RANDOM = "random"  # the counter that random numbers of this microbatch start from
+    WEIGHTS = "weights"  # a bucket's parameters: a state, at home or a copy of it
+    NEW_WEIGHTS = "new weights"  # the same after the update, in the same memory
+    WHOLE_WEIGHTS = "whole weights"  # gathered from the shards of all replicas
+    SAVED = "saved"  # kept from F to B
+    CARRY = "carry"  # kept from BI to BW
+    GRADIENT = "gradient"  # of an activation, as far as one region contributes to it
+    WEIGHT_GRADIENT = "weight gradient"  # of a bucket, as far as one region contributes to it
+    GRADIENT_SHARD = "gradient shard"  # of a bucket, added up over replicas
+    GRADIENT_SUM = "gradient sum"  # of a bucket, added up over replicas, on all of them
+    ROUTE = "route"  # how many tokens go to which expert's device
+    TOTALS = "totals"  # loss and squared gradient norm of the whole step
+
+
+LOADED = (Role.BATCH, Role.SEED, Role.RANDOM)
+GIVEN = (*LOADED, Role.WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +64,24 @@ class Value:
     """A tensor, or a bundle that lives and dies together (parameters, saved activations)."""
 
     specs: tuple[TensorSpec, ...]
-    origin: Origin = Origin.FLOW
+    role: Role = Role.ACTIVATION
     index: int = 0  # BATCH only: which input
     part: int = 0  # BATCH, SEED, RANDOM: which microbatch, of `parts`
     parts: int = 1
     bundle: bool = False  # a tuple of tensors, even if there is one or none
+    bucket: BucketId | None = None  # whose parameters or gradients these are
+    copy: bool = False  # WEIGHTS and NEW_WEIGHTS: used away from their home, and kept equal
+    state: ValueId | None = None  # NEW_WEIGHTS: the parameters that they take the place of
 
     @property
     def nbytes(self) -> int:
         return sum(spec.nbytes for spec in self.specs)
 
+    @property
+    def is_given(self) -> bool:
+        """Whether it is there before any node has run."""
+        return self.role in GIVEN
+
     def of(self, part: int, parts: int) -> "Value":
         """The same value for one microbatch; shared where the microbatch makes no difference."""
-        if self.origin in (Origin.BATCH, Origin.SEED, Origin.RANDOM):
-            return replace(self, part=part, parts=parts)
-        return self
+        return replace(self, part=part, parts=parts) if self.role in LOADED else self

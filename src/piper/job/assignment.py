@@ -16,7 +16,8 @@ from piper.job.compiler import Compiled
 from piper.names import BucketId, Device, Phase, RegionId, ValueId
 from piper.plan import serial
 from piper.plan.analyse.channels import Needs, exchanging, first_holders, needs
-from piper.plan.instructions import Instruction, Load, Plan, Run, Shape
+from piper.plan.inputs import input_buffers
+from piper.plan.instructions import Instruction, Keep, Load, Plan, Run, Shape
 from piper.runtime.state.device_state import Named
 
 Like = tuple[tuple[Shape, ...], bool]  # the tensors of a buffer, and whether it is a bundle
@@ -39,12 +40,12 @@ class Assignment:
 
     def known(self, buffer: str) -> Like:
         """What a buffer of the plan holds."""
-        return self.values[buffer.removeprefix("sum ")]
+        return self.values[buffer]
 
     @property
     def codes(self) -> dict[str, str]:
         """What each region's costs are known by: shares of experts have those of the whole."""
-        return {name: recipe.code.partition("/")[0] for (name, _), recipe in self.recipes.items()}
+        return {name: recipe.code for (name, _), recipe in self.recipes.items()}
 
 
 def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
@@ -92,12 +93,13 @@ def recipes_of(
 
 
 def known_values(plan: Plan, dag: Dag) -> Iterator[tuple[str, Like]]:
-    """What kernels read and write. Inputs of a second replica have a number behind their name."""
+    """What kernels read and write. A sum is like its first part."""
+    inputs = {name: value for name, (value, _) in input_buffers(dag).items()}
+    parts = {one.into: one.value for one in plan.instructions if isinstance(one, Keep)}
     for buffer in dict.fromkeys(chain.from_iterable(map(touched, plan.instructions))):
-        value = ValueId(buffer.removeprefix("sum "))
-        known = dag.values.get(value) or dag.values.get(ValueId(value.rpartition("#")[0]))
+        known = inputs.get(buffer) or dag.values.get(ValueId(parts.get(buffer, buffer)))
         if known is not None:
-            yield value, (tuple((s.shape, s.dtype) for s in known.specs), known.bundle)
+            yield buffer, (tuple((s.shape, s.dtype) for s in known.specs), known.bundle)
 
 
 def touched(one: Instruction) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from piper.ir.dag import Dag
 from piper.ir.model import Model
 from piper.ir.replicas import replicas
 from piper.ir.roles import Roles
-from piper.ir.values import Origin
+from piper.ir.values import Role
 from piper.job.compiler import Compiled
 from piper.names import Device, Phase, RegionId, ValueId
 from piper.plan.analyse.memory import peak
@@ -76,7 +76,7 @@ def tokens_of(dag: Dag) -> int:
     batch = sorted(
         (value.index, value.parts, value.specs[0])
         for value in dag.values.values()
-        if value.origin is Origin.BATCH and value.specs
+        if value.role is Role.BATCH and value.specs
     )
     found = replicas(node.devices for node in dag.computes if node.devices)
     copies = sum(map(len, found.feeds))

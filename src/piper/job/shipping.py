@@ -63,7 +63,7 @@ class Sending:
 
     def keys(self, one: Assignment) -> list[Key]:
         """The kernels that a device runs, each once."""
-        names = ((r.code, Phase(phase), self.fused) for (_, phase), r in one.recipes.items())
+        names = ((r.graph, Phase(phase), self.fused) for (_, phase), r in one.recipes.items())
         return list(dict.fromkeys(names))
 
     def parcels(self, found: Mapping[Device, Assignment], kernels: Kernels) -> dict[Device, str]:

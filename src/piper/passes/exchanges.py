@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from piper.ir.dag import Dag
+from piper.ir.maker import Maker
 from piper.ir.model import Region
+from piper.ir.naming import at_experts, exchange_id, route
 from piper.ir.nodes import Compute, Exchange, Node, Sum, Way
 from piper.ir.sharding import (
     Contract,
@@ -17,9 +19,11 @@ from piper.ir.sharding import (
     sharding_of,
     share_of,
 )
-from piper.ir.training import backward_reads, bucket_grad, node_id, weight_reads, weights
-from piper.ir.values import TensorSpec, Value
-from piper.names import BW, BucketId, F, NodeId, RegionId, ValueId
+from piper.ir.training import Argument, backward_reads, weight_reads
+from piper.ir.values import Role, TensorSpec, Value
+from piper.names import BW, BucketId, F, RegionId, ValueId
+
+EXCHANGES = Maker("exchanges")
 
 
 def insert_exchanges(dag: Dag) -> Dag:
@@ -35,7 +39,7 @@ def insert_exchanges(dag: Dag) -> Dag:
         return dag
     work = Work(dag)
     nodes = {part.id: part for node in dag.nodes.values() for part in work.parts(node)}
-    makers = {name: dag.makers.get(name, "exchanges") for name in nodes}
+    makers = {name: dag.makers.get(name, EXCHANGES) for name in nodes}
     residencies = {
         bucket: among_holders(how, cut) if (cut := cut_of(dag, bucket)) else how
         for bucket, how in dag.residencies.items()
@@ -50,16 +54,14 @@ def cut_of(dag: Dag, bucket: BucketId) -> Sharding | None:
 
 def shares(dag: Dag) -> Iterator[tuple[ValueId, Value]]:
     """Parameters and gradients as large as a device's share of the experts."""
-    names = {value: value.partition("@")[0] for value in dag.values if value[:2] in ("w:", "g:")}
-    sizes: dict[str, tuple[TensorSpec, ...]] = {}
-    for region in dag.shardings:
-        for bucket in dag.model.by_id[region].buckets:
-            held = held_specs(dag.model, dag.shardings, bucket)
-            whole = (weights(bucket), f"{weights(bucket)}'", bucket_grad(bucket, region))
-            sizes |= dict.fromkeys(whole, held)
-    for value, name in names.items():
-        if name in sizes:
-            yield value, replace(dag.values[value], specs=sizes[name])
+    held = {
+        bucket: held_specs(dag.model, dag.shardings, bucket)
+        for region in dag.shardings
+        for bucket in dag.model.by_id[region].buckets
+    }
+    for name, value in dag.values.items():
+        if value.bucket in held:
+            yield name, replace(value, specs=held[value.bucket])
 
 
 @dataclass
@@ -104,11 +106,11 @@ class Work:
         moved: dict[Sum, ValueId] = {}
         grads: list[Sum] = []
         for name, total in zip(names, node.reads, strict=True):
-            if name == f"input {found.counts}":
+            if name == (Argument.INPUT, found.counts):
                 moved[total] = self.counted(region, total)
-            elif name.startswith(("input", "grad")):
+            elif name[0] in (Argument.INPUT, Argument.OUTPUT_GRAD):
                 moved[total] = here(total)
-                grads += [total] if name.startswith("grad") else []
+                grads += [total] if name[0] is Argument.OUTPUT_GRAD else []
         if node.phase is BW:
             yield replace(node, reads=tuple(renamed(node.reads, moved)))
             return
@@ -120,7 +122,7 @@ class Work:
     ) -> Iterator[Node]:
         """The node itself, at the experts; of what it writes, the first `count` go home."""
         homes, rest = node.writes[:count], node.writes[count:]
-        away = [self.named(value, f"{value}~") for value in homes]
+        away = [self.named(value, at_experts(value)) for value in homes]
         yield replace(node, reads=tuple(renamed(node.reads, moved)), writes=(*away, *rest))
         if homes:
             reads = [*((value,) for value in away), (route,)]
@@ -137,31 +139,31 @@ class Work:
         how = self.dag.shardings[node.region]
         assert node.devices is not None
         return Exchange(
-            id=NodeId(f"{word} {node.id}"), way=way, tags=node.tags, reads=tuple(reads),
+            id=exchange_id(word, node.id), way=way, tags=node.tags, reads=tuple(reads),
             writes=tuple(writes), devices=node.devices, groups=how.groups, stream=how.stream,
         )  # fmt: skip
 
     def away_of(self, region: Region) -> Callable[[Sum], ValueId]:
         """How a value is called at the experts of a region."""
-        return lambda total: self.named(total[0], f"{total[0]}~{region.id}")
+        return lambda total: self.named(total[0], at_experts(total[0], region.id))
 
-    def named(self, value: ValueId, name: str) -> ValueId:
+    def named(self, value: ValueId, name: ValueId) -> ValueId:
         """Expected to be as large as before: tokens are spread evenly, more or less."""
-        self.values[ValueId(name)] = Value(self.dag.values[value].specs)
-        return ValueId(name)
+        known = self.dag.values[value]
+        self.values[name] = Value(known.specs, Role.ACTIVATION if known.is_given else known.role)
+        return name
 
     def counted(self, region: Region, counts: Sum) -> ValueId:
-        name = ValueId(f"{counts[0]}~{region.id}")
+        name = at_experts(counts[0], region.id)
         ways, known = self.dag.shardings[region.id].ways, self.dag.values[counts[0]]
         self.values[name] = Value((share_of(known.specs[0], ways),))
         return name
 
     def route(self, region: Region, node: Compute) -> ValueId:
         """How many rows went where; the same for all passes of a microbatch."""
-        part = node.id.removeprefix(node_id(region.id, node.phase))
-        name = ValueId(f"route:{region.id}{part}")
+        name = route(region.id, node.microbatch)
         counts = TensorSpec((self.contracts[region.id].experts,), "int64")
-        self.values[name] = Value((counts, counts), bundle=True)
+        self.values[name] = Value((counts, counts), Role.ROUTE, bundle=True)
         return name
 
 

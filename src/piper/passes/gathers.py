@@ -13,10 +13,10 @@ from typing import TypeGuard
 
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
+from piper.ir.naming import weights
 from piper.ir.nodes import Collective, Compute, Kind, Node
 from piper.ir.residency import Residency
-from piper.ir.training import weights
-from piper.ir.values import Value
+from piper.ir.values import Role, Value
 from piper.names import BucketId, NodeId, ValueId
 from piper.passes.homes import bucket_homes
 from piper.passes.reductions import gather_of
@@ -56,7 +56,7 @@ def just_ahead(dag: Dag, rows: dict[int, list[Compute]]) -> Dag:
             for value in (total[0] for total in node.reads if total[0] in singles):
                 gather = singles[value]
                 if gather.id not in moved:
-                    how = dag.residencies[BucketId(value.removeprefix("W:"))]
+                    how = dag.residencies[bucket_of(dag, value)]
                     ahead = row[max(0, position - how.gather_ahead)]
                     before.setdefault(ahead.id, []).append(gather.id)
                     moved.add(gather.id)
@@ -87,11 +87,18 @@ def lane_orders(dag: Dag) -> dict[int, list[Compute]]:
 def sharded_reads(dag: Dag, node: Compute) -> Iterator[BucketId]:
     """The buckets that a node uses whole, of which its device has a shard only."""
     for total in node.reads:
-        if total[0].startswith("w:"):
-            bucket = BucketId(total[0].removeprefix("w:"))
+        known = dag.values[total[0]]
+        if known.role is Role.WEIGHTS and not known.copy:
+            bucket = bucket_of(dag, total[0])
             how = dag.residencies.get(bucket)
             if how and how.sharded and how.zero == 3:
                 yield bucket
+
+
+def bucket_of(dag: Dag, value: ValueId) -> BucketId:
+    bucket = dag.values[value].bucket
+    assert bucket is not None, f"{value} is no bucket's"
+    return bucket
 
 
 def pools(dag: Dag, row: list[Compute]) -> list[Residency]:
@@ -139,7 +146,7 @@ class Pool:
 
     def gather(self, position: int, bucket: BucketId, keep: list[BucketId]) -> None:
         slot = self.slot(position, keep)
-        node, whole = gather_of(self.dag, bucket, self.how, f"*{len(self.values)}")
+        node, whole = gather_of(self.dag, bucket, self.how, len(self.values))
         start = max(position - self.how.gather_ahead, self.free_from[slot], 0)
         node = replace(node, devices=self.homes[bucket], slot=slot)
         self.before.setdefault(start, []).append(node)

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from piper.ir.dag import Dag
+from piper.ir.maker import Maker
 from piper.ir.nodes import Node, Precedence
 from piper.ir.training import split_backward
 from piper.names import B, NodeId, RegionId
+
+HALVES = Maker("halves")
 
 
 def cut_backwards(dag: Dag) -> Dag:
@@ -31,7 +34,7 @@ def cut_backwards(dag: Dag) -> Dag:
     nodes: dict[NodeId, Node] = {}
     for node in dag.nodes.values():
         nodes.update((part.id, part) for part in cut.get(node.id, (node,)))
-    makers = {name: dag.makers.get(name, "halves") for name in nodes}
+    makers = {name: dag.makers.get(name, HALVES) for name in nodes}
     halves = {name: tuple(part.id for part in pair) for name, pair in cut.items()}
     orders = tuple(renamed(dag.precedences, halves))
     return replace(dag, nodes=nodes, makers=makers, precedences=orders)

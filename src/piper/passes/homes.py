@@ -15,7 +15,7 @@ def with_homes(dag: Dag) -> Dag:
     """A bucket lives where its first region runs; there it is updated. Totals are everywhere."""
     homes = bucket_homes(dag)
     moved: list[Node] = [
-        replace(node, devices=homes[BucketId(node.bucket)])
+        replace(node, devices=homes[node.bucket])
         for node in dag.nodes.values()
         if isinstance(node, Update)
     ]

@@ -7,12 +7,23 @@ from dataclasses import dataclass, field, replace
 
 from piper.ir.dag import Dag
 from piper.ir.flat_layout import Message, messages, shard_specs
+from piper.ir.maker import Maker
+from piper.ir.naming import (
+    TOTALS,
+    collective_id,
+    gradient_shard,
+    gradient_sum,
+    updated,
+    weights,
+    whole_weights,
+)
 from piper.ir.nodes import Collective, Compute, Kind, Node, Precedence, Sum, Totals, Update
 from piper.ir.residency import Residency
-from piper.ir.training import TOTALS, weights
-from piper.ir.values import Value
-from piper.names import BucketId, NodeId, ValueId
+from piper.ir.values import Role, TensorSpec, Value
+from piper.names import BucketId, ValueId
 from piper.passes.homes import Devices, bucket_homes
+
+FIRST_UPDATES = Maker("updates do not wait")
 
 
 def place_reductions(dag: Dag) -> Dag:
@@ -48,7 +59,7 @@ def updates_before_totals(dag: Dag) -> Iterator[Precedence]:
     steps = updates(dag)
     if steps and not any((TOTALS,) in step.reads for step in steps):
         totals = [node.id for node in dag.nodes.values() if isinstance(node, Totals)]
-        yield Precedence(tuple(step.id for step in steps), tuple(totals), "updates do not wait")
+        yield Precedence(tuple(step.id for step in steps), tuple(totals), FIRST_UPDATES)
 
 
 @dataclass
@@ -63,7 +74,7 @@ class Work:
 
     def __post_init__(self) -> None:
         self.homes = bucket_homes(self.dag)
-        self.trained = {BucketId(node.bucket) for node in updates(self.dag)}
+        self.trained = {node.bucket for node in updates(self.dag)}
 
     def layout(self, bucket: BucketId) -> tuple[Message, ...]:
         how = self.dag.residencies[bucket]
@@ -71,7 +82,7 @@ class Work:
 
     def reduced(self, update: Update) -> Update:
         """The update, reading what its replicas added up together."""
-        bucket = BucketId(update.bucket)
+        bucket = update.bucket
         how = self.dag.residencies.get(bucket)
         if how is None or len(how.devices) == 1:
             return update
@@ -88,20 +99,23 @@ class Work:
         """What is scattered at once: all of it, or the gradients of each microbatch."""
         if how.once:
             return [total]
-        found: dict[object, list[ValueId]] = {}
+        found: dict[tuple[Devices | None, int | None], list[ValueId]] = {}
         for value in total:
             maker = self.dag.nodes[self.dag.producers[value]]
-            part = microbatch(self.dag, maker) if maker.devices == home else "sent, added up"
-            found.setdefault((maker.devices, part), []).append(value)
+            assert isinstance(maker, Compute)
+            here = maker.devices == home  # elsewhere they are added up before they are sent
+            found.setdefault((maker.devices, maker.microbatch if here else None), []).append(value)
         return [tuple(values) for values in found.values()]
 
     def scattered(self, bucket: BucketId, how: Residency, total: Sum) -> ValueId:
         layout = self.layout(bucket)
-        name = ValueId(f"S:{total[0].removeprefix('g:')}")
-        self.values[name] = Value(shard_specs(layout, how.ways), bundle=True)
+        maker = self.dag.nodes[self.dag.producers[total[0]]]
+        assert isinstance(maker, Compute)
+        name = gradient_shard(bucket, maker.region, maker.microbatch)
+        self.values[name] = gradient(shard_specs(layout, how.ways), Role.GRADIENT_SHARD, bucket)
         self.made.append(
             Collective(
-                id=NodeId(f"reduce-scatter {name}"),
+                id=collective_id(Kind.REDUCE_SCATTER, name),
                 kind=Kind.REDUCE_SCATTER,
                 reads=(total,),
                 writes=(name,),
@@ -117,11 +131,11 @@ class Work:
         specs = self.dag.held(bucket)
         if how.sharded:
             specs = shard_specs(self.layout(bucket), how.ways)
-        name = ValueId(f"R:{bucket}")
-        self.values[name] = Value(specs, bundle=True)
+        name = gradient_sum(bucket)
+        self.values[name] = gradient(specs, Role.GRADIENT_SUM, bucket)
         self.made.append(
             Collective(
-                id=NodeId(f"all-reduce {name}"),
+                id=collective_id(Kind.ALL_REDUCE, name),
                 kind=Kind.ALL_REDUCE,
                 reads=(total,),
                 writes=(name,),
@@ -143,11 +157,9 @@ class Work:
             shardable = not known.buffers and (bucket in self.trained or how.zero == 3)
             self.residencies[bucket] = how if shardable else replace(how, zero=0)
             if self.residencies[bucket].sharded:
-                shard = Value(shard_specs(self.layout(bucket), how.ways), bundle=True)
-                state = weights(bucket)
-                old = self.dag.values[state]
-                self.values[state] = replace(old, specs=shard.specs)
-                self.values[ValueId(f"{state}'")] = shard
+                shard, state = shard_specs(self.layout(bucket), how.ways), weights(bucket)
+                for name in (state, updated(state)):
+                    self.values[name] = replace(self.dag.values[name], specs=shard)
                 if how.zero < 3 or self.is_used_elsewhere(bucket):
                     self.gathered(bucket, how)
 
@@ -156,8 +168,8 @@ class Work:
         return any(node.devices != self.homes[bucket] for node in readers)
 
     def gathered(self, bucket: BucketId, how: Residency) -> None:
-        self.whole[weights(bucket)] = ValueId(f"W:{bucket}")
-        gather, whole = gather_of(self.dag, bucket, how, "")
+        gather, whole = gather_of(self.dag, bucket, how)
+        self.whole[weights(bucket)] = gather.writes[0]
         self.values[gather.writes[0]] = whole
         self.made.append(replace(gather, devices=self.homes[bucket]))
 
@@ -172,25 +184,26 @@ class Work:
     def readable(self, node: Compute, total: Sum) -> Sum:
         if total[0] not in self.whole:
             return total
-        bucket = BucketId(total[0].removeprefix("w:"))
+        bucket = self.dag.values[total[0]].bucket
+        assert bucket is not None
         here = node.devices == self.homes[bucket]
         if here and self.dag.residencies[bucket].zero == 3:
             return total
         return (self.whole[total[0]],)
 
 
-def microbatch(dag: Dag, maker: Node) -> object:
-    """Which microbatch a gradient is of."""
-    names = {name for name, _ in dag.dimensions}
-    return tuple(tag for tag in maker.tags if tag[0] in names)
+def gradient(specs: tuple[TensorSpec, ...], role: Role, bucket: BucketId) -> Value:
+    return Value(specs, role, bundle=True, bucket=bucket)
 
 
-def gather_of(dag: Dag, bucket: BucketId, how: Residency, number: str) -> tuple[Collective, Value]:
+def gather_of(
+    dag: Dag, bucket: BucketId, how: Residency, number: int | None = None
+) -> tuple[Collective, Value]:
     """A node that puts the shards of a bucket together, and what it gives."""
-    specs, name = dag.held(bucket), ValueId(f"W:{bucket}{number}")
+    specs, name = dag.held(bucket), whole_weights(bucket, number)
     node = Collective(
-        id=NodeId(f"all-gather {name}"), kind=Kind.ALL_GATHER, reads=((weights(bucket),),),
+        id=collective_id(Kind.ALL_GATHER, name), kind=Kind.ALL_GATHER, reads=((weights(bucket),),),
         writes=(name,), devices=how.devices, groups=how.groups, stream=how.gather_stream,
         messages=messages(specs, how.message_bytes, how.ways),
     )  # fmt: skip
-    return node, Value(specs, bundle=True)
+    return node, Value(specs, Role.WHOLE_WEIGHTS, bundle=True, bucket=bucket)

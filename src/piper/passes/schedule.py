@@ -59,7 +59,7 @@ class Clock:
         self.rank = ranks(self.dag, self.cost)
         self.table = table
         self.limit = flight_limits(self.dag, table)
-        orders = [p for p in self.dag.precedences if p.maker.startswith("order")]
+        orders = [p for p in self.dag.precedences if p.maker.is_order]
         self.ordered = set(chain.from_iterable((*p.before, *p.after) for p in orders))
 
     def run(self) -> list[NodeId]:
@@ -191,8 +191,7 @@ def priority(node: Node, k: int, arrival: int) -> Priority:
     """
     if not isinstance(node, Compute):
         return (3, arrival, k)
-    part = node.tags[-1][1] if "@" in node.id else 0
-    return (RANK[node.phase], part, -k if node.phase is F else k)
+    return (RANK[node.phase], node.microbatch or 0, -k if node.phase is F else k)
 
 
 def flight_limits(dag: Dag, table: dict[tuple[int, ...], int]) -> dict[RegionId, int]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from piper.ir.dag import Dag
+from piper.ir.maker import Maker
+from piper.ir.naming import TOTALS, arrived, transfer_id, updated, weights
 from piper.ir.nodes import (
     Collective,
     Compute,
@@ -18,10 +20,11 @@ from piper.ir.nodes import (
     Transfer,
     Update,
 )
-from piper.ir.training import TOTALS, weights
-from piper.ir.values import Origin, Value
-from piper.names import NodeId, RegionId, ValueId
+from piper.ir.values import Value
+from piper.names import WEIGHTS_STREAM, BucketId, RegionId, ValueId
 from piper.passes.homes import Devices, bucket_homes
+
+USED_FIRST = Maker("used, then updated")
 
 
 def insert_transfers(dag: Dag) -> Dag:
@@ -41,13 +44,14 @@ def insert_transfers(dag: Dag) -> Dag:
 
 def uses_before_updates(dag: Dag) -> Iterator[Precedence]:
     """A use without a gradient has no data edge to the update, but must not see its result."""
-    untrained: dict[str, set[RegionId]] = {}
+    untrained: dict[BucketId, set[RegionId]] = {}
     for region in dag.model.regions:
         for bucket in set(region.buckets) - set(dag.model.trained(region)):
             untrained.setdefault(bucket, set()).add(region.id)
     for node in dag.nodes.values():
         if isinstance(node, Update) and (node.bucket in untrained or dag.residencies):
-            state = ValueId(node.writes[0].removesuffix("'"))
+            state = dag.values[node.writes[0]].state
+            assert state is not None
             free = untrained.get(node.bucket, set())
             uses = [
                 use.id
@@ -55,11 +59,7 @@ def uses_before_updates(dag: Dag) -> Iterator[Precedence]:
                 if isinstance(use, Collective) or (isinstance(use, Compute) and use.region in free)
             ]
             if uses:
-                yield Precedence(tuple(dict.fromkeys(uses)), (node.id,), "used, then updated")
-
-
-def devices_text(devices: Devices) -> str:
-    return ",".join(map(str, devices))
+                yield Precedence(tuple(dict.fromkeys(uses)), (node.id,), USED_FIRST)
 
 
 @dataclass
@@ -87,8 +87,8 @@ class Work:
             return node
         if isinstance(node, Compute):  # not replace: this is most of the pass
             return Compute(
-                id=node.id, region=node.region, phase=node.phase, tags=tags, reads=reads,
-                writes=node.writes, devices=here, stream=node.stream,
+                id=node.id, region=node.region, phase=node.phase, microbatch=node.microbatch,
+                tags=tags, reads=reads, writes=node.writes, devices=here, stream=node.stream,
             )  # fmt: skip
         return replace(node, reads=reads)
 
@@ -124,24 +124,24 @@ class Work:
 
     def send(self, total: Sum, source: Devices, here: Devices, tags: Tags) -> ValueId:
         if (total, here) not in self.transfers:
-            arrived = ValueId(f"{total[0]}>{devices_text(here)}")
-            self.values[arrived] = self.dag.values[total[0]]
+            there = arrived(total[0], here)
+            self.values[there] = self.dag.values[total[0]]
             self.transfers[total, here] = Transfer(
-                id=NodeId(f"send {arrived}"), tags=tags, reads=(total,), writes=(arrived,),
+                id=transfer_id(there), tags=tags, reads=(total,), writes=(there,),
                 source=source, devices=here, stream=self.stream(total[0]),
             )  # fmt: skip
         return self.transfers[total, here].writes[0]
 
     def stream(self, value: ValueId) -> str:
         maker = self.dag.nodes[self.dag.producers[value]]
-        return (maker.stream or "pp") if isinstance(maker, Compute) else "weights"
+        return (maker.stream or "pp") if isinstance(maker, Compute) else WEIGHTS_STREAM
 
     def weight_copy(self, value: ValueId, here: Devices) -> ValueId:
         """A parameter used away from its home is copied there, and kept equal after each update."""
         if self.homes[value] == here:
             return value
-        copy = ValueId(f"{value}>{devices_text(here)}")
-        self.values[copy] = self.dag.values[value]
+        copy = arrived(value, here)
+        self.values[copy] = replace(self.dag.values[value], copy=True)
         self.copies[value, here] = copy
         return copy
 
@@ -150,18 +150,18 @@ def weight_copies(dag: Dag, work: Work) -> list[Node]:
     """After an update, the new parameters go to every copy."""
     made: list[Node] = []
     for (value, here), copy in work.copies.items():
-        new = ValueId(f"{value}'")
+        new = updated(value)
         if new in dag.producers:
-            arrived = ValueId(f"{copy}'")
-            work.values[arrived] = replace(dag.values[value], origin=Origin.FLOW)
+            there = updated(copy)
+            work.values[there] = replace(dag.values[new], copy=True, state=copy)
             made.append(
                 Transfer(
-                    id=NodeId(f"send {arrived}"),
+                    id=transfer_id(there),
                     reads=((new,),),
-                    writes=(arrived,),
+                    writes=(there,),
                     source=work.homes[value],
                     devices=here,
-                    stream="weights",
+                    stream=WEIGHTS_STREAM,
                 )  # fmt: skip
             )
     return made

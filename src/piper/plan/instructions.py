@@ -4,13 +4,18 @@ The host issues a plan's instructions in order. `Send` and `Recv` then go on by 
 on their channel (stream, sender, receiver), `Reduce`, `Gather` and `Exchange` on theirs (stream,
 group); all else runs in order on the compute stream. `waits` are the positions of earlier
 instructions of the same plan, on other streams, that must have ended.
+
+An instruction says itself what it uses, defines and ends, and whom it meets: whoever walks a plan
+asks it. A new instruction is a class here, its lowering, and its execution and price.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
-from piper.names import COMPUTE, Device, Share
+from piper.names import COMPUTE, TOTALS_STREAM, Device, Share
+from piper.plan.meeting import Base, Buffers, Channel, Group
 
 Waits = tuple[int, ...]
 Layout = tuple[str, tuple[int, ...], int]  # of a flat message: type, tensors, padded elements
@@ -18,35 +23,52 @@ Shape = tuple[tuple[int | None, ...], str]  # sizes (None: not known before it i
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Base):
     """Take a microbatch's part of an input, its loss weight, or its random counter."""
 
     value: str
-    origin: str  # batch, seed or random
+    role: str  # batch, seed or random
     index: int
     part: int
     parts: int
 
     stream = COMPUTE
+    node = ""
     waits: Waits = ()
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(Base):
     """Run one phase of a region."""
 
     node: str
     region: str
     phase: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    reads: Buffers
+    writes: Buffers
     waits: Waits = ()
 
     stream = COMPUTE
 
+    @property
+    def kind(self) -> str:
+        return self.phase
+
+    @property
+    def uses(self) -> Buffers:
+        return self.reads
+
+    @property
+    def defines(self) -> Buffers:
+        return self.writes
+
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Base):
     """The first part of a sum: from now on `into` is what `value` was."""
 
     into: str
@@ -54,10 +76,23 @@ class Keep:
     waits: Waits = ()
 
     stream = COMPUTE
+    node = ""
+
+    @property
+    def uses(self) -> Buffers:
+        return (self.value,)
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.into,)
+
+    @property
+    def ends(self) -> Buffers:
+        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class Add(Base):
     """Another part of a sum, added in place; `value` ends."""
 
     into: str
@@ -65,10 +100,23 @@ class Add:
     waits: Waits = ()
 
     stream = COMPUTE
+    node = ""
+
+    @property
+    def uses(self) -> Buffers:
+        return (self.into, self.value)
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.into,)
+
+    @property
+    def ends(self) -> Buffers:
+        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(Base):
     """Start to send; the value may end only when this has."""
 
     node: str
@@ -78,9 +126,16 @@ class Send:
     stream: str
     waits: Waits = ()
 
+    @property
+    def uses(self) -> Buffers:
+        return (self.value,)
+
+    def meeting(self, device: Device) -> Channel:
+        return Channel(self.stream, device, self.peer)
+
 
 @dataclass(frozen=True, slots=True)
-class Recv:
+class Recv(Base):
     """Start to receive. A state is received in place, anything else in memory of its own."""
 
     node: str
@@ -91,9 +146,16 @@ class Recv:
     bundle: bool = False  # a tuple of tensors, even if there is only one
     waits: Waits = ()
 
+    @property
+    def defines(self) -> Buffers:
+        return (self.value,)
+
+    def meeting(self, device: Device) -> Channel:
+        return Channel(self.stream, self.peer, device)
+
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(Base):
     """Start to add up a bundle over the group; `value` ends, `into` is the sum or a shard of it."""
 
     node: str
@@ -105,9 +167,28 @@ class Reduce:
     stream: str
     waits: Waits = ()
 
+    @property
+    def kind(self) -> str:
+        return "reduce-scatter" if self.scatter else "all-reduce"
+
+    @property
+    def uses(self) -> Buffers:
+        return (self.value,)
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.into,)
+
+    @property
+    def ends(self) -> Buffers:
+        return (self.value,)
+
+    def meeting(self, device: Device) -> Group:
+        return Group(self.stream, self.group)
+
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class Gather(Base):
     """Start to put the shards of the group together, in a buffer of the plan."""
 
     node: str
@@ -120,9 +201,20 @@ class Gather:
     stream: str
     waits: Waits = ()
 
+    @property
+    def uses(self) -> Buffers:
+        return (self.value,)
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.into,)
+
+    def meeting(self, device: Device) -> Group:
+        return Group(self.stream, self.group)
+
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(Base):
     """Start to bring rows to the devices of their experts, or back.
 
     Reads rows, then how many each expert has, or the route that a counted exchange found; writes
@@ -131,29 +223,51 @@ class Exchange:
 
     node: str
     way: str  # counted, out or back
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    reads: Buffers
+    writes: Buffers
     shapes: tuple[Shape, ...]  # of the rows, when they are spread evenly
     group: tuple[Device, ...]
     stream: str
     waits: Waits = ()
 
+    @property
+    def uses(self) -> Buffers:
+        return self.reads
+
+    @property
+    def defines(self) -> Buffers:
+        return self.writes
+
+    def meeting(self, device: Device) -> Group:
+        return Group(self.stream, self.group)
+
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class Total(Base):
     """Add up weighted losses and squared gradients here, then over the devices of the group."""
 
     node: str
     losses: tuple[tuple[str, int], ...]  # value, microbatch
-    grads: tuple[str, ...]
+    grads: Buffers
     group: tuple[Device, ...]
     waits: Waits = ()
 
-    stream = "totals"
+    stream = TOTALS_STREAM
+
+    @property
+    def kind(self) -> str:
+        return TOTALS_STREAM
+
+    @property
+    def uses(self) -> Buffers:
+        return (*(loss for loss, _ in self.losses), *self.grads)
+
+    def meeting(self, device: Device) -> Group:
+        return Group(self.stream, self.group)
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Update(Base):
     """The optimizer's step on one bucket; clipped if it waits for the total."""
 
     node: str
@@ -164,15 +278,24 @@ class Update:
 
     stream = COMPUTE
 
+    @property
+    def uses(self) -> Buffers:
+        return (self.grad,)
+
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class Free(Base):
     """These values end."""
 
-    values: tuple[str, ...]
+    values: Buffers
     waits: Waits = ()
 
     stream = COMPUTE
+    node = ""
+
+    @property
+    def ends(self) -> Buffers:
+        return self.values
 
 
 Instruction = (
@@ -239,36 +362,31 @@ def line(instruction: Instruction) -> str:
     'send    h0 to 1 on pp'
     """
     after = f"  after {', '.join(map(str, instruction.waits))}" if instruction.waits else ""
+    reads, writes = ", ".join(instruction.uses), ", ".join(instruction.defines)
     match instruction:
         case Load():
-            text = f"load    {instruction.value}"
+            text = f"load    {writes}"
         case Run():
-            reads, writes = ", ".join(instruction.reads), ", ".join(instruction.writes)
             text = f"run     {instruction.node} ({reads}) -> {writes}"
         case Keep() | Add():
-            text = (
-                f"{type(instruction).__name__.lower():7} {instruction.into} += {instruction.value}"
-            )
+            text = f"{instruction.kind:7} {instruction.into} += {instruction.value}"
         case Send():
             text = f"send    {instruction.value} to {instruction.peer} on {instruction.stream}"
         case Recv():
             text = f"recv    {instruction.value} from {instruction.peer} on {instruction.stream}"
         case Reduce():
             what = "scatter" if instruction.scatter else "reduce"
-            text = f"{what:7} {instruction.value} -> {instruction.into} {among(instruction)}"
+            text = f"{what:7} {reads} -> {writes} {among(instruction)}"
         case Gather():
-            text = (
-                f"gather  {instruction.value} -> {instruction.into} [{instruction.buffer}] "
-                f"{among(instruction)}"
-            )
+            text = f"gather  {reads} -> {writes} [{instruction.buffer}] {among(instruction)}"
         case Exchange():
-            reads, writes = ", ".join(instruction.reads), ", ".join(instruction.writes)
             text = f"{instruction.way:7} {reads} -> {writes} {among(instruction)}"
         case Total():
-            names = [value for value, _ in instruction.losses] + list(instruction.grads)
-            text = f"total   {', '.join(names)}"
+            text = f"total   {reads}"
         case Update():
             text = f"update  {instruction.bucket} by {instruction.grad}"
         case Free():
             text = f"free    {', '.join(instruction.values)}"
+        case _:
+            assert_never(instruction)
     return text + after

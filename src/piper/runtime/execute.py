@@ -186,9 +186,9 @@ class Program:
         return act
 
     def loaded(self, load: Load) -> torch.Tensor:
-        if load.origin == "batch":
+        if load.role == "batch":
             return part_of(self.batch.inputs[load.index], load.part, load.parts)
-        if load.origin == "seed":
+        if load.role == "seed":
             weight = self.batch.weights[load.part]
             return torch.full((), weight, dtype=self.loss_dtype, device=self.device)
         counter = [self.batch.seed, self.batch.first + load.part]
@@ -308,7 +308,7 @@ class Program:
         return act
 
     def update(self, k: int, update: Update) -> Act:
-        bucket = self.state.buckets[f"w:{update.bucket}"]
+        bucket = self.home(update.bucket)
         slots, grad = self.slots, self.slot(update.grad)
         counts = self.counted.get(update.grad, k) > k
 
@@ -327,6 +327,11 @@ class Program:
                 parameter.grad = None
 
         return act
+
+    def home(self, bucket: str) -> BucketState:
+        """The bucket where it is updated: other states of it are copies."""
+        found = (s for s in self.plan.states if s.bucket == bucket and s.home)
+        return self.state.buckets[next(found).value]
 
     def watch(self, bucket: BucketState) -> None:
         """A place for tests and tools to look at final gradients; does nothing by itself."""

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from piper.plan.instructions import (
-    Add,
-    Exchange,
-    Free,
-    Gather,
-    Keep,
-    Plan,
-    Recv,
-    Reduce,
-    Run,
-    Send,
-    Total,
-)
+from piper.plan.instructions import Exchange, Free, Plan, Run, Total, is_message
 
 
 def results(plan: Plan) -> Iterator[tuple[int, str]]:
     """What is there only once an instruction was waited for."""
     for k, one in enumerate(plan.instructions):
-        match one:
-            case Recv(value=name) | Reduce(into=name) | Gather(into=name):
-                yield k, name
+        if is_message(one) and not isinstance(one, Exchange):
+            yield from ((k, name) for name in one.defines)
 
 
 def brought(plan: Plan) -> Iterator[tuple[int, tuple[str, ...]]]:
     """What exchanges end with: several values each."""
     for k, one in enumerate(plan.instructions):
         if isinstance(one, Exchange):
-            yield k, one.writes
+            yield k, one.defines
 
 
 def ending(plan: Plan) -> dict[int, set[str]]:
@@ -47,10 +34,8 @@ def ending(plan: Plan) -> dict[int, set[str]]:
                 soon.update(values)
             case Run():
                 found[position], soon = soon, set()
-            case Send(value=value) | Keep(value=value) | Add(value=value) | Reduce(value=value):
-                soon.discard(value)
-            case Exchange(reads=values):
-                soon.difference_update(values)
+            case one:
+                soon.difference_update(one.uses)
     return found
 
 

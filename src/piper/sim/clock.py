@@ -12,20 +12,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from typing import assert_never
 
 from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.plan.instructions import (
+    Add,
     Exchange,
+    Free,
     Gather,
     Instruction,
+    Keep,
+    Load,
     Plan,
     Recv,
     Reduce,
+    Run,
     Send,
     Total,
+    Update,
 )
-from piper.sim.meeting import START, Event, Meetings
+from piper.plan.meeting import Meeting
+from piper.plan.rendezvous import Rendezvous
+from piper.sim.events import START, Event, Line
 from piper.sim.sharing import Demand, Sharing
 from piper.sim.topology import Topology
 from piper.sim.wiring import FAST, Alike, Wiring, alone
@@ -115,7 +124,9 @@ class Clock:
         self.start = [[0.0] * n for n in sizes]
         self.end = [[-1.0] * n for n in sizes]  # -1: it has not
         self.causes: list[list[Event]] = [[START] * n for n in sizes]
-        self.meetings = Meetings({plan.device: k for k, plan in enumerate(self.plans)})
+        self.rows = {plan.device: k for k, plan in enumerate(self.plans)}
+        self.rendezvous = Rendezvous(lambda group: tuple(d for d in group if d in self.rows))
+        self.lines: dict[Meeting, Line] = {}
         self.wiring = Wiring(self.topology, self.sharing, self.alike, self.host.wire, self.core_of)
         self.cores = [self.core_of(plan.device) for plan in self.plans]
 
@@ -145,7 +156,7 @@ class Clock:
         found: dict[tuple[int, object], list[int]] = {}
         for k, plan in enumerate(self.plans):
             for at, one in enumerate(plan.instructions):
-                found.setdefault((k, queue_of(one)), []).append(at)
+                found.setdefault((k, queue_of(one, plan.device)), []).append(at)
         return [Lane(k, positions) for (k, _), positions in found.items()]
 
     def advance(self, lane: Lane) -> None:
@@ -198,12 +209,15 @@ class Clock:
 
     def post(self, lane: Lane, at: int, one: Instruction) -> bool:
         """Start a message; whether the lane has to wait before it goes on."""
-        event = (lane.row, at)
-        for key, met in self.meetings.join(event, one, self.plans[lane.row].device):
-            line = self.meetings.line(key)
-            line.waiting.append((met, self.causes[lane.row][at]))
+        event, device = (lane.row, at), self.plans[lane.row].device
+        meeting = one.meeting(device)
+        met = self.rendezvous.arrive(meeting, (device, at)) if meeting else None
+        if meeting and met:
+            line = self.lines.setdefault(meeting, Line())
+            both = [(self.rows[other], there) for other, there in met]
+            line.waiting.append((both, self.causes[lane.row][at]))
             if not line.busy:
-                self.go(key, late=False)
+                self.go(meeting, late=False)
         if self.host.blocks:
             seconds = self.host.post + self.price(one)
             if seconds:
@@ -215,9 +229,9 @@ class Clock:
         self.asleep.setdefault(event, []).append(lane)
         return True
 
-    def go(self, key: object, late: bool) -> None:
+    def go(self, key: Meeting, late: bool) -> None:
         """All are there, and what was before them on their line has gone."""
-        line = self.meetings.line(key)
+        line = self.lines[key]
         met, cause = line.waiting.popleft()
         for row, at in met:
             self.start[row][at] = self.now
@@ -244,14 +258,14 @@ class Clock:
                 self.needed[key] = self.wiring.collective(one, everyone)
         return self.needed[key]
 
-    def move(self, key: object, met: list[Event], demands: tuple[Demand, ...]) -> None:
+    def move(self, key: Meeting, met: list[Event], demands: tuple[Demand, ...]) -> None:
         if demands:
             self.begin(demands, FAST, partial(self.arrived, key, met))
         else:
             self.arrived(key, met)
 
-    def arrived(self, key: object, met: list[Event]) -> None:
-        line = self.meetings.line(key)
+    def arrived(self, key: Meeting, met: list[Event]) -> None:
+        line = self.lines[key]
         line.busy = False
         for event in met:
             self.ended(event)
@@ -282,15 +296,16 @@ def likeness(one: Instruction, here: Device) -> object:
             return (one.group, one.stream, one.shapes, one.way)
         case Reduce():
             return (one.group, one.stream, one.messages, one.scatter)
-        case Gather() | Total():
-            return (one.group, one.stream, getattr(one, "messages", ()))
-    raise AssertionError(f"{one} goes nowhere")
+        case Gather():
+            return (one.group, one.stream, one.messages)
+        case Total():
+            return (one.group, one.stream)
+        case Recv() | Load() | Run() | Keep() | Add() | Update() | Free():
+            raise AssertionError(f"{one} goes nowhere")
+        case _:
+            assert_never(one)
 
 
-def queue_of(one: Instruction) -> object:
+def queue_of(one: Instruction, device: Device) -> object:
     """What an instruction is in line with on a device whose host runs ahead."""
-    if isinstance(one, Send | Recv):
-        return (one.stream, type(one), one.peer)
-    if one.stream == COMPUTE or isinstance(one, Total):
-        return COMPUTE
-    return (one.stream, one.group)  # type: ignore[union-attr]
+    return COMPUTE if isinstance(one, Total) else one.meeting(device) or COMPUTE

@@ -9,7 +9,7 @@ from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import Span
 from piper.plan.instructions import Instruction, Run
 from piper.sim.clock import Simulated
-from piper.sim.meeting import START, Event
+from piper.sim.events import START, Event
 
 HOST = "host"  # seconds of a critical path in which a host starts messages
 
@@ -184,4 +184,4 @@ def last_event(found: Simulated) -> Event:
 def kind_of(one: Instruction) -> str:
     if one.stream != COMPUTE:
         return one.stream
-    return str(one.phase) if isinstance(one, Run) else type(one).__name__.lower()
+    return one.kind

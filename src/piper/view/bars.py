@@ -74,13 +74,14 @@ def apart(found: list[Bar]) -> Iterator[Bar]:
 
 
 def has_several_stages(story: Story, one: DeviceStory) -> bool:
-    phases, tags = story.nodes["phase"], story.nodes["tags"]
+    phases, stages = story.nodes["phase"], story.nodes["stage"]
     nodes = (node for node in one.instructions["node"] if node >= 0 and phases[node])
-    return len({tags[node].partition(" ")[0] for node in nodes}) > 1
+    return len({stages[node] for node in nodes}) > 1
 
 
 def label(story: Story, node: int, kind: str, several: bool) -> str:
     if node < 0 or not story.nodes["phase"][node]:
         return kind
-    stage = story.nodes["tags"][node].partition(" ")[0].partition("=")[2] if several else ""
-    return f"{stage}{story.nodes['phase'][node]}{story.nodes['id'][node].partition('@')[2]}"
+    nodes = story.nodes
+    stage = nodes["stage"][node] if several else ""
+    return f"{stage}{nodes['phase'][node]}{nodes['microbatch'][node]}"

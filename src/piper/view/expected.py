@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Transfer, Update
+from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Totals, Transfer, Update
 from piper.names import NodeId
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.plan.instructions import Plan
@@ -20,7 +21,7 @@ def expected(dag: Dag, plans: Sequence[Plan], name: str = "as the compiler expec
 
 
 def spans(plan: Plan, times: Times) -> tuple[Span, ...]:
-    nodes = [getattr(one, "node", None) for one in plan.instructions]
+    nodes = [NodeId(one.node) for one in plan.instructions]
     known = [(at, *times[node]) for at, node in enumerate(nodes) if node in times]
     return tuple(Span(at, start, start, end) for at, start, end in known)
 
@@ -53,6 +54,8 @@ def size(dag: Dag, node: Node) -> int:
             return written
         case Exchange():
             return sum(dag.values[value].nbytes for value in node.rows)
-        case _:
+        case Transfer() | Collective() | Totals():
             read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)
             return max(read, written)
+        case _:
+            assert_never(node)

@@ -25,8 +25,8 @@ class Bar:
     @property
     def label(self) -> str:
         """The pass and the microbatch; the index of its first tag where a device has several."""
-        part = self.node.id.partition("@")[2]
-        return f"{self.node.phase}{part}"
+        part = self.node.microbatch
+        return f"{self.node.phase}{'' if part is None else part}"
 
 
 def bars(dag: Dag) -> list[Bar]:

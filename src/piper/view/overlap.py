@@ -9,10 +9,11 @@ from itertools import accumulate
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Exchange
-from piper.names import NodeId
+from piper.names import F, NodeId, Phase, RegionId
 from piper.view.costs import devices_text
 
 Span = tuple[float, float]
+Pattern = tuple[tuple[RegionId, Phase], ...]
 SHOWN = 3  # slots for each device
 WIDE = 12  # pieces of work
 
@@ -42,13 +43,13 @@ def lines(dag: Dag) -> Iterator[str]:
 
 def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Busy) -> Iterator[str]:
     """The first few different slots; those that only differ in microbatches count as alike."""
-    found: dict[str, list[tuple[NodeId, ...]]] = {}
+    found: dict[Pattern, list[tuple[NodeId, ...]]] = {}
     for slot in overlapped(dag):
         node = dag.nodes[slot[0]]
         assert isinstance(node, Compute) and node.devices is not None
         if table[node.devices] == lane:
             row = sorted(slot, key=lambda name: dag.times[name][0])
-            found.setdefault(pattern(row), []).append(tuple(row))
+            found.setdefault(pattern(dag, row), []).append(tuple(row))
     if not found:
         yield f"  from the middle of the step  {' '.join(middle(dag, lane, table))}"
     for alike in list(found.values())[:SHOWN]:
@@ -67,24 +68,27 @@ def middle(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> list[NodeI
 
 def overlapped(dag: Dag) -> list[tuple[NodeId, ...]]:
     """Slots of orders in which several passes share a device."""
-    made = [order for order in dag.precedences if order.maker.startswith("order")]
+    made = [order for order in dag.precedences if order.maker.is_order]
     orders = [order for order in made if order.before]
     slots = dict.fromkeys(names for order in orders for names in (order.before, order.after))
     whole: dict[NodeId, tuple[NodeId, ...]] = {}  # without what may be late, it is no slot
     for slot in slots:
         whole.update((name, slot) for name in slot if len(slot) > len(whole.get(name, ())))
-    several = (slot for slot in slots if len({part_of(name) for name in slot}) > 1)
+    several = (slot for slot in slots if len({part_of(dag, name) for name in slot}) > 1)
     return [slot for slot in several if whole[slot[0]] == slot]
 
 
-def part_of(name: NodeId) -> tuple[str, str]:
+def part_of(dag: Dag, name: NodeId) -> tuple[bool, int | None]:
     """Direction and microbatch: BI and BW of one microbatch are one pass."""
-    work, _, microbatch = name.partition("@")
-    return work.rpartition(":")[2][0], microbatch
+    node = dag.nodes[name]
+    assert isinstance(node, Compute)
+    return node.phase is F, node.microbatch
 
 
-def pattern(row: Sequence[NodeId]) -> str:
-    return " ".join(name.partition("@")[0] for name in row)
+def pattern(dag: Dag, row: Sequence[NodeId]) -> Pattern:
+    """What a slot does, whichever the microbatches."""
+    nodes = (dag.nodes[name] for name in row)
+    return tuple((node.region, node.phase) for node in nodes if isinstance(node, Compute))
 
 
 def lane_spans(dag: Dag) -> dict[int, list[Span]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from piper.names import Device
-from piper.plan.instructions import line
+from piper.plan.instructions import Instruction, Run, Update
 from piper.sim.clock import Simulated
 from piper.sim.estimate import Estimate
 from piper.sim.report import HOST, Report
@@ -87,14 +87,24 @@ def longest(step: Simulated) -> Iterator[str]:
     found: dict[str, tuple[float, Device]] = {}
     for plan in step.plans:
         for span in step.trace.spans[plan.device]:
-            words = line(plan.instructions[span.at]).partition("  after ")[0]
-            what = words.partition(" (")[0].partition(" -> ")[0].partition("@")[0]
+            what = task(plan.instructions[span.at])
             seconds = span.end - span.start
             if seconds > found.get(what, (0.0, 0))[0]:
                 found[what] = (seconds, plan.device)
     rows = sorted(found.items(), key=lambda row: -row[1][0])[:SHOWN]
     for what, (seconds, device) in rows:
-        yield f"  {time_text(seconds):>9}  {' '.join(what.split())} on device {device}"
+        yield f"  {time_text(seconds):>9}  {what} on device {device}"
+
+
+def task(one: Instruction) -> str:
+    """What an instruction does, whichever the microbatch."""
+    match one:
+        case Run():
+            return f"run {one.region}:{one.phase}"
+        case Update():
+            return f"update {one.bucket}"
+        case _:
+            return f"{one.kind} on {one.stream}"
 
 
 def table(found: Estimate) -> Iterator[str]:

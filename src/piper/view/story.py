@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Transfer, Update
-from piper.names import Device, NodeId
+from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+from piper.names import TOTALS_STREAM, Device, NodeId
 from piper.plan.analyse.memory import (
     BUFFERS,
     OPTIMIZER,
@@ -20,7 +20,7 @@ from piper.plan.analyse.memory import (
     timeline,
 )
 from piper.plan.analyse.trace import Trace
-from piper.plan.instructions import Instruction, Plan, Recv, Reduce, Run, Send, line
+from piper.plan.instructions import Plan, line
 from piper.view.expected import duration, expected, size
 
 Columns = Mapping[str, list[Any]]
@@ -29,7 +29,9 @@ DEVICES = 64  # shown at most: those beyond do what others do
 LARGEST = 12  # buffers that are named at the peak
 OPTIMIZER_STATE = 2.0  # times the parameters: Adam
 FIXED = (PARAMETERS, OPTIMIZER, BUFFERS)  # what outlives a step
-CODED = ("kind", "region", "phase", "tags", "maker", "source", "stream", "text")  # often repeated
+CODED = (
+    "kind", "region", "phase", "tags", "stage", "microbatch", "maker", "source", "stream", "text",
+)  # fmt: skip  # often repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def different_first(plans: Sequence[Plan], most: int) -> list[Plan]:
         return list(plans)
     alike: dict[tuple[str, ...], list[Plan]] = {}
     for plan in plans:
-        nodes = tuple(getattr(one, "node", "") for one in plan.instructions)
+        nodes = tuple(one.node for one in plan.instructions)
         alike.setdefault(nodes, []).append(plan)
     rows = [(k, plan.device, plan) for row in alike.values() for k, plan in enumerate(row)]
     return sorted((plan for _, _, plan in sorted(rows)[:most]), key=lambda plan: plan.device)
@@ -164,7 +166,9 @@ def node_columns(dag: Dag, index: Mapping[NodeId, int]) -> Columns:
         "region": [regions[node.id] for node in nodes],
         "phase": [str(node.phase) if isinstance(node, Compute) else "" for node in nodes],
         "tags": [" ".join(f"{key}={value}" for key, value in node.tags) for node in nodes],
-        "maker": [dag.makers.get(node.id) or made_by(node) for node in nodes],
+        "stage": [str(node.tags[0][1]) if node.tags else "" for node in nodes],
+        "microbatch": [microbatch_text(node) for node in nodes],
+        "maker": [str(dag.makers.get(node.id) or made_by(node)) for node in nodes],
         "source": [region.source if region else "" for region in found],
         "bytes": [size(dag, node) for node in nodes],
         "flops": [
@@ -174,6 +178,11 @@ def node_columns(dag: Dag, index: Mapping[NodeId, int]) -> Columns:
         "expected": [round(duration(dag, node), 9) for node in nodes],
         "data": [list(dict.fromkeys(index[p] for p in dag.predecessors(node))) for node in nodes],
     }
+
+
+def microbatch_text(node: Node) -> str:
+    part = node.microbatch if isinstance(node, Compute) else None
+    return "" if part is None else str(part)
 
 
 def homes(dag: Dag) -> dict[NodeId, str]:
@@ -202,8 +211,10 @@ def kind_of_node(node: Node) -> str:
             return "exchange"
         case Update():
             return "update"
+        case Totals():
+            return TOTALS_STREAM
         case _:
-            return "totals"
+            assert_never(node)
 
 
 def made_by(node: Node) -> str:
@@ -215,15 +226,17 @@ def made_by(node: Node) -> str:
             return "reductions and gathers (passes, because of replicate)"
         case Exchange():
             return "exchanges (a pass, because of shard)"
-        case _:
+        case Compute() | Update() | Totals():
             return "capture"
+        case _:
+            assert_never(node)
 
 
 def order_columns(dag: Dag, index: Mapping[NodeId, int]) -> Columns:
     return {
         "before": [[index[node] for node in order.before] for order in dag.precedences],
         "after": [[index[node] for node in order.after] for order in dag.precedences],
-        "maker": [order.maker for order in dag.precedences],
+        "maker": [str(order.maker) for order in dag.precedences],
     }
 
 
@@ -244,25 +257,12 @@ def device_story(dag: Dag, plan: Plan, index: Mapping[NodeId, int]) -> DeviceSto
 def instruction_columns(plan: Plan, index: Mapping[NodeId, int]) -> Columns:
     ones = plan.instructions
     return {
-        "kind": [kind_of(one) for one in ones],
+        "kind": [one.kind for one in ones],
         "stream": [one.stream for one in ones],
-        "node": [index.get(NodeId(getattr(one, "node", "")), -1) for one in ones],
+        "node": [index.get(NodeId(one.node), -1) for one in ones],
         "text": [line(one) for one in ones],
         "waits": [list(one.waits) for one in ones],
     }
-
-
-def kind_of(one: Instruction) -> str:
-    """What an instruction does, in the words of the legend."""
-    match one:
-        case Run():
-            return one.phase
-        case Reduce():
-            return "reduce-scatter" if one.scatter else "all-reduce"
-        case Send() | Recv():
-            return type(one).__name__.lower()
-        case _:
-            return {"Total": "totals"}.get(type(one).__name__, type(one).__name__.lower())
 
 
 def coded(columns: Columns, words: dict[str, int]) -> dict[str, list[Any]]:

@@ -24,9 +24,15 @@ Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
 class Recipe:
     """Which kernel computes a phase of a region: equal regions differ in their dropouts alone."""
 
-    code: str
+    code: str  # of the region
     random: int | None = None  # which of its reads random numbers start from, if any
     first: int = 0  # number of its first dropout
+    ways: int = 1  # of so many shares of its experts, one
+
+    @property
+    def graph(self) -> str:
+        """What its graphs are known by."""
+        return self.code if self.ways == 1 else f"{self.code}/{self.ways}"
 
 
 @dataclass
@@ -55,7 +61,7 @@ class Kernels:
 
     def of(self, recipe: Recipe, phase: Phase, compiled: bool) -> Kernel:
         """What computes a phase of the region that this is the recipe of."""
-        kernel = self.get(recipe.code, phase, compiled)
+        kernel = self.get(recipe.graph, phase, compiled)
         return kernel if recipe.random is None else numbered(kernel, recipe.random, recipe.first)
 
     def to_json(self, code: str, phase: Phase, compiled: bool) -> str:

@@ -39,16 +39,21 @@ def number_tags(paths: Sequence[Path]) -> list[Tags]:
     return [tuple((mark.name, number(mark)) for mark in path) for path in paths]
 
 
-def region_ids(tags: Sequence[Tags]) -> list[RegionId]:
-    """PP0, PP1.EP3; the second run of the same tags is PP0#1."""
+def region_ids(tags: Sequence[Tags]) -> tuple[list[RegionId], list[int]]:
+    """PP0, PP1.EP3; the second run of the same tags is PP0#1. With these, which run each is.
+
+    >>> region_ids([(("PP", 0),), (("PP", 1),), (("PP", 0),)])
+    (['PP0', 'PP1', 'PP0#1'], [0, 0, 1])
+    """
     seen: Counter[str] = Counter()
-    ids = []
+    ids, runs = [], []
     for tag in tags:
         name = ".".join(f"{key}{index}" for key, index in tag)
         name = name or ("all" if len(tags) == 1 else "rest")
-        ids.append(RegionId(f"{name}#{seen[name]}" if seen[name] else name))
+        runs.append(seen[name])
+        ids.append(RegionId(f"{name}#{runs[-1]}" if runs[-1] else name))
         seen[name] += 1
-    return ids
+    return ids, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ def describe(
     lowered: Lowered,
     id: RegionId,
     tags: Tags,
+    run: int,
     code: str,
     values: Mapping[fx.Node, ValueId],
     part: Part,
@@ -78,6 +84,7 @@ def describe(
     return Region(
         id=id,
         tags=tags,
+        run=run,
         code=code,
         source=chunk.source,
         inputs=tuple(values[node] for node in chunk.inputs),

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from itertools import chain
 
 from piper.errors import BUG, Problem
-from piper.ir.cycles import cycle
+from piper.ir.cycles import DATA_FLOW, cycle
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer, Update
 from piper.ir.rules.neighbours import show
-from piper.ir.values import Origin
+from piper.ir.values import Role
 from piper.names import BW, B, NodeId, Phase, RegionId
 
 
@@ -18,7 +18,7 @@ def every_read_has_a_writer(dag: Dag) -> Iterator[Problem]:
     given = [value for value in dag.consumers if value not in dag.producers]
     for value in given:
         known = dag.values.get(value)
-        if known is None or known.origin is Origin.FLOW:
+        if known is None or not known.is_given:
             for node in dict.fromkeys(dag.consumers[value]):
                 yield Problem(f"{node} reads {value}, which nothing writes", BUG)
 
@@ -42,7 +42,7 @@ def nothing_waits_for_itself(dag: Dag) -> Iterator[Problem]:
             f"\n    {node:{width}} -> {following:{width}}   {why}"
             for (node, why), (following, _) in zip(loop, [*loop[1:], loop[0]], strict=True)
         ]
-        first = next((node for node, why in loop if why != "data flow"), loop[0][0])
+        first = next((node for node, why in loop if why != DATA_FLOW), loop[0][0])
         yield Problem(
             "these wait for each other" + "".join(rows),
             f"let the order put {first} after what it needs, or in the same slot",
@@ -54,7 +54,7 @@ def every_gradient_is_counted_once(dag: Dag) -> Iterator[Problem]:
     for node in dag.computes:
         if node.phase in (B, BW):
             for value in node.writes:
-                if value.startswith("g:"):
+                if dag.values[value].role is Role.WEIGHT_GRADIENT:
                     readers = [r for r in dag.consumers.get(value, ()) if adds(dag.nodes[r])]
                     if len(readers) != 1:
                         yield Problem(f"{value} is added up {len(readers)} times", BUG)
@@ -83,7 +83,7 @@ def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
     """An order that leaves out one microbatch of a pass is more likely a slip than a wish."""
     named: dict[tuple[RegionId, Phase], set[NodeId]] = {}
     for precedence in dag.precedences:
-        if precedence.maker.startswith("order"):
+        if precedence.maker.is_order:
             for name in chain(precedence.before, precedence.after):
                 named.setdefault(pass_of(dag, name), set()).add(name)
     for node in dag.computes:

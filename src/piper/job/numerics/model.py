@@ -12,7 +12,7 @@ import torch
 
 from piper.capture import Captured, capture
 from piper.errors import InputError, Problem
-from piper.ir.values import Origin
+from piper.ir.values import Role
 from piper.job.compiler import Compiled
 from piper.job.numerics.data import Batch, chunk, doubled
 from piper.job.numerics.plain import loss_of
@@ -91,7 +91,7 @@ def without_dropout(
 
 
 def is_random(captured: Captured) -> bool:
-    return any(value.origin is Origin.RANDOM for value in captured.model.values.values())
+    return any(value.role is Role.RANDOM for value in captured.model.values.values())
 
 
 def widest(model: torch.nn.Module) -> torch.dtype:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from piper.names import Device, Share
-from piper.plan.instructions import Exchange, Gather, Plan, Recv, Reduce, Send, is_dynamic
+from piper.names import TOTALS_STREAM, Device, Share
+from piper.plan.instructions import Exchange, Plan, Send, is_dynamic
+from piper.plan.meeting import Channel, Group, Meeting
 
 Team = tuple[str, tuple[Device, ...]]  # a stream, and devices that meet on it
 Link = tuple[str, Device, Device]  # a stream, who sends, who receives
@@ -45,20 +46,23 @@ def sends(plans: Sequence[Plan]) -> Iterator[tuple[Link, Send]]:
     for plan in plans:
         for one in plan.instructions:
             if isinstance(one, Send):
-                yield (one.stream, plan.device, one.peer), one
+                yield one.meeting(plan.device), one
 
 
 def streams(plans: Sequence[Plan]) -> list[str]:
     """The streams on which values go from device to device."""
-    found = (one.stream for p in plans for one in p.instructions if isinstance(one, Send | Recv))
-    return sorted(set(found))
+    return sorted({one.stream for one in meetings(plans) if isinstance(one, Channel)})
 
 
 def teams(plans: Sequence[Plan]) -> list[Team]:
-    """The streams and groups of all collectives."""
-    every = (one for plan in plans for one in plan.instructions)
-    meetings = (one for one in every if isinstance(one, Reduce | Gather | Exchange))
-    return sorted({(one.stream, one.group) for one in meetings})
+    """The streams and groups of all collectives. Totals have a group of their own."""
+    groups = (one for one in meetings(plans) if isinstance(one, Group))
+    return sorted(one for one in groups if one.stream != TOTALS_STREAM)
+
+
+def meetings(plans: Sequence[Plan]) -> set[Meeting]:
+    every = (one.meeting(plan.device) for plan in plans for one in plan.instructions)
+    return {one for one in every if one is not None}
 
 
 def exchanging(plan: Plan) -> list[Team]:
@@ -68,12 +72,12 @@ def exchanging(plan: Plan) -> list[Team]:
 
 def first_holders(plans: Sequence[Plan]) -> dict[Device, list[str]]:
     """Of the states that several devices hold alike, those that each one speaks for."""
-    first: dict[tuple[str, int, int], Device] = {}
+    seen: set[tuple[str, int, int]] = set()
+    spoken: dict[Device, list[str]] = {plan.device: [] for plan in plans}
     for plan in plans:
         for state in plan.states:
-            if state.home:
-                first.setdefault((state.bucket, state.share, state.shard), plan.device)
-    spoken: dict[Device, list[str]] = {plan.device: [] for plan in plans}
-    for (bucket, _, _), holder in first.items():
-        spoken[holder].append(f"w:{bucket}")
+            same = (state.bucket, state.share, state.shard)
+            if state.home and same not in seen:
+                seen.add(same)
+                spoken[plan.device].append(state.value)
     return spoken

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.values import TensorSpec
-from piper.names import Phase, RegionId
+from piper.ir.naming import weights
+from piper.ir.values import Role, TensorSpec
+from piper.names import BucketId, Phase, RegionId, ValueId
 from piper.plan.analyse.traffic import message_bytes
 from piper.plan.instructions import (
     Add,
@@ -18,10 +20,13 @@ from piper.plan.instructions import (
     Instruction,
     Keep,
     Layout,
+    Load,
     Plan,
     Recv,
     Reduce,
     Run,
+    Send,
+    Total,
     Update,
 )
 
@@ -127,24 +132,23 @@ class Walk:
         match one:
             case Run():
                 self.run(position, one)
-            case Recv() if one.value not in self.states:
-                self.put(one.value, ACTIVATIONS, self.size(one.value))
+            case Recv() | Exchange():
+                for value in one.defines:
+                    if value not in self.states:
+                        self.put(value, ACTIVATIONS, self.size(value))
             case Keep():
                 self.sizes[one.into] = self.sizes.pop(one.value)
-            case Add():
-                self.drop(one.value)
             case Reduce():
                 self.reduce(position, one)
-            case Exchange():
-                for value in one.writes:
-                    self.put(value, ACTIVATIONS, self.size(value))
             case Update():
                 self.look(position, self.largest(one))
-            case Free():
-                for value in one.values:
+            case Add() | Free():
+                for value in one.ends:
                     self.drop(value)
-            case Gather() | _:
+            case Load() | Send() | Gather() | Total():  # in memory that is there already
                 pass
+            case _:
+                assert_never(one)
         self.look(position)
 
     def run(self, position: int, run: Run) -> None:
@@ -152,10 +156,10 @@ class Walk:
         region = self.dag.model.by_id[RegionId(run.region)]
         self.look(position, region.workspace.get(Phase(run.phase), 0))
         for value in run.reads:
-            if value.startswith(("saved:", "carry:")):
+            if self.role(value) in (Role.SAVED, Role.CARRY):
                 self.drop(value)
         for value in run.writes:
-            kind = GRADIENTS if value.startswith("g:") else ACTIVATIONS
+            kind = GRADIENTS if self.role(value) is Role.WEIGHT_GRADIENT else ACTIVATIONS
             self.put(value, kind, self.size(value))
 
     def reduce(self, position: int, one: Reduce) -> None:
@@ -182,8 +186,13 @@ class Walk:
             self.now[MOVING] -= moving
             self.put(into, GRADIENTS, self.size(into))
 
+    def role(self, value: str) -> Role | None:
+        """None for buffers that are no value of the DAG: sums, inputs of a second replica."""
+        known = self.dag.values.get(ValueId(value))
+        return known.role if known else None
+
     def size(self, value: str) -> int:
-        known = self.dag.values.get(value)  # type: ignore[call-overload]
+        known = self.dag.values.get(ValueId(value))
         return self.bytes_of(known.specs) if known else 0
 
     def bytes_of(self, specs: tuple[TensorSpec, ...]) -> int:
@@ -195,7 +204,7 @@ class Walk:
 
     def largest(self, update: Update) -> int:
         """An optimizer works on one tensor at a time, with a copy of it or two."""
-        specs = self.dag.values[f"w:{update.bucket}'"].specs  # type: ignore[index]
+        specs = self.dag.values[weights(BucketId(update.bucket))].specs
         return 2 * max((spec.nbytes for spec in specs), default=0)
 
     def put(self, value: str, kind: str, size: int) -> None:

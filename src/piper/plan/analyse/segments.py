@@ -9,13 +9,15 @@ of what is made from them. What reads such rows is never recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from piper.plan.instructions import (
     Add,
     Exchange,
     Free,
+    Gather,
     Instruction,
     Keep,
     Load,
@@ -30,6 +32,7 @@ from piper.plan.instructions import (
     is_dynamic,
     is_message,
 )
+from piper.plan.meeting import Buffers
 
 Fits = Callable[[Run, frozenset[str]], bool]  # whether a Run that reads these can be recorded
 
@@ -62,7 +65,7 @@ def segments(plan: Plan, fits: Fits) -> tuple[Segment, ...]:
     for k, one in enumerate(plan.instructions):
         cutter.take(k, one)
     cutter.cut()
-    outside = {name for k in cutter.hosted for name in read_by(plan.instructions[k])}
+    outside = {name for k in cutter.hosted for name in plan.instructions[k].uses}
     return tuple(shown(plan, one, outside) for one in cutter.done)
 
 
@@ -101,7 +104,10 @@ class Cutter:
                 return one.into not in self.moving and one.value not in self.moving
             case Free():
                 return True
-        return False
+            case Load() | Send() | Recv() | Reduce() | Gather() | Exchange() | Total() | Update():
+                return False
+            case _:
+                assert_never(one)
 
     def awaited(self, waits: Iterable[int]) -> Waits:
         """Of these, what the host must wait for: messages."""
@@ -113,7 +119,7 @@ class Cutter:
             return
         code = [self.plan.instructions[k] for k in self.pending]
         reads = dict.fromkeys(v for one in code if isinstance(one, Run) for v in one.reads)
-        ended = [value for one in code if isinstance(one, Free) for value in one.values]
+        ended = [value for one in code if isinstance(one, Free) for value in one.ends]
         waits = self.awaited(k for one in code for k in one.waits)
         self.done.append(
             Recorded(
@@ -130,51 +136,34 @@ class Cutter:
 def shown(plan: Plan, segment: Segment, outside: set[str]) -> Segment:
     if isinstance(segment, Hosted):
         return segment
-    names = (n for k in segment.at for n in written_by(plan.instructions[k]))
+    names = (n for k in segment.at for n in plan.instructions[k].defines)
     wanted = tuple(dict.fromkeys(name for name in names if name in outside))
     return Recorded(segment.at, segment.waits, segment.copied, wanted, segment.ended)
 
 
-def moved_by(one: Instruction, moving: set[str]) -> Iterator[str]:
+def moved_by(one: Instruction, moving: set[str]) -> Buffers:
     """What the host's own work leaves in memory of its own."""
     match one:
-        case Run(writes=names) | Exchange(writes=names):
-            yield from names
-        case Reduce(into=name):
-            yield name
-        case Keep(into=name, value=value) if value in moving:
-            yield name
-        case Recv(value=name, shapes=shapes) if any(map(is_dynamic, shapes)):
-            yield name
+        case Run() | Exchange() | Reduce():
+            return one.defines
+        case Keep():
+            return one.defines if one.value in moving else ()
+        case Recv():
+            return one.defines if any(map(is_dynamic, one.shapes)) else ()
+        case Load() | Add() | Send() | Gather() | Total() | Update() | Free():
+            return ()
+        case _:
+            assert_never(one)
 
 
-def loosened_by(one: Instruction, loose: set[str]) -> Iterator[str]:
+def loosened_by(one: Instruction, loose: set[str]) -> Buffers:
     """What the host leaves with a number of rows that is not known beforehand."""
     match one:
-        case Exchange(way=way, writes=names) if way != "back":
-            yield from names
-        case Run(reads=reads, writes=names) if not loose.isdisjoint(reads):
-            yield from names
-        case Keep(into=name, value=value) if value in loose:
-            yield name
-
-
-def read_by(one: Instruction) -> Iterator[str]:
-    match one:
-        case Run(reads=names) | Exchange(reads=names):
-            yield from names
-        case Send(value=name) | Reduce(value=name) | Update(grad=name):
-            yield name
-        case Total():
-            yield from (name for name, _ in one.losses)
-            yield from one.grads
-        case Keep() | Add():
-            yield from (one.into, one.value)
-
-
-def written_by(one: Instruction) -> Iterator[str]:
-    match one:
-        case Run(writes=names):
-            yield from names
-        case Keep(into=name) | Add(into=name):
-            yield name
+        case Exchange():
+            return one.defines if one.way != "back" else ()
+        case Run() | Keep():
+            return () if loose.isdisjoint(one.uses) else one.defines
+        case Load() | Add() | Send() | Recv() | Reduce() | Gather() | Total() | Update() | Free():
+            return ()
+        case _:
+            assert_never(one)

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from math import prod
+from typing import assert_never
 
 from piper.ir.values import ITEM_BYTES
-from piper.plan.instructions import Exchange, Gather, Layout, Plan, Reduce, Send, Shape
+from piper.plan.instructions import (
+    Add,
+    Exchange,
+    Free,
+    Gather,
+    Keep,
+    Layout,
+    Load,
+    Plan,
+    Recv,
+    Reduce,
+    Run,
+    Send,
+    Shape,
+    Total,
+    Update,
+)
 
 
 def traffic(plan: Plan) -> dict[str, int]:
@@ -27,6 +44,10 @@ def traffic(plan: Plan) -> dict[str, int]:
             case Exchange():
                 rows = sum(map(shape_bytes, one.shapes))
                 found[one.stream] += rows * (len(one.group) - 1) // len(one.group)
+            case Load() | Run() | Keep() | Add() | Recv() | Total() | Update() | Free():
+                pass
+            case _:
+                assert_never(one)
     return dict(found)
 
 

@@ -13,15 +13,19 @@ from itertools import islice
 from piper.errors import BUG, PlanError, Problem
 from piper.ir.dag import Dag
 from piper.ir.flat_layout import messages
+from piper.ir.naming import sent
+from piper.ir.naming import updated as new
 from piper.ir.nodes import Collective, Kind, Node, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.roles import Present
 from piper.ir.sharding import sharding_of
-from piper.names import BucketId, Device
-from piper.plan.check.machine import Machine
+from piper.ir.values import Role
+from piper.names import BucketId, Device, ValueId
+from piper.plan.check.contents import Contents
 from piper.plan.check.paper import Together
-from piper.plan.check.wires import sent
 from piper.plan.instructions import Layout, Plan, State, Total, line
+from piper.plan.meeting import Channel, Group, Meeting
+from piper.plan.rendezvous import Rendezvous
 
 
 def check(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None) -> None:
@@ -35,8 +39,9 @@ def check(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = No
 def checked(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None) -> Together:
     """The same, for those who want to know what was seen."""
     here = Present(dag.devices if devices is None else devices)
-    together = Together(dag, {plan.device: Machine(plan) for plan in plans}, here)
-    together.run()
+    devices_of = {plan.device: Contents(plan) for plan in plans}
+    together = Together(devices_of, Rendezvous(here.of), dag=dag, here=here)
+    together.finish()
     for rule in RULES:
         problems = list(islice(rule(together), 8))
         if problems:
@@ -45,15 +50,23 @@ def checked(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = 
 
 
 def nothing_is_left(together: Together) -> Iterator[Problem]:
-    for what, event in together.wires.waiting():
-        text = line(together.machines[event[0]].plan.instructions[event[1]])
-        yield Problem(f"«{text}» {what}\n{together.picture(event)}", BUG)
-    for machine in together.machines.values():
+    for meeting, event in together.rendezvous.alone():
+        text = f"«{line(together.instruction(event))}» {is_alone(meeting)}"
+        yield Problem(f"{text}\n{together.picture(event)}", BUG)
+    for machine in together.devices.values():
         device = machine.plan.device
         for buffer in machine.holds:
             if buffer not in machine.states:
                 picture = together.picture((device, machine.made[buffer]))
                 yield Problem(f"device {device} never frees {buffer}\n{picture}", BUG)
+
+
+def is_alone(meeting: Meeting) -> str:
+    match meeting:
+        case Channel(stream, source, target):
+            return f"on {stream} from {source} to {target} meets nothing"
+        case Group(stream):
+            return f"on {stream} is not met by all of its group"
 
 
 def everything_ran_once(together: Together) -> Iterator[Problem]:
@@ -62,14 +75,14 @@ def everything_ran_once(together: Together) -> Iterator[Problem]:
         if isinstance(node, Transfer):
             runs += [(device, sent(node.id)) for device in together.here.of(node.source)]
         for device, name in runs:
-            if device not in together.machines or name not in together.machines[device].ran:
+            if device not in together.devices or name not in together.devices[device].ran:
                 place = needed_at(together, node, device)
                 yield Problem(f"{node.id} never runs on device {device}{place}", BUG)
 
 
 def needed_at(together: Together, node: Node, device: Device) -> str:
     """The last of what such a node needs, drawn: it would come after that."""
-    machine = together.machines.get(device)
+    machine = together.devices.get(device)
     ran = machine.ran if machine else {}
     before = [ran[name] for name in together.dag.predecessors(node) if name in ran]
     return f", after\n{together.picture((device, max(before)))}" if before else ""
@@ -81,7 +94,7 @@ def orders_are_kept(together: Together) -> Iterator[Problem]:
             continue
         lane = together.dag.nodes[precedence.before[0]].devices  # it has all of them
         for device in together.here.of(lane):
-            ran = together.machines[device].ran
+            ran = together.devices[device].ran
             before = [(ran[node], node) for node in precedence.before if node in ran]
             after = [(ran[node], node) for node in precedence.after if node in ran]
             if before and after and max(before) > min(after):
@@ -119,7 +132,7 @@ def totals(together: Together, devices: Sequence[Device]) -> str:
     events = [
         (device, k)
         for device in devices[:3]
-        for k, one in enumerate(together.machines[device].plan.instructions)
+        for k, one in enumerate(together.devices[device].plan.instructions)
         if isinstance(one, Total)
     ]
     return f"\n{together.picture(*events)}" if events else ""
@@ -136,11 +149,12 @@ def counters(together: Together, update: UpdateNode, number: int) -> int:
 
 def states_are_right(together: Together) -> Iterator[Problem]:
     """A state is the bucket its name says, at home where it is updated."""
-    for machine in together.machines.values():
+    for machine in together.devices.values():
         device = machine.plan.device
         for state in machine.plan.states:
-            name, copy, _ = state.value.partition(">")
-            if name != f"w:{state.bucket}" or state.home != (not copy):
+            known = together.dag.values.get(ValueId(state.value))
+            is_right = known and (known.role, known.bucket, known.copy)
+            if is_right != (Role.WEIGHTS, state.bucket, not state.home):
                 yield Problem(f"{state.value} is not {state.bucket}", BUG)
             elif shard_of(together.dag, state, device) != (
                 state.shard, state.ways, state.messages, state.share, state.shares,
@@ -165,9 +179,11 @@ def shard_of(
 def states_are_new(together: Together) -> Iterator[Problem]:
     """Every copy of every updated parameter ends the step with its new value."""
     updated = {node.bucket for node in together.dag.nodes.values() if isinstance(node, UpdateNode)}
-    for machine in together.machines.values():
+    for machine in together.devices.values():
         for state in machine.plan.states:
-            if state.bucket in updated and machine.holds[state.value] != {f"{state.value}'"}:
+            if state.bucket in updated and machine.holds[state.value] != {
+                new(ValueId(state.value))
+            }:
                 device, made = machine.plan.device, machine.made.get(state.value)
                 picture = "" if made is None else f"\n{together.picture((device, made))}"
                 yield Problem(f"{state.value} on device {device} stays old{picture}", BUG)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from piper.names import Device
-from piper.plan.check.wires import Event
-from piper.plan.instructions import Add, Free, Keep, Plan, Reduce, line
+from piper.plan.instructions import Plan, line
+from piper.plan.rendezvous import Event
 
 Marks = Mapping[Device, Mapping[int, str]]  # device -> instruction -> the sign before it
 WIDTH, COLUMN = 118, 56
@@ -30,13 +30,7 @@ def excerpts(plans: Mapping[Device, Plan], here: Event, *others: Event) -> str:
 
 def last_end(plan: Plan, buffer: str, before: int) -> int | None:
     """The instruction that ended a buffer before another one came to it."""
-    for k in reversed(range(before)):
-        match plan.instructions[k]:
-            case Free(values) if buffer in values:
-                return k
-            case Keep(value=value) | Add(value=value) | Reduce(value=value) if value == buffer:
-                return k
-    return None
+    return next((k for k in reversed(range(before)) if buffer in plan.instructions[k].ends), None)
 
 
 def drawn(plans: Mapping[Device, Plan], marks: Marks, around: int = 1) -> str:

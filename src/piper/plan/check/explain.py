@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute
-from piper.names import Device
+from piper.names import Device, NodeId
 from piper.plan.check.excerpts import drawn
-from piper.plan.check.wires import Event
 from piper.plan.instructions import (
+    Add,
     Exchange,
     Free,
     Gather,
-    Instruction,
+    Keep,
+    Load,
     Plan,
     Recv,
     Reduce,
@@ -25,6 +27,8 @@ from piper.plan.instructions import (
     Update,
     line,
 )
+from piper.plan.meeting import Meeting
+from piper.plan.rendezvous import Event
 
 PHASES = {
     "F": "forward", "B": "backward", "BI": "backward for inputs", "BW": "backward for weights",
@@ -104,38 +108,19 @@ def walk(
 def partners(plans: Mapping[Device, Plan], event: Event) -> Iterator[tuple[Device, int | None]]:
     """The other sides of a meeting: the n-th on a channel meets the n-th, in a group likewise."""
     device, position = event
-    mine = plans[device].instructions[position]
-    mates = others(mine, device)
-    here = list(alike(plans[device], meeting(mine, device)))
-    number = here.index(position)
-    for mate in mates:
-        key = meeting(mine, device, of_mate=True)
-        there = list(alike(plans[mate], key)) if mate in plans else []
-        yield mate, there[number] if number < len(there) else None
+    meeting = plans[device].instructions[position].meeting(device)
+    assert meeting is not None
+    number = comings(plans[device], meeting).index(position)
+    for mate in meeting.members:
+        if mate != device:
+            there = comings(plans[mate], meeting) if mate in plans else []
+            yield mate, there[number] if number < len(there) else None
 
 
-def others(one: Instruction, device: Device) -> tuple[Device, ...]:
-    if isinstance(one, Send | Recv):
-        return (one.peer,)
-    assert isinstance(one, Reduce | Gather | Exchange | Total)
-    return tuple(other for other in one.group if other != device)
-
-
-def meeting(one: Instruction, device: Device, of_mate: bool = False) -> object:
-    """What instructions that meet in order have in common, for each side of it."""
-    if isinstance(one, Send | Recv):
-        sends = isinstance(one, Send) != of_mate
-        ends = (device, one.peer) if isinstance(one, Send) else (one.peer, device)
-        return "sends" if sends else "receives", one.stream, ends
-    if isinstance(one, Total):
-        return "totals", one.node
-    return ("meets", one.stream, one.group) if isinstance(one, Reduce | Gather | Exchange) else None
-
-
-def alike(plan: Plan, key: object) -> Iterator[int]:
-    for k, one in enumerate(plan.instructions):
-        if meeting(one, plan.device) == key:
-            yield k
+def comings(plan: Plan, meeting: Meeting) -> list[int]:
+    """Where a device comes to a meeting."""
+    ones = enumerate(plan.instructions)
+    return [k for k, one in ones if one.meeting(plan.device) == meeting]
 
 
 def marks(shown: Sequence[Wait], at: Mapping[Device, int]) -> dict[Device, dict[int, str]]:
@@ -215,9 +200,11 @@ class Words:
                 text = f"receiving {one.value} from device {one.peer}"
             case Free():
                 text = f"freeing {', '.join(one.values)}"
-            case _:
+            case Load() | Keep() | Add():
                 text = f"«{line(one)}»"
-        return text + self.signed(getattr(one, "node", ""))
+            case _:
+                assert_never(one)
+        return text + self.signed(one.node)
 
     def compute(self, run: Run) -> str:
         node = self.dag.nodes.get(run.node)  # type: ignore[call-overload]
@@ -228,8 +215,8 @@ class Words:
     def region(self, node: Compute) -> str:
         split = dict(self.dag.dimensions)
         tags = [f"{key}={index}" for key, index in node.tags if key not in split]
-        number = node.region.partition("#")[2]
-        return ", ".join([*tags, *([f"RUN={number}"] if number else [])]) or node.region
+        run = self.dag.model.by_id[node.region].run
+        return ", ".join([*tags, *([f"RUN={run}"] if run else [])]) or node.region
 
     def part(self, node: Compute) -> str:
         tags = dict(node.tags)
@@ -240,7 +227,7 @@ class Words:
 
     def signed(self, node: str) -> str:
         """The directive that put a node where it is, or else the one that made it."""
-        orders = (p.maker for p in self.dag.precedences if node in (*p.after, *p.before))
-        makers = (*orders, self.dag.makers.get(node, ""))  # type: ignore[call-overload]
-        found = next((maker for maker in makers if "directive" in maker), "")
-        return f" ({found[:-1].replace(' (', ': ')})" if found else ""
+        orders = [p.maker for p in self.dag.precedences if node in (*p.after, *p.before)]
+        made = self.dag.makers.get(NodeId(node))
+        found = next((maker for maker in [*orders, *([made] if made else [])] if maker.of), None)
+        return f" ({found.name}: directive {found.directive} of {found.of})" if found else ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from piper.names import COMPUTE
+from piper.names import COMPUTE, TOTALS_STREAM
 from piper.plan.instructions import Instruction, Plan
 
 
 def stream_of(instruction: Instruction) -> str:
     """Totals add up what is here on the compute stream, before they ask the others."""
-    return COMPUTE if instruction.stream == "totals" else instruction.stream
+    return COMPUTE if instruction.stream == TOTALS_STREAM else instruction.stream
 
 
 @dataclass

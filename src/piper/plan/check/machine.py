@@ -1,142 +1,83 @@
-"""Devices on paper: how far each is, and what its buffers hold."""
+"""The machine that runs all plans together, on paper.
+
+A device goes on until something that it waits for has not ended. What its instructions do is up to
+the readers of this machine: the check follows what buffers hold, the queues hold up more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Generic, TypeVar
 
-from piper.errors import BUG, PlanError, Problem
-from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Exchange
-from piper.ir.replicas import replicas
-from piper.ir.roles import Present
-from piper.ir.values import Origin
 from piper.names import Device
-from piper.plan.check.excerpts import excerpts, last_end
-from piper.plan.check.knowledge import Knowledge, stream_of
-from piper.plan.check.wires import Event, Wires, difference
-from piper.plan.instructions import Plan
+from piper.plan.instructions import Instruction, Plan, is_message
+from piper.plan.rendezvous import Event, Rendezvous
 
 
 @dataclass
-class Machine:
-    """One device: how far it is, and what its buffers hold."""
+class Progress:
+    """One device: how far it is in its plan."""
 
     plan: Plan
     at: int = 0
-    holds: dict[str, set[str]] = field(default_factory=dict)
-    made: dict[str, int] = field(default_factory=dict)  # buffer -> instruction that wrote it
-    used: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
-    rewritten: set[str] = field(default_factory=set)  # what other streams write again
-    read_at: dict[str, int] = field(default_factory=dict)  # of these, the last run that read it
-    ran: dict[str, int] = field(default_factory=dict)  # node -> instruction
-    filled: dict[int, str] = field(default_factory=dict)  # buffer of the plan -> what is in it
 
-    def __post_init__(self) -> None:
-        self.knows = Knowledge(self.plan)
-        self.states = {state.value for state in self.plan.states}
-        self.holds.update((state, {state}) for state in self.states)
-        self.rewritten |= self.states
+    @property
+    def here(self) -> Event:
+        return self.plan.device, self.at
+
+
+D = TypeVar("D", bound=Progress)
 
 
 @dataclass
-class Paper:
-    """All devices, the channels between them, and what has ended."""
+class Machine(Generic[D]):
+    """All devices, what has ended, and who waits for what."""
 
-    dag: Dag
-    machines: dict[Device, Machine]
-    here: Present  # who must have a plan
+    devices: dict[Device, D]
+    rendezvous: Rendezvous
     ended: set[Event] = field(default_factory=set)
-    wires: Wires = field(default_factory=Wires)
     asleep: dict[Event, Device] = field(default_factory=dict)  # who waits for it
     woken: list[Device] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.replicas = replicas(node.devices for node in self.dag.computes if node.devices)
+    def run(self) -> list[D]:
+        """Run all plans as far as they go; those that never come to their end."""
+        awake = deque(self.devices)
+        while awake:
+            self.advance(self.devices[awake.popleft()])
+            awake.extend(self.woken)
+            self.woken.clear()
+        return [one for one in self.devices.values() if one.at < len(one.plan.instructions)]
 
-    def expected(self, machine: Machine, node: Compute | Exchange) -> Sequence[Sequence[str]]:
-        """What a node reads; on a device with several replicas, inputs of its own replica."""
-        assert node.devices is not None
-        replica, of = self.replicas.place(node.devices, machine.plan.device)
-        if of == 1 or not replica:
-            return node.reads
-        given = self.dag.values
-        return [
-            [v if given[v].origin in (Origin.FLOW, Origin.WEIGHTS) else f"{v}#{replica}" for v in t]
-            for t in node.reads
-        ]
+    def advance(self, device: D) -> None:
+        """Go on until something that is waited for has not ended."""
+        instructions = device.plan.instructions
+        while device.at < len(instructions):
+            one = instructions[device.at]
+            event = self.pending(device, one)
+            if event is not None:
+                self.asleep[event] = device.plan.device
+                return
+            self.do(device, one)
+            device.at += 1
 
-    def end(self, *events: Event) -> None:
-        """These have ended; whoever waits for one may go on."""
-        self.ended.update(events)
-        self.woken += [self.asleep.pop(event) for event in events if event in self.asleep]
+    def pending(self, device: D, one: Instruction) -> Event | None:
+        """Something that it waits for and that has not ended. Compute is in order."""
+        for position in one.waits:
+            event = device.plan.device, position
+            if event not in self.ended and is_message(device.plan.instructions[position]):
+                return event
+        return None
 
-    def refuse(self, machine: Machine, what: str, *others: int | Event | None) -> NoReturn:
-        """`others`: what else to show, instructions of this device (numbers) or of any (events)."""
-        device = machine.plan.device
-        events = [(device, k) if isinstance(k, int) else k for k in others if k is not None]
-        picture = self.picture((device, machine.at), *events)
-        raise PlanError(f"device {device}", Problem(f"{what}\n{picture}", BUG))
+    def do(self, device: D, one: Instruction) -> None:
+        """What an instruction does once nothing is pending."""
+        self.meet(device, one)
 
-    def picture(self, here: Event, *others: Event) -> str:
-        """The plans around these instructions."""
-        plans = {device: self.machines[device].plan for device, _ in (here, *others)}
-        return excerpts(plans, here, *others)
-
-    def write(self, machine: Machine, buffer: str, content: set[str]) -> None:
-        if buffer in machine.holds:
-            made = machine.made.get(buffer)
-            self.refuse(machine, f"{buffer} is written while it is still in use", made)
-        machine.holds[buffer] = content
-        machine.made[buffer] = machine.at
-
-    def read(self, machine: Machine, buffer: str) -> set[str]:
-        """What a buffer holds; refused if it is empty, or not there yet for all that is known."""
-        if buffer not in machine.holds:
-            end = last_end(machine.plan, buffer, machine.at)
-            self.refuse(machine, f"{buffer} is read but nothing is in it", end)
-        made, stream = machine.made.get(buffer), self.stream(machine)
-        if made is not None and not machine.knows.has(stream, made):
-            self.refuse(machine, f"{buffer} is read before it is there", made)
-        return machine.holds[buffer]
-
-    def stream(self, machine: Machine) -> str:
-        return stream_of(machine.plan.instructions[machine.at])
-
-    def take(self, machine: Machine, buffer: str) -> set[str]:
-        content = self.read(machine, buffer)
-        self.refuse_unsent(machine, buffer)
-        del machine.holds[buffer]
-        return content
-
-    def once(self, machine: Machine, node: str) -> None:
-        if node in machine.ran:
-            self.refuse(machine, f"{node} runs twice", machine.ran[node])
-        machine.ran[node] = machine.at
-
-    def compare(
-        self, machine: Machine, buffers: Sequence[str], wanted: Sequence[Sequence[str]]
-    ) -> None:
-        if len(buffers) != len(wanted):
-            self.refuse(machine, f"it reads {len(buffers)} values instead of {len(wanted)}")
-        for buffer, parts in zip(buffers, wanted, strict=True):
-            found = self.read(machine, buffer)
-            if found != set(parts):
-                what = f"{buffer} {difference(found, set(parts))}"
-                self.refuse(machine, what, *self.makers(machine, found ^ set(parts)))
-
-    def makers(self, machine: Machine, values: set[str]) -> list[int]:
-        """Where this device made what is missing or does not belong, two at most."""
-        ran = (machine.ran.get(self.dag.producers.get(v, "")) for v in sorted(values))  # type: ignore[call-overload]
-        return [position for position in ran if position is not None][:2]
-
-    def refuse_unsent(self, machine: Machine, buffer: str) -> None:
-        """A buffer that is being sent or read must neither change nor end."""
-        stream = self.stream(machine)
-        for send in machine.used.get(buffer, ()):
-            if not machine.knows.has(stream, send):
-                self.refuse(machine, f"{buffer} changes or ends while it is being sent", send)
-        read = machine.read_at.get(buffer)
-        if read is not None and not machine.knows.has(stream, read):
-            self.refuse(machine, f"{buffer} changes while it is in use", read)
+    def meet(self, device: D, one: Instruction) -> list[Event] | None:
+        """Come to its meeting, if it has one; what is complete now has ended."""
+        meeting = one.meeting(device.plan.device)
+        met = None if meeting is None else self.rendezvous.arrive(meeting, device.here)
+        if met:
+            self.ended.update(met)
+            self.woken += [self.asleep.pop(event) for event in met if event in self.asleep]
+        return met

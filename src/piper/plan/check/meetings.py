@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
+from piper.ir.naming import sent
 from piper.ir.nodes import Collective, Kind, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
 from piper.plan.buffer_layout import offsets
-from piper.plan.check.machine import Machine, Paper
-from piper.plan.check.wires import Event, sent
-from piper.plan.instructions import Exchange, Gather, Recv, Reduce, Send
+from piper.plan.check.contents import Contents, Paper
+from piper.plan.instructions import Exchange, Gather, Instruction, Recv, Reduce, Send
+from piper.plan.rendezvous import Event
 
 
 class Meetings(Paper):
     """Sends meet receives in order on their channel, groups come together in order."""
 
-    def transfer(self, machine: Machine, moved: Send | Recv) -> None:
+    def transfer(self, machine: Contents, moved: Send | Recv) -> None:
         node = self.dag.nodes.get(moved.node)  # type: ignore[call-overload]
         if not isinstance(node, Transfer):
             self.refuse(machine, f"{moved.node} is no transfer")
@@ -29,7 +32,7 @@ class Meetings(Paper):
             self.write(machine, moved.value, {node.writes[0]})
         self.meet(machine, moved)
 
-    def refuse_other_wire(self, machine: Machine, moved: Send | Recv, node: Transfer) -> None:
+    def refuse_other_wire(self, machine: Contents, moved: Send | Recv, node: Transfer) -> None:
         """Both ends, the stream and the shapes are those of the DAG."""
         here, value = machine.plan.device, self.dag.values[node.writes[0]]
         ends = (here, moved.peer) if isinstance(moved, Send) else (moved.peer, here)
@@ -40,31 +43,39 @@ class Meetings(Paper):
         if isinstance(moved, Recv) and moved.bundle != value.bundle:
             self.refuse(machine, f"{node.id} is {'a' if value.bundle else 'no'} bundle")
 
-    def meet(self, machine: Machine, moved: Send | Recv) -> None:
-        here, is_send = machine.plan.device, isinstance(moved, Send)
-        ends = (here, moved.peer) if is_send else (moved.peer, here)
-        if moved.peer not in self.machines:
-            self.refuse(machine, f"there is no device {moved.peer}")
-        for sent_by, got_by in self.wires.moved((moved.stream, *ends), (here, machine.at)):
-            self.pair(machine, sent_by, got_by)
+    def meet(self, machine: Contents, one: Instruction) -> list[Event] | None:
+        """Whoever meets must be at the same node."""
+        if isinstance(one, Send | Recv) and one.peer not in self.devices:
+            self.refuse(machine, f"there is no device {one.peer}")
+        met = super().meet(machine, one)
+        for event in met or ():
+            other = self.instruction(event)
+            if other.node != one.node:
+                self.refuse_other_node(machine, one, met or [])
+        return met
 
-    def pair(self, machine: Machine, sent: Event, got: Event) -> None:
-        one, other = (self.machines[d].plan.instructions[k] for d, k in (sent, got))
-        assert isinstance(one, Send) and isinstance(other, Recv)
-        if one.node != other.node:
-            what = f"device {sent[0]} sends {one.value} where device {got[0]} expects {other.value}"
-            self.refuse(machine, what, sent, got)
-        self.end(sent, got)
+    def instruction(self, event: Event) -> Instruction:
+        return self.devices[event[0]].plan.instructions[event[1]]
 
-    def reduce(self, machine: Machine, reduce: Reduce) -> None:
+    def refuse_other_node(self, machine: Contents, one: Instruction, met: list[Event]) -> NoReturn:
+        all_of_them = {event: self.instruction(event) for event in met}
+        match [*all_of_them.items()]:
+            case [((source, _), Send() as send), ((target, _), Recv() as recv)]:
+                what = f"device {source} sends {send.value} where device {target} expects"
+                self.refuse(machine, f"{what} {recv.value}", *met)
+            case _:
+                rows = (f"device {d} is at {other.node}" for (d, _), other in all_of_them.items())
+                self.refuse(machine, f"on {one.stream}, {', '.join(rows)}", *met)
+
+    def reduce(self, machine: Contents, reduce: Reduce) -> None:
         kind = Kind.REDUCE_SCATTER if reduce.scatter else Kind.ALL_REDUCE
         node = self.collective(machine, reduce, kind)
         self.compare(machine, [reduce.value], node.reads)
         self.take(machine, reduce.value)
         self.write(machine, reduce.into, {node.writes[0]})
-        self.join(machine, reduce)
+        self.meet(machine, reduce)
 
-    def gather(self, machine: Machine, gather: Gather) -> None:
+    def gather(self, machine: Contents, gather: Gather) -> None:
         node = self.collective(machine, gather, Kind.ALL_GATHER)
         self.compare(machine, [gather.value], node.reads)
         machine.used.setdefault(gather.value, []).append(machine.at)
@@ -73,9 +84,9 @@ class Meetings(Paper):
             self.refuse(machine, f"{gather.into} has other shapes")
         self.fill(machine, gather)
         self.write(machine, gather.into, {node.writes[0]})
-        self.join(machine, gather)
+        self.meet(machine, gather)
 
-    def fill(self, machine: Machine, gather: Gather) -> None:
+    def fill(self, machine: Contents, gather: Gather) -> None:
         """A buffer takes one gather at a time, and has room for it."""
         sizes, inside = machine.plan.buffers, machine.filled.get(gather.buffer)
         if inside is not None:
@@ -91,7 +102,7 @@ class Meetings(Paper):
         machine.filled[gather.buffer] = gather.into
         machine.rewritten.add(gather.into)
 
-    def collective(self, machine: Machine, one: Reduce | Gather, kind: Kind) -> Collective:
+    def collective(self, machine: Contents, one: Reduce | Gather, kind: Kind) -> Collective:
         """The node behind an instruction, which must be just like it."""
         node, here = self.dag.nodes.get(one.node), machine.plan.device  # type: ignore[call-overload]
         if not isinstance(node, Collective) or node.kind is not kind or here not in one.group:
@@ -104,17 +115,7 @@ class Meetings(Paper):
         found: Collective = node
         return found
 
-    def join(self, machine: Machine, one: Reduce | Gather | Exchange) -> None:
-        """It ends when all of the group are at it; they must come in the same order."""
-        here, event = self.here.of(one.group), (machine.plan.device, machine.at)
-        for heads in self.wires.joined((one.stream, one.group), here, event):
-            nodes = {d: self.machines[d].plan.instructions[k].node for d, k in heads}  # type: ignore[union-attr]
-            if len(set(nodes.values())) > 1:
-                which = ", ".join(f"device {d} is at {node}" for d, node in nodes.items())
-                self.refuse(machine, f"on {one.stream}, {which}", *heads)
-            self.end(*heads)
-
-    def exchange(self, machine: Machine, one: Exchange) -> None:
+    def exchange(self, machine: Contents, one: Exchange) -> None:
         """It reads and writes what its node does; rows stay as they are until it has ended."""
         node, here = self.dag.nodes.get(one.node), machine.plan.device  # type: ignore[call-overload]
         if not isinstance(node, ExchangeNode) or here not in one.group:
@@ -131,4 +132,4 @@ class Meetings(Paper):
             machine.used.setdefault(buffer, []).append(machine.at)
         for buffer, value in zip(one.writes, node.writes, strict=True):
             self.write(machine, buffer, {value})
-        self.join(machine, one)
+        self.meet(machine, one)

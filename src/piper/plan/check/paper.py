@@ -6,20 +6,17 @@ on their channel; a device goes on only when what it waits for has ended.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import assert_never
 
 from piper.errors import PlanError, Problem
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
-from piper.names import COMPUTE
+from piper.plan.check.contents import Contents
 from piper.plan.check.excerpts import last_end
 from piper.plan.check.explain import explained
-from piper.plan.check.machine import Machine
 from piper.plan.check.meetings import Meetings
-from piper.plan.check.wires import Event
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -37,72 +34,62 @@ from piper.plan.instructions import (
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Together(Meetings):
     """All devices, the channels between them, and what has ended."""
 
-    totals: dict[str, list[Event]] = field(default_factory=dict)
     counted: dict[str, list[frozenset[str]]] = field(default_factory=dict)  # by total
 
-    def __post_init__(self) -> None:
-        self.handlers: dict[type[Instruction], Callable[[Machine, Any], None]] = {
-            Load: self.load, Run: self.compute, Keep: self.keep, Add: self.add, Free: self.free,
-            Send: self.transfer, Recv: self.transfer, Total: self.total, Update: self.update,
-            Reduce: self.reduce, Gather: self.gather, Exchange: self.exchange,
-        }  # fmt: skip
-        super().__post_init__()
-
-    def run(self) -> None:
-        awake = deque(self.machines)
-        while awake:
-            self.advance(self.machines[awake.popleft()])
-            awake.extend(self.woken)
-            self.woken.clear()
-        stuck = [m for m in self.machines.values() if m.at < len(m.plan.instructions)]
+    def finish(self) -> None:
+        """Run all plans to their end."""
+        stuck = self.run()
         if stuck:
             raise PlanError("plans", self.deadlock(stuck))
 
-    def advance(self, machine: Machine) -> None:
-        """Go on until something that is waited for has not ended."""
-        device, instructions = machine.plan.device, machine.plan.instructions
-        while machine.at < len(instructions):
-            instruction = instructions[machine.at]
-            for position in instruction.waits:
-                self.refuse_future(machine, position)
-                if not self.has_ended(machine, position):
-                    self.asleep[device, position] = device
-                    return
-            if instruction.waits:
-                machine.knows.wait(machine.at, instruction)
-            self.handlers[type(instruction)](machine, instruction)
-            machine.at += 1
+    def do(self, device: Contents, one: Instruction) -> None:
+        if one.waits:
+            device.knows.wait(device.at, one)
+        match one:
+            case Run():
+                self.compute(device, one)
+            case Free():
+                self.free(device, one)
+            case Load():
+                self.load(device, one)
+            case Keep():
+                self.keep(device, one)
+            case Add():
+                self.add(device, one)
+            case Send() | Recv():
+                self.transfer(device, one)
+            case Reduce():
+                self.reduce(device, one)
+            case Gather():
+                self.gather(device, one)
+            case Exchange():
+                self.exchange(device, one)
+            case Total():
+                self.total(device, one)
+            case Update():
+                self.update(device, one)
+            case _:
+                assert_never(one)
 
-    def has_ended(self, machine: Machine, position: int) -> bool:
-        """What came earlier on the compute stream has; the rest is written down when it does."""
-        if machine.plan.instructions[position].stream == COMPUTE:
-            return True
-        return (machine.plan.device, position) in self.ended
-
-    def refuse_future(self, machine: Machine, position: int) -> None:
-        if position >= machine.at:
-            what = f"it waits for instruction {position}, which comes later"
-            self.refuse(machine, what, position)
-
-    def keep(self, machine: Machine, keep: Keep) -> None:
+    def keep(self, machine: Contents, keep: Keep) -> None:
         self.write(machine, keep.into, self.take(machine, keep.value))
 
-    def load(self, machine: Machine, load: Load) -> None:
-        name, _, replica = load.value.partition("#")
-        known = self.dag.values.get(name)  # type: ignore[call-overload]
-        first, of = int(replica or 0), len(self.replicas.feeds[0])
-        wanted = known and (
-            known.origin, known.index, first * known.parts + known.part, of * known.parts,
-        )  # fmt: skip
-        if (load.origin, load.index, load.part, load.parts) != wanted or first >= of:
+    def load(self, machine: Contents, load: Load) -> None:
+        if load.value not in self.inputs:
+            self.refuse(machine, f"there is no input {load.value}")
+        known, replica = self.inputs[load.value]
+        part, parts = replica * known.parts + known.part, len(self.replicas.feeds[0]) * known.parts
+        if (load.role, load.index, load.part, load.parts) != (
+            known.role, known.index, part, parts,
+        ):  # fmt: skip
             self.refuse(machine, f"it loads something else than {load.value}")
         self.write(machine, load.value, {load.value})
 
-    def compute(self, machine: Machine, run: Run) -> None:
+    def compute(self, machine: Contents, run: Run) -> None:
         node = self.dag.nodes.get(run.node)  # type: ignore[call-overload]
         if not isinstance(node, Compute) or machine.plan.device not in (node.devices or ()):
             self.refuse(machine, f"{run.node} does not belong on device {machine.plan.device}")
@@ -120,7 +107,7 @@ class Together(Meetings):
         for buffer, value in zip(run.writes, node.writes, strict=True):
             self.write(machine, buffer, {value})
 
-    def add(self, machine: Machine, add: Add) -> None:
+    def add(self, machine: Contents, add: Add) -> None:
         total, part = self.read(machine, add.into), self.take(machine, add.value)
         if not total.isdisjoint(part):
             made = self.makers(machine, total & part)
@@ -129,7 +116,7 @@ class Together(Meetings):
         total |= part
         machine.made[add.into] = machine.at
 
-    def total(self, machine: Machine, total: Total) -> None:
+    def total(self, machine: Contents, total: Total) -> None:
         self.once(machine, total.node)
         node = self.dag.nodes.get(total.node)  # type: ignore[call-overload]
         if not isinstance(node, Totals):
@@ -145,12 +132,9 @@ class Together(Meetings):
         if len(set(counted)) < len(total.losses) + len(total.grads):
             self.refuse(machine, "something is counted twice")
         self.counted.setdefault(total.node, []).extend(counted)
-        here = self.totals.setdefault(total.node, [])
-        here.append((machine.plan.device, machine.at))
-        if len(here) == len(self.here.of(total.group)):
-            self.end(*here)
+        self.meet(machine, total)
 
-    def refuse_wrong_parts(self, machine: Machine, total: Total, node: Totals) -> None:
+    def refuse_wrong_parts(self, machine: Contents, total: Total, node: Totals) -> None:
         """Every loss is weighed as the microbatch of the replica that it is of."""
         all_losses = node.reads[0]
         for buffer, part in total.losses:
@@ -160,13 +144,14 @@ class Together(Meetings):
             if self.replicas.place(devices, machine.plan.device)[0] != replica:
                 self.refuse(machine, f"{buffer} is counted for another replica")
 
-    def update(self, machine: Machine, update: Update) -> None:
+    def update(self, machine: Contents, update: Update) -> None:
         node = self.dag.nodes.get(update.node)  # type: ignore[call-overload]
         if not isinstance(node, UpdateNode) or machine.plan.device not in (node.devices or ()):
             self.refuse(machine, f"{update.node} does not belong on device {machine.plan.device}")
         self.once(machine, update.node)
         self.compare(machine, [update.grad], node.reads[:1])
-        state = node.writes[0].removesuffix("'")
+        state = self.dag.values[node.writes[0]].state
+        assert state is not None
         if update.bucket != node.bucket or machine.holds.get(state) != {state}:
             self.refuse(machine, f"{update.bucket} is not what {update.node} updates")
         self.refuse_unsent(machine, state)
@@ -179,7 +164,7 @@ class Together(Meetings):
         machine.holds[state] = {node.writes[0]}
         machine.made[state] = machine.at
 
-    def free(self, machine: Machine, free: Free) -> None:
+    def free(self, machine: Contents, free: Free) -> None:
         for buffer in free.values:
             if buffer not in machine.holds or buffer in machine.states:
                 end = last_end(machine.plan, buffer, machine.at)
@@ -188,13 +173,14 @@ class Together(Meetings):
             self.read(machine, buffer)
             del machine.holds[buffer]
 
-    def deadlock(self, stuck: Sequence[Machine]) -> Problem:
-        plans = {device: machine.plan for device, machine in self.machines.items()}
-        at = {device: machine.at for device, machine in self.machines.items()}
-        awaited = {machine.plan.device: self.awaited(machine) for machine in stuck}
+    def deadlock(self, stuck: Sequence[Contents]) -> Problem:
+        plans = {device: one.plan for device, one in self.devices.items()}
+        at = {device: one.at for device, one in self.devices.items()}
+        awaited = {one.plan.device: self.awaited(one) for one in stuck}
         return explained(self.dag, plans, at, awaited, self.here.devices)
 
-    def awaited(self, machine: Machine) -> int:
+    def awaited(self, device: Contents) -> int:
         """What a device that stands waits for."""
-        waits = machine.plan.instructions[machine.at].waits
-        return next(w for w in waits if not self.has_ended(machine, w))
+        event = self.pending(device, device.plan.instructions[device.at])
+        assert event is not None
+        return event[1]

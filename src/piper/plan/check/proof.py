@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from piper.ir.dag import Dag
+from piper.ir.values import Role
 from piper.names import Device
 from piper.plan.check.check import checked
 from piper.plan.check.paper import Together
@@ -64,7 +65,7 @@ def prove(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = No
         devices=len(dag.devices),
         roles=len(plans),
         nodes=len(dag.nodes),
-        instructions=sum(machine.at for machine in together.machines.values()),
+        instructions=sum(machine.at for machine in together.devices.values()),
         passes=count(plans, Run),
         messages=sum(isinstance(one, Send) for _, one in ended),
         collectives=len({(o.node, o.group) for _, o in ended if isinstance(o, Reduce | Gather)}),
@@ -79,7 +80,7 @@ def prove(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = No
 def met(together: Together) -> Iterator[tuple[int, Instruction]]:
     """What has ended together with another side of it."""
     for device, position in together.ended:
-        yield device, together.machines[device].plan.instructions[position]
+        yield device, together.devices[device].plan.instructions[position]
 
 
 def count(plans: Sequence[Plan], kind: type[Instruction]) -> int:
@@ -94,6 +95,10 @@ def freed(plans: Sequence[Plan]) -> int:
 
 def contributions(together: Together) -> int:
     """Gradients that passes made on the devices where they ran."""
-    made = {node.id: sum(v.startswith("g:") for v in node.writes) for node in together.dag.computes}
-    ran = (made.get(name, 0) for machine in together.machines.values() for name in machine.ran)  # type: ignore[call-overload]
+    values = together.dag.values
+    made = {
+        node.id: sum(values[v].role is Role.WEIGHT_GRADIENT for v in node.writes)
+        for node in together.dag.computes
+    }
+    ran = (made.get(name, 0) for machine in together.devices.values() for name in machine.ran)  # type: ignore[call-overload]
     return sum(ran)

@@ -9,17 +9,17 @@ from functools import cached_property
 from itertools import accumulate, chain
 
 from piper.ir.dag import Dag
+from piper.ir.naming import replica_buffer
 from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.replicas import Replicas, replicas
 from piper.ir.roles import Present
-from piper.ir.values import Origin
+from piper.ir.values import LOADED
 from piper.names import Device, NodeId, ValueId
 
 Work = Compute | UpdateNode | Totals
 Start = Transfer | Collective | Exchange  # goes on by itself
 EARLIEST = 12  # pieces of work that a receive may be ahead of its use
-GIVEN = (Origin.BATCH, Origin.SEED, Origin.RANDOM)
 
 
 @dataclass
@@ -62,10 +62,10 @@ class Row:
 
     def name(self, value: ValueId, devices: tuple[Device, ...]) -> str:
         """The buffer of a value; inputs of a second replica on this device have their own."""
-        if len(self.replicas.feeds[0]) == 1 or self.dag.values[value].origin not in GIVEN:
+        if len(self.replicas.feeds[0]) == 1 or self.dag.values[value].role not in LOADED:
             return value
-        part, _ = self.replicas.place(devices, self.device)
-        return f"{value}#{part}" if part else value
+        replica, _ = self.replicas.place(devices, self.device)
+        return replica_buffer(value, replica)
 
     def names(self, node: Node) -> list[tuple[Sum, str]]:
         """What a node reads, and the buffer of each single value."""
@@ -158,7 +158,7 @@ def carefully(row: Row, queue: Sequence[Transfer]) -> list[float]:
     found, free = in_time(row, queue), 0
     for k, transfer in enumerate(queue):
         use = row.uses[transfer.id]
-        if use is None or row.dag.values[transfer.writes[0]].origin is not Origin.FLOW:
+        if use is None or row.dag.values[transfer.writes[0]].is_given:
             continue
         if any(reader in row.started for reader in row.dag.consumers[transfer.writes[0]]):
             found[k] = use - 0.5

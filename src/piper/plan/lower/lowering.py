@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from piper.ir.dag import Dag
+from piper.ir.naming import TOTALS, gather_buffer, sum_buffer
 from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
 from piper.ir.nodes import Update as UpdateNode
-from piper.ir.values import Origin, Value
-from piper.names import COMPUTE, BucketId, Device, NodeId, ValueId
+from piper.ir.values import LOADED, Role, Value
+from piper.names import COMPUTE, Device, NodeId, ValueId
 from piper.plan.buffer_layout import offsets
 from piper.plan.instructions import (
     Add,
@@ -34,6 +35,8 @@ from piper.plan.instructions import (
 )
 from piper.plan.lower.device_work import Row, Work, proven_received, receiver, rows, sender
 from piper.plan.lower.held_state import held, layouts
+
+LASTING = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # what no plan frees
 
 
 def lower(
@@ -169,8 +172,8 @@ class Lowering:
         assert node.slot is not None
         size = max(offsets(messages)[-1], self.buffers.get(node.slot, 0))
         self.buffers[node.slot] = size
-        self.slots[node.writes[0]] = f"buffer {node.slot}"
-        waits = self.free_of_readers(f"buffer {node.slot}", node.stream)
+        self.slots[node.writes[0]] = gather_buffer(node.slot)
+        waits = self.free_of_readers(gather_buffer(node.slot), node.stream)
         k = self.emit(
             Gather(
                 node.id, value, node.writes[0], messages, wire_shapes(known), self.group(node),
@@ -225,13 +228,13 @@ class Lowering:
     def update(self, node: UpdateNode) -> None:
         grad = self.operand(node.reads[0], node.devices or ())
         clip = len(node.reads) > 1
-        self.state(weights_of(node))
+        state = self.storage(node.writes[0])
+        self.state(state)
         waits = (
-            *self.wait_for((grad, "totals") if clip else (grad,)),
-            *self.free_of_readers(weights_of(node), COMPUTE),
+            *self.wait_for((grad, TOTALS) if clip else (grad,)),
+            *self.free_of_readers(state, COMPUTE),
         )
-        k = self.emit(Update(node.id, node.bucket, grad, clip, waits))
-        self.made_by[weights_of(node)] = k
+        self.made_by[state] = self.emit(Update(node.id, node.bucket, grad, clip, waits))
 
     def total(self, node: Totals) -> None:
         """Of all that is added up, what this device made, or counts for its group.
@@ -242,7 +245,7 @@ class Lowering:
         here = {k: self.operand(t, ()) for k, t in enumerate(node.reads[1:]) if self.is_here(t)}
         counted = tuple(grad for k, grad in here.items() if self.counts(node.reads[1 + k][0], k))
         waits, losses = self.wait_for(tuple(here.values())), tuple(self.losses(node))
-        self.arriving["totals"] = self.emit(Total(node.id, losses, counted, node.devices, waits))
+        self.arriving[TOTALS] = self.emit(Total(node.id, losses, counted, node.devices, waits))
 
     def counts(self, value: ValueId, number: int) -> bool:
         """What everyone of a group has is counted by one of them; they take turns."""
@@ -276,10 +279,10 @@ class Lowering:
         if value in self.made_by or value in self.arriving:
             return value
         known = self.dag.values[value]
-        if known.origin is Origin.WEIGHTS:
-            self.state(value)
-        elif known.origin is not Origin.FLOW:
+        if known.role in LOADED:
             return self.load(value, known, devices)
+        if known.role is Role.WEIGHTS:
+            self.state(value)
         return self.storage(value)
 
     def load(self, value: ValueId, known: Value, devices: tuple[Device, ...]) -> str:
@@ -287,20 +290,20 @@ class Lowering:
         if name not in self.loaded:
             first, of = self.row.replicas.place(devices, self.row.device)
             part, parts = first * known.parts + known.part, of * known.parts
-            self.loaded[name] = self.emit(Load(name, known.origin, known.index, part, parts))
+            self.loaded[name] = self.emit(Load(name, known.role, known.index, part, parts))
         return name
 
-    def storage(self, value: str) -> str:
+    def storage(self, value: ValueId) -> ValueId:
         """New parameters are where the old ones were."""
-        return value.removesuffix("'")
+        return self.dag.values[value].state or value
 
-    def state(self, value: str) -> None:
+    def state(self, value: ValueId) -> None:
         if value in self.states:
             return
-        bucket, copy = BucketId(value.removeprefix("w:").partition(">")[0]), ">" in value
-        self.states[value] = State(
-            value, bucket, not copy, *held(self.dag, bucket, self.row.device)
-        )
+        known = self.dag.values[value]
+        assert known.bucket is not None
+        mine = held(self.dag, known.bucket, self.row.device)
+        self.states[value] = State(value, known.bucket, not known.copy, *mine)
 
     def add(self, name: str, value: ValueId) -> None:
         waits = self.wait_for((value,))
@@ -353,7 +356,7 @@ def local_sums(row: Row) -> Sums:
     for node in owners:
         for total in node.reads:
             if len(total) > 1:
-                names[total] = f"sum {total[0]}"
+                names[total] = sum_buffer(total[0])
     return Sums(names, {value: name for total, name in names.items() for value in total})
 
 
@@ -381,14 +384,11 @@ def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[s
     taken = {sums.names.get(node.reads[0], node.reads[0][0]) for node in row.collectives}
     ends: dict[int, list[str]] = {}
     for buffer, position in last.items():
-        kept = buffer.startswith("w:") or buffer in sums.of or buffer in taken
-        if not kept and buffer != "totals":
+        known = row.dag.values.get(buffer)  # type: ignore[call-overload]
+        lasts = known is not None and known.role in LASTING
+        if not (lasts or buffer in sums.of or buffer in taken):
             ends.setdefault(position, []).append(buffer)
     return ends
-
-
-def weights_of(node: UpdateNode) -> str:
-    return node.writes[0].removesuffix("'")
 
 
 def wire_shapes(value: Value) -> tuple[Shape, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from piper.names import TOTALS_STREAM
 from piper.plan.analyse.channels import Link, Needs, Team
 from piper.plan.instructions import Shape, is_dynamic
 from piper.runtime.comm.exchange_thread import Courier
@@ -166,7 +167,7 @@ class ProcessComm:
             if road not in self.couriers:
                 self.couriers[road] = self.courier(road[0])
         alone = not dist.is_initialized() or dist.get_world_size() == 1
-        for stream in (*needs.streams, "totals"):
+        for stream in (*needs.streams, TOTALS_STREAM):
             if stream not in self.groups:
                 self.groups[stream] = None if alone else self.group(stream)
         for team in needs.teams:
@@ -260,7 +261,7 @@ class ProcessComm:
         return Journey(rows, where, way, self.groups[team])
 
     def add_up(self, tensor: torch.Tensor) -> Handle:
-        group = self.groups["totals"]
+        group = self.groups[TOTALS_STREAM]
         if group is None:
             return Works([], ())
         work = dist.all_reduce(tensor, group=group, async_op=True)

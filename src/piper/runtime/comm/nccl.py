@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 
-from piper.names import HIGH, Share
+from piper.names import HIGH, TOTALS_STREAM, Share
 from piper.plan.analyse.channels import Link, Needs
 from piper.runtime.comm.exchange_thread import Courier, Errand
 from piper.runtime.comm.gloo import Group, Journey, ProcessComm, Room, Shard, Tensors, gather_flat
@@ -82,7 +82,7 @@ class CudaComm(ProcessComm):
         then waits for the others, and two that are made crosswise hang.
         """
         self.backend, self.shares = "cpu:gloo,cuda:nccl", needs.shares
-        first = "totals" not in self.groups
+        first = TOTALS_STREAM not in self.groups
         new = [team for team in needs.teams if team not in self.groups]
         late = set(needs.sized) - self.sized  # a courier's messages have a queue of their own
         links = [link for link in needs.links if link in late or link not in self.groups]
@@ -92,7 +92,7 @@ class CudaComm(ProcessComm):
                 self.groups["before", link] = self.groups[link]
             self.groups[link] = self.group(link[0], link[1:], "nccl")
         if first:
-            dist.all_reduce(torch.zeros(1, device="cuda"), group=self.groups["totals"])
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=self.groups[TOTALS_STREAM])
         for link in links:
             self.first_message(link)
         for team in new:

@@ -118,7 +118,7 @@ class Graphs:
         """Put the batch where the recordings expect it; then, what to do in the step."""
         same, self.weights = batch.weights == self.weights, batch.weights
         for load, slot, fixed in self.loads:
-            if not (same and load.origin == "seed"):
+            if not (same and load.role == "seed"):
                 fixed.copy_(self.program.loaded(load), non_blocking=True)
             self.program.slots[slot] = fixed
         return self.acts
@@ -183,7 +183,7 @@ class Recording:
         if (run.region, run.phase) in self.unfit or any(self.known(n)[1] for n in moving):
             return False
         values = (*run.reads, *run.writes)
-        shapes = (s for n in values for s in self.known(n.removeprefix("sum "))[0])
+        shapes = (s for n in values for s in self.known(n)[0])
         return not any(map(is_dynamic, shapes))
 
     def act(self, segment: Hosted | Recorded) -> Act:
@@ -271,7 +271,7 @@ class Recording:
     def updated(self, k: int, update: Update) -> Act:
         """The next step writes gradients where these are: an optimizer must not keep them."""
         act, checked = self.program.acts[k], False
-        bucket = self.program.state.buckets[f"w:{update.bucket}"]
+        bucket = self.program.home(update.bucket)
         grad = self.program.slot(update.grad)
 
         def update_and_look() -> None:

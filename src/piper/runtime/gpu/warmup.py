@@ -16,6 +16,7 @@ from piper.plan.instructions import Run, Shape
 from piper.runtime.comm.gloo import empty
 from piper.runtime.execute import Program
 
+Result = tuple[str, str, int]  # of a region and phase, which one of all that it writes
 Known = Callable[[str], tuple[tuple[Shape, ...], bool]]  # of a value: its tensors; is it a bundle?
 
 
@@ -24,27 +25,19 @@ def warm(program: Program, known: Known, experts: Container[str] = ()) -> None:
 
     What a region made is given to its later phases: only its kernel knows how that lies in memory.
     """
-    ran: set[tuple[str, str]] = set()
-    made: dict[str, Any] = {}  # whatever the microbatch
+    runs = [one for one in program.plan.instructions if isinstance(one, Run)]
+    maker = {name: (one.region, one.phase, k) for one in runs for k, name in enumerate(one.writes)}
+    made: dict[Result | None, Any] = {}  # the same for all microbatches
+    first = {(one.region, one.phase): one for one in reversed(runs)}  # of each, backwards
     with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
-        for one in program.plan.instructions:
-            if isinstance(one, Run) and (one.region, one.phase) not in ran:
-                ran.add((one.region, one.phase))
-                kernel = program.kernels(one.region, one.phase)
-                given = [made.get(any_part(n)) or zeros(program, known, n) for n in one.reads]
-                found = kernel(*(all_to_first(given) if one.region in experts else given))
-                kept = zip(one.writes, found, strict=True)
-                made |= {any_part(name): tuple(value) for name, value in kept if is_bundle(value)}
+        for (region, phase), one in reversed(first.items()):
+            kernel = program.kernels(region, phase)
+            given = [made.get(maker.get(n)) or zeros(program, known, n) for n in one.reads]
+            found = kernel(*(all_to_first(given) if region in experts else given))
+            bundles = [(k, tuple(value)) for k, value in enumerate(found) if is_bundle(value)]
+            made |= {(region, phase, k): bundle for k, bundle in bundles}
     if program.device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def any_part(name: str) -> str:
-    """
-    >>> any_part("saved:PP1@3")
-    'saved:PP1'
-    """
-    return name.partition("@")[0]
 
 
 def is_bundle(value: Any) -> bool:
@@ -63,7 +56,7 @@ def all_to_first(given: list[Any]) -> list[Any]:
 
 def zeros(program: Program, known: Known, name: str) -> Any:
     """Something like what a buffer will hold."""
-    shapes, bundle = known(name.removeprefix("sum "))
+    shapes, bundle = known(name)
     tensors = [empty([s or 0 for s in sizes], kind, program.device) for sizes, kind in shapes]
     for tensor in tensors:
         tensor.zero_()

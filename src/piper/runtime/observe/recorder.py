@@ -14,7 +14,6 @@ goes on by itself ends when
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ from torch.profiler import record_function
 
 from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.plan.instructions import Instruction, Plan, Recv, Send, is_message, line
+from piper.plan.rendezvous import Event, Rendezvous
 from piper.runtime.batch import Batch
 from piper.runtime.comm.exchange_thread import Errand
 from piper.runtime.comm.gloo import SumOfPieces, Works
@@ -32,7 +32,6 @@ from piper.runtime.execute import Act, Program
 from piper.runtime.observe.clocks import Clock
 from piper.runtime.observe.device_times import Times
 
-Position = tuple[int, int]  # device, and where in its plan
 AT_ONCE = 20_000  # nanoseconds: a wait that took less did not wait
 
 
@@ -187,8 +186,9 @@ def title(instruction: Instruction) -> str:
     >>> title(Free(("h0", "h1"), waits=(3,)))
     'free    h0, h1'
     """
-    node = getattr(instruction, "node", None)
-    return node or line(replace(instruction, waits=()) if instruction.waits else instruction)
+    return instruction.node or line(
+        replace(instruction, waits=()) if instruction.waits else instruction
+    )
 
 
 def merged(step: int, plans: Sequence[Plan], seen: Sequence[tuple[Notes, int]]) -> Trace:
@@ -235,15 +235,12 @@ def spans_of(notes: Notes, offset: int, zero: int) -> Iterator[Span]:
         yield Span(at, issued, start, end, late)
 
 
-def messages(plans: Sequence[Plan]) -> Iterator[tuple[Position, Position]]:
+def messages(plans: Sequence[Plan]) -> Iterator[tuple[Event, Event]]:
     """Where each message is sent and received: they arrive in order on their channel."""
-    sent: dict[tuple[str, int, int], list[Position]] = defaultdict(list)
-    received: dict[tuple[str, int, int], list[Position]] = defaultdict(list)
+    meetings = Rendezvous(lambda group: ())
     for plan in plans:
         for at, one in enumerate(plan.instructions):
-            if isinstance(one, Send):
-                sent[one.stream, plan.device, one.peer].append((plan.device, at))
-            elif isinstance(one, Recv):
-                received[one.stream, one.peer, plan.device].append((plan.device, at))
-    for channel, places in sent.items():
-        yield from zip(places, received[channel], strict=True)
+            channel = one.meeting(plan.device) if isinstance(one, Send | Recv) else None
+            met = meetings.arrive(channel, (plan.device, at)) if channel else None
+            if met:
+                yield met[0], met[1]

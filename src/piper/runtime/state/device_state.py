@@ -33,6 +33,7 @@ class BucketState:
     `tensors` is the memory that plans name; `parameters` are views of it that optimizers see.
     """
 
+    bucket: str
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     tensors: tuple[torch.Tensor, ...]
@@ -115,7 +116,7 @@ class DeviceState:
         """Make what a plan needs and is not there yet; `contents` are the buckets' parameters."""
         for state in states:
             names = tuple(name for name, _, _ in contents[state.bucket])
-            self.refuse_other_bucket(state.value, names, trainable(state.bucket))
+            self.refuse_other_bucket(state, names, trainable(state.bucket))
             if state.value not in self.buckets:
                 trained = trainable(state.bucket)
                 here = partial(on_device, initial, self.device)
@@ -137,12 +138,11 @@ class DeviceState:
             if bucket.scheduler is not None:
                 bucket.scheduler.step()
 
-    def refuse_other_bucket(self, value: str, names: tuple[str, ...], trained: bool) -> None:
+    def refuse_other_bucket(self, state: State, names: tuple[str, ...], trained: bool) -> None:
         """Another program may read the same buckets, not the same parameters in other ones."""
-        known = self.buckets.get(value)
+        known = self.buckets.get(state.value)
         same = known and known.names == names and (known.trained == trained)
-        bucket = value.partition(">")[0]
-        others = [b.names for v, b in self.buckets.items() if v.partition(">")[0] != bucket]
+        others = [b.names for b in self.buckets.values() if b.bucket != state.bucket]
         taken = {name for other in others for name in other} & set(names)
         if known and known.names == names and not same:
             raise InputError(
@@ -233,7 +233,7 @@ def make_bucket(
     optimizer = make_checked(make_optimizer, named) if state.home and trained and named else None
     tensors = tuple(parameter.data for parameter in parameters)  # kernels must not see autograd
     shapes = tuple(value.shape for value in values)
-    return BucketState(names, shapes, tensors, parameters, optimizer, trained)
+    return BucketState(state.bucket, names, shapes, tensors, parameters, optimizer, trained)
 
 
 def make_shard(
@@ -263,7 +263,7 @@ def make_shard(
         held = list(zip(found, parameters, strict=True))
         optimizer = sharded_optimizer(make_optimizer, wholes, held)
     tensors = flats if state.ways > 1 else tuple(map(partial(as_experts, state), flats, shapes))
-    return BucketState(names, shapes, tensors, parameters, optimizer, trained, found)
+    return BucketState(state.bucket, names, shapes, tensors, parameters, optimizer, trained, found)
 
 
 def share_size(shape: tuple[int, ...], state: State) -> int:

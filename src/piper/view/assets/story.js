@@ -155,7 +155,7 @@ function shades(story, one) {
   for (let b = 0; b < one.count; b++) {
     const node = one.plan.node[one.at[b]];
     if (node < 0 || !story.nodes.phase[node]) continue;
-    const first = story.nodes.tags[node].split(" ")[0];
+    const first = story.nodes.stage[node];
     if (!stages.has(first)) stages.set(first, stages.size);
     found[b] = stages.get(first) % 2;
   }
@@ -327,8 +327,7 @@ function shortLabel(view, one, b) {
   const at = one.at[b], node = one.plan.node[at], nodes = view.story.nodes;
   if (node < 0) return one.plan.kind[at];
   if (!nodes.phase[node]) return one.plan.kind[at] === "update" ? "U" : KINDS[KIND_IDS[one.kind[b]]][0];
-  const first = nodes.tags[node].split(" ")[0].split("=")[1] || "";
-  return `${one.several ? first : ""}${nodes.phase[node]}${nodes.id[node].split("@")[1] || ""}`;
+  return `${one.several ? nodes.stage[node] : ""}${nodes.phase[node]}${nodes.microbatch[node]}`;
 }
 
 function longLabel(view, one, b) {

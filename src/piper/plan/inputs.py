@@ -1,0 +1,19 @@
+"""The buffers of what is loaded: inputs, loss weights and random counters, for each replica."""
+
+from __future__ import annotations
+
+from piper.ir.dag import Dag
+from piper.ir.naming import replica_buffer
+from piper.ir.replicas import replicas
+from piper.ir.values import LOADED, Value
+
+
+def input_buffers(dag: Dag) -> dict[str, tuple[Value, int]]:
+    """By name of the buffer, the value and the replica: a device may work for several."""
+    count = len(replicas(node.devices for node in dag.computes if node.devices).feeds[0])
+    return {
+        replica_buffer(name, replica): (value, replica)
+        for name, value in dag.values.items()
+        if value.role in LOADED
+        for replica in range(count)
+    }
