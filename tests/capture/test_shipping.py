@@ -29,7 +29,7 @@ FIX = (
 def shipped(captured: Captured, region: str, phase: Phase, ways: int = 1) -> Kernel:
     """As another process has it."""
     recipe, there = captured.recipe(RegionId(region), phase, ways), Kernels()
-    there.add(recipe.code, phase, False, captured.kernels.to_json(recipe.code, phase, False))
+    there.add(recipe.graph, phase, False, captured.kernels.to_json(recipe.graph, phase, False))
     return there.of(recipe, phase, False)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
+from typing import assert_never
 
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
@@ -154,10 +155,14 @@ class Clock:
 
 
 def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
-    if isinstance(node, Transfer | Collective | Exchange | Totals):
-        return BESIDE
-    assert node.devices is not None
-    return table[node.devices]
+    match node:
+        case Transfer() | Collective() | Exchange() | Totals():
+            return BESIDE
+        case Compute() | Update():
+            assert node.devices is not None
+            return table[node.devices]
+        case _:
+            assert_never(node)
 
 
 def durations(dag: Dag) -> list[float]:
@@ -166,18 +171,25 @@ def durations(dag: Dag) -> list[float]:
     known: dict[tuple[RegionId, Phase], float] = {}
 
     def seconds(node: Node) -> float:
-        if isinstance(node, Compute):
-            key = node.region, node.phase
-            if key not in known:
-                known[key] = dag.costs.run(dag.model, dag.model.by_id[node.region], node.phase)
-            return known[key]
-        if isinstance(node, Exchange):
-            size = sum(dag.values[value].nbytes for value in node.rows)
-            ways = len(node.groups[0])
-            return dag.costs.moved(size * (ways - 1) / ways, node.stream)
-        if isinstance(node, Transfer) and loose:
-            return dag.costs.moved(sum(dag.values[v].nbytes for v in node.writes), node.stream)
-        return update if isinstance(node, Update) else 0.0
+        match node:
+            case Compute():
+                key = node.region, node.phase
+                if key not in known:
+                    known[key] = dag.costs.run(dag.model, dag.model.by_id[node.region], node.phase)
+                return known[key]
+            case Exchange():
+                size = sum(dag.values[value].nbytes for value in node.rows)
+                ways = len(node.groups[0])
+                return dag.costs.moved(size * (ways - 1) / ways, node.stream)
+            case Transfer():
+                size = sum(dag.values[value].nbytes for value in node.writes)
+                return dag.costs.moved(size, node.stream) if loose else 0.0
+            case Update():
+                return update
+            case Collective() | Totals():
+                return 0.0
+            case _:
+                assert_never(node)
 
     loose = bool(dag.shardings) and any(order.loose for order in dag.precedences)
     update = min((dag.costs.run(dag.model, r, F) for r in dag.model.regions), default=1.0)

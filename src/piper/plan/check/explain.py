@@ -27,7 +27,7 @@ from piper.plan.instructions import (
     Update,
     line,
 )
-from piper.plan.meeting import Meeting
+from piper.plan.meeting import Channel, Group, Meeting
 from piper.plan.rendezvous import Event
 
 PHASES = {
@@ -162,24 +162,27 @@ class Words:
         return f"device {wait.device} {verb} it {when} {self.task(wait.device, wait.at)}"
 
     def verb(self, wait: Wait) -> str:
-        match self.plans[wait.device].instructions[wait.awaited]:
-            case Recv():
-                return "sends"
-            case Send():
-                return "receives"
-            case _:
+        match self.meeting(wait):
+            case Channel(_, source, _):
+                return "receives" if source == wait.device else "sends"
+            case Group():
                 return "joins"
 
     def wanted(self, wait: Wait) -> str:
         """What a device waits for, and from whom."""
         mate, one = wait.mate, self.plans[wait.device].instructions[wait.awaited]
-        match one:
-            case Recv():
-                return f"{one.value} from device {mate}"
-            case Send():
-                return f"{one.value} to be received by device {mate}"
-            case _:
+        match self.meeting(wait):
+            case Channel(_, source, _):
+                sends = source == wait.device
+                way = "to be received by" if sends else "from"
+                return f"{', '.join(one.uses if sends else one.defines)} {way} device {mate}"
+            case Group():
                 return f"{self.task(wait.device, wait.awaited)} with device {mate}"
+
+    def meeting(self, wait: Wait) -> Meeting:
+        found = self.plans[wait.device].instructions[wait.awaited].meeting(wait.device)
+        assert found is not None, "only meetings are waited for in vain"
+        return found
 
     def task(self, device: Device, position: int) -> str:
         one = self.plans[device].instructions[position]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
+from typing import assert_never
 
 from piper.ir.dag import Dag
 from piper.ir.naming import replica_buffer
@@ -38,6 +39,10 @@ class Row:
     uses: dict[NodeId, int | None] = field(default_factory=dict)  # first work that reads it
     posts: dict[float, list[Transfer]] = field(default_factory=dict)  # before this work; halves:
     # with what starts there
+
+    def start(self, node: Start) -> None:
+        """It starts when all work so far is done."""
+        self.starts.setdefault(len(self.work), []).append(node)
 
     @cached_property
     def sends(self) -> list[Transfer]:
@@ -86,22 +91,24 @@ def rows(
     found, here = {device: Row(dag, device, known) for device in chosen}, Present(chosen)
     for name in dag.sequence:
         node = dag.nodes[name]
-        if isinstance(node, Transfer):
-            for device in here.of(node.source):
-                row = found[device]
-                row.starts.setdefault(len(row.work), []).append(node)
-            for device in here.of(node.devices):
-                found[device].gets[node.id] = node
-        elif isinstance(node, Collective | Exchange):
-            for device in here.of(node.devices):
-                row = found[device]
-                row.started[node.id] = len(row.work)
-                row.starts.setdefault(len(row.work), []).append(node)
-        else:
-            for device in here.of(node.devices):
-                row = found[device]
-                row.position[node.id] = len(row.work)
-                row.work.append(node)
+        match node:
+            case Transfer():
+                for device in here.of(node.source):
+                    found[device].start(node)
+                for device in here.of(node.devices):
+                    found[device].gets[node.id] = node
+            case Collective() | Exchange():
+                for device in here.of(node.devices):
+                    row = found[device]
+                    row.started[node.id] = len(row.work)
+                    row.start(node)
+            case Compute() | UpdateNode() | Totals():
+                for device in here.of(node.devices):
+                    row = found[device]
+                    row.position[node.id] = len(row.work)
+                    row.work.append(node)
+            case _:
+                assert_never(node)
     for row in found.values():
         for starts in row.starts.values():
             starts.sort(key=lambda node: urgency(dag, node))

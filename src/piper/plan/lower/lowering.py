@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import assert_never
 
 from piper.ir.dag import Dag
 from piper.ir.naming import TOTALS, gather_buffer, sum_buffer
@@ -129,6 +130,8 @@ class Lowering:
                     self.reduce(node)
                 case ExchangeNode():
                     self.exchange(node)
+                case _:
+                    assert_never(node)
 
     def send(self, transfer: Transfer) -> None:
         value = self.operand(transfer.reads[0], transfer.source)
@@ -211,6 +214,8 @@ class Lowering:
                 self.update(node)
             case Totals():
                 self.total(node)
+            case _:
+                assert_never(node)
 
     def run(self, node: Compute) -> None:
         assert node.devices is not None

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import torch
 import torch.utils._pytree as pytree
@@ -22,11 +22,16 @@ import torch.utils._pytree as pytree
 from piper.plan.analyse.segments import Hosted, Recorded, segments
 from piper.plan.instructions import (
     Add,
+    Exchange,
+    Free,
     Gather,
+    Keep,
     Load,
     Recv,
     Reduce,
     Run,
+    Send,
+    Total,
     Update,
     is_dynamic,
     is_message,
@@ -266,6 +271,10 @@ class Recording:
                 slots[slot(one.value)] = None
             case Update():
                 return self.updated(k, one)
+            case Recv() | Load() | Keep() | Send() | Exchange() | Total() | Free():
+                pass
+            case _:
+                assert_never(one)
         return program.acts[k]
 
     def updated(self, k: int, update: Update) -> Act:
