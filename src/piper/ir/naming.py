@@ -28,7 +28,8 @@ def part(microbatch: int | None) -> str:
     return "" if microbatch is None else f"@{microbatch}"
 
 
-def of_microbatch(value: ValueId, microbatch: int) -> ValueId:
+def of_microbatch(value: ValueId, microbatch: int | None) -> ValueId:
+    """One microbatch's own; as it was where nothing is split."""
     return ValueId(f"{value}{part(microbatch)}")
 
 
@@ -58,8 +59,8 @@ def saved(region: RegionId) -> ValueId:
     return ValueId(f"saved:{region}")
 
 
-def carry(region: RegionId, microbatch: int | None = None) -> ValueId:
-    return ValueId(f"carry:{region}{part(microbatch)}")
+def carry(region: RegionId) -> ValueId:
+    return ValueId(f"carry:{region}")
 
 
 def value_grad(value: ValueId, region: RegionId) -> ValueId:

@@ -14,6 +14,7 @@ from piper.ir.naming import (
     bucket_grad,
     carry,
     node_id,
+    of_microbatch,
     saved,
     update_id,
     updated,
@@ -142,7 +143,7 @@ def split_backward(dag: Dag, node: Compute) -> tuple[Compute, Compute]:
     """B becomes BI, which gives the input gradients and a carry, and BW, which ends the carry."""
     region, part = dag.model.by_id[node.region], node.microbatch
     read = dict(zip(backward_reads(region), node.reads, strict=True))
-    kept = carry(region.id, part)
+    kept = of_microbatch(carry(region.id), part)
     inputs = len(region.input_grads)
     bi = Compute(
         id=node_id(region.id, BI, part), region=region.id, phase=BI, microbatch=part,
