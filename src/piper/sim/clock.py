@@ -12,25 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from typing import assert_never
 
 from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.plan.instructions import (
-    Add,
-    Exchange,
-    Free,
-    Gather,
     Instruction,
-    Keep,
-    Load,
     Plan,
-    Recv,
-    Reduce,
-    Run,
     Send,
     Total,
-    Update,
 )
 from piper.plan.meeting import Meeting
 from piper.plan.rendezvous import Rendezvous
@@ -249,7 +238,7 @@ class Clock:
         """Latency and demands; messages of one size between the same devices need the same."""
         row, at = met[0]
         one, here = self.plans[row].instructions[at], self.plans[row].device
-        key = likeness(one, here)
+        key = (type(one), one.meeting(here), one.moves)
         if key not in self.needed:
             if isinstance(one, Send):
                 self.needed[key] = self.wiring.transfer(one, here)
@@ -285,25 +274,6 @@ class Clock:
         self.count += 1
         self.acts[self.count] = act
         self.sharing.begin(self.count, self.now, demands, fastest)
-
-
-def likeness(one: Instruction, here: Device) -> object:
-    """What a message has in common with others that need the same."""
-    match one:
-        case Send():
-            return (here, one.peer, one.stream, one.shapes)
-        case Exchange():
-            return (one.group, one.stream, one.shapes, one.way)
-        case Reduce():
-            return (one.group, one.stream, one.messages, one.scatter)
-        case Gather():
-            return (one.group, one.stream, one.messages)
-        case Total():
-            return (one.group, one.stream)
-        case Recv() | Load() | Run() | Keep() | Add() | Update() | Free():
-            raise AssertionError(f"{one} goes nowhere")
-        case _:
-            assert_never(one)
 
 
 def queue_of(one: Instruction, device: Device) -> object:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import ceil, inf, log2
 
 from piper.names import Device
-from piper.plan.analyse.traffic import message_bytes, shape_bytes
 from piper.plan.instructions import Exchange, Gather, Instruction, Reduce, Send, Total
+from piper.plan.instructions.sizes import message_bytes, shape_bytes
 from piper.sim.sharing import Demand, Sharing, total
 from piper.sim.topology import Topology
 

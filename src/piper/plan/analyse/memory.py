@@ -5,30 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
 from piper.ir.values import Role, TensorSpec
 from piper.names import BucketId, Phase, RegionId, ValueId
-from piper.plan.analyse.traffic import message_bytes
 from piper.plan.instructions import (
-    Add,
-    Exchange,
-    Free,
     Gather,
     Instruction,
     Keep,
     Layout,
-    Load,
     Plan,
-    Recv,
     Reduce,
     Run,
-    Send,
-    Total,
     Update,
+    is_message,
 )
+from piper.plan.instructions.sizes import message_bytes
 
 PARAMETERS, OPTIMIZER, BUFFERS = "parameters", "optimizer", "gather buffers"
 GRADIENTS, ACTIVATIONS, MOVING, WORKSPACE = "gradients", "activations", "moving", "workspace"
@@ -132,24 +125,24 @@ class Walk:
         match one:
             case Run():
                 self.run(position, one)
-            case Recv() | Exchange():
-                for value in one.defines:
-                    if value not in self.states:
-                        self.put(value, ACTIVATIONS, self.size(value))
             case Keep():
                 self.sizes[one.into] = self.sizes.pop(one.value)
             case Reduce():
                 self.reduce(position, one)
             case Update():
                 self.look(position, self.largest(one))
-            case Add() | Free():
-                for value in one.ends:
-                    self.drop(value)
-            case Load() | Send() | Gather() | Total():  # in memory that is there already
-                pass
             case _:
-                assert_never(one)
+                self.move(one)
         self.look(position)
+
+    def move(self, one: Instruction) -> None:
+        """Messages bring new values, but for those that fill memory which is there already."""
+        if is_message(one) and not isinstance(one, Gather):
+            for value in one.defines:
+                if value not in self.states:
+                    self.put(value, ACTIVATIONS, self.size(value))
+        for value in one.ends:
+            self.drop(value)
 
     def run(self, position: int, run: Run) -> None:
         """While it runs, its results are a part of its workspace; what was kept for it ends."""

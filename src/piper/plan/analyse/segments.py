@@ -11,28 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from piper.plan.instructions import (
-    Add,
-    Exchange,
     Free,
-    Gather,
     Instruction,
-    Keep,
     Load,
     Plan,
-    Recv,
-    Reduce,
     Run,
-    Send,
-    Total,
-    Update,
     Waits,
-    is_dynamic,
     is_message,
 )
-from piper.plan.meeting import Buffers
 
 Fits = Callable[[Run, frozenset[str]], bool]  # whether a Run that reads these can be recorded
 
@@ -92,22 +80,16 @@ class Cutter:
             self.cut()
             self.hosted.append(k)
             self.done.append(Hosted(k))
-            self.moving.update(moved_by(one, self.moving))
-            self.loose.update(loosened_by(one, self.loose))
+            if not one.fixed:
+                self.moving.update(one.defines)
+            if one.loosens or (not is_message(one) and not self.loose.isdisjoint(one.uses)):
+                self.loose.update(one.defines)
 
     def is_recorded(self, one: Instruction) -> bool:
-        match one:
-            case Run():
-                moving = frozenset(self.moving.intersection(one.reads))
-                return self.loose.isdisjoint(one.reads) and self.fits(one, moving)
-            case Keep() | Add():
-                return one.into not in self.moving and one.value not in self.moving
-            case Free():
-                return True
-            case Load() | Send() | Recv() | Reduce() | Gather() | Exchange() | Total() | Update():
-                return False
-            case _:
-                assert_never(one)
+        if isinstance(one, Run):
+            moving = frozenset(self.moving.intersection(one.reads))
+            return self.loose.isdisjoint(one.reads) and self.fits(one, moving)
+        return one.recordable and self.moving.isdisjoint((*one.uses, *one.defines))
 
     def awaited(self, waits: Iterable[int]) -> Waits:
         """Of these, what the host must wait for: messages."""
@@ -139,31 +121,3 @@ def shown(plan: Plan, segment: Segment, outside: set[str]) -> Segment:
     names = (n for k in segment.at for n in plan.instructions[k].defines)
     wanted = tuple(dict.fromkeys(name for name in names if name in outside))
     return Recorded(segment.at, segment.waits, segment.copied, wanted, segment.ended)
-
-
-def moved_by(one: Instruction, moving: set[str]) -> Buffers:
-    """What the host's own work leaves in memory of its own."""
-    match one:
-        case Run() | Exchange() | Reduce():
-            return one.defines
-        case Keep():
-            return one.defines if one.value in moving else ()
-        case Recv():
-            return one.defines if any(map(is_dynamic, one.shapes)) else ()
-        case Load() | Add() | Send() | Gather() | Total() | Update() | Free():
-            return ()
-        case _:
-            assert_never(one)
-
-
-def loosened_by(one: Instruction, loose: set[str]) -> Buffers:
-    """What the host leaves with a number of rows that is not known beforehand."""
-    match one:
-        case Exchange():
-            return one.defines if one.way != "back" else ()
-        case Run() | Keep():
-            return () if loose.isdisjoint(one.uses) else one.defines
-        case Load() | Add() | Send() | Recv() | Reduce() | Gather() | Total() | Update() | Free():
-            return ()
-        case _:
-            assert_never(one)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
@@ -12,19 +11,8 @@ from piper.ir.nodes import Compute
 from piper.names import Device, NodeId
 from piper.plan.check.excerpts import drawn
 from piper.plan.instructions import (
-    Add,
-    Exchange,
-    Free,
-    Gather,
-    Keep,
-    Load,
     Plan,
-    Recv,
-    Reduce,
     Run,
-    Send,
-    Total,
-    Update,
     line,
 )
 from piper.plan.meeting import Channel, Group, Meeting
@@ -186,28 +174,8 @@ class Words:
 
     def task(self, device: Device, position: int) -> str:
         one = self.plans[device].instructions[position]
-        match one:
-            case Run():
-                text = self.compute(one)
-            case Update():
-                text = f"the update of {one.bucket}"
-            case Total():
-                text = "the totals (loss and gradient norm)"
-            case Reduce() | Gather():
-                text = f"the {one.node}"
-            case Exchange():
-                text = f"the exchange {one.node}"
-            case Send():
-                text = f"sending {one.value} to device {one.peer}"
-            case Recv():
-                text = f"receiving {one.value} from device {one.peer}"
-            case Free():
-                text = f"freeing {', '.join(one.values)}"
-            case Load() | Keep() | Add():
-                text = f"«{line(one)}»"
-            case _:
-                assert_never(one)
-        return text + self.signed(one.node)
+        words = self.compute(one) if isinstance(one, Run) else one.task
+        return (words or f"«{line(one)}»") + self.signed(one.node)
 
     def compute(self, run: Run) -> str:
         node = self.dag.nodes.get(run.node)  # type: ignore[call-overload]

@@ -1,0 +1,111 @@
+"""The instruction set. A plan is data: it prints, and is the same for the same input.
+
+The host issues a plan's instructions in order. `Send` and `Recv` then go on by themselves, in order
+on their channel (stream, sender, receiver), `Reduce`, `Gather` and `Exchange` on theirs (stream,
+group); all else runs in order on the compute stream. `waits` are the positions of earlier
+instructions of the same plan, on other streams, that must have ended.
+
+An instruction says itself what it uses, defines and ends, and whom it meets: whoever walks a plan
+asks it. A new instruction is a class here, its lowering, and its execution and price.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from piper.names import COMPUTE, Device, Share
+from piper.plan.instructions.base import Buffers, Waits
+from piper.plan.instructions.compute import Add, Free, Keep, Load, Run, Update
+from piper.plan.instructions.messages import Exchange, Gather, Recv, Reduce, Send, Total
+from piper.plan.instructions.sizes import Layout, Shape, is_dynamic
+
+__all__ = [
+    "Add", "Buffers", "Exchange", "Free", "Gather", "Instruction", "Keep", "Layout", "Load",
+    "Plan", "Recv", "Reduce", "Run", "Send", "Shape", "State", "Total", "Update", "Waits",
+    "is_dynamic", "is_message", "line",
+]  # fmt: skip
+
+Instruction = (
+    Load | Run | Keep | Add | Send | Recv | Reduce | Gather | Exchange | Total | Update | Free
+)
+
+
+def is_message(instruction: Instruction) -> bool:
+    """Whether it goes on by itself, and is waited for."""
+    return instruction.stream != COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Memory that outlives the step: a bucket's parameters, at home or as a copy.
+
+    With `ways` above 1 it is shard `shard` of that many, cut as `messages` say. With `shares`
+    above 1 it has share `share` of the experts only (of which it may be a shard).
+    """
+
+    value: str
+    bucket: str
+    home: bool
+    shard: int = 0
+    ways: int = 1
+    messages: tuple[Layout, ...] = ()
+    share: int = 0
+    shares: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one device does in a step."""
+
+    device: Device
+    states: tuple[State, ...]
+    instructions: tuple[Instruction, ...]
+    buffers: tuple[int, ...] = ()  # bytes of each buffer that gathers fill
+    streams: tuple[Share, ...] = ()  # what they get of a GPU; the same in all plans of a job
+
+    def __str__(self) -> str:
+        head = ", ".join([f"device {self.device}", *map(str, self.streams)])
+        return "\n".join([head, *map(line, self.instructions)])
+
+
+def among(collective: Reduce | Gather | Exchange) -> str:
+    devices = ", ".join(map(str, collective.group))
+    return f"among {devices} on {collective.stream}"
+
+
+def line(instruction: Instruction) -> str:
+    """One instruction on one line.
+
+    >>> line(Send("send h0>1", "h0", (((2, 4), "float32"),), 1, "pp"))
+    'send    h0 to 1 on pp'
+    """
+    after = f"  after {', '.join(map(str, instruction.waits))}" if instruction.waits else ""
+    reads, writes = ", ".join(instruction.uses), ", ".join(instruction.defines)
+    match instruction:
+        case Load():
+            text = f"load    {writes}"
+        case Run():
+            text = f"run     {instruction.node} ({reads}) -> {writes}"
+        case Keep() | Add():
+            text = f"{instruction.kind:7} {instruction.into} += {instruction.value}"
+        case Send():
+            text = f"send    {instruction.value} to {instruction.peer} on {instruction.stream}"
+        case Recv():
+            text = f"recv    {instruction.value} from {instruction.peer} on {instruction.stream}"
+        case Reduce():
+            what = "scatter" if instruction.scatter else "reduce"
+            text = f"{what:7} {reads} -> {writes} {among(instruction)}"
+        case Gather():
+            text = f"gather  {reads} -> {writes} [{instruction.buffer}] {among(instruction)}"
+        case Exchange():
+            text = f"{instruction.way:7} {reads} -> {writes} {among(instruction)}"
+        case Total():
+            text = f"total   {reads}"
+        case Update():
+            text = f"update  {instruction.bucket} by {instruction.grad}"
+        case Free():
+            text = f"free    {', '.join(instruction.values)}"
+        case _:
+            assert_never(instruction)
+    return text + after

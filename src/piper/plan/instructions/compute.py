@@ -1,0 +1,161 @@
+"""Instructions that run in order on the compute stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper.names import COMPUTE
+from piper.plan.instructions.base import Base, Buffers, Waits
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Base):
+    """Take a microbatch's part of an input, its loss weight, or its random counter."""
+
+    value: str
+    role: str  # batch, seed or random
+    index: int
+    part: int
+    parts: int
+
+    stream = COMPUTE
+    node = ""
+    waits: Waits = ()
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Base):
+    """Run one phase of a region."""
+
+    node: str
+    region: str
+    phase: str
+    reads: Buffers
+    writes: Buffers
+    waits: Waits = ()
+
+    stream = COMPUTE
+
+    @property
+    def recordable(self) -> bool:
+        return True
+
+    @property
+    def kind(self) -> str:
+        return self.phase
+
+    @property
+    def uses(self) -> Buffers:
+        return self.reads
+
+    @property
+    def defines(self) -> Buffers:
+        return self.writes
+
+
+@dataclass(frozen=True, slots=True)
+class Keep(Base):
+    """The first part of a sum: from now on `into` is what `value` was."""
+
+    into: str
+    value: str
+    waits: Waits = ()
+
+    stream = COMPUTE
+    node = ""
+
+    @property
+    def recordable(self) -> bool:
+        return True
+
+    @property
+    def uses(self) -> Buffers:
+        return (self.value,)
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.into,)
+
+    @property
+    def ends(self) -> Buffers:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Base):
+    """Another part of a sum, added in place; `value` ends."""
+
+    into: str
+    value: str
+    waits: Waits = ()
+
+    stream = COMPUTE
+    node = ""
+
+    @property
+    def recordable(self) -> bool:
+        return True
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    @property
+    def uses(self) -> Buffers:
+        return (self.into, self.value)
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.into,)
+
+    @property
+    def ends(self) -> Buffers:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Base):
+    """The optimizer's step on one bucket; clipped if it waits for the total."""
+
+    node: str
+    bucket: str
+    grad: str
+    clip: bool = False
+    waits: Waits = ()
+
+    stream = COMPUTE
+
+    @property
+    def uses(self) -> Buffers:
+        return (self.grad,)
+
+    @property
+    def task(self) -> str:
+        return f"the update of {self.bucket}"
+
+
+@dataclass(frozen=True, slots=True)
+class Free(Base):
+    """These values end."""
+
+    values: Buffers
+    waits: Waits = ()
+
+    stream = COMPUTE
+    node = ""
+
+    @property
+    def recordable(self) -> bool:
+        return True
+
+    @property
+    def ends(self) -> Buffers:
+        return self.values
+
+    @property
+    def task(self) -> str:
+        return f"freeing {', '.join(self.values)}"

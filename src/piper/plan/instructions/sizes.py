@@ -1,0 +1,38 @@
+"""Sizes of what messages move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from piper.ir.values import ITEM_BYTES
+from piper.names import Device
+
+Layout = tuple[str, tuple[int, ...], int]  # of a flat message: type, tensors, padded elements
+Shape = tuple[tuple[int | None, ...], str]  # sizes (None: not known before it is there) and type
+
+
+def is_dynamic(shape: Shape) -> bool:
+    """Whether a size depends on data.
+
+    >>> is_dynamic(((None, 4), "float32"))
+    True
+    """
+    return None in shape[0]
+
+
+def shape_bytes(shape: Shape) -> int:
+    """Unknown sizes count nothing."""
+    sizes, dtype = shape
+    return prod(size or 0 for size in sizes) * ITEM_BYTES[dtype]
+
+
+def message_bytes(message: Layout) -> int:
+    dtype, _, padded = message
+    return padded * ITEM_BYTES[dtype]
+
+
+def ring_bytes(messages: Sequence[Layout], group: Sequence[Device]) -> int:
+    """What a device sends so that everyone of the group has its part: of S bytes among n devices,
+    (n-1)/n S. An all-reduce does that twice."""
+    return sum(map(message_bytes, messages)) * (len(group) - 1) // len(group)
