@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from piper.directives.base import Directive
-from piper.directives.order import Order, apply_orders
-from piper.directives.place import Place, apply_places
+from piper.directives.base import Batched, Directive, op_of
 from piper.errors import DirectiveError, Refused
 from piper.ir.dag import Dag
 from piper.ir.rules import CAPTURED, require
@@ -16,9 +14,9 @@ Named = tuple[str, Directive]
 
 
 def apply(program: Sequence[Directive], dag: Dag) -> Dag:
-    """Each directive rewrites the DAG of the moment.
+    """Each directive rewrites the DAG that the directives before it made.
 
-    Directives of one kind in a row are applied as a batch and checked once; only if that fails are
+    A run of directives of one kind is applied as a batch and checked once. Only if that fails are
     they checked one by one, to name the one at fault.
     """
     require(dag, CAPTURED)
@@ -36,7 +34,7 @@ def apply(program: Sequence[Directive], dag: Dag) -> Dag:
 def batches(program: Sequence[Directive]) -> Iterator[list[Named]]:
     total = len(program)
     named = [
-        (f"{type(directive).__name__.lower()} (directive {step} of {total})", directive)
+        (f"{op_of(type(directive))} (directive {step} of {total})", directive)
         for step, directive in enumerate(program, start=1)
     ]
     for _, group in groupby(named, key=lambda pair: type(pair[1])):
@@ -44,12 +42,9 @@ def batches(program: Sequence[Directive]) -> Iterator[list[Named]]:
 
 
 def rewrite(batch: Sequence[Named], dag: Dag) -> Dag:
-    orders = [(name, directive) for name, directive in batch if isinstance(directive, Order)]
-    if orders:
-        return apply_orders(orders, dag)
-    places = [directive for _, directive in batch if isinstance(directive, Place)]
-    if places:
-        return apply_places(places, dag)
+    _, first = batch[0]
+    if isinstance(first, Batched):
+        return first.rewrite_all(batch, dag)
     for _, directive in batch:
         dag = directive.rewrite(dag)
     return dag
@@ -66,7 +61,7 @@ def blame(batch: Sequence[Named], dag: Dag) -> None:
 
 
 def stamped(dag: Dag, before: Dag, name: str) -> Dag:
-    """Every node that was not there before carries the name of its maker."""
+    """Every new node carries the name of the directive that made it."""
     if dag.nodes.keys() == before.makers.keys():
         return dag
     return dag.signed({node: before.makers.get(node, name) for node in dag.nodes})

@@ -1,4 +1,4 @@
-"""Split: the batch in microbatches."""
+"""Split: a batch into microbatches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
+from piper.directives.base import Directive, directive
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Node, Precedence, Sum
@@ -13,8 +14,9 @@ from piper.ir.values import Origin, Value
 from piper.names import PASS, F, NodeId, ValueId
 
 
+@directive(keys={"name": "dim_name", "n": "num_microbatches"}, constants={"filter": {}})
 @dataclass(frozen=True, slots=True)
-class Split:
+class Split(Directive):
     """Cut the batch into n microbatches of different data; gradients add up.
 
     rewrite:
@@ -29,14 +31,14 @@ class Split:
 
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 1:
-            raise Refused(
-                Problem(f"Split into {self.n!r} parts", "split into 1 or more microbatches")
-            )
+            what = f"{self.n!r} is not a number of microbatches"
+            raise Refused(Problem(what, "write a whole number, 1 or more"))
         if not isinstance(self.name, str) or not self.name.isidentifier() or self.name == PASS:
-            raise Refused(Problem(f"{self.name!r} cannot name a dimension", 'write Split("MB", n)'))
+            fix = 'write Split("MB", n)'
+            raise Refused(Problem(f"{self.name!r} cannot name a dimension", fix))
 
     def rewrite(self, dag: Dag) -> Dag:
-        self.refuse_clashes(dag)
+        self.require_first(dag)
         names = {value: self.parts_of(value) for value in per_microbatch(dag)}
         copies = Copies(self.name, self.n, names)
         values = dict(chain.from_iterable(copies.values(v, k) for v, k in dag.values.items()))
@@ -50,25 +52,16 @@ class Split:
         )
         return split.with_precedences(self.state_order(dag))
 
-    def refuse_clashes(self, dag: Dag) -> None:
+    def require_first(self, dag: Dag) -> None:
         if dag.dimensions:
-            raise Refused(
-                Problem(
-                    f"the batch is split already, as {dag.dimensions[0][0]}",
-                    "write one `Split` with the total number of microbatches",
-                )
-            )
+            fix = "write one `Split` with the total number of microbatches"
+            raise Refused(Problem(f"the batch is already split, as {dag.dimensions[0][0]}", fix))
         if dag.precedences:
-            raise Refused(
-                Problem(
-                    "an order names passes of the whole batch, which this would take apart",
-                    "put the `Split` before every `Order`",
-                )
-            )
+            what = "an `Order` before it names passes of the whole batch"
+            raise Refused(Problem(what, "put the `Split` before every `Order`"))
         if self.name in dag.tag_names:
-            raise Refused(
-                Problem(f"{self.name} names regions of the model", 'choose another, like "MB"')
-            )
+            fix = 'choose another name, such as "MB"'
+            raise Refused(Problem(f"{self.name} is already a tag of the model", fix))
 
     def parts_of(self, name: str) -> list[ValueId]:
         return [ValueId(f"{name}@{part}") for part in range(self.n)]
@@ -84,7 +77,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Nodes and values, once per microbatch. Names are made once: what is equal is one object."""
+    """Nodes and values, once per microbatch. Names are made once, so equal ones are one object."""
 
     name: str
     n: int
@@ -97,7 +90,7 @@ class Copies:
             yield from ((name, whole.of(k, self.n)) for k, name in enumerate(self.names[value]))
 
     def nodes(self, node: Node) -> Iterator[Node]:
-        """A compute node once for each microbatch; any other reads the sum over them."""
+        """One copy of a compute node per microbatch; any other node reads the sum over them."""
         if isinstance(node, Compute):
             return (self.copy(node, part) for part in range(self.n))
         return iter((replace(node, reads=tuple(map(self.over_all, node.reads))),))
@@ -119,7 +112,7 @@ class Copies:
 
 
 def per_microbatch(dag: Dag) -> list[ValueId]:
-    """Values that each microbatch has its own of: all but parameters, old and new."""
+    """Values of which each microbatch has its own: all but the parameters, old and updated."""
     kept = {v for n in dag.nodes.values() if not isinstance(n, Compute) for v in n.writes}
     kept |= {v for v, value in dag.values.items() if value.origin is Origin.WEIGHTS}
     return [value for value in dag.values if value not in kept]

@@ -18,7 +18,7 @@ from piper.strategies.pipeline import (
     zb_h1,
     zbv,
 )
-from piper.strategies.reading import to_csv, to_table
+from piper.strategies.export import to_csv, to_table
 from piper.strategies.table import Action, Table, draw
 from piper.strategies.text import parse_csv, print_csv
 

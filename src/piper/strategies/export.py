@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from piper.directives import Order, Place, Split, Strategy
+from piper.directives.arguments import as_slots
 from piper.errors import Problem, StrategyError
 from piper.ir.filters import Filter
 from piper.names import PASS, Device, Phase
@@ -62,12 +63,13 @@ def named_orders(strategy: Strategy) -> list[tuple[str, Order]]:
 
 def order_rows(name: str, order: Order, homes: dict[int, Device], split: str) -> Rows:
     """What an order says for each device; one that spans devices orders each by itself."""
-    read = [(wanted, action_of(wanted, split)) for slot in order.slots for wanted in slot]
+    slots = as_slots(order.slots)
+    read = [(wanted, action_of(wanted, split)) for slot in slots for wanted in slot]
     refuse(name, (no_pass(wanted, split) for wanted, action in read if action is None))
     refuse(name, unplaced([action for _, action in read if action], homes))
     actions = dict(read)
     rows: Rows = {}
-    for slot in order.slots:
+    for slot in slots:
         mine: dict[Device, list[Action]] = {}
         for action in filter(None, map(actions.get, slot)):
             mine.setdefault(homes[action.stage], []).append(action)
