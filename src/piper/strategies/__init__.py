@@ -1,11 +1,7 @@
 """Well-known pipeline schedules: functions that return directives, and their tables."""
 
 from piper.strategies.assembly import to_directives
-from piper.strategies.check import check
-from piper.strategies.export import to_csv, to_table
-from piper.strategies.options import PipelineOptions
-from piper.strategies.peak import peaks
-from piper.strategies.pipeline import (
+from piper.strategies.builders import (
     BUILDERS,
     dualpipe,
     dualpipev,
@@ -18,8 +14,12 @@ from piper.strategies.pipeline import (
     zb_h1,
     zbv,
 )
+from piper.strategies.check import check
+from piper.strategies.export import to_csv, to_table
+from piper.strategies.options import PipelineOptions
+from piper.strategies.peak import peaks
+from piper.strategies.pytorch_csv import parse_csv, print_csv
 from piper.strategies.table import Action, Table, draw
-from piper.strategies.text import parse_csv, print_csv
 
 __all__ = [
     "BUILDERS",

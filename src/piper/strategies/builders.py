@@ -17,8 +17,8 @@ from piper.strategies import schedules
 from piper.strategies.assembly import assemble
 from piper.strategies.check import check
 from piper.strategies.options import PipelineOptions
+from piper.strategies.pytorch_csv import parse_csv
 from piper.strategies.table import Table, ranks_of
-from piper.strategies.text import parse_csv
 
 Builder = TypeVar("Builder", bound=Callable[..., Strategy])
 BUILDERS: dict[str, Callable[..., Strategy]] = {}  # by the names that the command line takes
