@@ -111,6 +111,16 @@ def test_a_field_without_a_json_form_fails_when_the_class_is_defined() -> None:
     assert "odd" not in DIRECTIVES
 
 
+def test_a_class_outside_the_list_has_no_json() -> None:
+    @dataclass(frozen=True)
+    class Place:
+        def rewrite(self, dag: Dag) -> Dag:
+            return dag
+
+    with pytest.raises(TypeError, match="Place has no JSON form: it lacks @directive"):
+        Strategy([Place()]).to_json()
+
+
 def test_every_directive_is_a_name_of_piper() -> None:
     assert all(getattr(piper, entry.kind.__name__) is entry.kind for entry in DIRECTIVES.values())
 

@@ -53,7 +53,7 @@ def trainer(
         ({"max_norm": -1.0}, "max_norm: -1.0 is no norm", NORM),
         ({"max_norm": "1.0"}, "max_norm: '1.0' is no norm", NORM),
         ({"max_norm": True}, "max_norm: True is no norm", NORM),
-        ({"strategy": "1f1b"}, "strategy: it is a text, '1f1b'", "piper.strategies.one_f_one_b("),
+        ({"strategy": "1f1b"}, "strategy: it is a string, '1f1b'", "piper.strategies.one_f_one_b("),
         ({"example": X}, "example: it is of type Tensor", EXAMPLE),
         ({"example": [X, Y]}, "example: it is of type list", EXAMPLE),
         (

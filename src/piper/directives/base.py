@@ -32,11 +32,11 @@ class Batched(Protocol):
 
 
 D = TypeVar("D", bound=Directive)
-Row = Mapping[str, Any]  # one directive as a JSON object
+JsonObject = Mapping[str, Any]  # a directive as JSON has it
 
 
-def unchanged(row: Row) -> Row:
-    return row
+def unchanged(given: JsonObject) -> JsonObject:
+    return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Entry:
     keys: Mapping[str, str]  # the JSON key of each field
     codecs: Mapping[str, Codec]  # the JSON form of each field
     omit_defaults: tuple[str, ...]
-    constants: Row
+    constants: JsonObject
     published: tuple[str, ...]
-    translate: Callable[[Row], Row]
+    translate: Callable[[JsonObject], JsonObject]
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -67,16 +67,15 @@ def directive(
     *,
     keys: Mapping[str, str] | None = None,
     omit_defaults: tuple[str, ...] = (),
-    constants: Row | None = None,
+    constants: JsonObject | None = None,
     published: tuple[str, ...] = (),
-    translate: Callable[[Row], Row] = unchanged,
+    translate: Callable[[JsonObject], JsonObject] = unchanged,
 ) -> Callable[[type[D]], type[D]]:
     """Add a class to the list of directives. Its fields are its JSON, unless an argument differs.
 
     `keys`: fields that have another name in JSON. `omit_defaults`: fields that JSON and repr leave
     out while they have their default. `constants`: keys that always have the same value.
-    `published`: further keys of the published system; `translate` turns a row that may have them
-    into one that has none.
+    `published`: further keys of the published system, which `translate` replaces by ours.
     """
 
     def register(kind: type[D]) -> type[D]:
@@ -91,7 +90,7 @@ def directive(
             published=published,
             translate=translate,
         )
-        setattr(kind, "__repr__", written)  # noqa: B010  (mypy takes no assignment to a method)
+        setattr(kind, "__repr__", lambda self: written(self, omit_defaults))  # noqa: B010
         return kind
 
     return register
@@ -105,21 +104,27 @@ def is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def shown_fields(directive: Directive) -> dict[str, Any]:
-    """The values of the fields, without defaults that JSON and repr leave out."""
-    omitted = DIRECTIVES[op_of(type(directive))].omit_defaults
+def entry_of(directive: Directive) -> Entry | None:
+    """The entry of a directive, which may be of a subclass."""
+    entries = ((kind, DIRECTIVES.get(op_of(kind))) for kind in type(directive).__mro__)
+    return next((entry for kind, entry in entries if entry and entry.kind is kind), None)
+
+
+def field_values(directive: Directive, omit_defaults: tuple[str, ...]) -> dict[str, Any]:
+    """The values of the fields, except defaults that are left out."""
     values = {field: getattr(directive, field.name) for field in fields(directive)}
     return {
         field.name: value
         for field, value in values.items()
-        if field.name not in omitted or value != field.default
+        if field.name not in omit_defaults or value != field.default
     }
 
 
-def written(self: Directive) -> str:
+def written(directive: Directive, omit_defaults: tuple[str, ...]) -> str:
     """A directive as a user writes it."""
-    arguments = (f"{name}={value!r}" for name, value in shown_fields(self).items())
-    return f"{type(self).__name__}({', '.join(arguments)})"
+    values = field_values(directive, omit_defaults).items()
+    arguments = ", ".join(f"{name}={value!r}" for name, value in values)
+    return f"{type(directive).__name__}({arguments})"
 
 
 def known_directives() -> str:

@@ -13,7 +13,7 @@ from piper.directives.arguments import (
     require_free_stream,
     sorted_groups,
 )
-from piper.directives.base import Directive, Row, directive
+from piper.directives.base import Directive, JsonObject, directive
 from piper.directives.selection import require_whole_regions, selected
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
@@ -33,19 +33,19 @@ LEVEL_KEYS = ("shard_grads", "shard_params")
 RENAMED = {"bucket_size": "bucket_mb", "prefetch_distance": "gather_ahead"}
 
 
-def from_published(row: Row) -> Row:
+def from_published(given: JsonObject) -> JsonObject:
     """The published system has two flags for the level, and other names for two arguments."""
-    flags = [key for key in LEVEL_KEYS if key in row]
+    flags = [key for key in LEVEL_KEYS if key in given]
     for key in ("zero", "reduce"):
-        if flags and key in row:
+        if flags and key in given:
             raise Refused(Problem(f"{key} and {flags[0]} say the same thing", f"keep only {key}"))
-    given = {key: value for key, value in row.items() if key not in (*LEVEL_KEYS, *RENAMED)}
-    if row.get("shard_params") or row.get("shard_grads"):
-        given["zero"] = 3 if row.get("shard_params") else 2
-    if row.get("shard_params") and row.get("shard_grads") is False:
-        given["reduce"] = "once"
-    renamed = {RENAMED[key]: value for key, value in row.items() if key in RENAMED}
-    return given | {key: value for key, value in renamed.items() if value is not None}
+    ours = {key: value for key, value in given.items() if key not in (*LEVEL_KEYS, *RENAMED)}
+    if given.get("shard_params") or given.get("shard_grads"):
+        ours["zero"] = 3 if given.get("shard_params") else 2
+    if given.get("shard_params") and given.get("shard_grads") is False:
+        ours["reduce"] = "once"
+    renamed = {RENAMED[key]: given[key] for key in RENAMED if given.get(key) is not None}
+    return ours | renamed
 
 
 @directive(omit_defaults=("reduce",), published=(*LEVEL_KEYS, *RENAMED), translate=from_published)
