@@ -64,8 +64,8 @@ def trainer(
         ({"example": (X[:0], Y[:0])}, "batch: it has no rows", "leave out empty batches"),
         (
             {"strategy": [Place(where(PP=0), [0])]},
-            "no region has the tag PP, for the model has no annotations",
-            'write `with piper.annotate("PP"):` around the parts of its forward',
+            "no region has the tag PP: the model has no annotations",
+            'write `with piper.annotate("PP"):` around parts of its forward',
         ),
     ],
 )
