@@ -292,7 +292,7 @@ def test_text_that_is_no_strategy_is_refused(text: str, message: str) -> None:
     assert str(refused.value) == message
 
 
-def test_the_number_of_the_bad_directive_is_told() -> None:
+def test_the_error_has_the_number_of_the_bad_directive() -> None:
     rows = [json.loads(Strategy([d]).to_json())[0] for d in (A, C, MB)]
     rows[1]["devices"] = "0"
 

@@ -57,25 +57,25 @@ class Strategy:
         >>> Strategy.from_json(Strategy([Split("MB", 2)]).to_json()) == Strategy([Split("MB", 2)])
         True
         """
-        rows = ",\n  ".join(json.dumps(encode(directive)) for directive in self.directives)
-        return f"[\n  {rows}\n]\n" if rows else "[]\n"
+        lines = ",\n  ".join(json.dumps(encode(directive)) for directive in self.directives)
+        return f"[\n  {lines}\n]\n" if lines else "[]\n"
 
     @staticmethod
     def from_json(text: str) -> Strategy:
         try:
-            rows = json.loads(text)
+            objects = json.loads(text)
         except json.JSONDecodeError as error:
             where = f"strategy, line {error.lineno}, column {error.colno}"
             raise StrategyError(
                 where, Problem(f"this is not JSON: {error.msg}", "write a list of directives")
             ) from None
-        if isinstance(rows, dict) and set(rows) == {"directives"}:
-            rows = rows["directives"]
-        if not isinstance(rows, list):
+        if isinstance(objects, dict) and set(objects) == {"directives"}:
+            objects = objects["directives"]
+        if not isinstance(objects, list):
             raise StrategyError(
                 "strategy", Problem("the JSON is not a list", 'write [{"op": "place", ...}, ...]')
             )
-        return Strategy(decode(row, f"directive {k}") for k, row in enumerate(rows, start=1))
+        return Strategy(decode(one, f"directive {k}") for k, one in enumerate(objects, start=1))
 
 
 def flat(directives: Iterable[Any]) -> Iterator[Directive]:
