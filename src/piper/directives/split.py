@@ -112,7 +112,7 @@ class Copies:
 
 
 def per_microbatch(dag: Dag) -> list[ValueId]:
-    """Values of which each microbatch has its own: all but the parameters, old and updated."""
+    """Values that each microbatch has its own of: all but parameters, old and new."""
     kept = {v for n in dag.nodes.values() if not isinstance(n, Compute) for v in n.writes}
     kept |= {v for v, value in dag.values.items() if value.origin is Origin.WEIGHTS}
     return [value for value in dag.values if value not in kept]

@@ -23,7 +23,7 @@ class Filter:
         return tuple(key for key, _ in self.items)
 
     def matches(self, tags: Mapping[str, int | str]) -> bool:
-        """Whether a node with these tags matches; PASS is one of them.
+        """Whether a node with these tags (PASS among them) is meant.
 
         >>> where(PP=0, EP=None).matches({"PP": 0, "PASS": "F"})
         True
