@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from piper.directives.base import Batched, Directive, op_of
+from piper.directives.base import Batched, Directive
 from piper.errors import DirectiveError, Refused
 from piper.ir.dag import Dag
 from piper.ir.rules import CAPTURED, require
@@ -34,7 +34,7 @@ def apply(program: Sequence[Directive], dag: Dag) -> Dag:
 def batches(program: Sequence[Directive]) -> Iterator[list[Named]]:
     total = len(program)
     named = [
-        (f"{op_of(type(directive))} (directive {step} of {total})", directive)
+        (f"{type(directive).__name__.lower()} (directive {step} of {total})", directive)
         for step, directive in enumerate(program, start=1)
     ]
     for _, group in groupby(named, key=lambda pair: type(pair[1])):
@@ -61,7 +61,7 @@ def blame(batch: Sequence[Named], dag: Dag) -> None:
 
 
 def stamped(dag: Dag, before: Dag, name: str) -> Dag:
-    """Every new node carries the name of the directive that made it."""
+    """Every node that was not there before carries the name of its maker."""
     if dag.nodes.keys() == before.makers.keys():
         return dag
     return dag.signed({node: before.makers.get(node, name) for node in dag.nodes})

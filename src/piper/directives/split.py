@@ -38,7 +38,7 @@ class Split(Directive):
             raise Refused(Problem(f"{self.name!r} cannot name a dimension", fix))
 
     def rewrite(self, dag: Dag) -> Dag:
-        self.require_first(dag)
+        self.refuse_clashes(dag)
         names = {value: self.parts_of(value) for value in per_microbatch(dag)}
         copies = Copies(self.name, self.n, names)
         values = dict(chain.from_iterable(copies.values(v, k) for v, k in dag.values.items()))
@@ -52,7 +52,7 @@ class Split(Directive):
         )
         return split.with_precedences(self.state_order(dag))
 
-    def require_first(self, dag: Dag) -> None:
+    def refuse_clashes(self, dag: Dag) -> None:
         if dag.dimensions:
             fix = "write one `Split` with the total number of microbatches"
             raise Refused(Problem(f"the batch is already split, as {dag.dimensions[0][0]}", fix))
