@@ -1,10 +1,30 @@
 """Piper: programmable distributed training for PyTorch.
 
-Names are loaded when they are first used, so that `import piper.ir` does not load torch.
+Names are loaded on first use, so `import piper.ir` does not load torch. Type checkers and editors
+read the imports below instead; a test keeps the two lists the same.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from piper import errors as errors
+    from piper import models as models
+    from piper import strategies as strategies
+    from piper.capture import annotate as annotate
+    from piper.capture import tag as tag
+    from piper.directives import Order as Order
+    from piper.directives import Place as Place
+    from piper.directives import Replicate as Replicate
+    from piper.directives import Shard as Shard
+    from piper.directives import Split as Split
+    from piper.directives import Strategy as Strategy
+    from piper.directives import Stream as Stream
+    from piper.ir.filters import where as where
+    from piper.job.compiler import compile_strategy as compile_strategy
+    from piper.job.rehearsal import rehearse as rehearse
+    from piper.runtime.metrics import Metrics as Metrics
+    from piper.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
 
@@ -20,7 +40,7 @@ _HOMES = {
     "Stream": "piper.directives",
     "Strategy": "piper.directives",
     "Trainer": "piper.trainer",
-    "Metrics": "piper.trainer",
+    "Metrics": "piper.runtime.metrics",
     "rehearse": "piper.job.rehearsal",
     "compile_strategy": "piper.job.compiler",
 }
@@ -28,13 +48,14 @@ _MODULES = ("strategies", "models", "errors")
 
 __all__ = [*_HOMES, *_MODULES]  # noqa: PLE0604
 
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name in _MODULES:
-        return import_module(f"piper.{name}")
-    raise AttributeError(f"module 'piper' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name in _HOMES:
+            return getattr(import_module(_HOMES[name]), name)
+        if name in _MODULES:
+            return import_module(f"piper.{name}")
+        raise AttributeError(f"module 'piper' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -87,7 +87,7 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
     assert sorted(line.split()[0] for line in found[1:3]) == ["2", "4"]
     assert found[3:] == [
         "pp=8: refused",
-        "    1f1b: microbatches=4 cannot fill 8 stages",
+        "    1f1b: microbatches=4 is too few to fill 8 stages",
         "      fix: write microbatches=8 or more, or use gpipe, which takes any number",
     ]
     rows = json.loads(file.read_text())

@@ -154,7 +154,7 @@ def test_a_filter_that_matches_nothing_is_refused() -> None:
 
     assert text == (
         "order (directive 4 of 4): where(PP=0, MB=5, PASS='F') matches nothing\n"
-        "  fix: what exists: PP: 0, 1; MB: 0, 1; PASS: F, B"
+        "  fix: choose from what exists: PP: 0, 1; MB: 0, 1; PASS: F, B"
     )
 
 
@@ -165,7 +165,7 @@ def test_the_order_at_fault_is_named_among_many() -> None:
 
     assert text == (
         "order (directive 5 of 6): where(PP=9, MB=1, PASS='F') matches nothing\n"
-        "  fix: what exists: PP: 0, 1; MB: 0, 1; PASS: F, B"
+        "  fix: choose from what exists: PP: 0, 1; MB: 0, 1; PASS: F, B"
     )
 
 
@@ -186,7 +186,7 @@ def test_an_order_that_comes_before_the_split_is_refused() -> None:
 
     assert str(refused.value) == (
         "order (directive 2 of 3): no region has the tag MB\n"
-        "  fix: use one of PP, PASS (a key that `Split` makes exists only after the `Split`)"
+        "  fix: use one of PP, PASS (the key of a `Split` exists only after that `Split`)"
     )
 
 
@@ -206,7 +206,7 @@ def test_a_pass_in_two_slots_is_refused() -> None:
     text = refusal(chain(1), [0], Order([[F(0, 0)], [F(0, 1)], [B(0, 0)], [F(0, 0)]]))
 
     assert text == (
-        "order (directive 3 of 3): PP0:F@0 is in slots[0] and in slots[3]\n"
+        "order (directive 3 of 3): PP0:F@0 is in both slots[0] and slots[3]\n"
         "  fix: name each pass of each microbatch in one slot only"
     )
 

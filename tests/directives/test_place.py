@@ -75,7 +75,7 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
 
     shown = list(devices) if isinstance(devices, list) else devices
     assert str(refused.value) == (
-        f"devices {shown!r} is no list of devices\n  fix: name each device once: [0, 2]"
+        f"devices {shown!r} is not a list of devices\n  fix: list each device once, such as [0, 2]"
     )
 
 
@@ -84,18 +84,19 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
     [
         (
             [Place(where(PP=0), [0]), Place(where(PP=7), [1])],
-            "place (directive 2 of 2): where(PP=7) matches nothing\n  fix: what exists: PP: 0 to 2",
+            "place (directive 2 of 2): where(PP=7) matches nothing\n"
+            "  fix: choose from what exists: PP: 0 to 2",
         ),
         (
             [Place(where(PP=0, PASS="BI"), [0])],
             "place (directive 1 of 1): where(PP=0, PASS='BI') matches nothing\n"
-            "  fix: where(PP=0) has the passes F, B: name one of these",
+            "  fix: where(PP=0) has the passes F, B: use one of these",
         ),
         (
             [Place(where(P=0), [0])],
             "place (directive 1 of 1): no region has the tag P\n"
             "  fix: use one of PP, PASS; did you mean PP?"
-            " (a key that `Split` makes exists only after the `Split`)",
+            " (the key of a `Split` exists only after that `Split`)",
         ),
         (
             [Split("MB", 2), Place(where(Mb=0), [0])],
@@ -106,12 +107,12 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
             [Place(where(MB=0), [0]), Split("MB", 2)],
             "place (directive 1 of 2): no region has the tag MB\n"
             "  fix: use one of PP, PASS"
-            " (a key that `Split` makes exists only after the `Split`)",
+            " (the key of a `Split` exists only after that `Split`)",
         ),
         (
             [Place(where(PP=1), [0]), Place(where(PP=1), [1])],
-            "place (directive 2 of 2): PP1 is on devices [0] already, not on [1]\n"
-            "  fix: let exactly one `Place` match each region, or give both the same devices",
+            "place (directive 2 of 2): PP1 is already on devices [0], not [1]\n"
+            "  fix: match each region with exactly one `Place`, or give both the same devices",
         ),
     ],
     ids=["no such index", "no such pass", "misspelt", "misspelt case", "too early", "twice"],
@@ -128,5 +129,6 @@ def test_a_key_that_only_some_regions_lack_is_known() -> None:
         apply([Place(where(PP=None), [0])], training_dag(chain(2)))
 
     assert str(refused.value) == (
-        "place (directive 1 of 1): where(PP=None) matches nothing\n  fix: what exists: PP: 0, 1"
+        "place (directive 1 of 1): where(PP=None) matches nothing\n"
+        "  fix: choose from what exists: PP: 0, 1"
     )

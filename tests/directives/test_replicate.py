@@ -92,7 +92,7 @@ def test_a_tied_bucket_belongs_to_the_replicate_of_its_first_region() -> None:
 def test_it_prints_as_it_was_written() -> None:
     assert str(Replicate(where(PP=0), [[0, 1], [2, 3]], zero=3)) == (
         "Replicate(filter=where(PP=0), devices=((0, 1), (2, 3)), zero=3, bucket_mb=25.0, "
-        "reduce_stream='dp', gather_stream='dp', gather_ahead=1, gather_buffers=2, reduce=None)"
+        "reduce_stream='dp', gather_stream='dp', gather_ahead=1, gather_buffers=2)"
     )
 
 
@@ -136,7 +136,7 @@ def test_two_ways_to_say_the_level_are_refused(new: str, value: str) -> None:
         Strategy.from_json(f"[{row}]")
 
     assert str(refused.value) == (
-        f"replicate (directive 1): {new} and shard_grads say the same thing\n  fix: keep {new} only"
+        f"replicate (directive 1): {new} and shard_grads say the same thing\n  fix: keep only {new}"
     )
 
 
@@ -145,50 +145,56 @@ def test_two_ways_to_say_the_level_are_refused(new: str, value: str) -> None:
     [
         (
             {"zero": 4},
-            "zero=4 is no level\n  fix: write one of 0 (nothing is sharded), 1 (the optimizer's "
-            "state is), 2 (gradients are too), 3 (parameters are too)",
+            "zero=4 is not a ZeRO level\n  fix: write one of 0 (nothing is sharded), 1 (optimizer "
+            "state is sharded), 2 (gradients too), 3 (parameters too)",
         ),
         (
             {"bucket_mb": 0},
-            "bucket_mb=0 is no size of a message\n  fix: write a number of megabytes above 0, such "
-            "as 25; a parameter that is larger has a message of its own",
+            "bucket_mb=0 is not a message size\n  fix: write a number of megabytes above 0, such "
+            "as 25; a larger parameter gets a message of its own",
         ),
         (
             {"reduce": "twice"},
-            "reduce='twice' is no time to reduce gradients\n"
+            "reduce='twice' does not say when to reduce gradients\n"
             '  fix: write "each" (microbatch) or "once" (per step)',
         ),
         (
             {"zero": 1, "reduce": "each"},
-            "zero=1 keeps gradients whole: they are reduced once\n"
-            '  fix: write zero=2, which shards gradients, or leave reduce="each" out',
+            "zero=1 keeps whole gradients and reduces them once\n"
+            '  fix: write zero=2, which shards gradients, or leave out reduce="each"',
         ),
         (
             {"zero": 2, "reduce": "once"},
-            "gradients that are reduced once are not sharded before\n"
-            "  fix: write zero=1, which keeps gradients whole until they are reduced",
+            "zero=2 shards gradients, so it reduces each microbatch's\n"
+            "  fix: write zero=1, which keeps whole gradients until they are reduced",
         ),
-        ({"gather_buffers": 0}, "gather_buffers=0\n  fix: write a number, 1 or more"),
-        ({"gather_ahead": -1}, "gather_ahead=-1\n  fix: write a number, 0 or more"),
+        (
+            {"gather_buffers": 0},
+            "gather_buffers=0 is not a valid count\n  fix: write a whole number, 1 or more",
+        ),
+        (
+            {"gather_ahead": -1},
+            "gather_ahead=-1 is not a valid count\n  fix: write a whole number, 0 or more",
+        ),
         (
             {"reduce_stream": "compute"},
-            "the stream 'compute' is Piper's own, nothing else may use it\n"
-            '  fix: write another name, such as "dp"',
+            "the stream 'compute' is reserved: Piper uses it itself\n"
+            '  fix: choose another name, such as "dp"',
         ),
         (
             {"gather_stream": "totals"},
-            "the stream 'totals' is Piper's own, nothing else may use it\n"
-            '  fix: write another name, such as "dp"',
+            "the stream 'totals' is reserved: Piper uses it itself\n"
+            '  fix: choose another name, such as "dp"',
         ),
-        ({"reduce_stream": 3}, 'stream 3 is no name\n  fix: write reduce_stream="dp"'),
+        ({"reduce_stream": 3}, 'stream 3 is not a name\n  fix: write reduce_stream="dp"'),
         (
             {"devices": [[0, 1], [2]]},
-            "the groups [[0, 1], [2]] are not equally long, or share a device\n"
+            "the groups [[0, 1], [2]] have different lengths or a device in common\n"
             "  fix: write groups such as [[0, 1], [2, 3]]",
         ),
         (
             {"devices": []},
-            "devices [] is no list of devices\n  fix: name each device once: [0, 2]",
+            "devices [] is not a list of devices\n  fix: list each device once, such as [0, 2]",
         ),
     ],
     ids=lambda value: str(value)[:30],
@@ -212,23 +218,25 @@ def test_what_makes_no_sense_is_refused_where_it_is_written(
         ),
         (
             [*BOTH, *kept(0), Replicate(where(PP=1), [1, 3], zero=2)],
-            "replicate (directive 5 of 5): PP1 is replicated already\n"
-            "  fix: let exactly one `Replicate` match each region",
+            "replicate (directive 5 of 5): PP1 is already replicated\n"
+            "  fix: match each region with exactly one `Replicate`",
         ),
         (
             [*BOTH, Split("MB", 2), Replicate(where(PP=0, MB=0), [0, 2])],
-            "replicate (directive 4 of 4): where(PP=0, MB=0) names a part of the work, parameters "
+            "replicate (directive 4 of 4): where(PP=0, MB=0) selects some of a region's work, but "
+            "parameters "
             "serve all of it\n  fix: leave MB out of the filter",
         ),
         (
             [*BOTH, Replicate(where(PP=0, PASS="B"), [0, 2])],
-            "replicate (directive 3 of 3): where(PP=0, PASS='B') names a part of the work, "
+            "replicate (directive 3 of 3): where(PP=0, PASS='B') selects some of a region's work, "
+            "but "
             "parameters serve all of it\n  fix: leave PASS out of the filter",
         ),
         (
             [*BOTH, Replicate(where(PP=5), [0, 2])],
             "replicate (directive 3 of 3): where(PP=5) matches nothing\n"
-            "  fix: what exists: PP: 0, 1",
+            "  fix: choose from what exists: PP: 0, 1",
         ),
     ],
     ids=["elsewhere", "twice", "microbatch", "pass", "nothing"],

@@ -19,8 +19,10 @@ from piper.job.compiler import compile_strategy
 TWO, FOUR = [0, 1], [0, 1, 2, 3]
 PAIRS = [[0, 1], [2, 3]]
 
-NO_GROUPS = "are not equally long, or share a device\n  fix: write groups such as [[0, 1], [2, 3]]"
-NO_LIST = "is no list of devices\n  fix: name each device once: [0, 2]"
+NO_GROUPS = (
+    "have different lengths or a device in common\n  fix: write groups such as [[0, 1], [2, 3]]"
+)
+NO_LIST = "is not a list of devices\n  fix: list each device once, such as [0, 2]"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +49,8 @@ def test_a_reserved_stream_is_refused(stream: str) -> None:
     with pytest.raises(Refused) as refused:
         Shard(where(), TWO, stream)
 
-    what = f"the stream {stream!r} is Piper's own, nothing else may use it"
-    assert str(refused.value).startswith(f"{what}\n  fix: write another name")
+    what = f"the stream {stream!r} is reserved: Piper uses it itself"
+    assert str(refused.value).startswith(f"{what}\n  fix: choose another name")
 
 
 @pytest.mark.parametrize("stream", [3, "", None])
@@ -56,7 +58,7 @@ def test_a_stream_that_is_no_name_is_refused(stream: Any) -> None:
     with pytest.raises(Refused) as refused:
         Shard(where(), TWO, stream)
 
-    assert str(refused.value).startswith(f"stream {stream!r} is no name\n")
+    assert str(refused.value).startswith(f"stream {stream!r} is not a name\n")
 
 
 def with_value(name: str, *shape: int | None, dtype: str = "float32") -> Model:
@@ -200,22 +202,25 @@ IN_PAIRS = [Place(where(), FOUR), Shard(where(EP=0), PAIRS)]
         ),
         (
             [PLACE, KEEP, CUT, CUT],
-            "shard (directive 4 of 4): PP0.EP0 is sharded already\n"
-            "  fix: let exactly one `Shard` match each region",
+            "shard (directive 4 of 4): PP0.EP0 is already sharded\n"
+            "  fix: match each region with exactly one `Shard`",
         ),
         (
             [Shard(where(EP=0, PASS="F"), TWO)],
-            "shard (directive 1 of 1): where(EP=0, PASS='F') names a part of the work, parameters "
+            "shard (directive 1 of 1): where(EP=0, PASS='F') selects some of a region's work, but "
+            "experts "
             "serve all of it\n  fix: leave PASS out of the filter",
         ),
         (
             [Split("MB", 2), Shard(where(EP=0, MB=0), TWO)],
-            "shard (directive 2 of 2): where(EP=0, MB=0) names a part of the work, parameters "
+            "shard (directive 2 of 2): where(EP=0, MB=0) selects some of a region's work, but "
+            "experts "
             "serve all of it\n  fix: leave MB out of the filter",
         ),
         (
             [Shard(where(EP=3), TWO)],
-            "shard (directive 1 of 1): where(EP=3) matches nothing\n  fix: what exists: EP: 0",
+            "shard (directive 1 of 1): where(EP=3) matches nothing\n"
+            "  fix: choose from what exists: EP: 0",
         ),
         (
             [Shard(where(EP=None), TWO)],
@@ -224,8 +229,8 @@ IN_PAIRS = [Place(where(), FOUR), Shard(where(EP=0), PAIRS)]
         ),
         (
             [Shard(where(EP=0), [0, 1, 2])],
-            "shard (directive 1 of 1): PP0.EP0 has 4 experts, which 3 devices cannot share "
-            "evenly\n  fix: divide them over 2 or 4 devices, or write groups such as "
+            "shard (directive 1 of 1): PP0.EP0 has 4 experts, which do not divide "
+            "evenly over 3 devices\n  fix: use 2 or 4 devices, or groups such as "
             "[[0, 1], [2, 3]]",
         ),
     ],

@@ -87,11 +87,15 @@ def test_new_nodes_are_signed() -> None:
 @pytest.mark.parametrize(
     ("name", "n", "message"),
     [
-        ("MB", 0, "Split into 0 parts\n  fix: split into 1 or more microbatches"),
-        ("MB", -2, "Split into -2 parts\n  fix: split into 1 or more microbatches"),
-        ("MB", "4", "Split into '4' parts\n  fix: split into 1 or more microbatches"),
-        ("MB", 2.0, "Split into 2.0 parts\n  fix: split into 1 or more microbatches"),
-        ("MB", True, "Split into True parts\n  fix: split into 1 or more microbatches"),
+        ("MB", 0, "0 is not a number of microbatches\n  fix: write a whole number, 1 or more"),
+        ("MB", -2, "-2 is not a number of microbatches\n  fix: write a whole number, 1 or more"),
+        ("MB", "4", "'4' is not a number of microbatches\n  fix: write a whole number, 1 or more"),
+        ("MB", 2.0, "2.0 is not a number of microbatches\n  fix: write a whole number, 1 or more"),
+        (
+            "MB",
+            True,
+            "True is not a number of microbatches\n  fix: write a whole number, 1 or more",
+        ),
         ("PASS", 2, "'PASS' cannot name a dimension\n  fix: write Split(\"MB\", n)"),
         ("", 2, "'' cannot name a dimension\n  fix: write Split(\"MB\", n)"),
         ("m b", 2, "'m b' cannot name a dimension\n  fix: write Split(\"MB\", n)"),
@@ -111,7 +115,7 @@ def test_a_second_split_is_refused() -> None:
         apply([Split("MB", 2), Split("MC", 2)], training_dag(chain(1)))
 
     assert str(refused.value) == (
-        "split (directive 2 of 2): the batch is split already, as MB\n"
+        "split (directive 2 of 2): the batch is already split, as MB\n"
         "  fix: write one `Split` with the total number of microbatches"
     )
 
@@ -121,7 +125,8 @@ def test_a_split_that_is_called_like_a_region_is_refused() -> None:
         apply([Split("PP", 2)], training_dag(chain(1)))
 
     assert str(refused.value) == (
-        'split (directive 1 of 1): PP names regions of the model\n  fix: choose another, like "MB"'
+        "split (directive 1 of 1): PP is already a tag of the model\n"
+        '  fix: choose another name, such as "MB"'
     )
 
 

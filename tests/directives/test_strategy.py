@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from synthetic import chain
 
-from piper.directives import Directive, Order, Place, Shard, Split, Strategy, Stream
+from piper.directives import Directive, Order, Place, Split, Strategy
+from piper.directives.arguments import DeviceGroups, DeviceList, Slots
+from piper.directives.base import DIRECTIVES
 from piper.errors import Refused, StrategyError
 from piper.ir.filters import ANY, Filter, where
 from piper.job.compiler import compile_strategy
@@ -74,24 +77,36 @@ def filters(draw: st.DrawFn) -> Filter:
     return where(**tags, **({"PASS": phase} if phase else {}))
 
 
-PRIORITIES, streams = ["normal", "high"], st.sampled_from(["ep", "é"])
 devices = st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True)
 groups = st.sampled_from([[[0, 1], [2, 3]], [[5], [3]], [[0, 2, 4]]])
-directives: st.SearchStrategy[Directive] = st.one_of(
-    st.builds(Place, filters(), devices, st.sampled_from(["pp", "dp", "é"])),
-    st.builds(Shard, filters(), st.one_of(devices, groups), st.sampled_from(["ep", "é"])),
-    st.builds(Split, keys, st.integers(1, 99)),
-    st.builds(
-        Order,
-        st.lists(st.lists(filters(), max_size=3), max_size=4),
-        st.booleans(),
-        st.sampled_from([False, True, "pairs"]),
-    ),
-    st.builds(Stream, streams, st.none() | st.integers(1, 200), st.sampled_from(PRIORITIES)),
-)
+VALUES: dict[object, st.SearchStrategy[object]] = {
+    Filter: filters(),
+    Slots: st.lists(st.lists(filters(), max_size=3) | filters(), max_size=4),
+    DeviceList: devices,
+    DeviceGroups: devices | groups,
+    str: st.sampled_from(["MB", "ep", "é"]),
+    int: st.integers(0, 3),
+    float: st.integers(1, 99) | st.floats(0.5, 99),
+}
 
 
-@given(st.lists(directives, max_size=4))
+def values(kind: object) -> st.SearchStrategy[object]:
+    """What a field of this type may hold. The directive rejects what it does not support."""
+    return VALUES[kind] if kind in VALUES else st.from_type(kind)
+
+
+@st.composite
+def directives(draw: st.DrawFn) -> Directive:
+    entry = DIRECTIVES[draw(st.sampled_from(sorted(DIRECTIVES)))]
+    types = get_type_hints(entry.kind)
+    arguments = {name: draw(values(types[name])) for name in entry.keys}
+    try:
+        return entry.kind(**arguments)
+    except Refused:
+        reject()
+
+
+@given(st.lists(directives(), max_size=4))
 def test_a_strategy_comes_back_from_json_as_it_was(program: list[Directive]) -> None:
     strategy = Strategy(program)
 
@@ -148,8 +163,8 @@ def test_the_form_of_the_published_system_loads(text: str) -> None:
     )
 
 
-OPS = "place, replicate, shard, split, order, stream"
-NO_LIST = 'strategy: the JSON is no list\n  fix: write [{"op": "place", ...}, ...]'
+OPS = ", ".join(sorted(DIRECTIVES))
+NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...}, ...]'
 
 
 @pytest.mark.parametrize(
@@ -175,52 +190,56 @@ NO_LIST = 'strategy: the JSON is no list\n  fix: write [{"op": "place", ...}, ..
         ),
         (
             {"op": "place", "filter": [0], "devices": [0]},
-            'place (directive 1): the filter [0] is no object\n  fix: write {"PP": 0}',
+            'place (directive 1): the filter [0] is not an object\n  fix: write {"PP": 0}',
         ),
         (
             {"op": "place", "filter": {"PP": "0"}, "devices": [0]},
-            "place (directive 1): PP='0' is no index\n"
-            '  fix: write PP=0, PP="*" or None ("-" in JSON)',
+            "place (directive 1): PP='0' is not an index\n"
+            '  fix: write PP=0, PP="*" or PP=None ("-" in JSON)',
         ),
         (
             {"op": "place", "filter": {"PP": [0, 1]}, "devices": [0]},
-            "place (directive 1): PP=[0, 1] is no index\n"
-            '  fix: write PP=0, PP="*" or None ("-" in JSON)',
+            "place (directive 1): PP=[0, 1] is not an index\n"
+            '  fix: write PP=0, PP="*" or PP=None ("-" in JSON)',
         ),
         (
             {"op": "place", "filter": {}, "devices": 0},
-            "place (directive 1): devices 0 is no list of numbers\n  fix: write [0] or [0, 2]",
+            "place (directive 1): devices 0 is not a list of devices\n"
+            "  fix: list each device once, such as [0, 2]",
         ),
         (
             {"op": "place", "filter": {}, "devices": [True]},
-            "place (directive 1): devices [True] is no list of numbers\n  fix: write [0] or [0, 2]",
+            "place (directive 1): devices [True] is not a list of devices\n"
+            "  fix: list each device once, such as [0, 2]",
         ),
         (
             {"op": "place", "filter": {}, "devices": [0, 0]},
-            "place (directive 1): devices [0, 0] is no list of devices\n"
-            "  fix: name each device once: [0, 2]",
+            "place (directive 1): devices [0, 0] is not a list of devices\n"
+            "  fix: list each device once, such as [0, 2]",
         ),
         (
             {"op": "split", "filter": {"PP": 0}, "dim_name": "MB", "num_microbatches": 2},
-            'split (directive 1): split takes the whole batch\n  fix: leave "filter" empty',
+            "split (directive 1): filter {'PP': 0} is not supported\n"
+            '  fix: write "filter": {}, or leave it out',
         ),
         (
             {"op": "split", "dim_name": "MB", "num_microbatches": 0},
-            "split (directive 1): Split into 0 parts\n  fix: split into 1 or more microbatches",
+            "split (directive 1): 0 is not a number of microbatches\n"
+            "  fix: write a whole number, 1 or more",
         ),
         (
             {"op": "order", "filters": {"PP": 0}},
-            "order (directive 1): filters is no list of slots\n"
+            "order (directive 1): filters is not a list of slots\n"
             '  fix: write [[{"PP": 0}], [{"PP": 1}]]',
         ),
         (
             {"op": "order", "filters": [{"PP": 0}]},
-            "order (directive 1): filters is no list of slots\n"
+            "order (directive 1): filters is not a list of slots\n"
             '  fix: write [[{"PP": 0}], [{"PP": 1}]]',
         ),
         (
             {"op": "order", "filters": [[{"PP": 0, "PASS": "FB"}]]},
-            "order (directive 1): PASS='FB' is no pass\n  fix: write one of F, B, BI, BW",
+            "order (directive 1): PASS='FB' is not a pass\n  fix: write one of F, B, BI, BW",
         ),
     ],
     ids=str,
@@ -256,7 +275,7 @@ def test_values_of_the_wrong_type_are_refused_and_never_crash(row: object) -> No
     [
         (
             '[{"op": "place",]',
-            "strategy, line 1, column 17: this is no JSON: "
+            "strategy, line 1, column 17: this is not JSON: "
             "Expecting property name enclosed in double quotes\n"
             "  fix: write a list of directives",
         ),
@@ -273,14 +292,16 @@ def test_text_that_is_no_strategy_is_refused(text: str, message: str) -> None:
     assert str(refused.value) == message
 
 
-def test_the_number_of_the_bad_directive_is_told() -> None:
+def test_the_error_has_the_number_of_the_bad_directive() -> None:
     rows = [json.loads(Strategy([d]).to_json())[0] for d in (A, C, MB)]
     rows[1]["devices"] = "0"
 
     with pytest.raises(StrategyError) as refused:
         Strategy.from_json(json.dumps(rows))
 
-    assert str(refused.value).startswith("place (directive 2): devices '0' is no list of numbers")
+    assert str(refused.value).startswith(
+        "place (directive 2): devices '0' is not a list of devices"
+    )
 
 
 def test_json_survives_letters_of_any_language() -> None:
@@ -301,18 +322,18 @@ def test_what_is_no_directive_is_refused() -> None:
     with pytest.raises(StrategyError) as refused:
         Strategy(["x"])
 
+    *names, last = sorted(entry.kind.__name__ for entry in DIRECTIVES.values())
     assert str(refused.value) == (
-        "strategy: 'x' is no directive\n"
-        "  fix: write Place, Replicate, Shard, Split, Order or Stream"
+        f"strategy: 'x' is not a directive\n  fix: write {', '.join(names)} or {last}"
     )
 
 
 @pytest.mark.parametrize(
     ("slots", "message"),
     [
-        (where(), "where() is no list of slots\n  fix: write Order([[...], ...])"),
-        ([["x"]], "['x'] is no slot\n  fix: write a filter or a list: [where(PP=0)]"),
-        (["x"], "'x' is no slot\n  fix: write a filter or a list: [where(PP=0)]"),
+        (where(), "where() is not a list of slots\n  fix: write Order([[...], ...])"),
+        ([["x"]], "['x'] is not a slot\n  fix: write a filter or a list of filters: [where(PP=0)]"),
+        (["x"], "'x' is not a slot\n  fix: write a filter or a list of filters: [where(PP=0)]"),
     ],
     ids=["a filter", "a text in a slot", "a text"],
 )
@@ -328,4 +349,7 @@ def test_slots_overlap_or_they_do_not(ahead: object) -> None:
     with pytest.raises(Refused) as refused:
         Order([[where()]], ahead=ahead)
 
-    assert str(refused.value) == f'ahead={ahead!r}\n  fix: write True, False or "pairs"'
+    assert (
+        str(refused.value)
+        == f'ahead={ahead!r} is not supported\n  fix: write True, False or "pairs"'
+    )

@@ -95,25 +95,25 @@ def test_it_is_one_line_of_json() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"name": ""}, "stream '' is no name\n  fix: write Stream(\"ep\", sms=20)"),
+        ({"name": ""}, "stream '' is not a name\n  fix: write Stream(\"ep\", sms=20)"),
         (
             {"name": "ep", "sms": 0},
-            "sms=0 is no number of SMs\n"
-            "  fix: write 1 or more, or leave it out: the stream may then use all of them",
+            "sms=0 is not a number of SMs\n"
+            "  fix: write 1 or more, or leave it out: the stream may then use all SMs",
         ),
         (
             {"name": "ep", "sms": True},
-            "sms=True is no number of SMs\n"
-            "  fix: write 1 or more, or leave it out: the stream may then use all of them",
+            "sms=True is not a number of SMs\n"
+            "  fix: write 1 or more, or leave it out: the stream may then use all SMs",
         ),
         (
             {"name": "ep", "priority": "low"},
-            '\'low\' is no priority\n  fix: write "normal" or "high"',
+            '\'low\' is not a priority\n  fix: write "normal" or "high"',
         ),
         (
             {"name": "compute", "sms": 8, "priority": "high"},
-            "compute has a part of the SMs and a priority: CUDA has no stream for both\n"
-            '  fix: leave out sms, or priority="high"; other streams may have both',
+            "CUDA cannot give the compute stream both a number of SMs and a priority\n"
+            '  fix: leave out sms or priority="high"; other streams may have both',
         ),
     ],
 )
@@ -128,7 +128,7 @@ def test_json_that_asks_for_the_impossible_names_its_line() -> None:
     with pytest.raises(StrategyError) as refused:
         Strategy.from_json('[{"op": "stream", "name": "ep", "sms": -1}]')
 
-    assert str(refused.value).startswith("stream (directive 1): sms=-1 is no number of SMs")
+    assert str(refused.value).startswith("stream (directive 1): sms=-1 is not a number of SMs")
 
 
 def test_a_stream_that_is_named_twice_is_refused() -> None:
@@ -136,8 +136,8 @@ def test_a_stream_that_is_named_twice_is_refused() -> None:
         compile_strategy(chain(2), [*TWO, Stream("pp", 4), Stream("pp", 8)])
 
     assert str(refused.value) == (
-        "stream (directive 5 of 5): the stream 'pp' has a share already: pp (4 SMs)\n"
-        "  fix: let exactly one `Stream` name each stream"
+        "stream (directive 5 of 5): the stream 'pp' already has a share: pp (4 SMs)\n"
+        "  fix: name each stream in exactly one `Stream`"
     )
 
 

@@ -47,16 +47,19 @@ def test_a_filter_matches_index_any_and_none(wanted: Filter, matches: bool) -> N
     assert wanted.matches(TAGS) is matches
 
 
+INDEX = '  fix: write PP=0, PP="*" or PP=None ("-" in JSON)'
+
+
 @pytest.mark.parametrize(
     ("tags", "message"),
     [
-        ({"PASS": "X"}, "PASS='X' is no pass\n  fix: write one of F, B, BI, BW"),
-        ({"PASS": None}, "PASS=None is no pass\n  fix: write one of F, B, BI, BW"),
-        ({"PASS": 0}, "PASS=0 is no pass\n  fix: write one of F, B, BI, BW"),
-        ({"PP": "0"}, 'PP=\'0\' is no index\n  fix: write PP=0, PP="*" or None ("-" in JSON)'),
-        ({"PP": True}, 'PP=True is no index\n  fix: write PP=0, PP="*" or None ("-" in JSON)'),
-        ({"PP": 0.5}, 'PP=0.5 is no index\n  fix: write PP=0, PP="*" or None ("-" in JSON)'),
-        ({"PP": [0, 1]}, 'PP=[0, 1] is no index\n  fix: write PP=0, PP="*" or None ("-" in JSON)'),
+        ({"PASS": "X"}, "PASS='X' is not a pass\n  fix: write one of F, B, BI, BW"),
+        ({"PASS": None}, "PASS=None is not a pass\n  fix: write one of F, B, BI, BW"),
+        ({"PASS": 0}, "PASS=0 is not a pass\n  fix: write one of F, B, BI, BW"),
+        ({"PP": "0"}, "PP='0' is not an index\n" + INDEX),
+        ({"PP": True}, "PP=True is not an index\n" + INDEX),
+        ({"PP": 0.5}, "PP=0.5 is not an index\n" + INDEX),
+        ({"PP": [0, 1]}, "PP=[0, 1] is not an index\n" + INDEX),
     ],
     ids=str,
 )

@@ -53,7 +53,7 @@ def trainer(
         ({"max_norm": -1.0}, "max_norm: -1.0 is no norm", NORM),
         ({"max_norm": "1.0"}, "max_norm: '1.0' is no norm", NORM),
         ({"max_norm": True}, "max_norm: True is no norm", NORM),
-        ({"strategy": "1f1b"}, "strategy: it is a text, '1f1b'", "piper.strategies.one_f_one_b("),
+        ({"strategy": "1f1b"}, "strategy: it is a string, '1f1b'", "piper.strategies.one_f_one_b("),
         ({"example": X}, "example: it is of type Tensor", EXAMPLE),
         ({"example": [X, Y]}, "example: it is of type list", EXAMPLE),
         (
@@ -64,8 +64,8 @@ def trainer(
         ({"example": (X[:0], Y[:0])}, "batch: it has no rows", "leave out empty batches"),
         (
             {"strategy": [Place(where(PP=0), [0])]},
-            "no region has the tag PP, for the model has no annotations",
-            'write `with piper.annotate("PP"):` around the parts of its forward',
+            "no region has the tag PP: the model has no annotations",
+            'write `with piper.annotate("PP"):` around parts of its forward',
         ),
     ],
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper.strategies import schedules
+from piper.strategies.pytorch_csv import parse_csv
 from piper.strategies.table import Table
-from piper.strategies.text import parse_csv
 
 RANKS = range(1, 9)
 MICROBATCHES = (1, 2, 3, 8, 10, 17)

@@ -17,13 +17,13 @@ REFUSED = {
         (
             table("0F0 0B0", "", "1F0 1B0"),
             "rank 1 runs nothing",
-            "give it a stage, or leave out its row",
+            "give it a stage, or remove its row",
         ),
     ],
     "every_number_starts_at_zero": [
         (
             Table((row_of([Action(0, F, -1), Action(0, F, -1)]),)),
-            "0F-1 has a number below 0",
+            "0F-1 has a negative number",
             "number stages and microbatches from 0",
         ),
     ],
@@ -61,7 +61,7 @@ REFUSED = {
         (table("0F0"), "the backward of 0F0 is missing", "add 0B0, or 0I0 and 0W0"),
         (
             table("0F0 0B0 0W0"),
-            "the backward of 0F0 is there whole and split",
+            "0F0 has both a whole and a split backward",
             "keep 0B0, or 0I0 and 0W0",
         ),
         (table("0F0 0I0"), "0W0 is missing", "add 0W0 after 0I0, or write 0B0 for both"),

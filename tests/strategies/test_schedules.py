@@ -79,7 +79,7 @@ def test_fewer_microbatches_than_stages_are_refused() -> None:
         schedules.one_f_one_b(pp=4, microbatches=3)
 
     assert str(refused.value) == (
-        "1f1b: microbatches=3 cannot fill 4 stages\n"
+        "1f1b: microbatches=3 is too few to fill 4 stages\n"
         "  fix: write microbatches=4 or more, or use gpipe, which takes any number"
     )
 
@@ -111,18 +111,18 @@ REFUSED: list[tuple[Callable[..., Table], dict[str, int], str]] = [
     (
         schedules.gpipe,
         {"pp": 0, "microbatches": 0},
-        "gpipe: pp=0 is too few\n  fix: write pp=1 or more\n"
-        "gpipe: microbatches=0 is too few\n  fix: write microbatches=1 or more",
+        "gpipe: pp=0 is too small\n  fix: write pp=1 or more\n"
+        "gpipe: microbatches=0 is too small\n  fix: write microbatches=1 or more",
     ),
     (
         schedules.one_f_one_b,
         {"pp": 2, "microbatches": -1},
-        "1f1b: microbatches=-1 is too few\n  fix: write microbatches=1 or more",
+        "1f1b: microbatches=-1 is too small\n  fix: write microbatches=1 or more",
     ),
     (
         schedules.interleaved_one_f_one_b,
         {"pp": 2, "microbatches": 4, "virtual": 1},
-        "interleaved-1f1b: virtual=1 leaves nothing to interleave: a rank needs two stages or more"
+        "interleaved-1f1b: virtual=1 leaves nothing to interleave: a rank needs at least 2 stages"
         "\n  fix: write virtual=2 or more, or use 1f1b",
     ),
     (
@@ -134,41 +134,41 @@ REFUSED: list[tuple[Callable[..., Table], dict[str, int], str]] = [
     (
         schedules.zb_h1,
         {"pp": 0, "microbatches": 1},
-        "zb-h1: pp=0 is too few\n  fix: write pp=1 or more",
+        "zb-h1: pp=0 is too small\n  fix: write pp=1 or more",
     ),
     (
         schedules.interleaved_zb,
         {"pp": 2, "microbatches": 4, "virtual": 0},
-        "interleaved-zb: virtual=0 leaves nothing to interleave: a rank needs two stages or more"
+        "interleaved-zb: virtual=0 leaves nothing to interleave: a rank needs at least 2 stages"
         "\n  fix: write virtual=2 or more, or use zb-h1",
     ),
     (
         schedules.zbv,
         {"pp": 2, "microbatches": 0},
-        "zbv: microbatches=0 is too few\n  fix: write microbatches=1 or more",
+        "zbv: microbatches=0 is too small\n  fix: write microbatches=1 or more",
     ),
     (
         schedules.dualpipev,
         {"pp": 4, "microbatches": 7},
-        "dualpipev: microbatches=7 cannot fill 8 stages\n"
+        "dualpipev: microbatches=7 is too few to fill 8 stages\n"
         "  fix: write microbatches=8 or more, or use zbv, which takes any number",
     ),
     (
         schedules.dualpipe,
         {"pp": 3, "microbatches": 8},
-        "dualpipe: pp=3 has no mirror: device d shares its stages with device pp-1-d\n"
+        "dualpipe: pp=3 is not even and positive: devices d and pp-1-d have the same stages\n"
         "  fix: write pp=2 or pp=4",
     ),
     (
         schedules.dualpipe,
         {"pp": 1, "microbatches": 8},
-        "dualpipe: pp=1 has no mirror: device d shares its stages with device pp-1-d\n"
+        "dualpipe: pp=1 is not even and positive: devices d and pp-1-d have the same stages\n"
         "  fix: write pp=2",
     ),
     (
         schedules.dualpipe,
         {"pp": 4, "microbatches": 3},
-        "dualpipe: microbatches=3 cannot fill 4 stages\n"
+        "dualpipe: microbatches=3 is too few to fill 4 stages\n"
         "  fix: write microbatches=4 or more, or use zbv, which takes any number",
     ),
 ]

@@ -11,8 +11,8 @@ import pytest
 from strategies.tables import equal_rounds, every_schedule, sizes, table
 
 from piper.strategies import schedules
+from piper.strategies.pytorch_csv import parse_csv, print_csv
 from piper.strategies.table import Table
-from piper.strategies.text import parse_csv, print_csv
 
 torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 

@@ -1,76 +1,134 @@
-"""What directives share: looking up filters, and refusing those that match nothing."""
+"""What a directive is, and the list of all directives.
+
+A new directive is one file: a frozen dataclass under `@directive`, with its `rewrite:` picture.
+JSON, messages, the docs check and the round-trip test find it in `DIRECTIVES`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
 
-from piper.errors import Problem, Refused
+from piper.directives.codecs import Codec, codec_of
 from piper.ir.dag import Dag
-from piper.ir.devices import Devices
-from piper.ir.filters import Filter
-from piper.ir.nodes import Compute
-from piper.names import PASS, Device
+from piper.ir.maker import Maker
 
 
 class Directive(Protocol):
-    """What a user writes; a pure rewrite of the DAG."""
+    """What a user writes: a frozen dataclass, and a pure rewrite of the DAG."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def rewrite(self, dag: Dag) -> Dag: ...
 
 
-def device_list(devices: Iterable[int]) -> tuple[Device, ...]:
-    """A checked list of devices: not empty, no device twice."""
-    found = Devices(devices if isinstance(devices, list | tuple | range) else ())
-    fine = all(type(device) is int and device >= 0 for device in found)
-    if not found or not fine or len(set(found)) < len(found):
-        shown = list(devices) if isinstance(devices, tuple) else devices
-        raise Refused(
-            Problem(f"devices {shown!r} is no list of devices", "name each device once: [0, 2]")
+@runtime_checkable
+class Batched(Protocol):
+    """A directive that applies a run of its kind as one rewrite, for programs of thousands."""
+
+    @staticmethod
+    def rewrite_all(named: Sequence[tuple[Maker, Any]], dag: Dag) -> Dag: ...
+
+
+D = TypeVar("D", bound=Directive)
+JsonObject = Mapping[str, Any]  # a directive as JSON has it
+
+
+def unchanged(given: JsonObject) -> JsonObject:
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One directive of the list: its class, and how JSON writes it."""
+
+    kind: type[Directive]
+    keys: Mapping[str, str]  # the JSON key of each field
+    codecs: Mapping[str, Codec]  # the JSON form of each field
+    omit_defaults: tuple[str, ...]
+    constants: JsonObject
+    published: tuple[str, ...]
+    translate: Callable[[JsonObject], JsonObject]
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return tuple(self.keys[field.name] for field in fields(self.kind) if is_required(field))
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        return (*self.keys.values(), *self.constants, *self.published)
+
+
+DIRECTIVES: dict[str, Entry] = {}  # by op, which is the name of the class in lower case
+
+
+def directive(
+    *,
+    keys: Mapping[str, str] | None = None,
+    omit_defaults: tuple[str, ...] = (),
+    constants: JsonObject | None = None,
+    published: tuple[str, ...] = (),
+    translate: Callable[[JsonObject], JsonObject] = unchanged,
+) -> Callable[[type[D]], type[D]]:
+    """Add a class to the list of directives. Its fields are its JSON, unless an argument differs.
+
+    `keys`: fields that have another name in JSON. `omit_defaults`: fields that JSON and repr leave
+    out while they have their default. `constants`: keys that always have the same value.
+    `published`: further keys of the published system, which `translate` replaces by ours.
+    """
+
+    def register(kind: type[D]) -> type[D]:
+        types = get_type_hints(kind)
+        names = [field.name for field in fields(kind)]
+        DIRECTIVES[op_of(kind)] = Entry(
+            kind=kind,
+            keys={name: (keys or {}).get(name, name) for name in names},
+            codecs={name: codec_of(types[name]) for name in names},
+            omit_defaults=omit_defaults,
+            constants=constants or {},
+            published=published,
+            translate=translate,
         )
-    return found
+        setattr(kind, "__repr__", lambda self: written(self, omit_defaults))  # noqa: B010
+        return kind
+
+    return register
 
 
-def chosen(dag: Dag, wanted: Filter) -> list[Compute]:
-    """The nodes a filter means; refuses a filter that means none."""
-    nodes = dag.select(wanted)
-    if nodes:
-        return nodes
-    unknown = [key for key in wanted.keys if key not in dag.tag_names]
-    raise Refused(unknown_key(dag, unknown[0]) if unknown else no_match(dag, wanted))
+def op_of(kind: type) -> str:
+    return kind.__name__.lower()
 
 
-def unknown_key(dag: Dag, key: str) -> Problem:
-    if tuple(dag.tag_names) == (PASS,):
-        fix = f'write `with piper.annotate("{key}"):` around the parts of its forward'
-        return Problem(f"no region has the tag {key}, for the model has no annotations", fix)
-    near = get_close_matches(key, dag.tag_names, n=1, cutoff=0.3)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    if not dag.dimensions:
-        hint += " (a key that `Split` makes exists only after the `Split`)"
-    return Problem(f"no region has the tag {key}", f"use one of {', '.join(dag.tag_names)}{hint}")
+def is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
-def no_match(dag: Dag, wanted: Filter) -> Problem:
-    tags = Filter(tuple(item for item in wanted.items if item[0] != PASS))
-    passes = dict.fromkeys(str(node.phase) for node in dag.select(tags))
-    if "PASS" in wanted.keys and passes:
-        has = f"{tags} has the passes {', '.join(passes)}"
-        return Problem(f"{wanted} matches nothing", f"{has}: name one of these")
-    exists = "; ".join(f"{key}: {found(dag, key)}" for key in wanted.keys)
-    return Problem(f"{wanted} matches nothing", f"what exists: {exists or 'no regions'}")
+def entry_of(directive: Directive) -> Entry | None:
+    """The entry of a directive, which may be of a subclass."""
+    entries = ((kind, DIRECTIVES.get(op_of(kind))) for kind in type(directive).__mro__)
+    return next((entry for kind, entry in entries if entry and entry.kind is kind), None)
 
 
-def found(dag: Dag, key: str) -> str:
-    """The values of one key, short: `0 to 3`, or a list."""
-    values = [value for (value,) in dag.index((key,)) if value is not None]
-    if key == PASS or len(values) < 3:
-        return ", ".join(map(str, values)) or "none"
-    return span([value for value in values if isinstance(value, int)])
+def field_values(directive: Directive, omit_defaults: tuple[str, ...]) -> dict[str, Any]:
+    """The values of the fields, except defaults that are left out."""
+    values = {field: getattr(directive, field.name) for field in fields(directive)}
+    return {
+        field.name: value
+        for field, value in values.items()
+        if field.name not in omit_defaults or value != field.default
+    }
 
 
-def span(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    whole = len(values) == high - low + 1
-    return f"{low} to {high}" if whole else ", ".join(map(str, sorted(values)))
+def written(directive: Directive, omit_defaults: tuple[str, ...]) -> str:
+    """A directive as a user writes it."""
+    values = field_values(directive, omit_defaults).items()
+    arguments = ", ".join(f"{name}={value!r}" for name, value in values)
+    return f"{type(directive).__name__}({arguments})"
+
+
+def known_directives() -> str:
+    """`Order, Place, ... or Stream`, for messages."""
+    *others, last = sorted(entry.kind.__name__ for entry in DIRECTIVES.values())
+    return f"{', '.join(others)} or {last}"

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from piper.directives.base import chosen
+from piper.directives.arguments import Slot, Slots, as_slots
+from piper.directives.base import Directive, directive
+from piper.directives.selection import selected
 from piper.errors import Problem, Refused
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
@@ -17,20 +19,23 @@ from piper.ir.nodes import Compute, Node, Precedence
 from piper.ir.training import split_backward
 from piper.names import BI, BW, PASS, B, NodeId
 
-Slot = tuple[Filter, ...]
 Ahead = bool | Literal["pairs"]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Order:
-    """Run each slot before the next, on its devices. What shares a slot may overlap.
+@directive(keys={"slots": "filters"}, omit_defaults=("overlap", "ahead"))
+@dataclass(frozen=True, slots=True)
+class Order(Directive):
+    """Run each slot before the next, on its devices. Filters in one slot may overlap.
 
-    `PASS="BI"` and `PASS="BW"` split that backward in its two halves. What shares a slot is
-    interleaved so that one's communication hides behind the other's compute; with `overlap=False`
-    it runs in the order in which it is listed, to be given by hand: `where(PP=0, RUN=1, ...)` is
-    the second region of these tags. With `ahead=True`, of two neighbouring slots with one filter
-    each the second may begin while the first one waits for its tokens; with `ahead="pairs"`, of any
-    two, and the weight gradients that Piper cuts off a backward may come as much later again.
+    `PASS="BI"` and `PASS="BW"` split that backward into its two halves.
+
+    Piper interleaves the filters of a slot, so that the communication of one hides behind the
+    compute of another. With `overlap=False` they run in the order in which you list them. To order
+    regions one by one, `where(PP=0, RUN=1, ...)` is the second region with these tags.
+
+    With `ahead=True`, the second of two neighbouring slots may start while the first waits for its
+    tokens, if each has one filter. With `ahead="pairs"`, so may the second of any two, and the
+    weight gradients that Piper splits off a backward may run that much later again.
 
     rewrite:
         a    b                  Order([[a], [b]]), with no path between them
@@ -38,64 +43,49 @@ class Order:
         a -> b                  on each device, all of a slot before any of the next
     """
 
-    slots: tuple[Slot, ...]
+    slots: Slots
     overlap: bool = True
     ahead: Ahead = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.slots, Filter) or not isinstance(self.slots, list | tuple):
-            raise Refused(
-                Problem(f"{self.slots!r} is no list of slots", "write Order([[...], ...])")
-            )
-        object.__setattr__(self, "slots", tuple(as_slot(slot) for slot in self.slots))
+        object.__setattr__(self, "slots", as_slots(self.slots))
+        if not isinstance(self.overlap, bool):
+            raise Refused(Problem(f"overlap={self.overlap!r} is not a bool", "write True or False"))
         if not (isinstance(self.ahead, bool) or self.ahead == "pairs"):
-            raise Refused(Problem(f"ahead={self.ahead!r}", 'write True, False or "pairs"'))
-
-    def __repr__(self) -> str:
-        off = "" if self.overlap else ", overlap=False"
-        on = f", ahead={self.ahead!r}" if self.ahead else ""
-        return f"Order(slots={self.slots!r}{off}{on})"
+            fix = 'write True, False or "pairs"'
+            raise Refused(Problem(f"ahead={self.ahead!r} is not supported", fix))
 
     @property
     def steps(self) -> tuple[Slot, ...]:
-        """The slots; without overlap every filter is one of its own."""
-        if self.overlap:
-            return self.slots
-        return tuple((wanted,) for slot in self.slots for wanted in slot)
+        """The slots. Without overlap every filter is a slot of its own."""
+        slots = as_slots(self.slots)
+        return slots if self.overlap else tuple((wanted,) for slot in slots for wanted in slot)
 
     @property
-    def early(self) -> list[bool]:
-        """Of each step, whether it may overlap with a neighbour that may, too."""
+    def may_overlap(self) -> list[bool]:
+        """For each step, whether it may overlap with a neighbour that may, too."""
         every = self.ahead == "pairs"
         return [every or (bool(self.ahead) and len(slot) == 1) for slot in self.steps]
 
     def rewrite(self, dag: Dag) -> Dag:
-        return apply_orders([(Maker(ORDER), self)], dag)
+        return self.rewrite_all([(Maker(ORDER), self)], dag)
 
-
-def as_slot(slot: object) -> Slot:
-    filters = (slot,) if isinstance(slot, Filter) else slot
-    if not isinstance(filters, list | tuple) or not all(isinstance(f, Filter) for f in filters):
-        raise Refused(Problem(f"{slot!r} is no slot", "write a filter or a list: [where(PP=0)]"))
-    return tuple(filters)
-
-
-def apply_orders(orders: Sequence[tuple[Maker, Order]], dag: Dag) -> Dag:
-    """Many orders as one rewrite: 10,000 slots rebuild nothing 10,000 times."""
-    dag = with_split_backwards(dag, (order for _, order in orders))
-    lane_of = lanes(dag)
-    new: list[Precedence] = []
-    for name, order in orders:
-        slots = [slot_nodes(dag, slot) for slot in order.steps]
-        found = precedences(name, slots, order.early, lane_of)
-        new += (replace(one, loose=True) for one in found) if order.ahead == "pairs" else found
-    return dag.with_precedences(new)
+    @staticmethod
+    def rewrite_all(named: Sequence[tuple[Maker, Order]], dag: Dag) -> Dag:
+        dag = with_split_backwards(dag, (order for _, order in named))
+        lane_of = lanes(dag)
+        new: list[Precedence] = []
+        for name, order in named:
+            slots = [slot_nodes(dag, slot) for slot in order.steps]
+            found = precedences(name, slots, order.may_overlap, lane_of)
+            new += (replace(one, loose=True) for one in found) if order.ahead == "pairs" else found
+        return dag.with_precedences(new)
 
 
 def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
     """Every backward that an order names by its halves becomes two nodes."""
     wanted = dict.fromkeys(
-        replace_pass(f) for order in orders for slot in order.slots for f in slot if halves(f)
+        whole_backward(f) for order in orders for slot in order.steps for f in slot if is_half(f)
     )
     cut = {node.id: split_backward(dag, node) for f in wanted for node in dag.select(f)}
     if not cut:
@@ -103,74 +93,66 @@ def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
     named = {node for p in dag.precedences for node in (*p.before, *p.after)}
     whole = [node for node in cut if node in named]
     if whole:
-        raise Refused(
-            Problem(
-                f"another order names {whole[0]} whole, this one its halves",
-                "name it by BI and BW in both",
-            )
-        )
+        what = f"another order names the whole backward {whole[0]}, this one its halves"
+        raise Refused(Problem(what, "write BI and BW in both orders"))
     nodes: dict[NodeId, Node] = {}
     for node in dag.nodes.values():
         nodes.update((part.id, part) for part in cut.get(node.id, (node,)))
     return replace(dag, nodes=nodes)
 
 
-def halves(wanted: Filter) -> bool:
+def is_half(wanted: Filter) -> bool:
     return any(key == PASS and value in (BI, BW) for key, value in wanted.items)
 
 
-def replace_pass(wanted: Filter) -> Filter:
+def whole_backward(wanted: Filter) -> Filter:
     return Filter(tuple((k, str(B) if k == PASS else value) for k, value in wanted.items))
 
 
 def slot_nodes(dag: Dag, slot: Slot) -> list[Compute]:
-    nodes = [node for wanted in slot for node in chosen(dag, wanted)]
-    homeless = [node for node in nodes if node.devices is None]
-    if homeless:
-        raise Refused(
-            Problem(f"{homeless[0].id} has no device yet", "put its `Place` before this `Order`")
-        )
+    nodes = [node for wanted in slot for node in selected(dag, wanted)]
+    unplaced = [node for node in nodes if node.devices is None]
+    if unplaced:
+        fix = "put its `Place` before this `Order`"
+        raise Refused(Problem(f"{unplaced[0].id} has no device yet", fix))
     return nodes
 
 
 def precedences(
     name: Maker,
     slots: Sequence[Sequence[Compute]],
-    early: Sequence[bool],
+    may_overlap: Sequence[bool],
     lane_of: dict[tuple[int, ...], int],
 ) -> Iterator[Precedence]:
-    """Consecutive slots of each device, as edges between groups.
+    """Consecutive slots of each device, as edges between groups of nodes.
 
-    Of two `early` ones the second need not wait for the first, but for the one before it.
+    If two neighbours may overlap, the second waits only for the slot before the first.
     """
-    refuse_doubles(slots)
-    rows: dict[int, list[tuple[tuple[NodeId, ...], bool]]] = {}
-    for slot, soon in zip(slots, early, strict=True):
+    require_one_slot_each(slots)
+    by_lane: dict[int, list[tuple[tuple[NodeId, ...], bool]]] = {}
+    for slot, loose in zip(slots, may_overlap, strict=True):
         mine: dict[int, list[NodeId]] = {}
         for node in slot:
             assert node.devices is not None
             mine.setdefault(lane_of[node.devices], []).append(node.id)
         for lane, ids in mine.items():
-            rows.setdefault(lane, []).append((tuple(dict.fromkeys(ids)), soon))
-    for row in rows.values():
-        strict = [not (one[1] and other[1]) for one, other in pairwise(row)]
-        for k, (before, _) in enumerate(row[:-1]):
+            by_lane.setdefault(lane, []).append((tuple(dict.fromkeys(ids)), loose))
+    for groups in by_lane.values():
+        strict = [not (one[1] and other[1]) for one, other in pairwise(groups)]
+        for k, (before, _) in enumerate(groups[:-1]):
             if strict[k]:
-                yield Precedence(before, row[k + 1][0], name)
-            if k + 2 < len(row) and not (strict[k] and strict[k + 1]):
-                yield Precedence(before, row[k + 2][0], name)
-            if k + 2 == len(row) and not strict[k]:
-                yield Precedence((), before + row[k + 1][0], name)  # they are named, no more
+                yield Precedence(before, groups[k + 1][0], name)
+            if k + 2 < len(groups) and not (strict[k] and strict[k + 1]):
+                yield Precedence(before, groups[k + 2][0], name)
+            if k + 2 == len(groups) and not strict[k]:  # names them, and orders nothing
+                yield Precedence((), before + groups[k + 1][0], name)
 
 
-def refuse_doubles(slots: Sequence[Sequence[Compute]]) -> None:
+def require_one_slot_each(slots: Sequence[Sequence[Compute]]) -> None:
     seen: dict[NodeId, int] = {}
     for number, slot in enumerate(slots):
         for node in slot:
             if seen.setdefault(node.id, number) != number:
-                raise Refused(
-                    Problem(
-                        f"{node.id} is in slots[{seen[node.id]}] and in slots[{number}]",
-                        "name each pass of each microbatch in one slot only",
-                    )
-                )
+                what = f"{node.id} is in both slots[{seen[node.id]}] and slots[{number}]"
+                fix = "name each pass of each microbatch in one slot only"
+                raise Refused(Problem(what, fix))

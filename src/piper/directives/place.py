@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from piper.directives.base import chosen, device_list
+from piper.directives.arguments import DeviceList, device_list, require_stream_name
+from piper.directives.base import Directive, directive
+from piper.directives.selection import selected
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
+from piper.ir.devices import Devices
 from piper.ir.filters import Filter
+from piper.ir.maker import Maker
 from piper.ir.nodes import Compute
-from piper.names import Device, NodeId
+from piper.names import NodeId
 
 
+@directive()
 @dataclass(frozen=True, slots=True)
-class Place:
+class Place(Directive):
     """Matching regions run on these devices, one replica on each.
 
     rewrite:
@@ -24,42 +29,38 @@ class Place:
     """
 
     filter: Filter
-    devices: tuple[Device, ...]
+    devices: DeviceList
     stream: str = "pp"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", device_list(self.devices))
-        if not isinstance(self.stream, str):
-            raise Refused(Problem(f"stream {self.stream!r} is no name", 'write stream="pp"'))
+        require_stream_name(self.stream, 'stream="pp"')
 
     def rewrite(self, dag: Dag) -> Dag:
-        return apply_places([self], dag)
+        return self.rewrite_all([(Maker("place"), self)], dag)
+
+    @staticmethod
+    def rewrite_all(named: Sequence[tuple[Maker, Place]], dag: Dag) -> Dag:
+        placed: dict[NodeId, Compute] = {}
+        lists: dict[Devices, Devices] = {}  # equal ones become the same object
+        for _, place in named:
+            devices = device_list(place.devices)
+            devices = lists.setdefault(devices, devices)
+            nodes = [placed.get(node.id, node) for node in selected(dag, place.filter)]
+            require_one_place(devices, nodes)
+            placed.update(
+                (node.id, replace(node, devices=devices, stream=place.stream)) for node in nodes
+            )
+        return dag.with_nodes(placed.values())
 
 
-def apply_places(places: Iterable[Place], dag: Dag) -> Dag:
-    """Many places as one rewrite."""
-    placed: dict[NodeId, Compute] = {}
-    lists: dict[tuple[Device, ...], tuple[Device, ...]] = {}  # equal ones become the same object
-    for place in places:
-        devices = lists.setdefault(place.devices, place.devices)
-        nodes = [placed.get(node.id, node) for node in chosen(dag, place.filter)]
-        refuse_twice(place, nodes)
-        placed.update(
-            (node.id, replace(node, devices=devices, stream=place.stream)) for node in nodes
-        )
-    return dag.with_nodes(placed.values())
-
-
-def refuse_twice(place: Place, nodes: Iterable[Compute]) -> None:
-    found = {n.region: n.devices for n in nodes if n.devices not in (None, place.devices)}
-    if found:
+def require_one_place(devices: Devices, nodes: Iterable[Compute]) -> None:
+    others = {n.region: n.devices for n in nodes if n.devices not in (None, devices)}
+    if others:
+        fix = "match each region with exactly one `Place`, or give both the same devices"
         raise Refused(
             *(
-                Problem(
-                    f"{region} is on devices {list(devices or ())} already, "
-                    f"not on {list(place.devices)}",
-                    "let exactly one `Place` match each region, or give both the same devices",
-                )
-                for region, devices in found.items()
+                Problem(f"{region} is already on devices {list(o or ())}, not {list(devices)}", fix)
+                for region, o in others.items()
             )
         )

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from piper.directives.base import Directive
-from piper.directives.order import Order, apply_orders
-from piper.directives.place import Place, apply_places
+from piper.directives.base import Batched, Directive
 from piper.errors import DirectiveError, Refused
 from piper.ir.dag import Dag
 from piper.ir.maker import Maker
@@ -17,9 +15,9 @@ Named = tuple[Maker, Directive]
 
 
 def apply(program: Sequence[Directive], dag: Dag) -> Dag:
-    """Each directive rewrites the DAG of the moment.
+    """Each directive rewrites the DAG that the directives before it made.
 
-    Directives of one kind in a row are applied as a batch and checked once; only if that fails are
+    A run of directives of one kind is applied as a batch and checked once. Only if that fails are
     they checked one by one, to name the one at fault.
     """
     require(dag, CAPTURED)
@@ -45,12 +43,9 @@ def batches(program: Sequence[Directive]) -> Iterator[list[Named]]:
 
 
 def rewrite(batch: Sequence[Named], dag: Dag) -> Dag:
-    orders = [(name, directive) for name, directive in batch if isinstance(directive, Order)]
-    if orders:
-        return apply_orders(orders, dag)
-    places = [directive for _, directive in batch if isinstance(directive, Place)]
-    if places:
-        return apply_places(places, dag)
+    _, first = batch[0]
+    if isinstance(first, Batched):
+        return first.rewrite_all(batch, dag)
     for _, directive in batch:
         dag = directive.rewrite(dag)
     return dag

@@ -5,76 +5,72 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from piper.directives.base import chosen
-from piper.directives.replicate import (
-    device_groups,
-    refuse_parts,
-    refuse_stream,
-    sorted_devices,
+from piper.directives.arguments import (
+    DeviceGroups,
+    checked_groups,
+    require_free_stream,
+    sorted_groups,
 )
+from piper.directives.base import Directive, directive
+from piper.directives.selection import require_whole_regions, selected
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute
 from piper.ir.sharding import Contract, Sharding, contract
-from piper.names import Device, RegionId
+from piper.names import RegionId
 
 
+@directive()
 @dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Directive):
     """The experts of the matching regions are divided over the devices; tokens travel to them.
 
-    `devices` are those of `Place`. As a list of lists, `[[0, 2], [4, 6]]`, each inner list has all
-    experts together, and the devices with the same experts are replicas of each other.
+    `devices` are those of `Place`. With a list of lists, `[[0, 2], [4, 6]]`, each inner list holds
+    all experts, and the devices with the same experts are replicas of each other.
 
-    A region of experts reads rows of tokens, sorted by expert, and one vector of whole numbers:
-    how many rows each expert has. It writes rows in the same order. The first dimension of its
-    parameters is the number of experts. No token is dropped, whatever the counts are.
+    An expert region reads tokens sorted by expert (one row per token and expert), and one vector
+    of integers: the number of tokens of each expert. It writes one row per row it reads, in the
+    same order. The first dimension of its parameters is the number of experts. No token is
+    dropped, whatever the counts are.
 
     rewrite:
-        rows, counts -> F(EP=0) -> rows                   Shard(where(EP=0), [0, 2])
+        tokens, counts -> F(EP=0) -> tokens               Shard(where(EP=0), [0, 2])
         -->
-        rows, counts -> exchange -> F(EP=0) -> exchange -> rows        on `stream`; the gradients
-                                                          of rows travel in the same way
+        tokens, counts -> dispatch -> F(EP=0) -> combine -> tokens     two all-to-alls on
+                                                          `stream`, and two for the gradients
     """
 
     filter: Filter
-    devices: tuple[Device, ...] | tuple[tuple[Device, ...], ...]
+    devices: DeviceGroups
     stream: str = "ep"
 
     def __post_init__(self) -> None:
-        groups = device_groups(self.devices)
-        flat = isinstance(self.devices, range) or type(self.devices[0]) is int
-        object.__setattr__(self, "devices", groups[0] if flat else groups)
-        refuse_stream(self.stream, 'stream="ep"')
+        object.__setattr__(self, "devices", checked_groups(self.devices))
+        require_free_stream(self.stream, 'stream="ep"')
 
     @property
     def sharding(self) -> Sharding:
-        groups = tuple(map(sorted_devices, device_groups(self.devices)))
-        return Sharding(groups=groups, stream=self.stream)
+        return Sharding(groups=sorted_groups(self.devices), stream=self.stream)
 
     def rewrite(self, dag: Dag) -> Dag:
-        nodes = chosen(dag, self.filter)
-        refuse_parts(self.filter, dag)
-        self.refuse_elsewhere(nodes)
+        nodes = selected(dag, self.filter)
+        require_whole_regions(dag, self.filter, "experts")
+        self.require_placed_here(nodes)
         regions = dict.fromkeys(node.region for node in nodes)
-        refuse_twice(dag, regions)
+        require_not_sharded(dag, regions)
         for region in regions:
             self.require_experts(dag, region)
         more = dict.fromkeys(regions, self.sharding) if self.sharding.ways > 1 else {}
         return dag.known_to(replace(dag, shardings={**dag.shardings, **more}))
 
-    def refuse_elsewhere(self, nodes: Iterable[Compute]) -> None:
-        mine = self.sharding.devices
+    def require_placed_here(self, nodes: Iterable[Compute]) -> None:
+        mine = list(self.sharding.devices)
         for node in nodes:
             if node.devices and set(node.devices) != set(mine):
-                raise Refused(
-                    Problem(
-                        f"{node.region} is placed on devices {list(node.devices)}, "
-                        f"not on {list(mine)}",
-                        f"write devices={list(node.devices)}, or groups of them",
-                    )
-                )
+                what = f"{node.region} is placed on devices {list(node.devices)}, not on {mine}"
+                fix = f"write devices={list(node.devices)}, or groups of them"
+                raise Refused(Problem(what, fix))
 
     def require_experts(self, dag: Dag, region: RegionId) -> None:
         found = contract(dag.model, dag.model.by_id[region])
@@ -85,17 +81,16 @@ class Shard:
             good = [n for n in range(2, found.experts + 1) if found.experts % n == 0] or [1]
             raise Refused(
                 Problem(
-                    f"{region} has {found.experts} experts, which {ways} devices cannot share "
-                    "evenly",
-                    f"divide them over {' or '.join(map(str, good[:8]))} devices, or write groups "
-                    "such as [[0, 1], [2, 3]]",
+                    f"{region} has {found.experts} experts, which do not divide evenly over "
+                    f"{ways} devices",
+                    f"use {' or '.join(map(str, good[:8]))} devices, or groups such as "
+                    "[[0, 1], [2, 3]]",
                 )
             )
 
 
-def refuse_twice(dag: Dag, regions: Iterable[RegionId]) -> None:
+def require_not_sharded(dag: Dag, regions: Iterable[RegionId]) -> None:
     again = [region for region in regions if region in dag.shardings]
     if again:
-        raise Refused(
-            Problem(f"{again[0]} is sharded already", "let exactly one `Shard` match each region")
-        )
+        fix = "match each region with exactly one `Shard`"
+        raise Refused(Problem(f"{again[0]} is already sharded", fix))

@@ -1,4 +1,4 @@
-"""Split: the batch in microbatches."""
+"""Split: a batch into microbatches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
+from piper.directives.base import Directive, directive
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.maker import Maker
@@ -17,8 +18,9 @@ from piper.names import PASS, F, ValueId
 IN_BATCH_ORDER = Maker("buffers updated in batch order")
 
 
+@directive(keys={"name": "dim_name", "n": "num_microbatches"}, constants={"filter": {}})
 @dataclass(frozen=True, slots=True)
-class Split:
+class Split(Directive):
     """Cut the batch into n microbatches of different data; gradients add up.
 
     rewrite:
@@ -33,11 +35,11 @@ class Split:
 
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 1:
-            raise Refused(
-                Problem(f"Split into {self.n!r} parts", "split into 1 or more microbatches")
-            )
+            what = f"{self.n!r} is not a number of microbatches"
+            raise Refused(Problem(what, "write a whole number, 1 or more"))
         if not isinstance(self.name, str) or not self.name.isidentifier() or self.name == PASS:
-            raise Refused(Problem(f"{self.name!r} cannot name a dimension", 'write Split("MB", n)'))
+            fix = 'write Split("MB", n)'
+            raise Refused(Problem(f"{self.name!r} cannot name a dimension", fix))
 
     def rewrite(self, dag: Dag) -> Dag:
         self.refuse_clashes(dag)
@@ -57,23 +59,14 @@ class Split:
 
     def refuse_clashes(self, dag: Dag) -> None:
         if dag.dimensions:
-            raise Refused(
-                Problem(
-                    f"the batch is split already, as {dag.dimensions[0][0]}",
-                    "write one `Split` with the total number of microbatches",
-                )
-            )
+            fix = "write one `Split` with the total number of microbatches"
+            raise Refused(Problem(f"the batch is already split, as {dag.dimensions[0][0]}", fix))
         if dag.precedences:
-            raise Refused(
-                Problem(
-                    "an order names passes of the whole batch, which this would take apart",
-                    "put the `Split` before every `Order`",
-                )
-            )
+            what = "an `Order` before it names passes of the whole batch"
+            raise Refused(Problem(what, "put the `Split` before every `Order`"))
         if self.name in dag.tag_names:
-            raise Refused(
-                Problem(f"{self.name} names regions of the model", 'choose another, like "MB"')
-            )
+            fix = 'choose another name, such as "MB"'
+            raise Refused(Problem(f"{self.name} is already a tag of the model", fix))
 
     def state_order(self, dag: Dag) -> Iterator[Precedence]:
         """Regions that update buffers see their microbatches in order, as a plain loop would."""
@@ -86,7 +79,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Nodes and values, once per microbatch. Names are made once: what is equal is one object."""
+    """Nodes and values, once per microbatch. Names are made once, so equal ones are one object."""
 
     name: str
     n: int
@@ -99,7 +92,7 @@ class Copies:
             yield from ((name, whole.of(k, self.n)) for k, name in enumerate(self.names[value]))
 
     def nodes(self, node: Node) -> Iterator[Node]:
-        """A compute node once for each microbatch; any other reads the sum over them."""
+        """One copy of a compute node per microbatch; any other node reads the sum over them."""
         if isinstance(node, Compute):
             return (self.copy(node, part) for part in range(self.n))
         return iter((replace(node, reads=tuple(map(self.over_all, node.reads))),))

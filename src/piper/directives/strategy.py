@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from piper.directives.base import Directive
+from piper.directives.base import Directive, known_directives
 from piper.directives.json import decode, encode
 from piper.directives.place import Place
 from piper.directives.split import Split
@@ -28,13 +28,13 @@ class Strategy:
 
     directives: tuple[Directive, ...]
 
-    def __init__(self, directives: Iterable[Directive]) -> None:
+    def __init__(self, directives: Iterable[Directive | Iterable[Directive]]) -> None:
         object.__setattr__(self, "directives", tuple(flat(directives)))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.directives))
 
-    def __add__(self, other: Strategy | Directive | Iterable[Directive]) -> Strategy:
+    def __add__(self, other: Directive | Iterable[Directive]) -> Strategy:
         return Strategy((*self.directives, *flat([other])))
 
     def __radd__(self, other: Iterable[Directive]) -> Strategy:
@@ -48,7 +48,7 @@ class Strategy:
 
     @property
     def microbatches(self) -> int:
-        """In how many parts the batch is split."""
+        """The number of parts into which the batch is split."""
         return next((d.n for d in self.directives if isinstance(d, Split)), 1)
 
     def to_json(self) -> str:
@@ -57,46 +57,44 @@ class Strategy:
         >>> Strategy.from_json(Strategy([Split("MB", 2)]).to_json()) == Strategy([Split("MB", 2)])
         True
         """
-        rows = ",\n  ".join(json.dumps(encode(directive)) for directive in self.directives)
-        return f"[\n  {rows}\n]\n" if rows else "[]\n"
+        lines = ",\n  ".join(json.dumps(encode(directive)) for directive in self.directives)
+        return f"[\n  {lines}\n]\n" if lines else "[]\n"
 
     @staticmethod
     def from_json(text: str) -> Strategy:
         try:
-            rows = json.loads(text)
+            objects = json.loads(text)
         except json.JSONDecodeError as error:
             where = f"strategy, line {error.lineno}, column {error.colno}"
             raise StrategyError(
-                where, Problem(f"this is no JSON: {error.msg}", "write a list of directives")
+                where, Problem(f"this is not JSON: {error.msg}", "write a list of directives")
             ) from None
-        if isinstance(rows, dict) and set(rows) == {"directives"}:
-            rows = rows["directives"]
-        if not isinstance(rows, list):
+        if isinstance(objects, dict) and set(objects) == {"directives"}:
+            objects = objects["directives"]
+        if not isinstance(objects, list):
             raise StrategyError(
-                "strategy", Problem("the JSON is no list", 'write [{"op": "place", ...}, ...]')
+                "strategy", Problem("the JSON is not a list", 'write [{"op": "place", ...}, ...]')
             )
-        return Strategy(decode(row, f"directive {k}") for k, row in enumerate(rows, start=1))
+        return Strategy(decode(one, f"directive {k}") for k, one in enumerate(objects, start=1))
 
 
 def flat(directives: Iterable[Any]) -> Iterator[Directive]:
-    """Directives and lists of directives, as builders return them, in one row."""
+    """Directives and lists of directives, as builders return them, as one sequence."""
     for item in directives:
         if isinstance(item, Strategy | list | tuple):
             yield from flat(item)
         elif callable(getattr(item, "rewrite", None)):
             yield item
         else:
-            what = f"{item!r} is no directive"
-            raise StrategyError(
-                "strategy", Problem(what, "write Place, Replicate, Shard, Split, Order or Stream")
-            )
+            problem = Problem(f"{item!r} is not a directive", f"write {known_directives()}")
+            raise StrategyError("strategy", problem)
 
 
 def as_strategy(strategy: Strategy | Sequence[Directive] | None) -> Strategy:
-    """No strategy at all: everything on one device."""
+    """A strategy from what the user gave. None puts everything on one device."""
     if isinstance(strategy, str):
         fix = "write piper.strategies.one_f_one_b(pp=2, microbatches=8), or a list of directives"
-        raise StrategyError("strategy", Problem(f"it is a text, {strategy!r}", fix))
+        raise StrategyError("strategy", Problem(f"it is a string, {strategy!r}", fix))
     if strategy is None:
         return Strategy([Place(where(), devices=(0,))])
     return strategy if isinstance(strategy, Strategy) else Strategy(strategy)

@@ -1,51 +1,51 @@
-"""Stream: what a stream gets of a GPU."""
+"""Stream: the share of a GPU that a stream gets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from piper.directives.arguments import require_stream_name
+from piper.directives.base import Directive, directive
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.names import COMPUTE, HIGH, NORMAL, Share
 
+Priority = Literal["normal", "high"]
 
+
+@directive()
 @dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Directive):
     """A stream gets a share of the SMs of its GPU, and a priority. It may stand anywhere.
 
-    `name` is that of messages (`Place`, `Replicate` and `Shard` say which), of which NCCL then
-    uses at most `sms` SMs at once, or "compute", which then has `sms` SMs and no more. CPUs have
-    neither: there it is ignored, with a note.
+    `name` is a stream of messages, as `Place`, `Replicate` and `Shard` name them: NCCL then uses at
+    most `sms` SMs for it. Or it is "compute", whose kernels then run on `sms` SMs only. On a CPU
+    the directive is ignored, with a note.
 
     rewrite:
-        exchange [ep], F [compute]                    Stream("ep", sms=20, priority="high")
+        all-to-all [ep], F [compute]                  Stream("ep", sms=20, priority="high")
         -->                                           Stream("compute", sms=112)
-        exchange [ep (20 SMs, high)], F [compute (112 SMs)]
+        all-to-all [ep (20 SMs, high)], F [compute (112 SMs)]
     """
 
     name: str
     sms: int | None = None
-    priority: str = NORMAL
+    priority: Priority = "normal"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise Refused(Problem(f"stream {self.name!r} is no name", 'write Stream("ep", sms=20)'))
+        require_stream_name(self.name, 'Stream("ep", sms=20)')
         if self.sms is not None and (type(self.sms) is not int or self.sms < 1):
-            raise Refused(
-                Problem(
-                    f"sms={self.sms!r} is no number of SMs",
-                    "write 1 or more, or leave it out: the stream may then use all of them",
-                )
-            )
+            fix = "write 1 or more, or leave it out: the stream may then use all SMs"
+            raise Refused(Problem(f"sms={self.sms!r} is not a number of SMs", fix))
         if self.priority not in (NORMAL, HIGH):
-            raise Refused(
-                Problem(f"{self.priority!r} is no priority", f'write "{NORMAL}" or "{HIGH}"')
-            )
+            fix = f'write "{NORMAL}" or "{HIGH}"'
+            raise Refused(Problem(f"{self.priority!r} is not a priority", fix))
         if self.name == COMPUTE and self.sms is not None and self.priority == HIGH:
             raise Refused(
                 Problem(
-                    "compute has a part of the SMs and a priority: CUDA has no stream for both",
-                    'leave out sms, or priority="high"; other streams may have both',
+                    "CUDA cannot give the compute stream both a number of SMs and a priority",
+                    'leave out sms or priority="high"; other streams may have both',
                 )
             )
 
@@ -56,10 +56,6 @@ class Stream:
     def rewrite(self, dag: Dag) -> Dag:
         known = next((share for share in dag.streams if share.stream == self.name), None)
         if known is not None:
-            raise Refused(
-                Problem(
-                    f"the stream {self.name!r} has a share already: {known}",
-                    "let exactly one `Stream` name each stream",
-                )
-            )
+            fix = "name each stream in exactly one `Stream`"
+            raise Refused(Problem(f"the stream {self.name!r} already has a share: {known}", fix))
         return dag.known_to(replace(dag, streams=(*dag.streams, self.share)))

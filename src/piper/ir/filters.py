@@ -1,4 +1,4 @@
-"""How directives name a part of the DAG: by tags, never by node."""
+"""Filters: how directives select parts of the DAG, by tags and never by node."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Filter:
 
 
 def accepts(wanted: Wanted, found: int | str | None) -> bool:
-    """Whether one tag fits one wish: `*` wants any, None wants none."""
+    """Whether one tag matches: `*` accepts any value, None only a missing tag."""
     return found is not None if wanted == ANY else found == wanted
 
 
 def where(**tags: Wanted) -> Filter:
-    """Name the nodes whose tags are these: an index, `"*"` for any, None for no such region.
+    """Select nodes by their tags: an index, `"*"` for any, None for outside such regions.
 
     >>> where(PP=1, MB=0, PASS="F")
     where(PP=1, MB=0, PASS='F')
@@ -51,17 +51,13 @@ def where(**tags: Wanted) -> Filter:
 
 
 def checked(key: str, value: Wanted) -> Wanted:
-    """Refuse at once what can match nothing, so that the error points to the user's line."""
+    """Reject here what can never match, so that the error points to the user's line."""
     if key == PASS:
         if value not in tuple(Phase) and value != ANY:
-            raise Refused(
-                Problem(f"{key}={value!r} is no pass", f"write one of {', '.join(Phase)}")
-            )
+            fix = f"write one of {', '.join(Phase)}"
+            raise Refused(Problem(f"{key}={value!r} is not a pass", fix))
         return str(value)
     if value is not None and value != ANY and type(value) is not int:
-        raise Refused(
-            Problem(
-                f"{key}={value!r} is no index", f'write {key}=0, {key}="*" or None ("-" in JSON)'
-            )
-        )
+        fix = f'write {key}=0, {key}="*" or {key}=None ("-" in JSON)'
+        raise Refused(Problem(f"{key}={value!r} is not an index", fix))
     return value

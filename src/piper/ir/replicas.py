@@ -36,9 +36,9 @@ class Replicas:
         return feed.index(replica), len(feed)
 
 
-def replicas(lists: Iterable[tuple[Device, ...]]) -> Replicas:
+def replicas(lists: Iterable[Sequence[Device]]) -> Replicas:
     """From the device lists of all regions."""
-    known = tuple(dict.fromkeys(lists)) or ((0,),)
+    known = tuple(dict.fromkeys(map(tuple, lists))) or ((0,),)
     root = list(range(max(map(len, known))))
 
     def find(replica: int) -> int:

@@ -1,4 +1,4 @@
-"""What makes a table a schedule: one rule, one function. Rules yield all they find."""
+"""What every schedule must satisfy: one function per rule, which yields all problems it finds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SHOWN = 10  # problems in one message
 
 
 def check(table: Table) -> None:
-    """Refuse a table that leaves work out, does it twice, or would never come to an end.
+    """Raise `StrategyError` for a table that leaves work out, does it twice, or deadlocks.
 
-    A group of rules makes sense of a table only when it passes the group before.
+    Each group of rules relies on the groups before it.
     """
     for rules in GROUPS:
         problems = list(islice((problem for rule in rules for problem in rule(table)), SHOWN))
@@ -32,13 +32,13 @@ def every_rank_has_work(table: Table) -> Iterator[Problem]:
         yield Problem("the table has no rows", "write one row per rank, such as 0F0,0B0")
     for rank, row in enumerate(table.rows):
         if not any(row):
-            yield Problem(f"rank {rank} runs nothing", "give it a stage, or leave out its row")
+            yield Problem(f"rank {rank} runs nothing", "give it a stage, or remove its row")
 
 
 def every_number_starts_at_zero(table: Table) -> Iterator[Problem]:
     below = (action for action in table.actions if action.stage < 0 or action.microbatch < 0)
     for action in dict.fromkeys(below):
-        yield Problem(f"{action} has a number below 0", "number stages and microbatches from 0")
+        yield Problem(f"{action} has a negative number", "number stages and microbatches from 0")
 
 
 def every_stage_is_there(table: Table) -> Iterator[Problem]:
@@ -70,19 +70,19 @@ def every_action_runs_once(table: Table) -> Iterator[Problem]:
 def every_stage_sees_every_microbatch(table: Table) -> Iterator[Problem]:
     count = table.microbatches
     for stage, seen in by_stage(table).items():
-        for lost in missing(seen, count):
-            what = f"stage {stage} never runs microbatch {lost}"
-            yield Problem(what, f"add {stage}F{lost} and {stage}B{lost}")
+        for absent in missing(seen, count):
+            what = f"stage {stage} never runs microbatch {absent}"
+            yield Problem(what, f"add {stage}F{absent} and {stage}B{absent}")
 
 
 def every_microbatch_goes_forward_and_back(table: Table) -> Iterator[Problem]:
     for stage, seen in by_stage(table).items():
         for microbatch, phases in seen.items():
             if phases not in COMPLETE:
-                yield half_done(stage, microbatch, phases)
+                yield incomplete(stage, microbatch, phases)
 
 
-def half_done(stage: int, microbatch: int, found: set[Phase]) -> Problem:
+def incomplete(stage: int, microbatch: int, found: set[Phase]) -> Problem:
     f, b, i, w = (Action(stage, phase, microbatch) for phase in (F, B, BI, BW))
     halves = f"{b}, or {i} and {w}"
     if F not in found:
@@ -90,13 +90,13 @@ def half_done(stage: int, microbatch: int, found: set[Phase]) -> Problem:
     if found == {F}:
         return Problem(f"the backward of {f} is missing", f"add {halves}")
     if B in found:
-        return Problem(f"the backward of {f} is there whole and split", f"keep {halves}")
-    lost, fix = (i, f"add {i} before {w}") if BW in found else (w, f"add {w} after {i}")
-    return Problem(f"{lost} is missing", f"{fix}, or write {b} for both")
+        return Problem(f"{f} has both a whole and a split backward", f"keep {halves}")
+    absent, fix = (i, f"add {i} before {w}") if BW in found else (w, f"add {w} after {i}")
+    return Problem(f"{absent} is missing", f"{fix}, or write {b} for both")
 
 
 def every_pass_follows_what_it_needs(table: Table) -> Iterator[Problem]:
-    """On one rank. A slot may hold both: the dataflow orders them."""
+    """On one rank. Both may be in one slot, where the dataflow orders them."""
     slots = {a: i for row in table.rows for i, slot in enumerate(row) for a in slot}
     for action, slot in slots.items():
         needed = Action(action.stage, BI if action.phase is BW else F, action.microbatch)
@@ -124,9 +124,9 @@ def by_stage(table: Table) -> dict[int, dict[int, set[Phase]]]:
 
 
 def missing(found: Iterable[int], count: int) -> list[int]:
-    """The first numbers under `count` that are not there; as fast for a mistyped huge count."""
-    there = set(found)
-    return list(islice((number for number in range(count) if number not in there), SHOWN))
+    """The first numbers below `count` that are not in `found`; fast even if `count` is huge."""
+    present = set(found)
+    return list(islice((number for number in range(count) if number not in present), SHOWN))
 
 
 def listed(actions: list[Action]) -> str:

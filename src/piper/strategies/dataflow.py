@@ -1,4 +1,4 @@
-"""Whether the rows of a table, run together, come to an end; and if not, who waits for whom."""
+"""Whether all ranks of a schedule can finish; if not, which actions wait for each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Wait:
 
     before: Action
     after: Action
-    rank: int | None = None  # in whose row; None where data flows between them
+    rank: int | None = None  # the rank whose row orders them; None if data flows between them
 
     def __str__(self) -> str:
         why = "data flow" if self.rank is None else f"row of rank {self.rank}"
@@ -25,16 +25,16 @@ class Wait:
 
 
 def rows_agree_with_the_dataflow(table: Table) -> Iterator[Problem]:
-    """A rule of `check`, for tables in which every action is there once and follows its inputs."""
+    """A rule of `check`, for tables that have every action once, after its inputs on its rank."""
     stuck = run(table)
     if any(stuck):
-        yield drawn(ring(table, stuck))
+        yield drawn(cycle(table, stuck))
 
 
 def run(table: Table) -> list[list[Action]]:
-    """Run all ranks, without a clock; return what each is stuck at, nothing where it finished.
+    """Run all ranks, without a clock. Return the slot at which each rank is stuck, if any.
 
-    Every action waits for one other at most, and is looked at again only when that is done.
+    Every action waits for at most one other, and is visited again only when that one is done.
     """
     last, ranks = table.stages - 1, ranks_of(table)
     rows = [iter(row) for row in table.rows]
@@ -68,9 +68,9 @@ def run(table: Table) -> list[list[Action]]:
 
 
 def need(action: Action, last: int) -> Action | None:
-    """What an action waits for, if it may wait for another rank; a BI counts as its B.
+    """The action of another rank that an action waits for, if any. A BI counts as its B.
 
-    A backward that waits for the next stage's need not also wait for its own forward.
+    A backward waits for that of the next stage, which has waited for this stage's forward.
     """
     stage, phase, microbatch = action
     if phase is F:
@@ -84,7 +84,7 @@ def whole(action: Action) -> Action:
     return Action(action.stage, B, action.microbatch) if action.phase is BI else action
 
 
-def ring(table: Table, stuck: list[list[Action]]) -> list[Wait]:
+def cycle(table: Table, stuck: list[list[Action]]) -> list[Wait]:
     """Walk from one stuck action to the one it waits for until the walk meets itself."""
     ranks, last = ranks_of(table), table.stages - 1
     written = {whole(action): action for action in table.actions}

@@ -5,9 +5,9 @@ from piper.strategies.table import Row, Table
 
 
 def peaks(table: Table) -> tuple[int, ...]:
-    """For each rank, the most forwards whose weight gradients were still to come.
+    """For each rank, the largest number of forwards that still wait for their weight gradients.
 
-    Counted in activations of one stage for one microbatch; what overlaps is held together.
+    Counted in activations of one stage for one microbatch. Passes in one slot are live together.
 
     >>> from piper.strategies.schedules import one_f_one_b
     >>> peaks(one_f_one_b(pp=3, microbatches=8))

@@ -1,4 +1,4 @@
-"""Schedules whose stages go round the ranks: stage s is on rank s % pp."""
+"""Schedules that assign stages to ranks round-robin: stage s is on rank s % pp."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def one_f_one_b(pp: int, microbatches: int) -> Table:
 
 
 def interleaved_one_f_one_b(pp: int, microbatches: int, virtual: int = 2) -> Table:
-    """1F1B with `virtual` stages per rank: the bubble shrinks to 1/virtual, for more messages.
+    """1F1B with `virtual` stages per rank: the bubble shrinks to 1/virtual, at more messages.
 
     >>> print(interleaved_one_f_one_b(pp=2, microbatches=4, virtual=2))
     PP rank 0  0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3
@@ -54,10 +54,10 @@ def interleaved_one_f_one_b(pp: int, microbatches: int, virtual: int = 2) -> Tab
 
 
 def zb_h1(pp: int, microbatches: int) -> Table:
-    """1F1B with split backwards: weight gradients wait, and fill what was the bubble at the end.
+    """1F1B with split backwards: delayed weight gradients fill the bubble at the end.
 
-    Rank r lets r of them wait, so every rank holds at most `pp` microbatches: no more than the
-    first rank of 1F1B.
+    Rank r delays r of them, so every rank holds at most `pp` microbatches: no more than the first
+    rank of 1F1B.
 
     >>> print(zb_h1(pp=3, microbatches=4))
     PP rank 0  F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
@@ -83,16 +83,16 @@ def interleaved_zb(pp: int, microbatches: int, virtual: int = 2) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Stages that go round the ranks, and the microbatches that go through them."""
+    """Stages on ranks round-robin, and the microbatches that go through them."""
 
     pp: int
     microbatches: int
     virtual: int = 1  # stages of each rank
-    block: int | None = None  # microbatches a stage runs before the next stage does; None for all
+    block: int | None = None  # microbatches of a stage before the next stage; None for all
 
     @property
     def lead(self) -> int:
-        """Forwards of one block through all stages of a rank but its last."""
+        """The number of forwards of one block through all stages of a rank but the last."""
         return (self.virtual - 1) * (self.block or self.microbatches)
 
     def passes(self, rank: int, phase: Phase) -> list[Action]:
@@ -126,7 +126,7 @@ def interleaved(name: str, pp: int, microbatches: int, virtual: int, instead: st
 
 
 def alternate(forwards: list[Action], backwards: list[list[Action]], warmup: int) -> Row:
-    """One forward, one backward, after some forwards and before the backwards they leave."""
+    """`warmup` forwards, then one forward and one backward in turn, then the other backwards."""
     ahead = min(warmup, len(forwards))
     pairs = zip(forwards[ahead:], backwards, strict=False)
     steady = chain.from_iterable((forward, *backward) for forward, backward in pairs)

@@ -1,4 +1,4 @@
-"""Which sizes a schedule can be built for, and what to write when it cannot."""
+"""The sizes that each schedule supports, and what to write instead of others."""
 
 from piper.errors import Problem, StrategyError
 
@@ -6,7 +6,7 @@ from piper.errors import Problem, StrategyError
 def require_at_least(name: str, least: int, **sizes: int) -> None:
     few = {size: found for size, found in sizes.items() if found < least}
     problems = (
-        Problem(f"{size}={found} is too few", f"write {size}={least} or more")
+        Problem(f"{size}={found} is too small", f"write {size}={least} or more")
         for size, found in few.items()
     )
     if few:
@@ -15,12 +15,12 @@ def require_at_least(name: str, least: int, **sizes: int) -> None:
 
 def require_virtual_stages(name: str, virtual: int, instead: str) -> None:
     if virtual < 2:
-        what = f"virtual={virtual} leaves nothing to interleave: a rank needs two stages or more"
+        what = f"virtual={virtual} leaves nothing to interleave: a rank needs at least 2 stages"
         raise StrategyError(name, Problem(what, f"write virtual=2 or more, or use {instead}"))
 
 
 def microbatches_per_round(name: str, pp: int, microbatches: int) -> int:
-    """How many microbatches a rank runs through one stage before it turns to its next stage."""
+    """How many microbatches a rank runs through one stage before it moves on to its next stage."""
     rounds = rounds_of(pp, microbatches)
     if microbatches % rounds:
         what = (
@@ -44,15 +44,15 @@ def nearest(pp: int, microbatches: int, step: int) -> int:
 
 
 def require_filled(name: str, stages: int, microbatches: int, instead: str) -> None:
-    """A steady state of forwards and backwards in turn begins when every stage has work."""
+    """The steady state of alternating forwards and backwards needs work for every stage."""
     if microbatches < stages:
-        what = f"microbatches={microbatches} cannot fill {stages} stages"
+        what = f"microbatches={microbatches} is too few to fill {stages} stages"
         fix = f"write microbatches={stages} or more, or use {instead}, which takes any number"
         raise StrategyError(name, Problem(what, fix))
 
 
 def require_mirror(name: str, pp: int) -> None:
     if pp < 2 or pp % 2:
-        what = f"pp={pp} has no mirror: device d shares its stages with device pp-1-d"
+        what = f"pp={pp} is not even and positive: devices d and pp-1-d have the same stages"
         near = " or ".join(f"pp={size}" for size in (pp - 1, pp + 1) if size >= 2 and pp > 0)
         raise StrategyError(name, Problem(what, f"write {near or 'pp=2'}"))

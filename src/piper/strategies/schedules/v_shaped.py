@@ -1,7 +1,8 @@
 """Schedules whose stages go down the ranks and back up: stage s is on rank min(s, 2*pp - 1 - s).
 
-Each rank has a half of the way down (0) and a half of the way back (1). A row is first written as
-a script of passes on halves; numbering it gives each pass the next microbatch of its half.
+Each rank has one stage on the way down (half 0) and one on the way back (half 1). A row is first
+written as a script of passes on halves. Numbering it gives each pass the next microbatch of its
+half.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def zbv(pp: int, microbatches: int) -> Table:
 
 
 def zbv_script(rank: int, pp: int, microbatches: int) -> Script:
-    """Too few microbatches to fill the V: the script of a full one, without those that are not."""
+    """With too few microbatches to fill the V, `numbered` cuts the script of a full V."""
     filled = max(microbatches, 2 * pp - 1)
     below = pp - rank  # ranks from here to the turn of the V
     return [
@@ -63,7 +64,7 @@ def dualpipev(pp: int, microbatches: int) -> Table:
 
 
 def dualpipe(pp: int, microbatches: int) -> Table:
-    """Two replicas whose stages lie in opposite order: device d has stages d and pp-1-d.
+    """Two replicas whose stages are in opposite order: device d has stages d and pp-1-d.
 
     Devices d and pp-1-d then run the same row, each for its own replicas, so the table has one row
     for both: the row of a V on half the ranks. `microbatches` counts those of one replica.
@@ -83,7 +84,7 @@ def dualpipe_script(rank: int, pp: int, microbatches: int) -> Script:
     turn = pp - 1 - rank  # ranks from the next one to the turn of the V
     main: Script = [F0 + B1, F1 + B0] * (microbatches - 2 * pp + rank + 1)
     if turn == 0:
-        main[:1] = [F0, B1]  # at the turn the first pair runs apart, for a smaller bubble
+        main[:1] = [F0, B1]  # at the turn the first pair does not overlap, for a smaller bubble
     half = rank + 1  # of the last 2 * (rank + 1) backwards, the second half is split
     weights = [*([W1, W0] * half)[half:], *[W0] * turn]
     return [
@@ -106,7 +107,7 @@ def table_of(scripts: Iterable[Script], pp: int, microbatches: int) -> Table:
 
 
 def numbered(script: Script, stages: tuple[int, int], microbatches: int) -> Row:
-    """Give each pass the next microbatch of its half; a whole backward counts as both its parts."""
+    """Give each pass the next microbatch of its half. A whole backward counts as BI and BW."""
     numbers = {item: count() for item in product((F, BI, BW), (0, 1))}
 
     def next_action(phase: Phase, half: int) -> Action:

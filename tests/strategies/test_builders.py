@@ -165,17 +165,17 @@ REFUSED: list[tuple[str, list[Directive], str]] = [
     (
         "no order",
         ONE_STAGE,
-        "strategy: nothing says in which order stages run\n  fix: add one Order per device, or "
-        "start from a schedule such as piper.strategies.gpipe",
+        "strategy: it has no Order, so it has no schedule to show\n"
+        "  fix: add one Order per device, or start from a schedule such as piper.strategies.gpipe",
     ),
     (
-        "a filter that is no action",
+        "a filter that is not an action",
         [*ONE_STAGE, Order(((where(PP=0, MICRO="*", PASS="F"),), (where(EP=0),)))],
         "order (directive 3 of 3): where(PP=0, MICRO='*', PASS='F') is not one pass of one stage "
-        "on one microbatch, so no schedule can show it\n"
+        "on one microbatch, as a schedule needs\n"
         '  fix: write where(PP=0, MICRO=0, PASS="F")\n'
         "order (directive 3 of 3): where(EP=0) is not one pass of one stage "
-        "on one microbatch, so no schedule can show it\n"
+        "on one microbatch, as a schedule needs\n"
         '  fix: write where(PP=0, MICRO=0, PASS="F")',
     ),
     (
@@ -187,8 +187,8 @@ REFUSED: list[tuple[str, list[Directive], str]] = [
     (
         "two orders for one device",
         [*ONE_STAGE, Order(((FORWARD,),)), Order(((BACKWARD,),))],
-        "order (directive 4 of 4): device 5 has an order already, and the two say nothing of each "
-        "other\n  fix: write both as one Order",
+        "order (directive 4 of 4): device 5 already has an order, and nothing orders "
+        "the two\n  fix: write both as one Order",
     ),
     (
         "an order that leaves work out",
@@ -213,6 +213,13 @@ def test_an_option_that_no_schedule_has_is_refused(name: str, dp: int) -> None:
         BUILDERS[name](pp=2, microbatches=4, dp=dp, zreo=3)
 
     assert str(error.value) == "strategy: a schedule has no option zreo\n  fix: write zero=..."
+
+
+def test_a_misspelled_option_of_some_schedules_names_it_there_only() -> None:
+    with pytest.raises(StrategyError, match="has no option virtal\n  fix: write virtual=..."):
+        interleaved_one_f_one_b(pp=2, microbatches=4, virtal=2)
+    with pytest.raises(StrategyError, match="has no option virtual\n  fix: it may have pp, micro"):
+        gpipe(pp=2, microbatches=4, virtual=2)
 
 
 def test_builders_have_the_names_of_the_command_line() -> None:

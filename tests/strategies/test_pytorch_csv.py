@@ -11,8 +11,8 @@ from strategies.tables import table
 
 from piper.errors import StrategyError
 from piper.names import B, F, Phase
+from piper.strategies.pytorch_csv import ACCEPTED, parse_csv, print_csv
 from piper.strategies.table import Action, Table, row_of
-from piper.strategies.text import ACCEPTED, parse_csv, print_csv
 
 ACTIONS = st.builds(Action, st.integers(0, 40), st.sampled_from(Phase), st.integers(0, 2000))
 SLOTS = st.lists(ACTIONS, min_size=1, max_size=2).map(tuple)
@@ -38,7 +38,7 @@ def test_what_no_spreadsheet_writes_is_refused() -> None:
         parse_csv("0" * 200_000)
 
     assert str(refused.value) == (
-        "schedule text: this is no CSV: field larger than field limit (131072)\n"
+        "schedule text: this is not CSV: field larger than field limit (131072)\n"
         "  fix: write one row of actions per rank"
     )
 
@@ -80,7 +80,7 @@ def test_a_cell_that_is_no_action_is_refused_with_its_place(bad: str) -> None:
         parse_csv(f"0F0,0B0\n1F0,{bad}\n")
 
     assert str(refused.value) == (
-        f"schedule text: row 2 (rank 1), column 2: {bad!r} is no action\n"
+        f"schedule text: row 2 (rank 1), column 2: {bad!r} is not an action\n"
         "  fix: write stage, pass and microbatch, as in 0F0 (forward), 0B0 (backward), 0I0 and 0W0 "
         "(its halves) or (0F7;3B2)OVERLAP_F_B, or leave the cell empty"
     )
@@ -91,7 +91,7 @@ def test_every_bad_cell_is_named() -> None:
         parse_csv("0X0,0F0\n1F0,1Y1")
 
     assert [problem.what for problem in refused.value.problems] == [
-        "row 1 (rank 0), column 1: '0X0' is no action",
-        "row 2 (rank 1), column 2: '1Y1' is no action",
+        "row 1 (rank 0), column 1: '0X0' is not an action",
+        "row 2 (rank 1), column 2: '1Y1' is not an action",
     ]
     assert {problem.fix for problem in refused.value.problems} == {ACCEPTED}

@@ -1,9 +1,9 @@
-"""PyTorch's schedule text: one row of comma-separated actions per rank.
+"""PyTorch's CSV format of schedules: one row of comma-separated actions per rank.
 
     0F0,0F1,(0F2;3B0)OVERLAP_F_B,0I1,0W1
 
-`F` is a forward, `B` a whole backward, `I` and `W` its two halves. PyTorch also writes its
-communication in such rows; Piper derives that itself and leaves it out.
+`F` is a forward, `B` a whole backward, `I` and `W` its two halves. PyTorch also writes
+communication into such rows. Piper derives communication itself and skips those cells.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def slot_text(slot: Slot) -> str:
 
 
 def parse_csv(text: str) -> Table:
-    """The table a text holds; `check` says whether it makes sense."""
+    """The table in a text, not yet checked: that is for `check`."""
     rows = read_cells(text)
     slots = [[parse_slot(text.strip()) for text in cells] for cells in rows]
     problems = list(islice(unreadable(rows, slots), SHOWN))
@@ -55,11 +55,11 @@ def parse_csv(text: str) -> Table:
 
 
 def read_cells(text: str) -> list[list[str]]:
-    """The cells of each row, without what a spreadsheet may add: a byte order mark, empty rows."""
+    """The cells of each row, without a byte order mark and empty rows at the end."""
     try:
         rows = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
     except csv.Error as error:
-        problem = Problem(f"this is no CSV: {error}", "write one row of actions per rank")
+        problem = Problem(f"this is not CSV: {error}", "write one row of actions per rank")
         raise StrategyError("schedule text", problem) from None
     while rows and not any(map(str.strip, rows[-1])):
         rows.pop()
@@ -71,11 +71,11 @@ def unreadable(rows: list[list[str]], slots: list[list[Slot | None]]) -> Iterato
         for column, text in enumerate(cells):
             if slots[number][column] is None:
                 place = f"row {number + 1} (rank {number}), column {column + 1}"
-                yield Problem(f"{place}: {text.strip()!r} is no action", ACCEPTED)
+                yield Problem(f"{place}: {text.strip()!r} is not an action", ACCEPTED)
 
 
 def parse_slot(text: str) -> Slot | None:
-    """The actions of a cell: none where it is idle or communicates, None if it cannot be read."""
+    """The actions of a cell: empty if it is idle or communication, None if it is unreadable."""
     if not text or DERIVED.fullmatch(text):
         return ()
     if found := OVERLAP.fullmatch(text):

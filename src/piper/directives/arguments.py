@@ -1,0 +1,93 @@
+"""The types of what users write in directives, and the checks that several directives share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from piper.errors import Problem, Refused
+from piper.ir.devices import Devices
+from piper.ir.filters import Filter
+from piper.names import COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM, Device
+
+DeviceList = Sequence[Device]
+DeviceGroups = Sequence[Device] | Sequence[Sequence[Device]]
+Slot = tuple[Filter, ...]
+Slots = Sequence[Filter | Sequence[Filter]]  # a slot of one filter needs no list
+
+RESERVED = (COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM)  # streams that Piper uses itself
+
+
+def device_list(devices: object) -> Devices:
+    """A checked list of devices: not empty, no device twice."""
+    if isinstance(devices, Devices):
+        return devices  # checked before
+    found = Devices(devices if isinstance(devices, list | tuple | range) else ())
+    valid = all(type(device) is int and device >= 0 for device in found)
+    if not found or not valid or len(set(found)) < len(found):
+        shown = list(devices) if isinstance(devices, tuple) else devices
+        fix = "list each device once, such as [0, 2]"
+        raise Refused(Problem(f"devices {shown!r} is not a list of devices", fix))
+    return found
+
+
+def is_grouped(devices: object) -> bool:
+    """Whether this is a list of lists."""
+    if not isinstance(devices, list | tuple) or not devices:
+        return False
+    return all(isinstance(group, list | tuple | range) for group in devices)
+
+
+def checked_groups(devices: DeviceGroups) -> DeviceGroups:
+    """A checked list of devices, or list of lists, as the user wrote it."""
+    groups = device_groups(devices)
+    return groups if is_grouped(devices) else groups[0]
+
+
+def device_groups(devices: DeviceGroups) -> tuple[Devices, ...]:
+    """A list of devices is one group; a list of lists is one group each, all equally long."""
+    if not is_grouped(devices):
+        return (device_list(devices),)
+    groups = tuple(map(device_list, devices))
+    flat = [device for group in groups for device in group]
+    if len(set(map(len, groups))) > 1 or len(set(flat)) < len(flat):
+        shown = [list(group) for group in groups]
+        what = f"the groups {shown} have different lengths or a device in common"
+        raise Refused(Problem(what, "write groups such as [[0, 1], [2, 3]]"))
+    return groups
+
+
+def sorted_groups(devices: DeviceGroups) -> tuple[tuple[Device, ...], ...]:
+    """Groups whose devices ascend, as the ranks of a communicator do; shards follow that order."""
+    return tuple(tuple(sorted(group)) for group in device_groups(devices))
+
+
+def as_slots(slots: Slots) -> tuple[Slot, ...]:
+    if isinstance(slots, Filter) or not isinstance(slots, list | tuple):
+        raise Refused(Problem(f"{slots!r} is not a list of slots", "write Order([[...], ...])"))
+    return tuple(map(as_slot, slots))
+
+
+def as_slot(slot: Filter | Iterable[Filter]) -> Slot:
+    filters = (slot,) if isinstance(slot, Filter) else slot
+    if not isinstance(filters, list | tuple) or not all(isinstance(f, Filter) for f in filters):
+        fix = "write a filter or a list of filters: [where(PP=0)]"
+        raise Refused(Problem(f"{slot!r} is not a slot", fix))
+    return tuple(filters)
+
+
+def require_count(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        fix = f"write a whole number, {least} or more"
+        raise Refused(Problem(f"{name}={value!r} is not a valid count", fix))
+
+
+def require_stream_name(stream: object, example: str) -> None:
+    if not isinstance(stream, str) or not stream:
+        raise Refused(Problem(f"stream {stream!r} is not a name", f"write {example}"))
+
+
+def require_free_stream(stream: object, example: str) -> None:
+    require_stream_name(stream, example)
+    if stream in RESERVED:
+        what = f"the stream {stream!r} is reserved: Piper uses it itself"
+        raise Refused(Problem(what, 'choose another name, such as "dp"'))

@@ -1,0 +1,111 @@
+"""The directives of a pipeline, from the table of its schedule and the options of its builder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
+from piper.directives.order import Ahead
+from piper.directives.replicate import Reduce
+from piper.errors import Problem, StrategyError
+from piper.ir.filters import Filter, where
+from piper.names import PASS, Device, Phase
+from piper.strategies.table import Action, Table
+
+Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
+
+
+def assemble(
+    table: Table,
+    places: Places,
+    pp: int,
+    dp: int,
+    *,
+    zero: int = 0,
+    reduce: Reduce | None = None,
+    bucket_mb: float = 25.0,
+    gather_ahead: int = 1,
+    gather_buffers: int = 2,
+    ep: int = 1,
+    expert_stages: Iterable[int] | None = None,
+    ahead: Ahead | None = None,
+    stream: str = "pp",
+    ep_stream: str = "ep",
+    reduce_stream: str = "dp",
+    gather_stream: str = "gather",
+) -> Strategy:
+    """Each stage on `dp` times its devices, `pp` apart, and the directives of its replicas."""
+    require_count("dp", dp)
+    require_count("ep", ep)
+    homes = {
+        stage: tuple(device + pp * copy for copy in range(dp) for device in devices)
+        for stage, devices in places.items()
+    }
+    replicates = (
+        Replicate(
+            where(PP=stage), homes[stage], zero, bucket_mb, reduce_stream, gather_stream,
+            gather_ahead, gather_buffers, reduce,
+        )
+        for stage in sorted(homes)
+        if len(homes[stage]) > 1
+    )  # fmt: skip
+    return Strategy(
+        (
+            *places_of(homes, stream),
+            *replicates,
+            *shards_of(homes, ep, ep_stream, expert_stages),
+            Split("MB", table.microbatches),
+            *orders_of(table, ep > 1 if ahead is None else ahead),
+        )
+    )
+
+
+def require_count(name: str, value: int) -> None:
+    if type(value) is not int or value < 1:
+        fix = "write a whole number, 1 or more"
+        raise StrategyError("strategy", Problem(f"{name}={value!r} is not a valid count", fix))
+
+
+def to_directives(
+    table: Table, places: Places, stream: str = "pp", ahead: Ahead = False
+) -> tuple[Directive, ...]:
+    """A place for each stage, the split into microbatches, and an order for each rank."""
+    return (
+        *places_of(places, stream),
+        Split("MB", table.microbatches),
+        *orders_of(table, ahead),
+    )
+
+
+def places_of(places: Places, stream: str) -> Iterator[Place]:
+    return (Place(where(PP=stage), tuple(places[stage]), stream) for stage in sorted(places))
+
+
+def shards_of(homes: Places, ep: int, stream: str, stages: Iterable[int] | None) -> Iterator[Shard]:
+    """Each `ep` consecutive replicas of a stage divide its experts."""
+    if ep == 1:
+        return
+    for stage in sorted(homes if stages is None else stages):
+        devices = homes[stage]
+        if len(devices) % ep:
+            what = f"ep={ep} does not divide the {len(devices)} replicas of stage {stage}"
+            raise StrategyError("strategy", Problem(what, f"write dp={ep}, or a multiple of it"))
+        groups = [devices[k : k + ep] for k in range(0, len(devices), ep)]
+        yield Shard(where(PP=stage, EP="*"), groups[0] if len(groups) == 1 else groups, stream)
+
+
+def orders_of(table: Table, ahead: Ahead = False) -> Iterator[Order]:
+    """`where(PP=..., MB=..., PASS=...)` for every action.
+
+    Filters share their tags and skip the checks of `where`: there may be 100,000 of them.
+    """
+    stages = [("PP", stage) for stage in range(table.stages)]
+    microbatches = [("MB", microbatch) for microbatch in range(table.microbatches)]
+    passes = {phase: (PASS, str(phase)) for phase in Phase}
+
+    def filter_of(action: Action) -> Filter:
+        stage, phase, microbatch = action
+        return Filter((stages[stage], microbatches[microbatch], passes[phase]))
+
+    for row in table.rows:
+        yield Order(tuple(tuple(map(filter_of, slot)) for slot in row), ahead=ahead)

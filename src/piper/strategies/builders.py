@@ -1,0 +1,150 @@
+"""Builders of pipeline strategies: a well-known schedule, its replicas and its experts.
+
+Every builder takes `pp`, the devices of one pipeline, `microbatches`, `dp`, the number of
+replicas, and the keywords of `PipelineOptions`. Replica r of a stage is `r * pp` devices further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any, TypeVar, Unpack, cast
+
+from piper.directives import Strategy
+from piper.errors import StrategyError, no_option
+from piper.strategies import schedules
+from piper.strategies.assembly import assemble
+from piper.strategies.check import check
+from piper.strategies.options import PipelineOptions
+from piper.strategies.pytorch_csv import parse_csv
+from piper.strategies.table import Table, ranks_of
+
+Builder = TypeVar("Builder", bound=Callable[..., Strategy])
+BUILDERS: dict[str, Callable[..., Strategy]] = {}  # by the names that the command line takes
+
+
+def builder(name: str) -> Callable[[Builder], Builder]:
+    """List a builder. A misspelled option gets the nearest name, and `help` shows all options."""
+
+    def register(build: Builder) -> Builder:
+        full = with_options(signature(build, eval_str=True))
+
+        @wraps(build)
+        def checked(*args: Any, **options: Any) -> Strategy:
+            for option in options:
+                if option not in full.parameters:
+                    problem = no_option("a schedule", option, list(full.parameters))
+                    raise StrategyError("strategy", problem)
+            return build(*args, **options)
+
+        checked.__signature__ = full  # type: ignore[attr-defined]
+        BUILDERS[name] = checked
+        return cast(Builder, checked)
+
+    return register
+
+
+def with_options(short: Signature) -> Signature:
+    """The signature of a builder with the options of `assemble` in place of `**options`."""
+    assembled = signature(assemble, eval_str=True).parameters.values()
+    options = [option for option in assembled if option.kind is Parameter.KEYWORD_ONLY]
+    own = [one for one in short.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    return short.replace(parameters=[*own, *options])
+
+
+@builder("gpipe")
+def gpipe(pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+    """All forwards, then all backwards, of `pp` stages on as many devices."""
+    return one_device_each(schedules.gpipe(pp, microbatches), dp, **options)
+
+
+@builder("1f1b")
+def one_f_one_b(
+    pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
+    """One forward, one backward: as fast as GPipe, with fewer live activations.
+
+    >>> print(one_f_one_b(pp=1, microbatches=1))
+    Place(filter=where(PP=0), devices=(0,), stream='pp')
+    Split(name='MB', n=1)
+    Order(slots=((where(PP=0, MB=0, PASS='F'),), (where(PP=0, MB=0, PASS='B'),)))
+    """
+    return one_device_each(schedules.one_f_one_b(pp, microbatches), dp, **options)
+
+
+@builder("interleaved-1f1b")
+def interleaved_one_f_one_b(
+    pp: int, microbatches: int, virtual: int = 2, dp: int = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
+    """1F1B of `pp * virtual` stages, stage s on device s % pp."""
+    table = schedules.interleaved_one_f_one_b(pp, microbatches, virtual)
+    return one_device_each(table, dp, **options)
+
+
+@builder("zb-h1")
+def zb_h1(pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+    """1F1B whose weight gradients fill part of the bubble."""
+    return one_device_each(schedules.zb_h1(pp, microbatches), dp, **options)
+
+
+@builder("interleaved-zb")
+def interleaved_zb(
+    pp: int, microbatches: int, virtual: int = 2, dp: int = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
+    """ZB-H1 of `pp * virtual` stages, stage s on device s % pp."""
+    return one_device_each(schedules.interleaved_zb(pp, microbatches, virtual), dp, **options)
+
+
+@builder("zbv")
+def zbv(pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+    """Zero bubble for `2 * pp` stages, stage s on device min(s, 2*pp - 1 - s)."""
+    return one_device_each(schedules.zbv(pp, microbatches), dp, **options)
+
+
+@builder("dualpipev")
+def dualpipev(
+    pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
+    """Overlapped forwards and backwards for `2 * pp` stages, placed as for `zbv`.
+
+    With experts (`ep`), the tokens of one pass travel while the other one computes.
+
+    >>> print(dualpipev(pp=1, microbatches=2, dp=2, ep=2, zero=2).directives[4])
+    Shard(filter=where(PP=0, EP='*'), devices=(0, 1), stream='ep')
+    """
+    return one_device_each(schedules.dualpipev(pp, microbatches), dp, **options)
+
+
+@builder("dualpipe")
+def dualpipe(
+    pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
+    """Two replicas of `pp` stages in opposite directions: stage s on devices s and pp-1-s.
+
+    The two share one batch, half each. `dp` counts such pairs.
+    """
+    table = schedules.dualpipe(pp, microbatches)
+    mirrored = {stage: (stage, pp - 1 - stage) for stage in range(pp)}
+    return assemble(table, mirrored, pp, dp, **options)
+
+
+def from_csv(text: str, stream: str = "pp") -> Strategy:
+    """The strategy of a schedule in PyTorch's CSV format, one line per device.
+
+    >>> from_csv("0F0,0B0") == one_f_one_b(pp=1, microbatches=1)
+    True
+    """
+    return from_table(parse_csv(text), stream)
+
+
+def from_table(table: Table, stream: str = "pp") -> Strategy:
+    """The strategy of a schedule, rank r on device r. The table is checked first."""
+    check(table)
+    return one_device_each(table, stream=stream)
+
+
+def one_device_each(table: Table, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+    """Rank r of the table on device r."""
+    places = {stage: (rank,) for stage, rank in ranks_of(table).items()}
+    return assemble(table, places, len(table.rows), dp, **options)

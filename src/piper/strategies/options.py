@@ -1,0 +1,53 @@
+"""The options that every builder takes, with their types, for editors and type checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypedDict
+
+from piper.directives.order import Ahead
+from piper.directives.replicate import Reduce
+
+
+class PipelineOptions(TypedDict, total=False):
+    """Options of every builder besides `pp`, `microbatches` and `dp`. All have defaults."""
+
+    zero: int
+    """ZeRO level of the replicas: 0 shards nothing (default), 1 optimizer state, 2 gradients too,
+    3 parameters too."""
+
+    reduce: Reduce | None
+    """When gradients are reduced: for "each" microbatch, or "once" per step. Default: None, which
+    is what the level says."""
+
+    bucket_mb: float
+    """Megabytes of one message between replicas. Default: 25."""
+
+    gather_ahead: int
+    """With zero=3, how many passes before their use parameters are gathered. Default: 1."""
+
+    gather_buffers: int
+    """With zero=3, for how many regions gathered parameters are held at once. Default: 2."""
+
+    ep: int
+    """How many replicas divide the experts of a stage (regions tagged EP) among them. It must
+    divide `dp`. Default: 1, every replica has all experts."""
+
+    expert_stages: Iterable[int] | None
+    """The stages that have experts. Default: None, all stages."""
+
+    ahead: Ahead | None
+    """Whether the next pass may start while tokens travel, as `ahead` of `Order`. Default: None,
+    which means True with ep > 1. "pairs" overlaps more and needs more memory."""
+
+    stream: str
+    """The stream of transfers between stages. Default: "pp"."""
+
+    ep_stream: str
+    """The stream of the token all-to-alls. Default: "ep"."""
+
+    reduce_stream: str
+    """The stream of gradient reductions. Default: "dp"."""
+
+    gather_stream: str
+    """The stream of parameter all-gathers. Default: "gather"."""
