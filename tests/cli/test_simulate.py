@@ -11,14 +11,17 @@ from typer.testing import CliRunner
 
 from piper.cli import app
 from piper.cli.simulate import settings_of
+from piper.costs import Costs
+from piper.costs.links import NETWORKS, Network
+from piper.costs.measured import Figure, RegionKey
 from piper.errors import StrategyError
-from piper.ir.costs import Costs
+from piper.names import Phase
 from piper.plan.analyse.memory import Peak
-from piper.sim.estimate import Estimate
+from piper.sim.prediction import Prediction
 from piper.sim.report import Report
-from piper.sim.topology import NETWORKS, Topology
 from piper.view.sweep import Row, ranked
 
+OTHER = RegionKey("other", Phase.FORWARD)
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
 
 
@@ -98,7 +101,7 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
 
 def row(name: str, seconds: float, peak: int, tokens: int = 100) -> Row:
     found = Report(seconds, (), (), {})
-    return Row({"k": name}, Estimate(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0))
+    return Row({"k": name}, Prediction(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0))
 
 
 def test_the_best_comes_first_and_what_cannot_run_last() -> None:
@@ -154,19 +157,19 @@ def test_the_files_on_the_page_are_read() -> None:
     costs, network = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
 
     assert Costs.from_json(costs).ahead
-    assert Topology.from_json(network).pairs[0, 8].bandwidth == 1e10
+    assert Network.from_json(network).pairs[0, 8].bandwidth == 1e10
 
 
 def test_costs_are_measured_here_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piper.job.profiling.machine", lambda: Costs(cores=2.0))
     file = tmp_path / "costs.json"
-    file.write_text(Costs(compute={"other F": 1.0}).to_json())
+    file.write_text(Costs(figures={OTHER: Figure(1.0)}).to_json())
 
     told = call("--profile", str(file))
 
     found = Costs.from_json(file.read_text())
-    assert f"wrote {file}: {len(found.compute) - 1} passes of regions" in told
-    assert found.compute["other F"] == 1.0 and found.cores == 2.0
+    assert f"wrote {file}: {len(found.figures) - 1} passes of regions" in told
+    assert found.figures[OTHER].seconds == 1.0 and found.cores == 2.0
     assert call("--costs", str(file)).splitlines()[-4:] == told.splitlines()[-4:]
     with pytest.raises(StrategyError, match="leave out --device and --costs"):
         call("--profile", str(file), "--device", "h200")

@@ -14,6 +14,7 @@ from piper.directives import Order, apply
 from piper.errors import StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
+from piper.job.pricing import cost_notes
 from piper.strategies import draw, to_table
 from piper.view.costs import costs
 from piper.view.grid import grid, summary
@@ -61,7 +62,7 @@ def show(
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):
-            print(hidden)
+            print("\n".join([hidden, *cost_notes(found.compiled)]))
 
 
 def show_schedule(found: Inspected) -> None:

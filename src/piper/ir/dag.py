@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
-from piper.ir.costs import Costs
 from piper.ir.filters import ANY, Filter, accepts
 from piper.ir.graph import Topology, topology
 from piper.ir.model import Model
@@ -39,9 +38,10 @@ class Dag:
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
     streams: tuple[Share, ...] = ()  # what they get of a GPU, by `Stream`; others get what is left
-    costs: Costs = field(default_factory=Costs)
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected
+    transits: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # of messages:
+    # expected seconds of latency, and of all their bytes; empty until all messages are there
 
     @cached_property
     def producers(self) -> dict[ValueId, NodeId]:

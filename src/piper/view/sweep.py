@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 from textwrap import indent
 from typing import Any
 
-from piper.sim.estimate import Estimate
+from piper.sim.prediction import Prediction
 from piper.view.costs import size_text
 from piper.view.simulated import columns, percent, time_text
 
@@ -23,7 +23,7 @@ class Row:
     """One combination of a sweep: what was foretold, or why it was refused."""
 
     settings: Mapping[str, str]
-    found: Estimate | None = None
+    found: Prediction | None = None
     refused: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def cells(row: Row, found: Estimate) -> list[str]:
+def cells(row: Row, found: Prediction) -> list[str]:
     exposed = sum(found.report.exposed.values()) / (found.seconds or 1.0)
     return [
         *row.settings.values(), time_text(found.seconds), f"{found.rate:,.0f}",
@@ -168,7 +168,7 @@ def limit(area: Area, room: float | None) -> Iterator[str]:
         yield f'<text x="{WIDTH - RIGHT + 6}" y="{y + 4}" fill="#c00">a device has this</text>'
 
 
-def point(area: Area, row: Row, found: Estimate, colour: str) -> Iterator[str]:
+def point(area: Area, row: Row, found: Prediction, colour: str) -> Iterator[str]:
     x, y = area.x(found.rate), area.y(found.peak / GIB)
     title = escape(f"{settings_text(row.settings)}: {time_text(found.seconds)}")
     fill = colour if found.fits else "white"

@@ -2,8 +2,10 @@
 
 import pytest
 
+from piper.costs import Costs
+from piper.costs.measured import Figure, RegionKey
 from piper.errors import StrategyError
-from piper.ir.costs import Costs
+from piper.names import Phase
 
 
 @pytest.mark.parametrize(
@@ -13,8 +15,8 @@ from piper.ir.costs import Costs
         {"flops": 0.0},
         {"link": float("inf")},
         {"memory": "fast"},
-        {"compute": 5},
-        {"compute": {"a F": -1.0}},
+        {"figures": 5},
+        {"figures": {RegionKey("a", Phase.FORWARD): Figure(-1.0)}},
         {"streams": {"ep": 0.0}},
     ],
 )
@@ -23,7 +25,7 @@ def test_what_is_no_number_is_refused(given: dict) -> None:
         Costs(**given)
 
 
-@pytest.mark.parametrize("text", ['{"latency": NaN}', "[1]", "{", '{"speed": 1}', '{"compute": 5}'])
+@pytest.mark.parametrize("text", ['{"latency": NaN}', "[1]", "{", '{"speed": 1}', '{"figures": 5}'])
 def test_a_file_that_is_none_of_costs_is_refused(text: str) -> None:
     with pytest.raises(StrategyError, match="costs: "):
         Costs.from_json(text)

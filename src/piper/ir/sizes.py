@@ -1,0 +1,19 @@
+"""How many bytes nodes of the DAG move or write."""
+
+from __future__ import annotations
+
+from piper.ir.dag import Dag
+from piper.ir.nodes import Compute, Exchange, Node, Update
+
+
+def node_bytes(dag: Dag, node: Node) -> int:
+    """The bytes that a node moves, or that a computation writes."""
+    written = sum(dag.values[value].nbytes for value in node.writes if value in dag.values)
+    match node:
+        case Compute() | Update():
+            return written
+        case Exchange():
+            return sum(dag.values[value].nbytes for value in node.rows)
+        case _:
+            read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)
+            return max(read, written)
