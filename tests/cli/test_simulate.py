@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from piper.names import Phase
 from piper.plan.analyse.memory import Peak
 from piper.sim.prediction import Prediction
 from piper.sim.report import Report
-from piper.view.sweep import Row, ranked
+from piper.view.sweep import Row, ranked, table
 
 OTHER = RegionKey("other", Phase.FORWARD)
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
@@ -92,6 +93,7 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
         "pp=8: refused",
         "    1f1b: microbatches=4 cannot fill 8 stages",
         "      fix: write microbatches=8 or more, or use gpipe, which takes any number",
+        "nothing was measured: regions are estimated from FLOPs and bytes",
     ]
     rows = json.loads(file.read_text())
     assert [row["settings"]["pp"] for row in rows][-1] == "8"
@@ -115,6 +117,17 @@ def test_the_best_comes_first_and_what_cannot_run_last() -> None:
 
     assert order("step") == ["twice the batch", "quick", "slow", "too large", "refused"]
     assert order("memory") == ["slow", "quick", "twice the batch", "too large", "refused"]
+
+
+def test_a_note_on_some_rows_names_them() -> None:
+    one, two, three = row("1", 1.0, 10), row("2", 2.0, 10), row("3", 3.0, 10)
+    rows = [
+        replace(one, found=replace(one.found, notes=("all", "some"))),
+        replace(two, found=replace(two.found, notes=("all",))),
+        replace(three, found=replace(three.found, notes=("all", "some"))),
+    ]
+
+    assert table(rows).splitlines()[4:] == ["all", "k=1; k=3: some"]
 
 
 def test_a_script_that_refuses_an_argument_has_its_word_in_the_row() -> None:

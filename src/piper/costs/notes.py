@@ -24,7 +24,7 @@ def notes(costs: Costs, model: Model, runs: Iterable[tuple[str, Phase]]) -> tupl
 def of_regions(costs: Costs, found: Counter[Source]) -> Iterator[str]:
     count = found.total()
     if not costs.figures:
-        yield f"nothing was measured: all {count} figures are estimated from FLOPs and bytes"
+        yield "nothing was measured: regions are estimated from FLOPs and bytes"
         return
     if scaled := found[Source.SCALED]:
         yield (
@@ -34,18 +34,20 @@ def of_regions(costs: Costs, found: Counter[Source]) -> Iterator[str]:
     if other := found[Source.OTHER_MODE]:
         modes = ", ".join(dict.fromkeys(key.mode for key in costs.figures))
         yield (
-            f"{other} of {count} figures are those of another mode ({modes}), as they are: "
-            f"nothing was measured in mode {costs.mode}"
+            f"{other} of {count} figures come from another mode ({modes}): "
+            f"nothing measured says how mode {costs.mode} differs"
         )
     if estimated := found[Source.ESTIMATED]:
         yield (
-            f"{estimated} of {count} figures are estimated from FLOPs and bytes, not measured: "
-            "measure them with --profile"
+            f"{estimated} of {count} figures are estimated from FLOPs and bytes: "
+            "measure them with --profile at this microbatch size"
         )
 
 
 def of_others(costs: Costs) -> Iterator[str]:
-    """Beside measured regions, what takes no time is easily taken for measured."""
+    """Beside measured regions, these are easily taken for measured, too."""
+    if costs.figures and costs.link == Costs.link:
+        yield f"links were not measured: {costs.link / 1e9:g} GB/s unless --network says otherwise"
     free = [words for name, words in FREE.items() if costs.figures and not getattr(costs, name)]
     if free:
         yield f"not measured, and counted as nothing: {', '.join(free)}"

@@ -57,7 +57,17 @@ def table(rows: Sequence[Row]) -> str:
         for row in rows
         if not row.found
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *note_lines(good)])
+
+
+def note_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Each note once, and of which combinations it is if not of all."""
+    notes: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.found.notes if row.found else ():
+            notes.setdefault(note, []).append(settings_text(row.settings))
+    for note, some in notes.items():
+        yield note if len(some) == len(rows) else f"{'; '.join(some)}: {note}"
 
 
 def cells(row: Row, found: Prediction) -> list[str]:
