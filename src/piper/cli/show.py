@@ -16,7 +16,7 @@ from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes
 from piper.strategies import draw, to_table
-from piper.view.costs import costs
+from piper.view.footprint import footprint
 from piper.view.grid import grid, summary
 from piper.view.overlap import overlap
 from piper.view.svg import svg as picture
@@ -58,7 +58,7 @@ def show(
         print(text(found.compiled.dag))
     else:
         show_schedule(found)
-        print(costs(found.compiled.dag, found.compiled.plans))
+        print(footprint(found.compiled.dag, found.compiled.plans))
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):

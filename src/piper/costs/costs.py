@@ -63,13 +63,13 @@ class Costs(Rates):
 
     def region(self, model: Model, region: Region, phase: Phase) -> float:
         """One phase of a region on one microbatch."""
-        return self.found(model, region, phase)[0]
+        return self.look_up(model, region, phase)[0]
 
     def source(self, model: Model, region: Region, phase: Phase) -> Source:
         """Where that time comes from."""
-        return self.found(model, region, phase)[1]
+        return self.look_up(model, region, phase)[1]
 
-    def found(self, model: Model, region: Region, phase: Phase) -> tuple[float, Source]:
+    def look_up(self, model: Model, region: Region, phase: Phase) -> tuple[float, Source]:
         key = RegionKey(region.code, phase, self.mode)
         if key in self.figures:
             return self.figures[key].seconds, Source.MEASURED

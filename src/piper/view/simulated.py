@@ -9,7 +9,7 @@ from piper.plan.instructions import line
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
 from piper.sim.report import HOST, Report
-from piper.view.costs import devices_text, size_text
+from piper.view.footprint import devices_text, size_text
 
 SHOWN = 4  # parts of the critical path, and longest pieces of work
 ROWS = 16  # devices in the table

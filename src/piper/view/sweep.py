@@ -10,7 +10,7 @@ from textwrap import indent
 from typing import Any
 
 from piper.sim.prediction import Prediction
-from piper.view.costs import size_text
+from piper.view.footprint import size_text
 from piper.view.simulated import columns, percent, time_text
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 70, 30, 190, 50
@@ -20,7 +20,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One combination of a sweep: what was foretold, or why it was refused."""
+    """One combination of a sweep: what was predicted, or why it was refused."""
 
     settings: Mapping[str, str]
     found: Prediction | None = None
