@@ -169,7 +169,7 @@ def test_the_files_on_the_page_are_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
     costs, network = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
 
-    assert Costs.from_json(costs).ahead
+    assert Costs.from_json(costs).ahead and len(Costs.from_json(costs).figures) == 2
     assert Network.from_json(network).pairs[0, 8].bandwidth == 1e10
 
 

@@ -151,7 +151,7 @@ def to_rows(figures: Figures) -> list[dict[str, Any]]:
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[RegionKey, Figure]:
     """What `to_rows` made."""
     return {
-        RegionKey(row["code"], Phase(row["phase"]), Mode(row["mode"])): Figure(
+        RegionKey(row["code"], Phase(row["phase"]), Mode(row.get("mode", Mode.EAGER))): Figure(
             row["seconds"], Work(**row["work"]) if row.get("work") else None, row.get("structure")
         )
         for row in rows
