@@ -9,6 +9,8 @@ from piper.costs.modes import Mode
 from piper.errors import StrategyError
 from piper.names import Phase
 
+FIGURE = '{"figures": [{"code": "a", "phase": "F", "seconds": 1, "work": %s}]}'
+
 
 @pytest.mark.parametrize(
     "given",
@@ -27,7 +29,15 @@ def test_what_is_no_number_is_refused(given: dict) -> None:
         Costs(**given)
 
 
-@pytest.mark.parametrize("text", ['{"latency": NaN}', "[1]", "{", '{"speed": 1}', '{"figures": 5}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"latency": NaN}', "[1]", "{", '{"speed": 1}', '{"figures": 5}', '{"mode": "quick"}',
+        '{"figures": [{"phase": "F", "seconds": 1}]}',
+        FIGURE % '{"flops": "x", "touched": 1}',
+        FIGURE % '{"flops": -1, "touched": 1}',
+    ],
+)  # fmt: skip
 def test_a_file_that_is_none_of_costs_is_refused(text: str) -> None:
     with pytest.raises(StrategyError, match="costs: "):
         Costs.from_json(text)

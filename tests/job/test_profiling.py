@@ -11,6 +11,7 @@ import torch
 import piper.job.profiling as profiling
 from piper.costs import Costs
 from piper.costs.measured import RegionKey
+from piper.costs.modes import Mode
 from piper.job.pricing import price
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.names import BI, BW, F, Phase
@@ -54,6 +55,17 @@ def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None
     step = price(compiled, found).seconds
     runs = sum(found.figures[RegionKey(c, phase)].seconds for c in codes for phase in (F, BI, BW))
     assert 4 * runs / 2 < step < 20 * runs
+
+
+def test_costs_are_those_of_the_mode_in_which_regions_run(inspected) -> None:
+    trainer, example, captured, _ = inspected
+    found = Trainer.__new__(Trainer)
+    found.configure(
+        trainer.model, cross_entropy, trainer.strategy, compiled=True, device="cpu",
+        captured=captured,
+    )  # fmt: skip
+
+    assert found.compile(example)[1].costs.mode is Mode.COMPILED
 
 
 def test_on_a_gpu_every_instruction_is_timed_by_itself(inspected, monkeypatch) -> None:

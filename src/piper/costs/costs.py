@@ -59,7 +59,10 @@ class Costs(Rates):
             refuse_number(f"streams of {stream}", speed, least=1e-30)
         mapping("figures", self.figures)
         for key, one in self.figures.items():
-            refuse_number(f"{key.code} {key.phase}", one.seconds)
+            numbers = asdict(one.work) if one.work else {}
+            for name, value in {"seconds": one.seconds, **numbers}.items():
+                if value is not None:
+                    refuse_number(f"{name} of {key.code} {key.phase}", value)
 
     def region(self, model: Model, region: Region, phase: Phase) -> float:
         """One phase of a region on one microbatch."""
@@ -92,15 +95,15 @@ class Costs(Rates):
 
     def addition(self, nbytes: float) -> float:
         """A gradient of so many bytes is added to another."""
-        return self.add and self.add * nbytes
+        return self.add * nbytes
 
     def norm(self, nbytes: float) -> float:
         """What gradients of so many bytes add to the norm of all."""
-        return self.square and self.square * nbytes
+        return self.square * nbytes
 
     def optimizer(self, nbytes: float) -> float:
         """A step on parameters of so many bytes."""
-        return self.update and self.update * nbytes
+        return self.update * nbytes
 
     @property
     def host(self) -> Host:

@@ -15,7 +15,11 @@ class Mode(StrEnum):
 
     @property
     def without_graphs(self) -> Mode:
-        """How regions are run while they are measured."""
+        """How regions are run while they are measured.
+
+        >>> Mode.COMPILED_GRAPHS.without_graphs
+        <Mode.COMPILED: 'compiled'>
+        """
         return {Mode.GRAPHS: Mode.EAGER, Mode.COMPILED_GRAPHS: Mode.COMPILED}.get(self, self)
 
 

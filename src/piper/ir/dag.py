@@ -40,8 +40,8 @@ class Dag:
     streams: tuple[Share, ...] = ()  # what they get of a GPU, by `Stream`; others get what is left
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected
-    transits: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # of messages:
-    # expected seconds of latency, and of all their bytes; empty until all messages are there
+    # of messages: their expected latency, and seconds of all their bytes; empty until `gathers`
+    transits: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
     def producers(self) -> dict[ValueId, NodeId]:
