@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from piper.ir.dag import Dag
-from piper.ir.nodes import Compute, Exchange, Node, Update
+from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
 
 
 def node_bytes(dag: Dag, node: Node) -> int:
@@ -14,6 +16,8 @@ def node_bytes(dag: Dag, node: Node) -> int:
             return written
         case Exchange():
             return sum(dag.values[value].nbytes for value in node.rows)
-        case _:
+        case Transfer() | Collective() | Totals():
             read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)
             return max(read, written)
+        case _:
+            assert_never(node)
