@@ -17,11 +17,10 @@ from capture.interpreter import Interpreter, state  # noqa: E402
 from common import save  # noqa: E402
 
 from piper.capture import Captured, capture  # noqa: E402
-from piper.job.pricing import costs_of_device  # noqa: E402
+from piper.costs.devices import DeviceKind, costs_of_device, device_kind  # noqa: E402
+from piper.costs.links import NETWORKS  # noqa: E402
 from piper.models.llama import Llama, LlamaConfig, cross_entropy  # noqa: E402
 from piper.names import B, F  # noqa: E402
-from piper.sim.devices import DeviceKind, device_kind  # noqa: E402
-from piper.sim.topology import NETWORKS  # noqa: E402
 
 SIZES = [(512, 1024), (1024, 1024), (1024, 8192), (2048, 2048), (2048, 8192), (4096, 8192)]
 
@@ -49,7 +48,7 @@ def main() -> None:
 def foretold(captured: Captured, device: DeviceKind) -> float:
     costs = costs_of_device(device, captured.model, NETWORKS[device.name])
     regions = captured.model.regions
-    return sum(costs.run(captured.model, one, phase) for one in regions for phase in (F, B))
+    return sum(costs.region(captured.model, one, phase) for one in regions for phase in (F, B))
 
 
 def work(captured: Captured) -> dict[str, float]:

@@ -23,8 +23,8 @@ from gpu_models import Data, Size, Whole, half_as_deep
 from gpu_peers import plain, replica
 
 import piper
+from piper.costs import Costs
 from piper.errors import InputError
-from piper.ir.costs import Costs
 from piper.names import BI, BW, F
 
 PP = 2

@@ -28,7 +28,7 @@ from common import interleaved, save
 from models import cross_entropy
 
 import piper
-from piper.ir.costs import Costs
+from piper.costs import Costs
 from piper.job.pricing import price
 from piper.job.profiling import profile
 from piper.launch.local import run_local
@@ -157,7 +157,7 @@ def profiled(ranks: list[int], real: bool) -> Costs:
         )
         captured, _ = trainer.compile(data)
         new = profile(trainer, data, captured)
-        found = replace(found, compute={**found.compute, **new.compute}) if found else new
+        found = found.with_figures(new.figures) if found else new
     assert found is not None
     return found if real else replace(found, cores=0.0, wire=0.0)
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from common import save
 from large_models import DeepSeekLike
 
+from piper.costs.devices import costs_of_device, device_kind
+from piper.costs.links import NETWORKS
 from piper.job.compiler import collector_off, compile_strategy
-from piper.job.pricing import costs_of_device, price
+from piper.job.pricing import price
 from piper.plan.analyse.memory import peak
-from piper.sim.devices import device_kind
 from piper.sim.report import report
-from piper.sim.topology import NETWORKS
 from piper.strategies import dualpipev
 
 PP, EP = 16, 64

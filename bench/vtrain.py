@@ -23,14 +23,15 @@ from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
-from piper.ir.costs import Costs
+from piper.costs import Costs
+from piper.costs.devices import DEVICES, DeviceKind, costs_of_device
+from piper.costs.links import NETWORKS, Network
+from piper.costs.measured import Figure, RegionKey
 from piper.ir.model import Bucket, Model, Parameter, Region
 from piper.ir.values import Role, TensorSpec, Value
 from piper.job.compiler import Compiled, compile_strategy
-from piper.job.pricing import costs_of_device, price
+from piper.job.pricing import price
 from piper.names import BI, BW, B, BucketId, F, RegionId, ValueId
-from piper.sim.devices import DEVICES, DeviceKind
-from piper.sim.topology import NETWORKS, Topology
 from piper.strategies import BUILDERS
 
 HERE = Path(__file__).parent
@@ -177,7 +178,7 @@ def region(run: Run, k: int, stages: int, rows: TensorSpec) -> Region:
 # --- tensor parallelism: collectives priced inside a region ---------------------------------------
 
 
-def gathered(run: Run, network: Topology) -> float:
+def gathered(run: Run, network: Network) -> float:
     """Seconds of the all-reduces of one forward of a layer: two, of a microbatch's activations.
 
     They take what the simulator takes for a collective with nothing beside it: rings in each node,
@@ -198,7 +199,7 @@ def gathered(run: Run, network: Topology) -> float:
     return 2 * (seconds + 2 * latency * ceil(log2(run.tp)))
 
 
-def network_of(run: Run, network: Topology) -> Topology:
+def network_of(run: Run, network: Network) -> Network:
     """One device stands for `tp` that do the same: a node has fewer, each with its part of the way
     out."""
     if run.tp == 1:
@@ -221,24 +222,25 @@ def compiled(run: Run) -> Compiled:
     return compile_strategy(model_of(run), strategy.directives, by_role=True)
 
 
-def predicted(run: Run, device: DeviceKind, network: Topology = NETWORK) -> float:
+def predicted(run: Run, device: DeviceKind, network: Network = NETWORK) -> float:
     found = compiled(run)
     costs = costs_of_device(device, found.dag.model, network)
     costs = replace(costs, update=OPTIMIZER / device.moved)
     if run.tp > 1:
-        costs = replace(costs, compute=dict(with_collectives(run, found.dag.model, costs, network)))
+        costs = costs.with_figures(dict(with_collectives(run, found.dag.model, costs, network)))
     return price(found, costs, network_of(run, network)).seconds
 
 
 def with_collectives(
-    run: Run, model: Model, costs: Costs, network: Topology
-) -> Iterable[tuple[str, float]]:
+    run: Run, model: Model, costs: Costs, network: Network
+) -> Iterable[tuple[RegionKey, Figure]]:
     """What the phases of each stage take, with what their devices exchange."""
     once = gathered(run, network) * run.layers / (run.pp * run.virtual)
     again = 1 if run.recompute == "all" else 0
     for one in model.regions:
         for phase, times in ((F, 1), (B, 1 + again)):
-            yield f"{one.code} {phase}", costs.run(model, one, phase) + times * once
+            seconds = costs.region(model, one, phase) + times * once
+            yield RegionKey(one.code, phase), Figure(seconds)
 
 
 # --- fit and score --------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from replicas import ADAMW, batches, known
 
+from piper.costs import Costs
 from piper.directives import Strategy
-from piper.ir.costs import Costs
 from piper.trainer import Trainer
 
 NAMES = ("into", "back", "gain")

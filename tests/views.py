@@ -6,8 +6,8 @@ from typing import Any
 
 from synthetic import chain, moe_chain
 
+from piper.costs import Costs
 from piper.directives import Stream
-from piper.ir.costs import Costs
 from piper.ir.model import Model
 from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.analyse.trace import MEASURED, Span, Trace

@@ -13,9 +13,9 @@ import torch
 
 from piper.capture import Captured, capture
 from piper.capture.kernels.callables import Kernels
+from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Place, Strategy
 from piper.directives.strategy import as_strategy
-from piper.ir.costs import Costs
 from piper.ir.replicas import replicas
 from piper.job import arguments, consistency
 from piper.job.assignment import Assignment, assignment
@@ -24,7 +24,7 @@ from piper.job.inspection import Inspected, is_inspecting, looks_at_roles, plans
 from piper.job.loss_reduction import refuse_no_mean
 from piper.job.shipping import Sending
 from piper.job.tracing import from_environment, recording
-from piper.job.tuning import by_code, costs_of, read_costs
+from piper.job.tuning import tuned
 from piper.names import Phase
 from piper.runtime.batch import (
     Batch,
@@ -48,7 +48,7 @@ from piper.runtime.gpu.stream_shares import compute_lane
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.hardware import chosen_device
 from piper.runtime.metrics import Metrics
-from piper.runtime.observe.measure import measure, together
+from piper.runtime.observe.measure import measure
 from piper.runtime.state import checkpoint
 from piper.runtime.state.device_state import DeviceState, assembled
 from piper.runtime.state.initial_values import initial_values
@@ -140,7 +140,7 @@ class Trainer:
         places = [d.devices for d in self.strategy if isinstance(d, Place)]
         self.feeds = replicas(places)
         self.reduction = reduction_of(reduction, loss_fn, loss_weight, self.parts * self.replicas)
-        self.costs = read_costs(costs)
+        self.costs = read_costs(costs, mode_of(compiled, graphs))
         self.known: dict[Any, Captured] = {}
         self.arguments = 0  # of the example, once it is known
         self.captured = captured  # what `capture` found before, for microbatches of this shape
@@ -208,8 +208,8 @@ class Trainer:
         program = self.program(batch)
         with compute_lane(program.plan, self.device):
             seen = measure(program, work, rounds)
-        seen.compute = by_code(seen.compute, self.assigned[self.key(batch)].codes)
-        self.costs = costs_of(together(seen))
+        key = self.key(batch)
+        self.costs = tuned(seen, self.assigned[key].codes, self.known.get(key), self.costs.mode)
         self.programs = {}
         self.program(batch)
         return self.costs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,17 @@ from typer.testing import CliRunner
 
 from piper.cli import app
 from piper.cli.simulate import settings_of
+from piper.costs import Costs
+from piper.costs.links import NETWORKS, Network
+from piper.costs.measured import Figure, RegionKey
 from piper.errors import StrategyError
-from piper.ir.costs import Costs
+from piper.names import Phase
 from piper.plan.analyse.memory import Peak
-from piper.sim.estimate import Estimate
+from piper.sim.prediction import Prediction
 from piper.sim.report import Report
-from piper.sim.topology import NETWORKS, Topology
-from piper.view.sweep import Row, ranked
+from piper.view.sweep import Row, ranked, table
 
+OTHER = RegionKey("other", Phase.FORWARD)
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
 
 
@@ -89,6 +93,7 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
         "pp=8: refused",
         "    1f1b: microbatches=4 is too few to fill 8 stages",
         "      fix: write microbatches=8 or more, or use gpipe, which takes any number",
+        "nothing was measured: regions are estimated from FLOPs and bytes",
     ]
     rows = json.loads(file.read_text())
     assert [row["settings"]["pp"] for row in rows][-1] == "8"
@@ -98,7 +103,7 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
 
 def row(name: str, seconds: float, peak: int, tokens: int = 100) -> Row:
     found = Report(seconds, (), (), {})
-    return Row({"k": name}, Estimate(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0))
+    return Row({"k": name}, Prediction(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0))
 
 
 def test_the_best_comes_first_and_what_cannot_run_last() -> None:
@@ -112,6 +117,17 @@ def test_the_best_comes_first_and_what_cannot_run_last() -> None:
 
     assert order("step") == ["twice the batch", "quick", "slow", "too large", "refused"]
     assert order("memory") == ["slow", "quick", "twice the batch", "too large", "refused"]
+
+
+def test_a_note_on_some_rows_names_them() -> None:
+    one, two, three = row("1", 1.0, 10), row("2", 2.0, 10), row("3", 3.0, 10)
+    rows = [
+        replace(one, found=replace(one.found, notes=("all", "some"))),
+        replace(two, found=replace(two.found, notes=("all",))),
+        replace(three, found=replace(three.found, notes=("all", "some"))),
+    ]
+
+    assert table(rows).splitlines()[4:] == ["all", "k=1; k=3: some"]
 
 
 def test_a_script_that_refuses_an_argument_has_its_word_in_the_row() -> None:
@@ -153,20 +169,20 @@ def test_the_files_on_the_page_are_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
     costs, network = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
 
-    assert Costs.from_json(costs).ahead
-    assert Topology.from_json(network).pairs[0, 8].bandwidth == 1e10
+    assert Costs.from_json(costs).ahead and len(Costs.from_json(costs).figures) == 2
+    assert Network.from_json(network).pairs[0, 8].bandwidth == 1e10
 
 
 def test_costs_are_measured_here_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piper.job.profiling.machine", lambda: Costs(cores=2.0))
     file = tmp_path / "costs.json"
-    file.write_text(Costs(compute={"other F": 1.0}).to_json())
+    file.write_text(Costs(figures={OTHER: Figure(1.0)}).to_json())
 
     told = call("--profile", str(file))
 
     found = Costs.from_json(file.read_text())
-    assert f"wrote {file}: {len(found.compute) - 1} passes of regions" in told
-    assert found.compute["other F"] == 1.0 and found.cores == 2.0
+    assert f"wrote {file}: {len(found.figures) - 1} passes of regions" in told
+    assert found.figures[OTHER].seconds == 1.0 and found.cores == 2.0
     assert call("--costs", str(file)).splitlines()[-4:] == told.splitlines()[-4:]
     with pytest.raises(StrategyError, match="leave out --device and --costs"):
         call("--profile", str(file), "--device", "h200")

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import piper.job.profiling as profiling
-from piper.ir.costs import Costs
+from piper.costs import Costs
+from piper.costs.measured import RegionKey
+from piper.costs.modes import Mode
 from piper.job.pricing import price
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.names import BI, BW, F, Phase
@@ -43,16 +45,27 @@ def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None
     found = profiling.profile(trainer, example, captured)
 
     codes = [region.code for region in captured.model.regions]
-    assert set(found.compute) == {f"{code} {phase}" for code in codes for phase in Phase}
-    assert all(seconds > 0 for seconds in found.compute.values())
+    assert set(found.figures) == {RegionKey(code, phase) for code in codes for phase in Phase}
+    assert all(one.seconds > 0 and one.work for one in found.figures.values())
     assert found.add > 0 and found.update > 0 and found.square > 0 and found.each > 0
     assert found.cores == 2.0
     after = trainer.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert Costs.from_json(found.to_json()) == found
     step = price(compiled, found).seconds
-    runs = sum(found.compute[f"{code} {phase}"] for code in codes for phase in (F, BI, BW))
+    runs = sum(found.figures[RegionKey(c, phase)].seconds for c in codes for phase in (F, BI, BW))
     assert 4 * runs / 2 < step < 20 * runs
+
+
+def test_costs_are_those_of_the_mode_in_which_regions_run(inspected) -> None:
+    trainer, example, captured, _ = inspected
+    found = Trainer.__new__(Trainer)
+    found.configure(
+        trainer.model, cross_entropy, trainer.strategy, compiled=True, device="cpu",
+        captured=captured,
+    )  # fmt: skip
+
+    assert found.compile(example)[1].costs.mode is Mode.COMPILED
 
 
 def test_on_a_gpu_every_instruction_is_timed_by_itself(inspected, monkeypatch) -> None:

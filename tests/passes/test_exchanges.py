@@ -15,8 +15,8 @@ from plan.expert_programs import scheduled
 from plan.numbers import expected
 from synthetic import ROW, TOKENS, MoeChain, moe_chain, moe_region
 
+from piper.costs import Costs
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, apply
-from piper.ir.costs import Costs
 from piper.ir.dag import Dag
 from piper.ir.filters import where
 from piper.ir.model import Model, Parameter, Region

@@ -61,8 +61,8 @@ def test_tuning_changes_nothing_but_the_costs() -> None:
     found = run_on(2, tune, pair().to_json())
 
     assert found[0].costs == found[1].costs, "plans must be the same everywhere"
-    assert found[0].costs.compute and found[0].costs.streams.keys() == {"ep"}
-    assert all(seconds > 0 for seconds in found[0].costs.compute.values())
+    assert found[0].costs.figures and found[0].costs.streams.keys() == {"ep"}
+    assert all(one.seconds > 0 and one.work for one in found[0].costs.figures.values())
     assert found[0].before == found[0].after, "parameters and optimizer state"
     assert found[0].losses == found[0].untuned
 

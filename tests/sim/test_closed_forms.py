@@ -8,15 +8,16 @@ import pytest
 from sim.atomic import atomic
 from synthetic import chain
 
-from piper.ir.costs import Costs
+from piper.costs import Costs
+from piper.costs.costs import Host
+from piper.costs.links import NETWORKS
 from piper.ir.model import Model
 from piper.ir.values import TensorSpec
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.pricing import Prices, price
 from piper.plan.analyse.memory import ACTIVATIONS, peak
-from piper.sim.clock import Host, Simulated, simulate
+from piper.sim.clock import Simulated, simulate
 from piper.sim.report import report
-from piper.sim.topology import NETWORKS
 from piper.strategies import BUILDERS
 from piper.view.overlap import overlapped
 

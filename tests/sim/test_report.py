@@ -8,20 +8,20 @@ from functools import cache
 import pytest
 from synthetic import chain, moe_chain
 
-from piper.ir.costs import Costs
+from piper.costs import Costs
+from piper.costs.links import Link, Network
 from piper.ir.model import Model
 from piper.job.compiler import Compiled, compile_strategy
-from piper.job.pricing import estimate, price
+from piper.job.pricing import predict, price
 from piper.names import BI, BW, B, F
 from piper.plan.instructions import Instruction, Plan, Recv, Reduce, Run, Send, Update
 from piper.sim.clock import Simulated, simulate
 from piper.sim.report import HOST, Report, report
-from piper.sim.topology import Link, Topology
 from piper.strategies import BUILDERS
 
 GPU = Costs(ahead=True, link=500.0, latency=0.05, add=0.001, update=0.002, square=0.001)
 CPU = replace(GPU, ahead=False, post=0.01, each=0.002, cores=3.0, wire=0.0005)
-SLOW = Topology(2, Link(500.0, 0.02), Link(100.0, 0.1), uplink=Link(120.0))
+SLOW = Network(2, Link(500.0, 0.02), Link(100.0, 0.1), uplink=Link(120.0))
 STAGES = {"interleaved-1f1b": 2, "zbv": 2, "dualpipev": 2}
 STRATEGIES = [
     ("gpipe", {}), ("1f1b", {"dp": 2}), ("interleaved-1f1b", {"dp": 2, "zero": 1}),
@@ -91,7 +91,7 @@ def test_a_host_that_runs_ahead_is_never_what_is_waited_for(
     assert HOST not in {what for _, _, what in found.bounds}
 
 
-def step(plans: list[list[Instruction]], prices: dict[str, float], network: Topology) -> Report:
+def step(plans: list[list[Instruction]], prices: dict[str, float], network: Network) -> Report:
     """`prices`: seconds of a region, or of updates."""
 
     def cost(one: Instruction) -> float:
@@ -116,7 +116,7 @@ def test_what_is_waited_for_by_hand() -> None:
         [Recv("m", "v", size, 0, "pp"), run("b"), run("c", 0)],
     ]
 
-    found = step(plans, {"a": 3.0, "b": 1.0, "c": 2.0}, Topology(2, Link(10.0)))
+    found = step(plans, {"a": 3.0, "b": 1.0, "c": 2.0}, Network(2, Link(10.0)))
 
     assert found.seconds == 9.0
     first, second = found.devices
@@ -135,7 +135,7 @@ def test_what_hides_behind_compute_is_not_waited_for() -> None:
         [Recv("m", "v", size, 0, "pp"), run("b"), run("c", 0)],
     ]
 
-    found = step(plans, {"a": 1.0, "b": 4.0, "c": 2.0}, Topology(2, Link(10.0)))
+    found = step(plans, {"a": 1.0, "b": 4.0, "c": 2.0}, Network(2, Link(10.0)))
 
     assert found.seconds == 7.0
     assert dict(found.devices[1].exposed) == {"pp": 1.0}  # the last of its four seconds
@@ -151,7 +151,7 @@ def test_reductions_one_after_the_other_are_all_waited_for() -> None:
         Update("u", "b", "G1", waits=(2,)),
     ]
 
-    found = step([ones, ones], {"a": 1.0, "update": 0.5}, Topology(2, Link(10.0)))
+    found = step([ones, ones], {"a": 1.0, "update": 0.5}, Network(2, Link(10.0)))
 
     assert found.seconds == 5.5
     assert [dict(one.exposed) for one in found.devices] == [{"dp": 4.0}] * 2
@@ -163,12 +163,12 @@ def test_an_estimate_knows_tokens_and_what_fits() -> None:
     one = compiled("1f1b", (("dp", 2),))
     found = price(one, GPU, SLOW)
 
-    small = estimate(one, found, memory=10.0)
-    large = estimate(one, found, memory=1e12)
+    small = predict(one, found, memory=10.0)
+    large = predict(one, found, memory=1e12)
 
     assert small.tokens == 2 * 6 * 2  # rows: replicas, microbatches, rows of each
     assert small.rate == pytest.approx(24 / found.seconds)
     assert not small.fits
     assert large.fits
     assert small.peak == max(peak.total for peak in small.peaks.values())
-    assert estimate(one, found, optimizer=0.0).peak < small.peak
+    assert predict(one, found, optimizer=0.0).peak < small.peak

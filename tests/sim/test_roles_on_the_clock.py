@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from synthetic import chain, moe_chain
 
-from piper.ir.costs import Costs
+from piper.costs import Costs
+from piper.costs.links import Link, Network
 from piper.ir.model import Model
 from piper.job.compiler import compile_strategy
 from piper.job.pricing import price
-from piper.sim.topology import Link, Topology
 from piper.strategies import BUILDERS
 
-PORTS = Topology(4, Link(200.0, 0.01), Link(100.0, 0.02))
+PORTS = Network(4, Link(200.0, 0.01), Link(100.0, 0.02))
 SHARED = replace(PORTS, uplink=Link(300.0), spine=Link(900.0))
 
 
@@ -31,7 +31,7 @@ SHARED = replace(PORTS, uplink=Link(300.0), spine=Link(900.0))
     ],
 )
 def test_one_of_each_role_is_enough(
-    name: str, model: Model, options: dict[str, Any], network: Topology, ahead: bool
+    name: str, model: Model, options: dict[str, Any], network: Network, ahead: bool
 ) -> None:
     """Exactly, but where different kinds of messages share the way out of a node."""
     strategy = BUILDERS[name](pp=2, microbatches=4, **options).directives

@@ -14,8 +14,9 @@ from piper.directives import Order, apply
 from piper.errors import StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
+from piper.job.pricing import cost_notes
 from piper.strategies import draw, to_table
-from piper.view.costs import costs
+from piper.view.footprint import footprint
 from piper.view.grid import grid, summary
 from piper.view.overlap import overlap
 from piper.view.svg import svg as picture
@@ -57,11 +58,11 @@ def show(
         print(text(found.compiled.dag))
     else:
         show_schedule(found)
-        print(costs(found.compiled.dag, found.compiled.plans))
+        print(footprint(found.compiled.dag, found.compiled.plans))
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):
-            print(hidden)
+            print("\n".join([hidden, *cost_notes(found.compiled)]))
 
 
 def show_schedule(found: Inspected) -> None:

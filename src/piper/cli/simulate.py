@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.progress import track
 
 from piper.cli.target import inspect
+from piper.costs import Costs
+from piper.costs.devices import costs_of_device, device_kind
+from piper.costs.links import NETWORKS, Network
 from piper.errors import PiperError, Problem, StrategyError
-from piper.ir.costs import Costs
 from piper.ir.model import Model
-from piper.job.pricing import costs_of_device, estimate, price
+from piper.job.pricing import costs_for, predict, price
 from piper.sim.clock import Simulated
-from piper.sim.devices import device_kind
-from piper.sim.estimate import Estimate
-from piper.sim.topology import NETWORKS, Topology
+from piper.sim.prediction import Prediction
 from piper.view.simulated import text
 from piper.view.sweep import Row, plot, ranked
 from piper.view.sweep import table as sweep_table
@@ -48,7 +48,7 @@ class Machine:
 
     device: str | None = None
     costs: Costs | None = None
-    network: Topology | None = None
+    network: Network | None = None
     optimizer: float = 2.0
 
     @property
@@ -63,11 +63,11 @@ class Machine:
         assert self.network is not None
         return costs_of_device(device_kind(self.device), model, self.network)
 
-    def price(self, compiled: Compiled) -> tuple[Simulated, Estimate]:
-        costs = self.costs_for(compiled.dag.model)
+    def price(self, compiled: Compiled) -> tuple[Simulated, Prediction]:
+        costs = costs_for(compiled, self.costs_for(compiled.dag.model))
         found = price(compiled, costs, self.network)
-        staging = 0 if (costs or compiled.dag.costs).ahead else 1  # only gloo copies gradients
-        return found, estimate(compiled, found, self.memory, self.optimizer, staging)
+        staging = 0 if costs.ahead else 1  # only gloo copies gradients
+        return found, predict(compiled, found, costs, self.memory, self.optimizer, staging)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -124,9 +124,9 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then what lies between processes ...", flush=True)
     new = profile(found.trainer, found.example, found.captured)
-    known = Costs.from_json(into.read_text()).compute if into.exists() else {}
-    into.write_text(replace(new, compute={**known, **new.compute}).to_json())
-    print(f"wrote {into}: {len(new.compute)} passes of regions", flush=True)
+    known = Costs.from_json(into.read_text()).figures if into.exists() else {}
+    into.write_text(replace(new, figures={**known, **new.figures}).to_json())
+    print(f"wrote {into}: {len(new.figures)} passes of regions", flush=True)
     return network or kind_of(found.trainer.device)
 
 
@@ -148,19 +148,19 @@ def machine_of(
     if device not in (None, CPU):
         device_kind(device)
     name = network or (device if device in NETWORKS else None)
-    between = topology_of(name) if name else None
+    between = network_of(name) if name else None
     if per_node is not None:
-        between = replace(between or Topology(), per_node=per_node)
+        between = replace(between or Network(), per_node=per_node)
     return Machine(device, measured, between, optimizer)
 
 
-def topology_of(name: str) -> Topology:
+def network_of(name: str) -> Network:
     if name in NETWORKS:
         return NETWORKS[name]
     if not Path(name).is_file():
         fix = f"choose one of {', '.join(NETWORKS)}, or give a file (see docs/simulate.md)"
         raise StrategyError("network", Problem(f"there is no network {name!r}", fix))
-    return Topology.from_json(Path(name).read_text())
+    return Network.from_json(Path(name).read_text())
 
 
 def show_step(
@@ -225,7 +225,7 @@ def sweep(
     return [one(chosen) for chosen in rows]
 
 
-def attempt(chosen: dict[str, str], made: Callable[[], Estimate]) -> Row:
+def attempt(chosen: dict[str, str], made: Callable[[], Prediction]) -> Row:
     """A script may refuse in any way: that is a row of the table, not the end of it."""
     said = io.StringIO()
     try:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
-from piper.ir.costs import Costs
 from piper.ir.filters import ANY, Filter, accepts
 from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
@@ -40,9 +39,10 @@ class Dag:
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
     streams: tuple[Share, ...] = ()  # what they get of a GPU, by `Stream`; others get what is left
-    costs: Costs = field(default_factory=Costs)
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected
+    # of messages: their expected latency, and seconds of all their bytes; empty until `gathers`
+    transits: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
     def producers(self) -> dict[ValueId, NodeId]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from piper.costs import Costs
 from piper.directives import Directive, apply
-from piper.ir.costs import Costs
 from piper.ir.dag import Dag
 from piper.ir.model import Model
 from piper.ir.roles import Roles, roles, same_replica
@@ -28,6 +28,7 @@ class Compiled:
     dag: Dag
     plans: tuple[Plan, ...]
     roles: Roles
+    costs: Costs  # by which overlapping work was ordered
 
     def plan(self, device: Device) -> Plan:
         known = [plan for plan in self.plans if plan.device == device]
@@ -49,12 +50,12 @@ def compile_strategy(
     of very many devices needs before it runs.
     """
     with collector_off():
-        dag = apply(tuple(strategy), training_dag(model, clip))
-        dag = run_passes(dag if costs is None else replace(dag, costs=costs))
+        known = Costs() if costs is None else costs
+        dag = run_passes(apply(tuple(strategy), training_dag(model, clip)), known)
         found = roles(dag) if by_role else Roles({device: device for device in dag.devices})
         plans = lowered(dag, found)
         check(dag, plans, found.first)
-    return Compiled(dag, plans, found)
+    return Compiled(dag, plans, found, known)
 
 
 def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:

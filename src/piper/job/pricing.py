@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from piper.ir.costs import Costs
+from piper.costs import Costs
+from piper.costs.links import Network
+from piper.costs.notes import notes
 from piper.ir.dag import Dag
-from piper.ir.model import Model
 from piper.ir.replicas import replicas
 from piper.ir.roles import Roles
 from piper.ir.values import Role
@@ -16,20 +17,16 @@ from piper.job.compiler import Compiled
 from piper.names import Device, Phase, RegionId, ValueId
 from piper.plan.analyse.memory import peak
 from piper.plan.instructions import Add, Instruction, Run, Total, Update
-from piper.sim.clock import Host, Simulated, simulate
-from piper.sim.devices import DeviceKind
-from piper.sim.estimate import Estimate
+from piper.sim.clock import Simulated, simulate
+from piper.sim.prediction import Prediction
 from piper.sim.report import report
-from piper.sim.topology import Link, Topology
 from piper.sim.wiring import Alike
-
-ADAM = 7  # times that an optimizer's step goes over a parameter: reads 4 tensors, writes 3
 
 
 def price(
     compiled: Compiled,
     costs: Costs | None = None,
-    topology: Topology | None = None,
+    network: Network | None = None,
     name: str = "simulated",
 ) -> Simulated:
     """A step of a compiled strategy on the clock.
@@ -37,13 +34,18 @@ def price(
     Costs are those it was compiled with, unless others are given; so is the network, where all
     devices are then in one node with equal links.
     """
-    found = costs or compiled.dag.costs
-    between = topology or network_of(found, len(compiled.roles.of))
-    prices, host = Prices(compiled.dag, found), host_of(found)
-    return simulate(compiled.plans, prices, between, host, name, alike(compiled.roles, between))
+    found = costs_for(compiled, costs)
+    between = network or found.network(len(compiled.roles.of))
+    prices, same = Prices(compiled.dag, found), alike(compiled.roles, between)
+    return simulate(compiled.plans, prices, between, found.host, name, same)
 
 
-def alike(roles: Roles, between: Topology) -> Alike:
+def costs_for(compiled: Compiled, costs: Costs | None) -> Costs:
+    """Of regions that are run in the mode which the strategy was compiled for."""
+    return (costs or compiled.costs).in_mode(compiled.costs.mode)
+
+
+def alike(roles: Roles, between: Network) -> Alike:
     """How many devices of its node, and of all, do the same as one of each role."""
     near = Counter((first, between.node(device)) for device, first in roles.of.items())
     everywhere = Counter(roles.of.values())
@@ -55,20 +57,29 @@ def alike(roles: Roles, between: Topology) -> Alike:
     return same
 
 
-def estimate(
+def predict(
     compiled: Compiled,
     found: Simulated,
+    costs: Costs | None = None,
     memory: float | None = None,
     optimizer: float = 2.0,
     staging: int = 1,
-) -> Estimate:
+) -> Prediction:
     """What a step on the clock tells, and what every device holds; `memory` is what one has."""
     peaks = {plan.device: peak(compiled.dag, plan, optimizer, staging) for plan in compiled.plans}
     alike: dict[Device, list[Device]] = {}
     for device, first in compiled.roles.of.items():
         alike.setdefault(first, []).append(device)
     groups = {first: tuple(devices) for first, devices in alike.items()}
-    return Estimate(report(found), peaks, groups, tokens_of(compiled.dag), memory)
+    said = cost_notes(compiled, costs)
+    return Prediction(report(found), peaks, groups, tokens_of(compiled.dag), memory, said)
+
+
+def cost_notes(compiled: Compiled, costs: Costs | None = None) -> tuple[str, ...]:
+    """Which times of what the plans run were not measured."""
+    model = compiled.dag.model
+    runs = ((model.by_id[node.region].code, node.phase) for node in compiled.dag.computes)
+    return notes(costs_for(compiled, costs), model, runs)
 
 
 def tokens_of(dag: Dag) -> int:
@@ -84,41 +95,6 @@ def tokens_of(dag: Dag) -> int:
         if "int" in spec.dtype:
             return copies * parts * spec.numel
     return copies * batch[0][1] * (batch[0][2].shape[0] or 0) if batch else 0
-
-
-def costs_of_device(device: DeviceKind, model: Model, network: Topology) -> Costs:
-    """What an accelerator takes for a model, from its data sheet."""
-    return Costs(
-        flops=device.rate(dtype_of(model)),
-        memory=device.moved,
-        link=network.inside.bandwidth,
-        latency=network.inside.latency,
-        add=3 / device.moved,
-        square=1 / device.moved,
-        update=ADAM / device.moved,
-        start=device.start,
-        launch=device.launch,
-        ahead=True,
-    )
-
-
-def dtype_of(model: Model) -> str:
-    """The type that most parameters have: that of most arithmetic."""
-    found: Counter[str] = Counter()
-    for bucket in model.buckets.values():
-        for spec in bucket.specs:
-            found[spec.dtype] += spec.numel
-    return found.most_common(1)[0][0] if found else "float32"
-
-
-def host_of(costs: Costs) -> Host:
-    return Host(not costs.ahead, costs.each, costs.post, costs.cores or None, costs.wire)
-
-
-def network_of(costs: Costs, devices: int) -> Topology:
-    """Everything in one node; exchanges were measured apart, stream by stream."""
-    link = Link(costs.link, costs.latency)
-    return Topology(max(1, devices), link, link, streams=costs.streams)
 
 
 @dataclass
@@ -138,17 +114,17 @@ class Prices:
                     self.runs[key] = self.run(*key)
                 return self.runs[key]
             case Add():
-                return self.costs.add and self.costs.add * self.size(one.value)
+                return self.costs.addition(self.size(one.value))
             case Update():
-                return self.costs.update and self.costs.update * self.size(f"w:{one.bucket}")
+                return self.costs.optimizer(self.size(f"w:{one.bucket}"))
             case Total():
-                return self.costs.square and self.costs.square * self.sum(one.grads)
+                return self.costs.norm(self.sum(one.grads))
             case _:
                 return 0.0
 
     def run(self, region: str, phase: str) -> float:
         found = self.dag.model.by_id[RegionId(region)]
-        return self.costs.run(self.dag.model, found, Phase(phase))
+        return self.costs.region(self.dag.model, found, Phase(phase))
 
     def sum(self, values: Sequence[str]) -> float:
         return sum(map(self.size, values))

@@ -7,7 +7,7 @@ import logging
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,25 @@ from typing import Any
 import torch
 
 from piper.capture import Captured
+from piper.costs import Costs
+from piper.costs.devices import DEVICES, costs_of_device
+from piper.costs.links import NETWORKS
+from piper.costs.measured import CodePhase, figures_of, medians, works_of
+from piper.costs.modes import mode_of
 from piper.directives import Order, Place, Split
 from piper.errors import InputError, Problem
-from piper.ir.costs import Costs
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.job.assignment import assignment
-from piper.job.pricing import Prices, costs_of_device
+from piper.job.pricing import Prices
 from piper.launch.local import run_local
-from piper.names import BI, BW, F
+from piper.names import BI, BW, F, Phase, RegionId
 from piper.plan.instructions import Add, Free, Instruction, Load, Run, Total, Update
 from piper.runtime.batch import microbatch
 from piper.runtime.comm.threads import Hub, ThreadComm
 from piper.runtime.observe import probe
 from piper.runtime.observe.step_timing import stepwatch
 from piper.runtime.state.device_state import DeviceState
-from piper.sim.devices import DEVICES
-from piper.sim.topology import NETWORKS
 from piper.trainer import Trainer
 
 LOG = logging.getLogger("piper")
@@ -48,12 +50,16 @@ def profile(trainer: Trainer, example: tuple[Any, ...], captured: Captured) -> C
     those of GPUs are as on their data sheet.
     """
     seen = [row for halves in (False, True) for row in measured(trainer, example, captured, halves)]
-    codes = {str(region.id): region.code for region in captured.model.regions}
+    model, mode = captured.model, mode_of(trainer.compiled)
+    figures = figures_of(works_of(model), medians(runs(seen, model)), mode)
+    kinds = {"add": Add, "square": Total, "update": Update}
+    rest: dict[str, Any] = {name: per_byte(seen, kind) for name, kind in kinds.items()}
     if trainer.device.type == "cuda":
-        found = {name: figure for name, figure in figures(seen, codes).items() if figure}
-        return replace(gpu_costs(kind_of(trainer.device), captured.model), **found)
+        found = {name: seconds for name, seconds in rest.items() if seconds}
+        known = gpu_costs(kind_of(trainer.device), model)
+        return replace(known, figures=figures, mode=mode, **found)
     idle = [seconds for one, seconds, _ in seen if isinstance(one, Load | Free)]
-    return replace(machine(), **figures(seen, codes), each=statistics.median(idle))
+    return replace(machine(), figures=figures, mode=mode, **rest, each=statistics.median(idle))
 
 
 def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, halves: bool) -> Timed:
@@ -99,18 +105,11 @@ def one_device(trainer: Trainer, captured: Captured, parts: int, halves: bool) -
     return alone
 
 
-def figures(seen: Timed, codes: Mapping[str, str]) -> dict[str, Any]:
-    """Medians of passes; of the rest, seconds for each byte."""
-    runs: dict[str, list[float]] = {}
+def runs(seen: Timed, model: Model) -> Iterator[tuple[CodePhase, float]]:
+    """Seconds of each run of a region. Equal regions share their figures."""
     for one, seconds, _ in seen:
         if isinstance(one, Run):
-            runs.setdefault(f"{codes[one.region]} {one.phase}", []).append(seconds)
-    return {
-        "compute": {name: statistics.median(times) for name, times in sorted(runs.items())},
-        "add": per_byte(seen, Add),
-        "square": per_byte(seen, Total),
-        "update": per_byte(seen, Update),
-    }
+            yield (model.by_id[RegionId(one.region)].code, Phase(one.phase)), seconds
 
 
 def per_byte(seen: Timed, kind: type[Instruction]) -> float:

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
-from piper.ir.costs import Costs
-from piper.runtime.observe.measure import Measured, Timings, medians
-
-
-def read_costs(costs: Costs | str | Path | None) -> Costs | None:
-    """Costs, or a file of them."""
-    return Costs.from_json(Path(costs).read_text()) if isinstance(costs, str | Path) else costs
+from piper.capture import Captured
+from piper.costs import Costs
+from piper.costs.measured import Works, figures_of, medians, works_of
+from piper.costs.modes import Mode
+from piper.names import Phase
+from piper.runtime.observe.measure import Measured, together
 
 
-def costs_of(seen: Sequence[Measured]) -> Costs:
-    """What all devices saw, each by code."""
-    latency = [seconds for one in seen for seconds in one.latency]
+def tuned(seen: Measured, codes: Mapping[str, str], captured: Captured | None, mode: Mode) -> Costs:
+    """What all devices saw; one of them at least has the captured model, which says of what work.
+
+    Equal regions take equally long. Regions are measured without CUDA graphs.
+    """
+    mine: Works = works_of(captured.model) if captured else {}
+    everyone = together((seen, codes, mine))
+    works = {key: work for _, _, found in everyone for key, work in found.items()}
+    seconds = medians(
+        ((code[region], Phase(phase)), taken)
+        for one, code, _ in everyone
+        for (region, phase), times in one.compute.items()
+        for taken in times
+    )
+    speeds = ((s, speed) for one, _, _ in everyone for s in one.streams for speed in one.streams[s])
+    latency = [taken for one, _, _ in everyone for taken in one.latency]
     return Costs(
-        compute=medians([one.compute for one in seen]),
-        streams=medians([one.streams for one in seen]),
+        figures=figures_of(works, seconds, mode.without_graphs),
+        mode=mode,
+        streams=medians(speeds),
         latency=statistics.median(latency) if latency else Costs().latency,
     )
-
-
-def by_code(compute: Timings, codes: Mapping[str, str]) -> Timings:
-    """Equal regions take equally long."""
-    found: Timings = {}
-    for name, times in compute.items():
-        region, phase = name.rsplit(" ", 1)
-        found.setdefault(f"{codes[region]} {phase}", []).extend(times)
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from piper.costs import Costs
 from piper.errors import PassError, Refused
 from piper.ir.dag import Dag
 from piper.ir.rules import CAPTURED, FINAL, LOWERABLE, PLACED, Rule, require
@@ -12,13 +13,13 @@ from piper.passes.gathers import place_gathers
 from piper.passes.halves import cut_backwards
 from piper.passes.homes import with_homes
 from piper.passes.reductions import place_reductions
-from piper.passes.schedule import schedule
+from piper.passes.schedule import expect_messages, schedule
 from piper.passes.transfers import insert_transfers
 
 Pass = Callable[[Dag], Dag]
 
 
-def run_passes(dag: Dag) -> Dag:
+def run_passes(dag: Dag, costs: Costs) -> Dag:
     """From what the user asked for to one order in time of everything that must be done."""
     steps: tuple[tuple[str, Pass, tuple[Rule, ...]], ...] = (
         ("strategy", lambda dag: dag, PLACED),
@@ -27,8 +28,8 @@ def run_passes(dag: Dag) -> Dag:
         ("exchanges", insert_exchanges, CAPTURED),
         ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),
-        ("schedule", schedule, ()),
-        ("gathers", place_gathers, LOWERABLE),
+        ("schedule", lambda dag: schedule(dag, costs), ()),
+        ("gathers", lambda dag: expect_messages(place_gathers(dag), costs), LOWERABLE),
         ("streams", lambda dag: dag, FINAL),
     )
     for name, step, rules in steps:

@@ -15,10 +15,12 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import assert_never
 
+from piper.costs import Costs
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.graph import Topology
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+from piper.ir.sizes import node_bytes
 from piper.names import BI, BW, B, F, NodeId, Phase, RegionId
 from piper.passes.ranks import ranks
 
@@ -27,9 +29,9 @@ BESIDE = -1  # the lane of what runs beside compute: transfers, collectives, tot
 Priority = tuple[float, float, int]
 
 
-def schedule(dag: Dag) -> Dag:
+def schedule(dag: Dag, costs: Costs) -> Dag:
     """The DAG with its `sequence`: all nodes, by the time they start; and these times."""
-    clock = Clock(dag)
+    clock = Clock(dag, costs)
     sequence = tuple(clock.run())
     return dag.known_to(replace(dag, sequence=sequence, times=clock.times))
 
@@ -39,6 +41,7 @@ class Clock:
     """The state of one run: what is ready, which lanes are free, what ends when."""
 
     dag: Dag
+    costs: Costs
     graph: Topology = field(init=False)
     ready: dict[int, list[tuple[Priority, int]]] = field(default_factory=dict)  # heaps, by lane
     endings: list[tuple[float, int]] = field(default_factory=list)  # heap of (time, vertex)
@@ -56,7 +59,7 @@ class Clock:
         self.nodes = list(self.dag.nodes.values())
         table = lanes(self.dag)
         self.lane = [lane_of(node, table) for node in self.nodes]
-        self.cost = durations(self.dag)
+        self.cost = durations(self.dag, self.costs)
         self.rank = ranks(self.dag, self.cost)
         self.table = table
         self.limit = flight_limits(self.dag, table)
@@ -165,7 +168,7 @@ def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
             assert_never(node)
 
 
-def durations(dag: Dag) -> list[float]:
+def durations(dag: Dag, costs: Costs) -> list[float]:
     """What each node takes. Only exchanges are waited for on the way through a slot; how long
     transfers take does not change what to do next, unless slots overlap."""
     known: dict[tuple[RegionId, Phase], float] = {}
@@ -175,15 +178,15 @@ def durations(dag: Dag) -> list[float]:
             case Compute():
                 key = node.region, node.phase
                 if key not in known:
-                    known[key] = dag.costs.run(dag.model, dag.model.by_id[node.region], node.phase)
+                    known[key] = costs.region(dag.model, dag.model.by_id[node.region], node.phase)
                 return known[key]
             case Exchange():
                 size = sum(dag.values[value].nbytes for value in node.rows)
                 ways = len(node.groups[0])
-                return dag.costs.moved(size * (ways - 1) / ways, node.stream)
+                return costs.message(size * (ways - 1) / ways, node.stream)
             case Transfer():
                 size = sum(dag.values[value].nbytes for value in node.writes)
-                return dag.costs.moved(size, node.stream) if loose else 0.0
+                return costs.message(size, node.stream) if loose else 0.0
             case Update():
                 return update
             case Collective() | Totals():
@@ -192,8 +195,18 @@ def durations(dag: Dag) -> list[float]:
                 assert_never(node)
 
     loose = bool(dag.shardings) and any(order.loose for order in dag.precedences)
-    update = min((dag.costs.run(dag.model, r, F) for r in dag.model.regions), default=1.0)
+    update = min((costs.region(dag.model, r, F) for r in dag.model.regions), default=1.0)
     return [seconds(node) for node in dag.nodes.values()]
+
+
+def expect_messages(dag: Dag, costs: Costs) -> Dag:
+    """The DAG with what its messages are expected to take."""
+    messages = (node for node in dag.nodes.values() if isinstance(node, Transfer | Collective))
+    found = {
+        node.id: (costs.latency, costs.transit(node_bytes(dag, node), node.stream))
+        for node in messages
+    }
+    return dag.known_to(replace(dag, transits=found))
 
 
 def priority(node: Node, k: int, arrival: int) -> Priority:

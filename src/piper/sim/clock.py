@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
+from piper.costs.costs import Host
+from piper.costs.links import Network
 from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.plan.instructions import (
@@ -25,22 +27,10 @@ from piper.plan.meeting import Meeting
 from piper.plan.rendezvous import Rendezvous
 from piper.sim.events import START, Event, Line
 from piper.sim.sharing import Demand, Sharing
-from piper.sim.topology import Topology
 from piper.sim.wiring import FAST, Alike, Wiring, alone
 
 Price = Callable[[Instruction], float]  # seconds that an instruction takes on its device
 Act = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """How devices issue instructions, and what that costs."""
-
-    blocks: bool = False  # waits where an instruction says so, and computes itself
-    each: float = 0.0  # seconds of an instruction that has no price of its own
-    post: float = 0.0  # seconds to start a message
-    cores: float | None = None  # that the devices of a node share; None: each has its own
-    wire: float = 0.0  # seconds of a core for each byte, at both ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +46,7 @@ class Simulated:
 def simulate(
     plans: Sequence[Plan],
     price: Price,
-    topology: Topology | None = None,
+    network: Network | None = None,
     host: Host | None = None,
     name: str = "simulated",
     alike: Alike = alone,
@@ -66,7 +56,7 @@ def simulate(
     Members of a group that have no plan here come when the others do; `alike` says how many devices
     do the same as one that is here.
     """
-    clock = Clock(tuple(plans), price, topology or Topology(), host or Host(), alike)
+    clock = Clock(tuple(plans), price, network or Network(), host or Host(), alike)
     clock.run()
     spans = {
         plan.device: tuple(map(Span, range(len(plan.instructions)), issued, start, end))
@@ -95,7 +85,7 @@ class Clock:
 
     plans: tuple[Plan, ...]
     price: Price
-    topology: Topology
+    network: Network
     host: Host
     alike: Alike
     now: float = 0.0
@@ -116,13 +106,13 @@ class Clock:
         self.rows = {plan.device: k for k, plan in enumerate(self.plans)}
         self.rendezvous = Rendezvous(lambda group: tuple(d for d in group if d in self.rows))
         self.lines: dict[Meeting, Line] = {}
-        self.wiring = Wiring(self.topology, self.sharing, self.alike, self.host.wire, self.core_of)
+        self.wiring = Wiring(self.network, self.sharing, self.alike, self.host.wire, self.core_of)
         self.cores = [self.core_of(plan.device) for plan in self.plans]
 
     def core_of(self, device: Device) -> int | None:
         if self.host.cores is None:
             return None
-        return self.wiring.resource("cores", self.topology.node(device), self.host.cores)
+        return self.wiring.resource("cores", self.network.node(device), self.host.cores)
 
     def run(self) -> None:
         self.woken.extend(self.lanes())

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, log2
 
+from piper.costs.links import Network
 from piper.names import Device
 from piper.plan.instructions import Exchange, Gather, Instruction, Reduce, Send, Total
 from piper.plan.instructions.sizes import message_bytes, shape_bytes
 from piper.sim.sharing import Demand, Sharing, total
-from piper.sim.topology import Topology
 
 FAST = 1e15  # what needs nothing ends at once
 
@@ -24,13 +24,13 @@ def alone(device: Device) -> tuple[int, int]:
 
 @dataclass
 class Wiring:
-    """The topology as resources that things share; made when they are first used.
+    """The network as resources that things share; made when they are first used.
 
     `alike` says how many devices do the same as this one at the same time, when only one
     of them is on the clock. `wire` is the time of a core that a byte costs at each of its ends.
     """
 
-    topology: Topology
+    network: Network
     sharing: Sharing
     alike: Alike = alone
     wire: float = 0.0
@@ -48,7 +48,7 @@ class Wiring:
         size = float(sum(map(shape_bytes, send.shapes)))
         demands = [*self.path(source, send.peer, size, send.stream)]
         demands += self.work((source, send.peer), size)
-        return self.topology.latency(source, send.peer), self.finite(demands)
+        return self.network.latency(source, send.peer), self.finite(demands)
 
     def finite(self, demands: Iterable[Demand]) -> tuple[Demand, ...]:
         """One demand for each resource that has an end."""
@@ -56,7 +56,7 @@ class Wiring:
         return total(limited)
 
     def path(self, source: Device, target: Device, size: float, stream: str) -> Iterator[Demand]:
-        there = self.topology
+        there = self.network
         if stream in there.streams:
             limit = there.streams[stream]
             yield self.resource(f"{stream} out", source, limit), size
@@ -80,7 +80,7 @@ class Wiring:
 
     def shared(self, source: Device, target: Device, size: float) -> Iterator[Demand]:
         """What leaves a node, and what crosses the switch of all of them."""
-        there = self.topology
+        there = self.network
         if there.uplink:
             rate = there.uplink.bandwidth
             out, into = self.alike(source)[0], self.alike(target)[0]
@@ -106,7 +106,7 @@ class Wiring:
         """
         assert isinstance(one, Reduce | Gather | Exchange | Total)
         times, size = volume(one)
-        count, nodes = len(one.group), len({self.topology.node(d) for d in one.group})
+        count, nodes = len(one.group), len({self.network.node(d) for d in one.group})
         local = count / nodes
         if isinstance(one, Exchange):
             inside, outside = size * (local - 1) / count, size * (count - local) / count
@@ -122,7 +122,7 @@ class Wiring:
     def meeting(
         self, device: Device, stream: str, inside: float, outside: float
     ) -> Iterator[Demand]:
-        there = self.topology
+        there = self.network
         if stream in there.streams:
             yield self.resource(f"{stream} out", device, there.streams[stream]), inside + outside
         if inside:
@@ -135,7 +135,7 @@ class Wiring:
         """How often a meeting waits for a latency: trees for sums, one way for rows and counts."""
         if count == 1:
             return 0.0
-        once = (self.topology.between if nodes > 1 else self.topology.inside).latency
+        once = (self.network.between if nodes > 1 else self.network.inside).latency
         if isinstance(one, Exchange):
             return once * (2 if one.way == "counted" else 1)
         messages = 1 if isinstance(one, Total) else len(one.messages)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Totals, Transfer, Update
+from piper.ir.nodes import Collective, Kind, Node, Transfer
 from piper.names import NodeId
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.plan.instructions import Plan
@@ -39,23 +38,8 @@ def when(dag: Dag, node: Node) -> tuple[float, float]:
 
 
 def duration(dag: Dag, node: Node) -> float:
-    """Messages take no time in the compiler's order; here they take what costs say."""
+    """Messages take no time in the compiler's order; here they take what was expected."""
     start, end = dag.times.get(node.id, (0.0, 0.0))
     if isinstance(node, Transfer | Collective) and end == start:
-        return dag.costs.moved(size(dag, node), node.stream)
+        return sum(dag.transits.get(node.id, ()))
     return end - start
-
-
-def size(dag: Dag, node: Node) -> int:
-    """The bytes that a node moves, or that a computation writes."""
-    written = sum(dag.values[value].nbytes for value in node.writes if value in dag.values)
-    match node:
-        case Compute() | Update():
-            return written
-        case Exchange():
-            return sum(dag.values[value].nbytes for value in node.rows)
-        case Transfer() | Collective() | Totals():
-            read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)
-            return max(read, written)
-        case _:
-            assert_never(node)

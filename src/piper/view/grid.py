@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute
 from piper.names import BI, BW, B, Device, F, NodeId
-from piper.view.costs import devices_text
+from piper.view.footprint import devices_text
 
 UNITS = {F: 1, B: 2, BI: 1, BW: 1}
 COLOURS = {F: "cyan", B: "green", BI: "magenta", BW: "yellow"}

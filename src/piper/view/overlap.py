@@ -10,7 +10,7 @@ from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Exchange
 from piper.names import F, NodeId, Phase, RegionId
-from piper.view.costs import devices_text
+from piper.view.footprint import devices_text
 
 Span = tuple[float, float]
 Pattern = tuple[tuple[RegionId, Phase], ...]

@@ -7,21 +7,22 @@ from collections.abc import Iterator, Sequence
 from piper.names import Device
 from piper.plan.instructions import Instruction, Run, Update
 from piper.sim.clock import Simulated
-from piper.sim.estimate import Estimate
+from piper.sim.prediction import Prediction
 from piper.sim.report import HOST, Report
-from piper.view.costs import devices_text, size_text
+from piper.view.footprint import devices_text, size_text
 
 SHOWN = 4  # parts of the critical path, and longest pieces of work
 ROWS = 16  # devices in the table
 
 
-def text(found: Estimate, step: Simulated) -> str:
+def text(found: Prediction, step: Simulated) -> str:
     """Everything, on one screen."""
-    parts = [headline(found), *streams(found.report), memory(found), bound(found.report)]
+    parts = [headline(found), *streams(found.report), memory(found), *found.notes]
+    parts.append(bound(found.report))
     return "\n".join([*parts, *longest(step), "", *table(found)])
 
 
-def headline(found: Estimate) -> str:
+def headline(found: Prediction) -> str:
     tokens = f", {found.rate:,.0f} tokens/s" if found.tokens else ""
     count = sum(map(len, found.alike.values()))
     where = f"{count} devices" if count > 1 else "1 device"
@@ -40,7 +41,7 @@ def streams(found: Report) -> Iterator[str]:
         )
 
 
-def memory(found: Estimate) -> str:
+def memory(found: Prediction) -> str:
     """The fullest devices, and whether they have room."""
     full = max(found.peaks, key=lambda device: found.peaks[device].total)
     says = f"peak memory {size_text(found.peak)} on {devices_text(found.alike[full])}"
@@ -107,7 +108,7 @@ def task(one: Instruction) -> str:
             return f"{one.kind} on {one.stream}"
 
 
-def table(found: Estimate) -> Iterator[str]:
+def table(found: Prediction) -> Iterator[str]:
     """A line for each device, or for several that do the same for as long."""
     names = sorted(found.report.messages)
     heads = ["devices", "compute", *(f"exposed {name}" for name in names), "bubble", "peak memory"]

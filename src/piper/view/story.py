@@ -9,6 +9,7 @@ from typing import Any, assert_never
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+from piper.ir.sizes import node_bytes
 from piper.names import TOTALS_STREAM, Device, NodeId
 from piper.plan.analyse.memory import (
     BUFFERS,
@@ -21,7 +22,7 @@ from piper.plan.analyse.memory import (
 )
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan, line
-from piper.view.expected import duration, expected, size
+from piper.view.expected import duration, expected
 
 Columns = Mapping[str, list[Any]]
 
@@ -170,7 +171,7 @@ def node_columns(dag: Dag, index: Mapping[NodeId, int]) -> Columns:
         "microbatch": [microbatch_text(node) for node in nodes],
         "maker": [str(dag.makers.get(node.id) or made_by(node)) for node in nodes],
         "source": [region.source if region else "" for region in found],
-        "bytes": [size(dag, node) for node in nodes],
+        "bytes": [node_bytes(dag, node) for node in nodes],
         "flops": [
             region.flops.get(node.phase, 0) if region and isinstance(node, Compute) else 0
             for node, region in zip(nodes, found, strict=True)

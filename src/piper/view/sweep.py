@@ -9,8 +9,8 @@ from math import ceil, floor, log10
 from textwrap import indent
 from typing import Any
 
-from piper.sim.estimate import Estimate
-from piper.view.costs import size_text
+from piper.sim.prediction import Prediction
+from piper.view.footprint import size_text
 from piper.view.simulated import columns, percent, time_text
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 70, 30, 190, 50
@@ -20,10 +20,10 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One combination of a sweep: what was foretold, or why it was refused."""
+    """One combination of a sweep: what was predicted, or why it was refused."""
 
     settings: Mapping[str, str]
-    found: Estimate | None = None
+    found: Prediction | None = None
     refused: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,10 +57,20 @@ def table(rows: Sequence[Row]) -> str:
         for row in rows
         if not row.found
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *note_lines(good)])
 
 
-def cells(row: Row, found: Estimate) -> list[str]:
+def note_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Each note once, and of which combinations it is if not of all."""
+    notes: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.found.notes if row.found else ():
+            notes.setdefault(note, []).append(settings_text(row.settings))
+    for note, some in notes.items():
+        yield note if len(some) == len(rows) else f"{'; '.join(some)}: {note}"
+
+
+def cells(row: Row, found: Prediction) -> list[str]:
     exposed = sum(found.report.exposed.values()) / (found.seconds or 1.0)
     return [
         *row.settings.values(), time_text(found.seconds), f"{found.rate:,.0f}",
@@ -168,7 +178,7 @@ def limit(area: Area, room: float | None) -> Iterator[str]:
         yield f'<text x="{WIDTH - RIGHT + 6}" y="{y + 4}" fill="#c00">a device has this</text>'
 
 
-def point(area: Area, row: Row, found: Estimate, colour: str) -> Iterator[str]:
+def point(area: Area, row: Row, found: Prediction, colour: str) -> Iterator[str]:
     x, y = area.x(found.rate), area.y(found.peak / GIB)
     title = escape(f"{settings_text(row.settings)}: {time_text(found.seconds)}")
     fill = colour if found.fits else "white"

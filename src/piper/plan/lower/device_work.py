@@ -177,9 +177,8 @@ def carefully(row: Row, queue: Sequence[Transfer]) -> list[float]:
 
 def ahead(row: Row, use: int, transfer: Transfer) -> int:
     """One piece of work before the use, or more if they are small: as long as the way takes."""
-    dag, costs = row.dag, row.dag.costs
-    left = costs.moved(dag.values[transfer.writes[0]].nbytes, transfer.stream) - costs.latency
-    position = use
+    dag, position = row.dag, use
+    _, left = dag.transits.get(transfer.id, (0.0, 0.0))
     while position > 0 and (position == use or left > 0) and use - position < EARLIEST:
         position -= 1
         start, end = dag.times.get(row.work[position].id, (0.0, 1.0))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,8 @@ from piper.runtime.comm.gloo import Tensors
 from piper.runtime.execute import Act, Program
 from piper.runtime.state.device_state import BucketState
 
-Timings = dict[str, list[float]]
+T = TypeVar("T")
+RegionPhase = tuple[str, str]
 Lap = Callable[[], float]  # read when all is over
 TRIES = 5  # times that an exchange is tried
 
@@ -25,16 +26,16 @@ TRIES = 5  # times that an exchange is tried
 class Measured:
     """What was seen on one device: seconds of compute, seconds and bytes of exchanges."""
 
-    compute: Timings = field(default_factory=dict)  # "region phase" -> seconds, of each run
+    compute: dict[RegionPhase, list[float]] = field(default_factory=dict)  # seconds of each run
     latency: list[float] = field(default_factory=list)
-    streams: Timings = field(default_factory=dict)  # stream -> bytes per second
+    streams: dict[str, list[float]] = field(default_factory=dict)  # bytes per second
 
 
 def measure(program: Program, batch: Batch, rounds: int) -> Measured:
     """Run the program so often, without its updates, then its exchanges alone."""
     seen = Measured()
     before = [(t, t.clone()) for b in program.state.buckets.values() for t in changing(b)]
-    laps: dict[str, list[Lap]] = {}
+    laps: dict[RegionPhase, list[Lap]] = {}
     acts, program.acts = program.acts, list(timed(program, laps))
     try:
         for _ in range(rounds + 1):
@@ -62,7 +63,7 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(program: Program, seen: dict[str, list[Lap]]) -> Iterator[Act]:
+def timed(program: Program, seen: dict[RegionPhase, list[Lap]]) -> Iterator[Act]:
     """The program's acts; runs take their time, updates do nothing."""
     for k, one in enumerate(program.plan.instructions):
         if isinstance(one, Run):
@@ -83,14 +84,14 @@ def waiting(program: Program, k: int) -> Act:
 
 
 def stopwatch(
-    program: Program, waits: list[int], do: Act, seen: dict[str, list[Lap]], run: Run
+    program: Program, waits: list[int], do: Act, seen: dict[RegionPhase, list[Lap]], run: Run
 ) -> Act:
     around = on_gpu if program.device.type == "cuda" else on_host
 
     def act() -> None:
         for w in waits:
             program.wait_one(w)
-        seen.setdefault(f"{run.region} {run.phase}", []).append(around(do))
+        seen.setdefault((run.region, run.phase), []).append(around(do))
 
     return act
 
@@ -149,16 +150,10 @@ def seconds(program: Program, one: Exchange, rows: Tensors) -> float:
     return time.perf_counter() - started
 
 
-def together(mine: Measured) -> list[Measured]:
+def together(mine: T) -> list[T]:
     """What all devices measured."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
-    everyone: list[Measured] = [mine] * dist.get_world_size()
+    everyone: list[T] = [mine] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return everyone
-
-
-def medians(rows: list[Timings]) -> dict[str, float]:
-    """One number for each name, over all devices."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {n: statistics.median([t for row in rows for t in row.get(n, ())]) for n in names}

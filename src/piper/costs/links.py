@@ -24,11 +24,11 @@ class Link:
     def __post_init__(self) -> None:
         fine = isinstance(self.bandwidth, int | float) and isinstance(self.latency, int | float)
         if not fine or not self.bandwidth > 0 or not self.latency >= 0:
-            raise StrategyError("topology", Problem(f"a link of {self}", FIX))
+            raise StrategyError("network", Problem(f"a link of {self}", FIX))
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class Network:
     """Devices in nodes of `per_node`, in the order of their numbers.
 
     Each device reaches its own node by `inside`, the others by `between`. Where devices of a node
@@ -48,7 +48,7 @@ class Topology:
     def __post_init__(self) -> None:
         if not isinstance(self.per_node, int) or self.per_node < 1:
             problem = Problem(f"nodes of {self.per_node!r} devices", "write a number from 1 on")
-            raise StrategyError("topology", problem)
+            raise StrategyError("network", problem)
 
     def node(self, device: Device) -> int:
         return device // self.per_node
@@ -63,8 +63,8 @@ class Topology:
 
     def to_json(self) -> str:
         """
-        >>> one = Topology(4, uplink=Link(5e9), pairs={(0, 1): Link(1e9)})
-        >>> Topology.from_json(one.to_json()) == one
+        >>> one = Network(4, uplink=Link(5e9), pairs={(0, 1): Link(1e9)})
+        >>> Network.from_json(one.to_json()) == one
         True
         """
         found = asdict(replace(self, pairs={}))
@@ -74,27 +74,27 @@ class Topology:
         return json.dumps(found, indent=1) + "\n"
 
     @staticmethod
-    def from_json(text: str) -> Topology:
-        """Refuses what is no topology."""
+    def from_json(text: str) -> Network:
+        """Refuses what is no network."""
         try:
             found: dict[str, Any] = json.loads(text)
             links = {k: Link(**found[k]) for k in LINKS if found.get(k)}
             pairs = {(a, b): Link(*link) for a, b, *link in found.get("pairs", ())}
             rest = {k: v for k, v in found.items() if k not in (*LINKS, "pairs")}
             named: dict[str, Any] = {**rest, **links, "pairs": pairs}
-            return Topology(**named)
+            return Network(**named)
         except (AttributeError, TypeError, ValueError) as error:
-            problem = Problem(f"this is no topology: {error}", "see docs/simulate.md for its form")
-            raise StrategyError("topology", problem) from None
+            problem = Problem(f"this is no network: {error}", "see docs/simulate.md for its form")
+            raise StrategyError("network", problem) from None
 
 
 LINKS = ("inside", "between", "uplink", "spine")
-NETWORKS: Mapping[str, Topology] = {
+NETWORKS: Mapping[str, Network] = {
     # eight GPUs behind a switch of NVLinks, and a network card of 400 Gbit/s for each
-    "h100": Topology(8, Link(450e9, 4e-6), Link(50e9, 1e-5)),
-    "h200": Topology(8, Link(450e9, 4e-6), Link(50e9, 1e-5)),
-    "h800": Topology(8, Link(200e9, 4e-6), Link(50e9, 1e-5)),
+    "h100": Network(8, Link(450e9, 4e-6), Link(50e9, 1e-5)),
+    "h200": Network(8, Link(450e9, 4e-6), Link(50e9, 1e-5)),
+    "h800": Network(8, Link(200e9, 4e-6), Link(50e9, 1e-5)),
     # four cards of 200 Gbit/s for eight GPUs
-    "a100": Topology(8, Link(300e9, 4e-6), Link(25e9, 1e-5), uplink=Link(100e9)),
-    "none": Topology(1, Link(inf), Link(inf)),
+    "a100": Network(8, Link(300e9, 4e-6), Link(25e9, 1e-5), uplink=Link(100e9)),
+    "none": Network(1, Link(inf), Link(inf)),
 }

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 from synthetic import chain
 
+from piper.costs import Costs
+from piper.costs.devices import DEVICES, costs_of_device, device_kind, dtype_of
+from piper.costs.links import NETWORKS
 from piper.errors import StrategyError
-from piper.ir.costs import Costs
 from piper.ir.model import Model
 from piper.ir.values import TensorSpec
-from piper.job.pricing import costs_of_device, dtype_of
 from piper.names import B, F
-from piper.sim.devices import DEVICES, device_kind
-from piper.sim.topology import NETWORKS
 
 
 def working(flops: float, traffic: float = 0.0, operators: int = 0) -> Model:
@@ -31,7 +30,7 @@ def working(flops: float, traffic: float = 0.0, operators: int = 0) -> Model:
 
 def seconds(model: Model, device: str = "h200") -> float:
     costs = costs_of_device(device_kind(device), model, NETWORKS[device])
-    return costs.run(model, model.regions[0], F)
+    return costs.region(model, model.regions[0], F)
 
 
 def in_half(model: Model) -> Model:
@@ -75,7 +74,7 @@ def test_the_share_of_the_peak_grows_with_the_work() -> None:
 def test_costs_of_a_cpu_count_what_they_always_counted() -> None:
     one = working(2e10, traffic=1e15, operators=1000)
 
-    assert Costs().run(one, one.regions[0], F) == pytest.approx(1.0, rel=1e-3)
+    assert Costs().region(one, one.regions[0], F) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_newer_device_is_no_slower() -> None:

@@ -10,15 +10,15 @@ from piper.plan.analyse.traffic import traffic
 from piper.plan.instructions import Plan
 
 
-def costs(dag: Dag, plans: Sequence[Plan]) -> str:
+def footprint(dag: Dag, plans: Sequence[Plan]) -> str:
     """Peak memory and bytes sent in a step; the optimizer is taken to be Adam."""
     alike: dict[str, list[int]] = {}
     for plan in plans:
-        alike.setdefault(cost(peak(dag, plan), traffic(plan)), []).append(plan.device)
+        alike.setdefault(line(peak(dag, plan), traffic(plan)), []).append(plan.device)
     return "\n".join(f"{devices_text(devices)}  {text}" for text, devices in alike.items())
 
 
-def cost(found: Peak, sent: dict[str, int]) -> str:
+def line(found: Peak, sent: dict[str, int]) -> str:
     held = ", ".join(f"{what} {size_text(size)}" for what, size in found.held.items() if size)
     moved = ", ".join(f"{size_text(size)} on {stream}" for stream, size in sorted(sent.items()))
     return f"peak {size_text(found.total)} ({held}); sends {moved or 'nothing'}"

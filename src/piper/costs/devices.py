@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from piper.costs.costs import Costs
+from piper.costs.links import Network
 from piper.errors import Problem, StrategyError
+from piper.ir.model import Model
+
+ADAM = 7  # times that an optimizer's step goes over a parameter: reads 4 tensors, writes 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +66,28 @@ def device_kind(name: str) -> DeviceKind:
         fix = f"choose one of {', '.join(DEVICES)}, cpu, or give measured --costs"
         raise StrategyError("device", Problem(f"there is no device {name!r}", fix))
     return DEVICES[name]
+
+
+def costs_of_device(device: DeviceKind, model: Model, network: Network) -> Costs:
+    """What an accelerator takes for a model, from its data sheet."""
+    return Costs(
+        flops=device.rate(dtype_of(model)),
+        memory=device.moved,
+        link=network.inside.bandwidth,
+        latency=network.inside.latency,
+        add=3 / device.moved,
+        square=1 / device.moved,
+        update=ADAM / device.moved,
+        start=device.start,
+        launch=device.launch,
+        ahead=True,
+    )
+
+
+def dtype_of(model: Model) -> str:
+    """The type that most parameters have: that of most arithmetic."""
+    found: Counter[str] = Counter()
+    for bucket in model.buckets.values():
+        for spec in bucket.specs:
+            found[spec.dtype] += spec.numel
+    return found.most_common(1)[0][0] if found else "float32"

@@ -1,4 +1,4 @@
-"""All that is foretold of a strategy on a machine: its step, and the memory it needs."""
+"""All that is predicted of a strategy on a machine: its step, and the memory it needs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from piper.sim.report import Report
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """What is foretold, for one device of each role."""
+class Prediction:
+    """What is predicted, for one device of each role."""
 
     report: Report
     peaks: Mapping[Device, Peak]
     alike: Mapping[Device, tuple[Device, ...]]  # who does the same, itself included
     tokens: int  # of a step, of all replicas
     memory: float | None = None  # bytes that a device has, where that is known
+    notes: tuple[str, ...] = ()  # which of the costs behind it were not measured
 
     @property
     def seconds(self) -> float:
@@ -49,6 +50,7 @@ class Estimate:
             "uncovered": self.report.uncovered,
             "peak_bytes": self.peak,
             "fits": self.fits,
+            "notes": list(self.notes),
             "bounds": [
                 {"device": device, "region": region, "what": what, "seconds": seconds}
                 for (device, region, what), seconds in self.report.bounds.items()

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from piper.costs.costs import Host
+from piper.costs.links import NETWORKS, Link, Network
 from piper.errors import StrategyError
 from piper.plan.instructions import (
     Exchange,
@@ -19,10 +21,9 @@ from piper.plan.instructions import (
     Send,
     Shape,
 )
-from piper.sim.clock import Host, simulate
-from piper.sim.topology import NETWORKS, Link, Topology
+from piper.sim.clock import simulate
 
-PLAIN = Topology(2, inside=Link(100.0, 0.5), between=Link(10.0, 2.0))  # devices 0, 1 | 2, 3 | ...
+PLAIN = Network(2, inside=Link(100.0, 0.5), between=Link(10.0, 2.0))  # devices 0, 1 | 2, 3 | ...
 Way = tuple[int, int, int]  # from, to, bytes
 
 
@@ -31,7 +32,7 @@ def shapes(size: int) -> tuple[Shape, ...]:
 
 
 def times(
-    topology: Topology, *ways: Way, late: dict[int, float] | None = None, stream: str = "pp"
+    network: Network, *ways: Way, late: dict[int, float] | None = None, stream: str = "pp"
 ) -> list[float]:
     """When each message has come; `late`: its sender computes for so long first."""
     plans: dict[int, list[Instruction]] = {}
@@ -45,7 +46,7 @@ def times(
         mine.append(Send(f"s{k}", f"v{k}", shapes(size), target, stream, waits))
         other.append(Recv(f"s{k}", f"v{k}", shapes(size), source, stream))
         ends.append((target, len(other) - 1))
-    return done(topology, plans, ends, lambda one: late_of(one, late or {}))
+    return done(network, plans, ends, lambda one: late_of(one, late or {}))
 
 
 def late_of(one: Instruction, late: dict[int, float]) -> float:
@@ -53,14 +54,14 @@ def late_of(one: Instruction, late: dict[int, float]) -> float:
 
 
 def done(
-    topology: Topology,
+    network: Network,
     plans: dict[int, list[Instruction]],
     ends: list[tuple[int, int]],
     price: Callable[[Instruction], float] = lambda one: 0.0,
     host: Host | None = None,
 ) -> list[float]:
     all_plans = [Plan(device, (), tuple(ones)) for device, ones in sorted(plans.items())]
-    found = simulate(all_plans, price, topology, host)
+    found = simulate(all_plans, price, network, host)
     return [found.trace.spans[device][at].end for device, at in ends]
 
 
@@ -76,7 +77,7 @@ def test_uplink_and_spine_add_their_latencies() -> None:
 
 
 def test_two_messages_of_one_device_share_its_way_out() -> None:
-    near = Topology(4, inside=Link(100.0))
+    near = Network(4, inside=Link(100.0))
 
     assert times(near, (0, 1, 100), (0, 2, 100)) == pytest.approx([2.0, 2.0])
     assert times(near, (0, 2, 100), (1, 2, 100)) == pytest.approx([2.0, 2.0])  # and its way in
@@ -84,12 +85,12 @@ def test_two_messages_of_one_device_share_its_way_out() -> None:
 
 
 def test_both_directions_of_a_link_have_all_of_it() -> None:
-    assert times(Topology(2, inside=Link(100.0)), (0, 1, 100), (1, 0, 100)) == [1.0, 1.0]
+    assert times(Network(2, inside=Link(100.0)), (0, 1, 100), (1, 0, 100)) == [1.0, 1.0]
 
 
 def test_a_third_message_that_starts_later() -> None:
     """Two at 50 for a second, three at 33.3 for 1.5 s, then the third has 50 bytes left."""
-    near = Topology(4, inside=Link(100.0))
+    near = Network(4, inside=Link(100.0))
 
     found = times(near, (0, 1, 100), (0, 2, 100), (0, 3, 100), late={2: 1.0})
 
@@ -120,7 +121,7 @@ def test_all_nodes_share_the_spine() -> None:
 
 def test_a_pair_has_its_link_for_itself() -> None:
     """One slow pair among fast ones, in one direction only."""
-    there = Topology(4, inside=Link(100.0), pairs={(0, 1): Link(10.0, 1.0)})
+    there = Network(4, inside=Link(100.0), pairs={(0, 1): Link(10.0, 1.0)})
 
     found = times(there, (0, 1, 100), (0, 2, 100), (1, 0, 100))
 
@@ -128,7 +129,7 @@ def test_a_pair_has_its_link_for_itself() -> None:
 
 
 def test_a_stream_may_have_a_limit_of_its_own() -> None:
-    there = Topology(4, inside=Link(100.0), streams={"ep": 20.0})
+    there = Network(4, inside=Link(100.0), streams={"ep": 20.0})
 
     assert times(there, (0, 1, 100), stream="ep") == [5.0]
     assert times(there, (0, 1, 100), stream="pp") == [1.0]
@@ -169,9 +170,9 @@ def test_collectives_on_two_nodes_of_two(
 ) -> None:
     plans = {device: [collective(kind)] for device in GROUP}
 
-    slow_out = done(Topology(2, Link(1e6), Link(10.0, 3.0)), plans, [(0, 0)])
-    slow_in = done(Topology(2, Link(10.0), Link(1e6, 3.0)), plans, [(3, 0)])
-    shared = done(Topology(2, Link(1e6), Link(10.0), Link(10.0)), plans, [(1, 0)])
+    slow_out = done(Network(2, Link(1e6), Link(10.0, 3.0)), plans, [(0, 0)])
+    slow_in = done(Network(2, Link(10.0), Link(1e6, 3.0)), plans, [(3, 0)])
+    shared = done(Network(2, Link(1e6), Link(10.0), Link(10.0)), plans, [(1, 0)])
 
     assert slow_out == pytest.approx([3.0 * latencies + outside / 10])
     assert slow_in == pytest.approx([3.0 * latencies + inside / 10])
@@ -181,7 +182,7 @@ def test_collectives_on_two_nodes_of_two(
 def test_in_one_node_only_its_links_count() -> None:
     plans = {device: [collective("all-reduce")] for device in GROUP}
 
-    assert done(Topology(4, Link(10.0, 1.0), Link(1e-9)), plans, [(0, 0)]) == [4 + 60.0]
+    assert done(Network(4, Link(10.0, 1.0), Link(1e-9)), plans, [(0, 0)]) == [4 + 60.0]
 
 
 def test_messages_cost_the_cores_of_both_ends() -> None:
@@ -191,7 +192,7 @@ def test_messages_cost_the_cores_of_both_ends() -> None:
     }  # fmt: skip
     host = Host(blocks=True, cores=1.0, wire=0.01)
 
-    assert done(Topology(2, Link(1e9)), plans, [(1, 0)], host=host) == pytest.approx([2.0])
+    assert done(Network(2, Link(1e9)), plans, [(1, 0)], host=host) == pytest.approx([2.0])
 
 
 def test_devices_share_cores_while_they_compute() -> None:
@@ -201,20 +202,20 @@ def test_devices_share_cores_while_they_compute() -> None:
     host = Host(blocks=True, cores=2.0)
     ends = [(device, 0) for device in range(4)]
 
-    assert done(Topology(4), plans, ends, lambda one: 1.0, host) == pytest.approx([2.0] * 4)
-    assert done(Topology(2), plans, ends, lambda one: 1.0, host) == pytest.approx([1.0] * 4)
+    assert done(Network(4), plans, ends, lambda one: 1.0, host) == pytest.approx([2.0] * 4)
+    assert done(Network(2), plans, ends, lambda one: 1.0, host) == pytest.approx([1.0] * 4)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"inside": {"speed": 1}}', '{"pairs": [[1]]}'])
 def test_a_file_that_is_no_topology_is_refused(text: str) -> None:
-    with pytest.raises(StrategyError, match="this is no topology"):
-        Topology.from_json(text)
+    with pytest.raises(StrategyError, match="this is no network"):
+        Network.from_json(text)
 
 
 @pytest.mark.parametrize("text", ['{"per_node": 0}', '{"inside": {"bandwidth": -1}}'])
 def test_figures_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(StrategyError, match="fix: "):
-        Topology.from_json(text)
+        Network.from_json(text)
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "none"])
@@ -222,4 +223,4 @@ def test_known_networks_are_faster_inside_a_node(name: str) -> None:
     there = NETWORKS[name]
 
     assert times(there, (0, 1, 10**9)) < times(there, (0, 8, 10**9))
-    assert Topology.from_json(there.to_json()) == there
+    assert Network.from_json(there.to_json()) == there

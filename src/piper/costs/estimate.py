@@ -1,0 +1,62 @@
+"""What a region takes by its FLOPs, bytes and operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+from piper.ir.model import Model, Region
+from piper.ir.values import TensorSpec
+from piper.names import BI, BW, B, F, Phase
+
+UNITS = {F: 1.0, B: 2.0, BI: 1.0, BW: 1.0}  # where nothing is known, not even FLOPs
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one phase of a region does on one microbatch."""
+
+    flops: float
+    touched: float  # bytes that go in and out of the region, parameters among them
+    traffic: float | None = None  # bytes that operators without arithmetic move, if counted
+    operators: int = 0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a device works. The defaults are those of one slow core."""
+
+    flops: float = 2e10  # per second
+    memory: float = 4e9  # bytes per second, of reading inputs and writing results
+    start: float = 0.0  # seconds of an operator of a region, besides its work
+    launch: float = 0.0  # of the host, to start an operator; it runs while others are started
+    ahead: bool = False  # the host only queues work (GPU) instead of doing it (CPU)
+
+    def estimate(self, work: Work | None, phase: Phase) -> float:
+        """Seconds. On an accelerator, moving bytes is most of what small operators do, so bytes
+        are counted operator by operator there."""
+        if work is None:
+            return UNITS[phase]
+        moved = work.traffic if self.ahead and work.traffic is not None else work.touched
+        seconds = work.flops / self.flops + moved / self.memory
+        return max(seconds + self.start * work.operators, self.launch * work.operators)
+
+
+def work_of(model: Model, region: Region, phase: Phase) -> Work | None:
+    """None if its FLOPs were not counted."""
+    if phase not in region.flops:
+        return None
+    touched = sum(model.values[value].nbytes for value in (*region.inputs, *region.outputs))
+    touched += sum(spec.nbytes for spec in weights(model, region))
+    operators = region.operators.get(phase, 0)
+    return Work(region.flops[phase], touched, region.traffic.get(phase), operators)
+
+
+def structure_of(model: Model, region: Region) -> str:
+    """Equal for regions with the same parameters, also of microbatches of other sizes."""
+    shapes = "; ".join(f"{spec.dtype} {spec.shape}" for spec in weights(model, region))
+    return sha256(shapes.encode()).hexdigest()[:12]
+
+
+def weights(model: Model, region: Region) -> list[TensorSpec]:
+    return [spec for bucket in region.buckets for spec in model.buckets[bucket].specs]

@@ -1,0 +1,53 @@
+"""What a user must know of costs that were not all measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from piper.costs.costs import Costs
+from piper.costs.measured import Source
+from piper.ir.model import Model
+from piper.names import Phase
+
+FREE = {"add": "sums of gradients", "square": "the gradient norm", "update": "the optimizer"}
+
+
+def notes(costs: Costs, model: Model, runs: Iterable[tuple[str, Phase]]) -> tuple[str, ...]:
+    """One sentence for each kind of time that was not measured; `runs` are codes and phases."""
+    regions = {region.code: region for region in model.regions}
+    asked = dict.fromkeys(runs)
+    found = Counter(costs.source(model, regions[code], phase) for code, phase in asked)
+    return (*of_regions(costs, found), *of_others(costs))
+
+
+def of_regions(costs: Costs, found: Counter[Source]) -> Iterator[str]:
+    count = found.total()
+    if not costs.figures:
+        yield "nothing was measured: regions are estimated from FLOPs and bytes"
+        return
+    if scaled := found[Source.SCALED]:
+        yield (
+            f"{scaled} of {count} figures are scaled from others that were measured: "
+            "measure them with --profile at this microbatch size"
+        )
+    if other := found[Source.OTHER_MODE]:
+        modes = ", ".join(dict.fromkeys(key.mode for key in costs.figures))
+        yield (
+            f"{other} of {count} figures come from another mode ({modes}): "
+            f"nothing measured says how mode {costs.mode} differs"
+        )
+    if estimated := found[Source.ESTIMATED]:
+        yield (
+            f"{estimated} of {count} figures are estimated from FLOPs and bytes: "
+            "measure them with --profile at this microbatch size"
+        )
+
+
+def of_others(costs: Costs) -> Iterator[str]:
+    """Beside measured regions, these are easily taken for measured, too."""
+    if costs.figures and costs.link == Costs.link:
+        yield f"links were not measured: {costs.link / 1e9:g} GB/s unless --network says otherwise"
+    free = [words for name, words in FREE.items() if costs.figures and not getattr(costs, name)]
+    if free:
+        yield f"not measured, and counted as nothing: {', '.join(free)}"

@@ -1,0 +1,23 @@
+"""How many bytes nodes of the DAG move or write."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from piper.ir.dag import Dag
+from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+
+
+def node_bytes(dag: Dag, node: Node) -> int:
+    """The bytes that a node moves, or that a computation writes."""
+    written = sum(dag.values[value].nbytes for value in node.writes if value in dag.values)
+    match node:
+        case Compute() | Update():
+            return written
+        case Exchange():
+            return sum(dag.values[value].nbytes for value in node.rows)
+        case Transfer() | Collective() | Totals():
+            read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)
+            return max(read, written)
+        case _:
+            assert_never(node)

@@ -1,0 +1,80 @@
+"""What a user is told of costs that were not measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from costs.test_measured import LARGE, SMALL, measured
+from costs.worked import Sketch, all_phases, model_of
+
+from piper.costs import Costs
+from piper.costs.measured import Figure, RegionKey
+from piper.costs.modes import Mode
+from piper.costs.notes import notes
+from piper.names import F
+
+COMPLETE = {"link": 2e9, "add": 1e-9, "square": 1e-9, "update": 1e-9}
+
+
+def test_all_measured_needs_no_word() -> None:
+    model = model_of([SMALL, LARGE])
+    costs = replace(measured(model, 7.0, "small", "large"), **COMPLETE)
+
+    assert notes(costs, model, all_phases(model)) == ()
+
+
+def test_scaled_figures_are_counted() -> None:
+    model = model_of([SMALL, LARGE, Sketch("huge", 1e12)])
+    costs = replace(measured(model, 7.0, "small"), **COMPLETE)
+
+    assert notes(costs, model, all_phases(model)) == (
+        "8 of 12 figures are scaled from others that were measured: "
+        "measure them with --profile at this microbatch size",
+    )
+
+
+def test_a_region_that_runs_often_is_one_figure() -> None:
+    model = model_of([SMALL, LARGE])
+    costs = replace(measured(model, 7.0, "small"), **COMPLETE)
+
+    (found,) = notes(costs, model, [("small", F), ("large", F)] * 5)
+
+    assert found.startswith("1 of 2 figures")
+
+
+def test_another_mode_is_named() -> None:
+    model = model_of([SMALL])
+    costs = replace(measured(model, 7.0, "small"), **COMPLETE, mode=Mode.GRAPHS)
+
+    assert notes(costs, model, all_phases(model)) == (
+        "4 of 4 figures come from another mode (eager): "
+        "nothing measured says how mode graphs differs",
+    )
+
+
+def test_what_a_file_of_an_older_version_lacks_is_estimated() -> None:
+    model = model_of([SMALL, LARGE])
+    costs = Costs(figures={RegionKey("small", F): Figure(1.0)}, **COMPLETE)
+
+    assert notes(costs, model, [("small", F), ("large", F)]) == (
+        "1 of 2 figures are estimated from FLOPs and bytes: "
+        "measure them with --profile at this microbatch size",
+    )
+
+
+def test_nothing_measured_is_said() -> None:
+    model = model_of([SMALL])
+
+    assert notes(Costs(), model, all_phases(model)) == (
+        "nothing was measured: regions are estimated from FLOPs and bytes",
+    )
+
+
+def test_constants_beside_measured_regions_are_said() -> None:
+    model = model_of([SMALL])
+    costs = replace(measured(model, 7.0, "small"), square=1e-9)
+
+    assert notes(costs, model, all_phases(model)) == (
+        "links were not measured: 1 GB/s unless --network says otherwise",
+        "not measured, and counted as nothing: sums of gradients, the optimizer",
+    )
