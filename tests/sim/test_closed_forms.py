@@ -68,7 +68,7 @@ def test_dualpipe_as_published_and_better(name: str, ranks: int, stages: int) ->
     one = compiled(name, ranks, 4 * ranks)
     pairs = overlapped(one.dag)
     plans = [atomic(plan, pairs) for plan in one.plans]
-    prices = Prices(one.dag, Costs())
+    prices = Prices(one.dag, Costs(), one.plans)
 
     published = simulate(plans, prices, NETWORKS["none"], Host(blocks=True))
     finer = price(one, Costs(), NETWORKS["none"])

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
+from typing import assert_never
 
 from piper.costs import Costs
 from piper.costs.links import Network
 from piper.costs.notes import notes
 from piper.ir.dag import Dag
+from piper.ir.naming import weights
 from piper.ir.replicas import replicas
 from piper.ir.roles import Roles
 from piper.ir.values import Role
 from piper.job.compiler import Compiled
-from piper.names import Device, Phase, RegionId, ValueId
+from piper.names import BucketId, Device, Phase, RegionId, ValueId
 from piper.plan.analyse.memory import peak
-from piper.plan.instructions import Add, Instruction, Run, Total, Update
+from piper.plan.instructions import (
+    Add,
+    Exchange,
+    Free,
+    Gather,
+    Instruction,
+    Keep,
+    Load,
+    Plan,
+    Recv,
+    Reduce,
+    Run,
+    Send,
+    Total,
+    Update,
+)
 from piper.sim.clock import Simulated, simulate
 from piper.sim.prediction import Prediction
 from piper.sim.report import report
@@ -36,7 +53,7 @@ def price(
     """
     found = costs_for(compiled, costs)
     between = network or found.network(len(compiled.roles.of))
-    prices, same = Prices(compiled.dag, found), alike(compiled.roles, between)
+    prices, same = Prices(compiled.dag, found, compiled.plans), alike(compiled.roles, between)
     return simulate(compiled.plans, prices, between, found.host, name, same)
 
 
@@ -103,8 +120,13 @@ class Prices:
 
     dag: Dag
     costs: Costs
+    plans: InitVar[Sequence[Plan]]
     runs: dict[tuple[str, str], float] = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self, plans: Sequence[Plan]) -> None:
+        every = (one for plan in plans for one in plan.instructions)
+        self.first_parts = {one.into: one.value for one in every if isinstance(one, Keep)}
 
     def __call__(self, one: Instruction) -> float:
         match one:
@@ -114,24 +136,33 @@ class Prices:
                     self.runs[key] = self.run(*key)
                 return self.runs[key]
             case Add():
-                return self.costs.addition(self.size(one.value))
+                return self.costs.addition(self.gone_through(one))
             case Update():
-                return self.costs.optimizer(self.size(f"w:{one.bucket}"))
+                return self.costs.optimizer(self.gone_through(one))
             case Total():
-                return self.costs.norm(self.sum(one.grads))
-            case _:
+                return self.costs.norm(self.gone_through(one))
+            case Load() | Keep() | Send() | Recv() | Reduce() | Gather() | Exchange() | Free():
                 return 0.0
+            case _:
+                assert_never(one)
 
     def run(self, region: str, phase: str) -> float:
         found = self.dag.model.by_id[RegionId(region)]
         return self.costs.region(self.dag.model, found, Phase(phase))
 
-    def sum(self, values: Sequence[str]) -> float:
-        return sum(map(self.size, values))
+    def gone_through(self, one: Add | Update | Total) -> float:
+        """Bytes of what is added, updated or counted."""
+        match one:
+            case Add():
+                return self.size(one.value)
+            case Update():
+                return self.size(weights(BucketId(one.bucket)))
+            case Total():
+                return sum(map(self.size, one.grads))
 
-    def size(self, value: str) -> float:
-        """Bytes of a value, or of a sum of such values."""
-        if value not in self.sizes:
-            known = self.dag.values.get(ValueId(value.removeprefix("sum ")))
-            self.sizes[value] = float(known.nbytes) if known else 0.0
-        return self.sizes[value]
+    def size(self, buffer: str) -> float:
+        """Bytes of a buffer; a sum is as large as its first part."""
+        if buffer not in self.sizes:
+            known = self.dag.values.get(ValueId(self.first_parts.get(buffer, buffer)))
+            self.sizes[buffer] = float(known.nbytes) if known else 0.0
+        return self.sizes[buffer]

@@ -68,27 +68,17 @@ def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, hal
     alone = one_device(trainer, captured, parts, halves)
     whole = microbatch(example, 0, trainer.parts // parts)
     found, compiled = alone.compile(whole)
-    plan, size = compiled.plan(0), Prices(compiled.dag, Costs()).size
+    plan, prices = compiled.plan(0), Prices(compiled.dag, Costs(), compiled.plans)
     mine, comm = assignment(found, compiled, 0), ThreadComm(Hub(1), 0)
     program = alone.load(mine, found.kernels, DeviceState(alone.device), comm)
     step, own = stepwatch(program), alone.own_weights(whole)
     batch = alone.batch(whole, 0, 0, own, sum(own))
     steps = [step(batch) for _ in range(ROUNDS + 2)][2:]
-    sizes = [sum(map(size, touched(one))) for one in plan.instructions]
+    sizes = [
+        prices.gone_through(one) if isinstance(one, Add | Update | Total) else 0.0
+        for one in plan.instructions
+    ]
     return [row for seconds in steps for row in zip(plan.instructions, seconds, sizes, strict=True)]
-
-
-def touched(one: Instruction) -> tuple[str, ...]:
-    """What an instruction goes through, besides regions."""
-    match one:
-        case Add():
-            return (one.value,)
-        case Update():
-            return (f"w:{one.bucket}",)
-        case Total():
-            return one.grads
-        case _:
-            return ()
 
 
 def one_device(trainer: Trainer, captured: Captured, parts: int, halves: bool) -> Trainer:
