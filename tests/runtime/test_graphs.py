@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from experts import Mixed
+from shared_capture import using
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.capture import capture
@@ -85,8 +86,8 @@ def trained(made: Any, name: str, options: dict[str, Any], **more: Any) -> Rehea
     count = ROWS * 4 * options.get("dp", 1) * (2 if name == "dualpipe" else 1)
     rows = data.repeat(1, 2, *[1] * (data.dim() - 2))[:, :count]
     batches = [(step, step.flip(0)) for step in rows]
-    options = {"captured": captured, "optimizer": ADAMW, **more}
-    return rehearse(model, loss_fn, strategy, batches, **options)
+    with using(captured):
+        return rehearse(model, loss_fn, strategy, batches, **{"optimizer": ADAMW, **more})
 
 
 CLIP = 0.1

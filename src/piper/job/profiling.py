@@ -14,25 +14,24 @@ from typing import Any
 
 import torch
 
-from piper.capture import Captured
-from piper.directives import Order, Place, Split
+from piper.directives import Order, Place, Split, Strategy
 from piper.errors import InputError, Problem
 from piper.ir.costs import Costs
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.job.assignment import assignment
+from piper.job.job import Job
 from piper.job.pricing import Prices, costs_of_device
+from piper.job.programs import load
 from piper.launch.local import run_local
 from piper.names import BI, BW, F
 from piper.plan.instructions import Add, Free, Instruction, Load, Run, Total, Update
-from piper.runtime.batch import microbatch
 from piper.runtime.comm.threads import Hub, ThreadComm
 from piper.runtime.observe import probe
 from piper.runtime.observe.step_timing import stepwatch
 from piper.runtime.state.device_state import DeviceState
 from piper.sim.devices import DEVICES
 from piper.sim.topology import NETWORKS
-from piper.trainer import Trainer
 
 LOG = logging.getLogger("piper")
 Timed = list[tuple[Instruction, float, float]]  # its seconds, and its bytes
@@ -40,34 +39,35 @@ ROUNDS = 7
 MOST = 16  # processes that measure cores together
 
 
-def profile(trainer: Trainer, example: tuple[Any, ...], captured: Captured) -> Costs:
+def profile(job: Job) -> Costs:
     """What each pass of each region takes, and what the machine does besides.
 
     Everything runs in this process, as if all were on one device: whole backwards, then both
     halves. Equal regions share a figure. Links and cores are measured by processes of their own;
     those of GPUs are as on their data sheet.
     """
-    seen = [row for halves in (False, True) for row in measured(trainer, example, captured, halves)]
-    codes = {str(region.id): region.code for region in captured.model.regions}
-    if trainer.device.type == "cuda":
+    seen = [row for halves in (False, True) for row in measured(job, halves)]
+    model = job.capture(job.example).model
+    codes = {str(region.id): region.code for region in model.regions}
+    if job.device.type == "cuda":
         found = {name: figure for name, figure in figures(seen, codes).items() if figure}
-        return replace(gpu_costs(kind_of(trainer.device), captured.model), **found)
+        return replace(gpu_costs(kind_of(job.device), model), **found)
     idle = [seconds for one, seconds, _ in seen if isinstance(one, Load | Free)]
     return replace(machine(), **figures(seen, codes), each=statistics.median(idle))
 
 
-def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, halves: bool) -> Timed:
+def measured(job: Job, halves: bool) -> Timed:
     """Some steps with two microbatches on one device."""
-    parts = 2 - trainer.parts % 2
-    alone = one_device(trainer, captured, parts, halves)
-    whole = microbatch(example, 0, trainer.parts // parts)
-    found, compiled = alone.compile(whole)
+    parts = 2 - job.microbatches % 2
+    alone = job.under(one_device(parts, halves))
+    batch = job.example.part(0, job.microbatches // parts)
+    captured, compiled = alone.compile(batch)
     plan, size = compiled.plan(0), Prices(compiled.dag, Costs()).size
-    mine, comm = assignment(found, compiled, 0), ThreadComm(Hub(1), 0)
-    program = alone.load(mine, found.kernels, DeviceState(alone.device), comm)
-    step, own = stepwatch(program), alone.own_weights(whole)
-    batch = alone.batch(whole, 0, 0, own, sum(own))
-    steps = [step(batch) for _ in range(ROUNDS + 2)][2:]
+    mine, comm = assignment(captured, compiled, 0), ThreadComm(Hub(1), 0)
+    program = load(alone, mine, captured.kernels, DeviceState(alone.device), comm)
+    step, own = stepwatch(program), alone.weights(batch)
+    inputs = alone.inputs(batch, alone.reduction.shares(own, sum(own)), captured.ignored)
+    steps = [step(inputs) for _ in range(ROUNDS + 2)][2:]
     sizes = [sum(map(size, touched(one))) for one in plan.instructions]
     return [row for seconds in steps for row in zip(plan.instructions, seconds, sizes, strict=True)]
 
@@ -85,18 +85,11 @@ def touched(one: Instruction) -> tuple[str, ...]:
             return ()
 
 
-def one_device(trainer: Trainer, captured: Captured, parts: int, halves: bool) -> Trainer:
-    """The same training with everything on one device."""
+def one_device(parts: int, halves: bool) -> Strategy:
+    """Everything on one device."""
     passes = tuple((where(PASS=str(phase)),) for phase in (F, BI, BW))
     order = [Order(passes)] if halves else []
-    alone = Trainer.__new__(Trainer)
-    alone.configure(
-        trainer.model, trainer.loss_fn, [Place(where(), (0,)), Split("MB", parts), *order],
-        optimizer=trainer.make_optimizer, reduction=trainer.reduction,
-        loss_weight=trainer.loss_weight, max_norm=trainer.max_norm, compiled=trainer.compiled,
-        captured=captured, device=trainer.device.type,
-    )  # fmt: skip
-    return alone
+    return Strategy([Place(where(), (0,)), Split("MB", parts), *order])
 
 
 def figures(seen: Timed, codes: Mapping[str, str]) -> dict[str, Any]:
