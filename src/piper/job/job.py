@@ -120,9 +120,13 @@ class Job:
         """Whether microbatches that weigh the same must add up to the whole batch."""
         return self.all_microbatches > 1 and self.reduction.is_plain_mean
 
+    def captured(self, batch: Batch) -> Captured | None:
+        """What was captured before, on the process that captures."""
+        return self.captures.get(self.kind(batch.part(0, self.microbatches)))
+
     def try_mean(self, batch: Batch) -> None:
         """On the process that captured the model."""
-        found = self.captures.get(self.kind(batch.part(0, self.microbatches)))
+        found = self.captured(batch)
         if found is not None and self.relies_on_mean:
             refuse_no_mean(self.loss_fn, found.output, batch, self.microbatches, found.ignored)
 

@@ -112,7 +112,7 @@ def load(
         state.schedule(options.lr_scheduler, steps)
 
     def kernel(region: str, phase: str) -> Kernel:
-        return kernels.of(mine.recipes[region, phase], Phase(phase), options.compiled)
+        return kernels.get(mine.regions[region], Phase(phase), options.compiled)
 
     loss = getattr(torch, mine.loss)
     return Program(mine.plan, kernel, state, comm, loss, ignored=mine.ignored)
