@@ -74,7 +74,7 @@ def is_norm(found: Any) -> bool:
         return False
 
 
-def told_of_arguments(make: Callable[[], Made], batch: Batch, example: Batch) -> Made:
+def counting_arguments(make: Callable[[], Made], batch: Batch, example: Batch) -> Made:
     """What is made of a batch; what fails for other arguments than the example has says so."""
     try:
         return make()

@@ -14,7 +14,7 @@ from piper.capture import Captured, capture
 from piper.directives import Place, Strategy
 from piper.ir.costs import Costs
 from piper.ir.replicas import Replicas, replicas
-from piper.job.arguments import refuse_wrong_model, told_of_arguments
+from piper.job.arguments import counting_arguments, refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
@@ -90,7 +90,7 @@ class Job:
         kind = self.kind(one)
         if kind not in self.captures:
             make = partial(capture, self.model, self.loss_fn, one.arguments, self.device.type)
-            self.captures[kind] = told_of_arguments(make, one, self.example)
+            self.captures[kind] = counting_arguments(make, one, self.example)
         found = self.captures[kind]
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
