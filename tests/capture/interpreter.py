@@ -108,7 +108,7 @@ class Interpreter:
     def call(self, region: Region, phase: Phase, reads: list) -> tuple:
         """As a process does that captured nothing: what it runs was text on the way."""
         code = self.captured.code(region.id)
-        key = code.name, phase, self.compiled
+        key = code.graph, phase, self.compiled
         if key not in self.received.made:
             self.received.add(*key, self.captured.kernels.to_json(*key))
         return self.received.get(code, phase, self.compiled)(*reads)

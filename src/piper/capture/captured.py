@@ -60,7 +60,7 @@ class Captured:
         found = self.model.by_id[region]
         if ways > 1:
             share = RegionCode(found.code, ways)
-            self.kernels.graphs.setdefault(share.name, self.experts.get(found.code, ways))
+            self.kernels.graphs.setdefault(share.graph, self.experts.get(found.code, ways))
             return share
         reads = ((phase, _random_position(found, phase)) for phase in Phase)
         random = tuple((phase, read) for phase, read in reads if read is not None)

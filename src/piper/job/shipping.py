@@ -63,7 +63,7 @@ class Sending:
 
     def keys(self, one: Assignment) -> list[Key]:
         """The kernels that a device runs, each once."""
-        keys = ((one.regions[name].name, phase, self.fused) for name, phase in one.runs)
+        keys = ((one.regions[name].graph, phase, self.fused) for name, phase in one.runs)
         return list(dict.fromkeys(keys))
 
     def parcels(self, found: Mapping[Device, Assignment], kernels: Kernels) -> dict[Device, str]:

@@ -30,7 +30,7 @@ class RegionCode:
     random: tuple[tuple[Phase, int], ...] = ()  # the read of a phase that random numbers start from
 
     @property
-    def name(self) -> str:
+    def graph(self) -> str:
         """What its graphs are known by."""
         return self.code if self.ways == 1 else f"{self.code}/{self.ways}"
 
@@ -46,7 +46,7 @@ class Kernels:
 
     def get(self, region: RegionCode, phase: Phase, compiled: bool) -> Kernel:
         """What computes a phase of a region."""
-        key, random = (region.name, phase, compiled), dict(region.random).get(phase)
+        key, random = (region.graph, phase, compiled), dict(region.random).get(phase)
         if key not in self.made:
             self.made[key] = self._received(key) if key in self.came else self._own(key)
         kernel = self.made[key]
