@@ -156,7 +156,7 @@ def profiled(ranks: list[int], real: bool) -> Costs:
         model, data = built(stages, real)
         strategy = piper.Strategy([*places, piper.Split("MB", PARTS)])
         options = Options(optimizer=ADAMW)
-        new = profile(Job(model, cross_entropy, strategy, Batch.of(data), options))
+        new = profile(Job(model, cross_entropy, strategy, options), Batch.of(data))
         found = replace(found, compute={**found.compute, **new.compute}) if found else new
     assert found is not None
     return found if real else replace(found, cores=0.0, wire=0.0)

@@ -15,7 +15,7 @@ from piper.job import consistency
 from piper.job.arguments import example_of, names_options
 from piper.job.batch import Batch
 from piper.job.inspection import inspected, is_inspecting
-from piper.job.job import Job, Kind
+from piper.job.job import BatchKind, Job
 from piper.job.loss_reduction import refuse_weightless
 from piper.job.options import ADAMW, Loss, Options
 from piper.job.programs import Programs
@@ -79,16 +79,17 @@ class Trainer:
             loss_weight=loss_weight, max_norm=max_norm, compiled=compiled, graphs=graphs,
             seed=seed, init=init, costs=costs, device=device,
         )  # fmt: skip
-        job = Job(model, loss_fn, as_strategy(strategy), example_of(example), options)
+        first = example_of(example)
+        job = Job(model, loss_fn, as_strategy(strategy), options)
         if is_inspecting():
-            raise inspected(job)
+            raise inspected(job, first)
         self.rank = join(timeout, job.device.type == "cuda")
         self.steps = 0  # that were done, also before `resume`
-        self._programs = Programs(job, self.rank)
+        self._programs = Programs(job, self.rank, len(example))
         self._pace, self._recording = pace_on(job.device), from_environment()
-        self._stepped: set[Kind] = set()  # kinds of batches that were met
+        self._stepped: set[BatchKind] = set()  # kinds of batches that were met
         self._broken = False
-        self._programs.get(job.example, job.kind(job.example), self.steps)
+        self._programs.get(first, job.kind(first), self.steps)
         self._taken = consistency.digests(model)  # of what it has a copy of now
 
     @property
@@ -208,12 +209,14 @@ class Trainer:
     def _refuse_over(self) -> None:
         consistency.refuse_over(self._programs.comm is None, self._broken)
 
-    def _batch_of(self, batch: tuple[Any, ...]) -> tuple[Batch, Kind]:
+    def _batch_of(self, batch: tuple[Any, ...]) -> tuple[Batch, BatchKind]:
         """The door: behind it there are typed values only."""
         given = Batch.of(batch)
         return given, self._job.kind(given)
 
-    def _ready(self, batch: Batch, kind: Kind, own: Sequence[float]) -> tuple[Program, StepInputs]:
+    def _ready(
+        self, batch: Batch, kind: BatchKind, own: Sequence[float]
+    ) -> tuple[Program, StepInputs]:
         """The program for a batch, and what it is given."""
         shares = self._job.reduction.shares(own, self._agreed(batch, kind, sum(own)))
         program = self._programs.get(batch, kind, self.steps)
@@ -222,7 +225,7 @@ class Trainer:
         )
         return program, inputs
 
-    def _agreed(self, batch: Batch, kind: Kind, own: float) -> float:
+    def _agreed(self, batch: Batch, kind: BatchKind, own: float) -> float:
         """The weight of the batches of all replicas; refused if processes do different things."""
         everyone = own * self.replicas
         consistency.refuse_too_late(self._taken, self._job.model)

@@ -75,7 +75,7 @@ def usual() -> Inspected:
 def compared(strategy: Any, model: nn.Module | None = None, **options: Any) -> Comparison:
     plainly = strategy is REPLICAS and model is None and not options
     found = usual() if plainly else inspected(strategy, model, **options)
-    return compare(found.job, found.captured, found.compiled, steps=2)
+    return compare(found.job, found.example, found.captured, found.compiled, steps=2)
 
 
 @pytest.mark.parametrize(("strategy", "max_norm"), [(PIPELINE, None), (REPLICAS, 0.1)])

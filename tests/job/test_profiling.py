@@ -31,16 +31,16 @@ def inspected() -> tuple:
     model = Llama(LlamaConfig(vocab=32, dim=16, heads=2, layers=2), stages=2)
     strategy = BUILDERS["zb-h1"](pp=2, microbatches=4)
     options = Options(optimizer=partial(torch.optim.AdamW, lr=1e-3), device="cpu")
-    job = Job(model, cross_entropy, strategy, Batch.of((tokens, tokens)), options)
-    return job, *job.compile(job.example)
+    job, example = Job(model, cross_entropy, strategy, options), Batch.of((tokens, tokens))
+    return job, example, *job.compile(example)
 
 
 def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None:
-    job, captured, compiled = inspected
+    job, example, captured, compiled = inspected
     monkeypatch.setattr(profiling, "machine", lambda: Costs(cores=2.0))
     before = {name: value.clone() for name, value in job.model.state_dict().items()}
 
-    found = profiling.profile(job)
+    found = profiling.profile(job, example)
 
     codes = [region.code for region in captured.model.regions]
     assert set(found.compute) == {f"{code} {phase}" for code in codes for phase in Phase}
@@ -57,11 +57,11 @@ def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None
 
 def test_on_a_gpu_every_instruction_is_timed_by_itself(inspected, monkeypatch) -> None:
     """Here is none: laps on the host stand in for those between events."""
-    job, _, _ = inspected
+    job, example, _, _ = inspected
     monkeypatch.setattr(step_timing, "on_gpu", on_host)
     monkeypatch.setattr(profiling, "stepwatch", step_timing.gpu_step)
 
-    seen = profiling.measured(job, halves=True)
+    seen = profiling.measured(job, example, halves=True)
 
     steps = [seen[k :: len(seen) // profiling.ROUNDS] for k in range(len(seen) // profiling.ROUNDS)]
     assert all(len({one for one, _, _ in rows}) == 1 for rows in steps)
@@ -71,7 +71,7 @@ def test_on_a_gpu_every_instruction_is_timed_by_itself(inspected, monkeypatch) -
 
 
 def test_gpus_are_known_by_their_name(inspected, caplog, monkeypatch) -> None:
-    model = inspected[1].model
+    model = inspected[2].model
 
     names = ["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "Radeon"]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: names.pop(0))

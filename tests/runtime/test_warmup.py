@@ -55,9 +55,9 @@ def mixed() -> tuple[Any, ...]:
 def test_every_kernel_of_a_plan_runs(made: Any, name: str, options: dict[str, Any]) -> None:
     model, loss_fn, example, known = made()
     strategy = BUILDERS[name](pp=2, microbatches=4, **options)
-    job = Job(model, loss_fn, strategy, Batch.of(example), Options(device="cpu"))
+    job = Job(model, loss_fn, strategy, Options(device="cpu"))
     with using(known):
-        captured, compiled = job.compile(job.example)
+        captured, compiled = job.compile(Batch.of(example))
     for mine in list(assignments(captured, compiled))[:2]:
         ran, plan = [], mine.plan
         comm = ThreadComm(Hub(len(compiled.plans)), plan.device)

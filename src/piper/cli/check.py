@@ -71,7 +71,9 @@ def compared(
 ) -> None:
     from piper.job.numerics import compare
 
-    found = compare(inspected.job, inspected.captured, inspected.compiled, steps, seed)
+    found = compare(
+        inspected.job, inspected.example, inspected.captured, inspected.compiled, steps, seed
+    )
     if as_json:
         print(as_text(ok=found.agrees, proof=asdict(proof), numerics=asdict(found)))
     else:

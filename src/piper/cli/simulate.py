@@ -121,13 +121,13 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
     """
     from piper.job.profiling import kind_of, profile
 
-    job = inspect(target, list(arguments)).job
+    found = inspect(target, list(arguments))
     print("measuring every region in one process, then what lies between processes ...", flush=True)
-    new = profile(job)
+    new = profile(found.job, found.example)
     known = Costs.from_json(into.read_text()).compute if into.exists() else {}
     into.write_text(replace(new, compute={**known, **new.compute}).to_json())
     print(f"wrote {into}: {len(new.compute)} passes of regions", flush=True)
-    return network or kind_of(job.device)
+    return network or kind_of(found.job.device)
 
 
 def refuse_two_costs(device: str | None, costs: Path | None) -> None:

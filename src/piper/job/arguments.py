@@ -74,12 +74,12 @@ def is_norm(found: Any) -> bool:
         return False
 
 
-def counting_arguments(make: Callable[[], Made], batch: Batch, example: Batch) -> Made:
-    """What is made of a batch; what fails for other arguments than the example has says so."""
+def counting_arguments(make: Callable[[], Made], batch: Batch, count: int) -> Made:
+    """Make something of a batch. If it fails, and the example had `count` arguments, say so."""
     try:
         return make()
     except TypeError as error:
-        given, count = batch.arguments, len(example.arguments)
+        given = batch.arguments
         if len(given) == count:
             raise
         inside = len(given) == 1 and isinstance(given[0], list | tuple)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from piper.capture import Captured
+from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
 
@@ -16,14 +17,14 @@ _looking = False
 class Inspected(BaseException):
     """Raised instead of training when a tool only wants to look; nothing was started."""
 
-    def __init__(self, job: Job, captured: Captured, compiled: Compiled) -> None:
+    def __init__(self, job: Job, example: Batch, captured: Captured, compiled: Compiled) -> None:
         super().__init__("inspected")
-        self.job, self.captured, self.compiled = job, captured, compiled
+        self.job, self.example, self.captured, self.compiled = job, example, captured, compiled
 
 
-def inspected(job: Job) -> Inspected:
+def inspected(job: Job, example: Batch) -> Inspected:
     by_role = len(job.feeds.devices) > MANY
-    return Inspected(job, *job.compile(job.example, by_role))
+    return Inspected(job, example, *job.compile(example, by_role=by_role))
 
 
 def is_inspecting() -> bool:

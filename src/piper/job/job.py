@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 
@@ -14,7 +14,7 @@ from piper.capture import Captured, capture
 from piper.directives import Place, Strategy
 from piper.ir.costs import Costs
 from piper.ir.replicas import Replicas, replicas
-from piper.job.arguments import counting_arguments, refuse_wrong_model
+from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
@@ -27,32 +27,41 @@ from piper.runtime.hardware import chosen_device
 from piper.runtime.state.initial_values import initial_values
 
 LOG = logging.getLogger("piper")
-Kind = tuple[Shapes, tuple[bool, ...]]  # what a program is compiled for: shapes, and model flags
+BatchKind = tuple[Shapes, tuple[bool, ...]]  # what a program is for: shapes, and model flags
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A model, its loss, a strategy, an example of its batches, and options."""
+    """A model, its loss, a strategy and options."""
 
     model: torch.nn.Module
     loss_fn: Loss | None
     strategy: Strategy
-    example: Batch  # of one replica
     options: Options = Options()
-    captures: dict[Kind, Captured] = field(default_factory=dict, repr=False)  # by microbatch
-    device: torch.device = field(init=False)
-    feeds: Replicas = field(init=False)
-    reduction: LossReduction = field(init=False)
-    costs: Costs | None = field(init=False)  # None: those that the compiler estimates
+    captures: dict[BatchKind, Captured] = field(default_factory=dict, repr=False)  # by microbatch
 
     def __post_init__(self) -> None:
+        """What is wrong is refused now, before this process waits for any other."""
         refuse_wrong_model(self.model, self.loss_fn)
+        _ = self.device, self.reduction, self.costs, self.initial
+
+    @cached_property
+    def device(self) -> torch.device:
+        return chosen_device(self.options.device)
+
+    @cached_property
+    def feeds(self) -> Replicas:
+        return replicas(d.devices for d in self.strategy if isinstance(d, Place))
+
+    @cached_property
+    def reduction(self) -> LossReduction:
         said, weight = self.options.reduction, self.options.loss_weight
-        found = vars(self)
-        found["device"] = chosen_device(self.options.device)
-        found["feeds"] = replicas(d.devices for d in self.strategy if isinstance(d, Place))
-        found["reduction"] = reduction_of(said, self.loss_fn, weight, self.all_microbatches)
-        found["costs"] = read_costs(self.options.costs)
+        return reduction_of(said, self.loss_fn, weight, self.all_microbatches)
+
+    @cached_property
+    def costs(self) -> Costs | None:
+        """None: those that the compiler estimates."""
+        return read_costs(self.options.costs)
 
     @property
     def replicas(self) -> int:
@@ -78,10 +87,7 @@ class Job:
         """The same under another strategy; what is captured is captured for both."""
         return replace(self, strategy=strategy)
 
-    def with_costs(self, costs: Costs) -> Job:
-        return replace(self, options=replace(self.options, costs=costs))
-
-    def kind(self, batch: Batch) -> Kind:
+    def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)
 
     def capture(self, batch: Batch) -> Captured:
@@ -89,16 +95,18 @@ class Job:
         one, started = batch.part(0, self.microbatches), time.perf_counter()
         kind = self.kind(one)
         if kind not in self.captures:
-            make = partial(capture, self.model, self.loss_fn, one.arguments, self.device.type)
-            self.captures[kind] = counting_arguments(make, one, self.example)
+            made = capture(self.model, self.loss_fn, one.arguments, self.device.type)
+            self.captures[kind] = made
         found = self.captures[kind]
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
 
-    def compile(self, batch: Batch, by_role: bool = False) -> tuple[Captured, Compiled]:
+    def compile(
+        self, batch: Batch, costs: Costs | None = None, by_role: bool = False
+    ) -> tuple[Captured, Compiled]:
         """Capture the model for this kind of batch, apply the strategy, and check the plans.
 
-        `by_role`: of one device for each role only.
+        `costs`: others than those of the options; `by_role`: of one device for each role only.
         """
         refuse_uneven(batch, self.microbatches)
         captured, started = self.capture(batch), time.perf_counter()
@@ -107,7 +115,7 @@ class Job:
             captured.model,
             self.strategy.directives,
             clip=self.options.max_norm is not None,
-            costs=self.costs,
+            costs=costs or self.costs,
             by_role=by_role,
         )
         for region, cut in compiled.dag.shardings.items():

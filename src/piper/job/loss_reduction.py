@@ -9,7 +9,7 @@ from typing import Any, Literal
 from piper.errors import InputError, Problem
 from piper.job.batch import Batch
 
-Kind = Literal["mean", "sum"]
+Reduction = Literal["mean", "sum"]
 Weight = Callable[..., Any]  # of the arguments of a microbatch
 Ignored = tuple[int | None, int | None]  # batch tensor, label; None where it cannot be told
 
@@ -18,7 +18,7 @@ Ignored = tuple[int | None, int | None]  # batch tensor, label; None where it ca
 class LossReduction:
     """A mean or a sum; `weight` is what the user says that a microbatch weighs."""
 
-    kind: Kind = "mean"
+    kind: Reduction = "mean"
     weight: Weight | None = None
 
     @property

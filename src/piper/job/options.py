@@ -11,7 +11,7 @@ import torch
 
 from piper.ir.costs import Costs
 from piper.job.arguments import refuse_wrong_options
-from piper.job.loss_reduction import Kind, Weight
+from piper.job.loss_reduction import Reduction, Weight
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 
@@ -25,7 +25,7 @@ class Options:
 
     optimizer: MakeOptimizer = ADAMW
     lr_scheduler: MakeScheduler | None = None
-    reduction: Kind | None = None
+    reduction: Reduction | None = None
     loss_weight: Weight | None = None
     max_norm: float | None = None
     compiled: bool = False

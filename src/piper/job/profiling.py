@@ -20,6 +20,7 @@ from piper.ir.costs import Costs
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.job.assignment import assignment
+from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.pricing import Prices, costs_of_device
 from piper.job.programs import load
@@ -39,15 +40,15 @@ ROUNDS = 7
 MOST = 16  # processes that measure cores together
 
 
-def profile(job: Job) -> Costs:
+def profile(job: Job, example: Batch) -> Costs:
     """What each pass of each region takes, and what the machine does besides.
 
     Everything runs in this process, as if all were on one device: whole backwards, then both
     halves. Equal regions share a figure. Links and cores are measured by processes of their own;
     those of GPUs are as on their data sheet.
     """
-    seen = [row for halves in (False, True) for row in measured(job, halves)]
-    model = job.capture(job.example).model
+    seen = [row for halves in (False, True) for row in measured(job, example, halves)]
+    model = job.capture(example).model
     codes = {str(region.id): region.code for region in model.regions}
     if job.device.type == "cuda":
         found = {name: figure for name, figure in figures(seen, codes).items() if figure}
@@ -56,11 +57,11 @@ def profile(job: Job) -> Costs:
     return replace(machine(), **figures(seen, codes), each=statistics.median(idle))
 
 
-def measured(job: Job, halves: bool) -> Timed:
+def measured(job: Job, example: Batch, halves: bool) -> Timed:
     """Some steps with two microbatches on one device."""
     parts = 2 - job.microbatches % 2
     alone = job.under(one_device(parts, halves))
-    batch = job.example.part(0, job.microbatches // parts)
+    batch = example.part(0, job.microbatches // parts)
     captured, compiled = alone.compile(batch)
     plan, size = compiled.plan(0), Prices(compiled.dag, Costs()).size
     mine, comm = assignment(captured, compiled, 0), ThreadComm(Hub(1), 0)

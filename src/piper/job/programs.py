@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -11,10 +12,11 @@ from piper.capture import Captured
 from piper.capture.kernels.callables import Kernels
 from piper.ir.costs import Costs
 from piper.job import consistency
+from piper.job.arguments import counting_arguments
 from piper.job.assignment import Assignment, assignment
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
-from piper.job.job import Job, Kind
+from piper.job.job import BatchKind, Job
 from piper.job.shipping import Sending
 from piper.names import Phase
 from piper.runtime.comm.gloo import Comm, ProcessComm
@@ -35,9 +37,11 @@ class Programs:
 
     job: Job
     rank: int
-    ready: dict[Kind, Program] = field(default_factory=dict)
-    assigned: dict[Kind, Assignment] = field(default_factory=dict)  # what this device is to do
-    made: dict[Kind, Compiled] = field(default_factory=dict)  # on device 0
+    arguments: int  # that the example has
+    costs: Costs | None = None  # that were measured since
+    ready: dict[BatchKind, Program] = field(default_factory=dict)
+    assigned: dict[BatchKind, Assignment] = field(default_factory=dict)  # what this device is to do
+    made: dict[BatchKind, Compiled] = field(default_factory=dict)  # on device 0
     aliases: dict[str, str] = field(default_factory=dict)  # of parameters, on device 0
     comm: ProcessComm | None = None  # None before the first program, and after the end
 
@@ -45,13 +49,13 @@ class Programs:
         self.state = DeviceState(self.job.device)
         self.sending = Sending(self.job.options.compiled)
 
-    def get(self, batch: Batch, kind: Kind, steps: int) -> Program:
+    def get(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
         """The program for batches of this kind; compiled at the first one."""
         if kind not in self.ready:
             self.ready[kind] = self.build(batch, kind, steps)
         return self.ready[kind]
 
-    def build(self, batch: Batch, kind: Kind, steps: int) -> Program:
+    def build(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
         if self.comm is None:
             consistency.refuse_disagreement(given(self.job, batch), self.job.model)
         mine, kernels = self.assign(batch, kind)
@@ -64,12 +68,13 @@ class Programs:
             self.prepare(program, mine)
         return program
 
-    def assign(self, batch: Batch, kind: Kind) -> tuple[Assignment, Kernels]:
+    def assign(self, batch: Batch, kind: BatchKind) -> tuple[Assignment, Kernels]:
         if self.rank:
             return self.sending.other()
 
         def make() -> tuple[Captured, Compiled]:
-            captured, compiled = self.job.compile(batch)
+            compiling = partial(self.job.compile, batch, self.costs)
+            captured, compiled = counting_arguments(compiling, batch, self.arguments)
             refuse_wrong_world(compiled.dag.devices)
             self.made[kind], self.aliases = compiled, captured.aliases
             return captured, compiled
@@ -89,7 +94,7 @@ class Programs:
 
     def compile_again(self, costs: Costs) -> None:
         """With other costs, when a batch comes."""
-        self.job, self.ready = self.job.with_costs(costs), {}
+        self.costs, self.ready = costs, {}
 
     @property
     def spoken(self) -> set[str]:

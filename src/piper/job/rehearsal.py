@@ -75,8 +75,8 @@ def rehearse(
         loss_weight=loss_weight, max_norm=max_norm, compiled=compiled, graphs=graphs,
         seed=seed, init=init, costs=costs, device=device,
     )  # fmt: skip
-    given = [Batch.of(batch) for batch in batches]
-    return rehearsed(Job(model, loss_fn, as_strategy(strategy), given[0], options), given, watch)
+    job = Job(model, loss_fn, as_strategy(strategy), options)
+    return rehearsed(job, [Batch.of(batch) for batch in batches], watch)
 
 
 def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) -> Rehearsal:

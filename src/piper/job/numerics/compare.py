@@ -88,7 +88,12 @@ class Comparison:
 
 
 def compare(
-    job: Job, captured: Captured, compiled: Compiled, steps: int = 3, seed: int = 0
+    job: Job,
+    example: Batch,
+    captured: Captured,
+    compiled: Compiled,
+    steps: int = 3,
+    seed: int = 0,
 ) -> Comparison:
     """Train both ways on the same random batches, and see how far they are apart.
 
@@ -96,15 +101,15 @@ def compare(
     compared without it: Piper's masks are others than those of eager PyTorch, by design.
     """
     refuse_large(compiled, free_memory())
-    model, notes = copied(job, captured), constant_inputs(job.example)
+    model, notes = copied(job, captured), constant_inputs(example)
     generator = torch.Generator().manual_seed(seed)
-    batches = [like(job.example, job.replicas, generator) for _ in range(steps)]
+    batches = [like(example, job.replicas, generator) for _ in range(steps)]
     fine, why = in_double(model, job, batches[0])
     if fine is not None:
         model, batches = fine, [doubled(batch) for batch in batches]
-    here = on_cpu(job, model, chunk(batches[0], 0, job.replicas))
+    here = on_cpu(job, model)
     if is_random(captured):
-        notes += without_dropout(here)
+        notes += without_dropout(here, chunk(batches[0], 0, job.replicas))
     reference, seen = plain(copy.deepcopy(model), job, batches), Seen(steps)
     found = rehearsed(here, batches, seen)
     tolerance = float(torch.finfo(reference.coarsest).eps) ** 0.5
@@ -120,10 +125,10 @@ def compare(
     )
 
 
-def on_cpu(job: Job, model: torch.nn.Module, example: Batch) -> Job:
+def on_cpu(job: Job, model: torch.nn.Module) -> Job:
     """The same job for a copy of its model, without what only makes it fast."""
     options = replace(job.options, device="cpu", compiled=False, graphs=False, init=None)
-    return replace(job, model=model, example=example, options=options, captures={})
+    return replace(job, model=model, options=options, captures={})
 
 
 @dataclass

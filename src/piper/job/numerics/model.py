@@ -66,15 +66,15 @@ def in_double(
     return copy.deepcopy(model).double(), []
 
 
-def without_dropout(job: Job) -> list[str]:
+def without_dropout(job: Job, example: Batch) -> list[str]:
     """Switch dropout off, in the way that changes least, until nothing random is left."""
     for module in job.model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
-    if not is_random(job.capture(job.example)):
+    if not is_random(job.capture(example)):
         return ["dropout is off (p = 0): Piper's masks are not those of eager PyTorch"]
     job.model.eval()
-    if not is_random(job.capture(job.example)):
+    if not is_random(job.capture(example)):
         return ["the model is in eval mode: it has dropout, whose masks differ by design"]
     raise InputError(
         "model",
