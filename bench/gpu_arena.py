@@ -49,9 +49,9 @@ class Contender:
         """What outlives a step, besides the optimizer's state."""
         if self.trainer is None:
             return self.parameters
-        program = next(iter(self.trainer.programs.values()))
+        program = next(iter(self.trainer._programs.ready.values()))
         return [
-            *(t for b in self.trainer.state.buckets.values() for t in b.tensors),
+            *(t for b in self.trainer._programs.state.buckets.values() for t in b.tensors),
             *program.buffers,
         ]
 

@@ -55,7 +55,7 @@ def graphs(
     arena: Arena, kind: str, ours: Callable[..., Contender], theirs: Callable[..., Contender]
 ) -> None:
     """Where Piper has graphs: with eager kernels, and with Inductor's as the peer has them."""
-    if not arena.on_gpu or "graphs" not in inspect.signature(piper.Trainer.configure).parameters:
+    if not arena.on_gpu or "graphs" not in inspect.signature(piper.Trainer).parameters:
         arena.say(f"{kind}, graphs: not here (no GPU, or Trainer has no `graphs`)")
         return
     arena.contest(f"{kind}, graphs", {"piper graphs": partial(ours, graphs=True), "eager": theirs})

@@ -108,7 +108,7 @@ def on_gpu(arena: Arena, one: Contender, before: int) -> float:
 
 
 def on_cpu(one: Contender) -> float:
-    outside = one.trainer.model.parameters() if one.trainer else ()  # looked at, and not Piper's
+    outside = one.trainer._job.model.parameters() if one.trainer else ()  # not Piper's
     with Meter(one.lasting, outside) as meter:
         one.step()
         meter.peak = 0
@@ -122,7 +122,7 @@ def computed(arena: Arena, trainer: piper.Trainer) -> float:
     NCCL scatters in place, gloo does not.
     """
     staging = 0 if arena.on_gpu else 1
-    made = [(one.dag, plan) for one in trainer.made.values() for plan in one.plans]
+    made = [(one.dag, plan) for one in trainer._programs.made.values() for plan in one.plans]
     return max((peak(dag, plan, staging=staging).total for dag, plan in made), default=0.0)
 
 
@@ -149,7 +149,7 @@ def host(arena: Arena) -> None:
         found = compiling(arena, model, strategy, data, parts)
         mine = arena.ours(model, strategy, data)
         assert mine.trainer is not None
-        program = next(iter(mine.trainer.programs.values()))
+        program = next(iter(mine.trainer._programs.ready.values()))
         count = len(program.plan.instructions)
         makers: dict[str, Any] = {"piper": lambda one=mine: one}
         if world > 1:

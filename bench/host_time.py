@@ -19,7 +19,7 @@ from piper.directives import Place, Split  # noqa: E402
 from piper.ir.filters import where  # noqa: E402
 from piper.job.compiler import compile_strategy  # noqa: E402
 from piper.plan.instructions import Run  # noqa: E402
-from piper.runtime.batch import Batch
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gloo import ProcessComm  # noqa: E402
 from piper.runtime.execute import Program  # noqa: E402
 from piper.runtime.state.device_state import DeviceState  # noqa: E402
@@ -27,7 +27,7 @@ from piper.runtime.state.device_state import DeviceState  # noqa: E402
 PARTS, STAGES, TURNS = 64, 8, 20
 
 
-def loop_alone() -> tuple[Program, Batch]:
+def loop_alone() -> tuple[Program, StepInputs]:
     """A program whose kernels do nothing."""
     compiled = compile_strategy(chain(STAGES), [Place(where(), (0,)), Split("MB", PARTS)])
     (plan,) = compiled.plans
@@ -44,7 +44,7 @@ def loop_alone() -> tuple[Program, Batch]:
         for b, k in compiled.dag.model.buckets.items()
     }
     state.add(plan.states, contents, lambda b: True, lambda n: torch.zeros(4, 4), torch.optim.SGD)
-    batch = Batch((torch.zeros(PARTS, 2), torch.zeros(PARTS, 2)), (1 / PARTS,) * PARTS)
+    batch = StepInputs((torch.zeros(PARTS, 2), torch.zeros(PARTS, 2)), (1 / PARTS,) * PARTS)
     return Program(plan, kernels, state, ProcessComm()), batch
 
 

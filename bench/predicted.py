@@ -29,6 +29,9 @@ from models import cross_entropy
 
 import piper
 from piper.costs import Costs
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.options import Options
 from piper.job.pricing import price
 from piper.job.profiling import profile
 from piper.launch.local import run_local
@@ -149,14 +152,11 @@ def profiled(ranks: list[int], real: bool) -> Costs:
     """Every cut of the model once, in this process. Emulated devices have a core each."""
     found: Costs | None = None
     for stages in dict.fromkeys(case[2] for n in ranks for case in cases(n, real)):
-        trainer = Trainer.__new__(Trainer)
         places = [piper.Place(piper.where(PP=k), [0]) for k in range(stages)]
         model, data = built(stages, real)
-        trainer.configure(
-            model, cross_entropy, [*places, piper.Split("MB", PARTS)], optimizer=ADAMW
-        )
-        captured, _ = trainer.compile(data)
-        new = profile(trainer, data, captured)
+        strategy = piper.Strategy([*places, piper.Split("MB", PARTS)])
+        options = Options(optimizer=ADAMW)
+        new = profile(Job(model, cross_entropy, strategy, options), Batch.of(data))
         found = found.with_figures(new.figures) if found else new
     assert found is not None
     return found if real else replace(found, cores=0.0, wire=0.0)
@@ -173,7 +173,7 @@ def measure(chosen: argparse.Namespace) -> None:
         trainer = Trainer(model, cross_entropy, strategy, optimizer=ADAMW, example=data)
         step = {"piper": partial(trainer.step, *data)}
         times = interleaved(step, chosen.repeats, warmup=2, fence=dist.barrier)["piper"]
-        made = list(trainer.made.values())  # on device 0, which compiled for all
+        made = list(trainer._programs.made.values())  # on device 0, which compiled for all
         trainer.close()
         if dist.get_rank() == 0:
             found = report(price(made[0], costs))

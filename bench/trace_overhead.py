@@ -18,7 +18,7 @@ from models import Staged, batch, cross_entropy
 
 import piper
 from piper.models.llama import LlamaConfig
-from piper.runtime.batch import Batch
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.world import gather
 from piper.runtime.execute import Program
 from piper.runtime.observe.clocks import offset_to_first
@@ -96,17 +96,16 @@ def between(program: Program, work, plans) -> dict[str, float]:
 
 def measured(name: str, repeats: int) -> dict[str, object]:
     trainer, data = trainer_of(*CASES[name])
-    own = trainer.own_weights(data)
-    work = trainer.batch(data, 0, trainer.replica, own, trainer.agreed(data, own))
-    program = trainer.program(data)
+    given, kind = trainer._batch_of(data)
+    program, work = trainer._ready(given, kind, trainer._job.weights(given))
     found = overhead(Recorder(program), work, repeats, dist.barrier)
-    plans = trainer.made[trainer.key(data)].plans if trainer.rank == 0 else ()
+    plans = trainer._programs.made[kind].plans if trainer.rank == 0 else ()
     found |= between(program, work, plans)
     trainer.close()
     return found
 
 
-def empty() -> tuple[Recorder, Batch]:
+def empty() -> tuple[Recorder, StepInputs]:
     """The loop alone, without what is tensor work whatever the kernels do."""
     program, work = loop_alone()
     recorder = Recorder(program)

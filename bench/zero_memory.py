@@ -25,6 +25,7 @@ from peers import ADAMW, SCHEDULES, Data, pipelined
 from torch import Tensor
 
 import piper
+from piper.job.batch import Batch
 from piper.models.llama import LlamaConfig, cross_entropy, rotary_tables
 from piper.plan.analyse.memory import peak
 from piper.runtime.observe.memory_meter import Meter
@@ -57,11 +58,12 @@ def piper_memory(zero: int, name: str, config: LlamaConfig, data: Data) -> Measu
     strategy = piper.strategies.BUILDERS[name](pp=PP, microbatches=PARTS, dp=DP, zero=zero)
     model = make(config, PP * SCHEDULES[name][1])
     trainer = piper.Trainer(model, cross_entropy, strategy, optimizer=ADAMW, example=data)
-    program = next(iter(trainer.programs.values()))
-    states = [tensor for bucket in trainer.state.buckets.values() for tensor in bucket.tensors]
+    program = next(iter(trainer._programs.ready.values()))
+    buckets = trainer._programs.state.buckets.values()
+    states = [tensor for bucket in buckets for tensor in bucket.tensors]
     outside = [*data, *model.parameters(), *model.buffers()]  # looked at, and not Piper's
     measured = metered(lambda: trainer.step(*data), [*states, *program.buffers], outside)
-    _, compiled = trainer.compile(data)
+    _, compiled = trainer._job.compile(Batch.of(data))
     trainer.close()
     return measured, peak(compiled.dag, compiled.plan(dist.get_rank())).total
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from replicas import ADAMW, Run, batches, known
+from shared_capture import using
 
 from piper.directives import Place, Strategy
 from piper.ir.replicas import replicas
@@ -27,8 +28,9 @@ def made(rank: int, name: str, stages: int, text: str, **options: Any) -> tuple[
         tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
         for batch in batches(name, ROWS)
     ]
-    options = {"optimizer": ADAMW, "captured": found, **options}
-    return Trainer(model, loss_fn, strategy, example=mine[0], **options), mine
+    options = {"optimizer": ADAMW, **options}
+    with using(found):
+        return Trainer(model, loss_fn, strategy, example=mine[0], **options), mine
 
 
 def save_half(rank: int, name: str, stages: int, text: str, folder: str) -> None:
@@ -46,9 +48,9 @@ def go_on(rank: int, name: str, stages: int, text: str, folder: str) -> Run:
     for batch in mine[SAVED:]:
         run.loss.append(trainer.step(*batch).loss)
     run.parameters = [
-        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer.state.parts()
+        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
     ]
-    run.optimizer = trainer.state.optimizer_parts()
+    run.optimizer = trainer._programs.state.optimizer_parts()
     trainer.close()
     return run
 

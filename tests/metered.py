@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from shared_capture import using
 from torch import Tensor
 
 from piper.capture import Captured, annotate, capture
@@ -53,18 +54,22 @@ def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, list[Pea
     feeds = replicas(place.devices for place in strategy if isinstance(place, Place)).feeds
     parts = strategy.microbatches * len(feeds[0])
     tokens = torch.arange(rows * parts * LENGTH).view(-1, LENGTH) % VOCAB
-    trainer = Trainer(
-        model, cross_entropy, strategy, example=(tokens, tokens), captured=found,
-        optimizer=torch.optim.AdamW,
-    )  # fmt: skip
-    program = next(iter(trainer.programs.values()))
-    states = [tensor for bucket in trainer.state.buckets.values() for tensor in bucket.tensors]
+    with using(found):
+        trainer = Trainer(
+            model, cross_entropy, strategy, example=(tokens, tokens), optimizer=torch.optim.AdamW
+        )
+    program = next(iter(trainer._programs.ready.values()))
+    states = [
+        tensor for bucket in trainer._programs.state.buckets.values() for tensor in bucket.tensors
+    ]
     outside = [tokens, *model.parameters(), *model.buffers()]  # looked at, and not Piper's
     with Meter([*states, *program.buffers], outside) as meter:
         trainer.step(tokens, tokens)  # the first one makes the optimizer's state
         meter.peak = 0
         trainer.step(tokens, tokens)
-    computed = [peak(made.dag, plan) for made in trainer.made.values() for plan in made.plans]
+    computed = [
+        peak(made.dag, plan) for made in trainer._programs.made.values() for plan in made.plans
+    ]
     trainer.close()
     return meter.peak, computed, found.model if found else None
 

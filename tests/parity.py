@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from shared_capture import using
 from torch import Tensor, nn
 
 from piper.capture import Captured, capture
@@ -135,18 +136,13 @@ def train(
     size = rows // strategy.microbatches
     model, loss_fn, found = captured(name, stages, size) if rank == 0 else uncaptured(name, stages)
     data = batches(name, rows)
-    trainer = Trainer(
-        model,
-        loss_fn,
-        strategy,
-        optimizer=ADAMW,
-        example=data[0],
-        captured=found,
-        max_norm=max_norm,
-    )
+    with using(found):
+        trainer = Trainer(
+            model, loss_fn, strategy, optimizer=ADAMW, example=data[0], max_norm=max_norm
+        )
     result = Result([], [], [], {}, [])
     grads: dict[str, Tensor] = {}
-    for program in trainer.programs.values():
+    for program in trainer._programs.ready.values():
         program.watch = lambda bucket: grads.update(  # type: ignore[method-assign]
             (name, parameter.grad.clone()) for name, _, _, parameter in bucket.parts()
         )
@@ -157,7 +153,7 @@ def train(
         result.norms.append(metrics.grad_norm)
         result.loss.append(metrics.loss)
         result.grads.append(dict(grads))
-    result.parameters = assembled(trainer.state.parts())
+    result.parameters = assembled(trainer._programs.state.parts())
     result.whole = trainer.state_dict()
     trainer.close()
     return result

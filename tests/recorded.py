@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from replicas import ADAMW, batches, digests, known
+from shared_capture import using
 
 from piper.directives import Place, Strategy
 from piper.ir.replicas import replicas
@@ -37,9 +38,8 @@ def trainer_of(rank: int, name: str, stages: int, rows: int, text: str) -> tuple
     model, loss_fn, found = known(rank, name, stages, rows // parts)
     mine = [tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
             for batch in batches(name, rows)]  # fmt: skip
-    trainer = Trainer(
-        model, loss_fn, strategy, optimizer=ADAMW, example=mine[0], captured=found, max_norm=1.0
-    )
+    with using(found):
+        trainer = Trainer(model, loss_fn, strategy, optimizer=ADAMW, example=mine[0], max_norm=1.0)
     return trainer, mine
 
 
@@ -50,11 +50,11 @@ def train(
     trainer, mine = trainer_of(rank, name, stages, rows, text)
     if path is not None:
         clock = lambda: time.perf_counter_ns() + ahead * rank  # noqa: E731
-        trainer.recording = Recording(Window(Path(path), first=2, count=2), clock)
+        trainer._recording = Recording(Window(Path(path), first=2, count=2), clock)
     losses = [trainer.step(*batch).loss for batch in mine]
-    (program,) = trainer.programs.values()
-    doubt = trainer.recording.offset.doubt / 1e9
-    seen = Seen(losses, digests(trainer), program.plan, doubt, trainer.recording.traces)
+    (program,) = trainer._programs.ready.values()
+    doubt = trainer._recording.offset.doubt / 1e9
+    seen = Seen(losses, digests(trainer), program.plan, doubt, trainer._recording.traces)
     trainer.close()
     return seen
 
@@ -64,7 +64,7 @@ def profile(rank: int, name: str, stages: int, rows: int, text: str, path: str) 
     trainer, mine = trainer_of(rank, name, stages, rows, text)
     trainer.record(path, steps=1, profile=True)
     trainer.step(*mine[0])
-    (program,) = trainer.programs.values()
+    (program,) = trainer._programs.ready.values()
     trainer.close()
     return program.plan
 

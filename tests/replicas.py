@@ -10,6 +10,7 @@ from typing import Any
 
 import experts
 import torch
+from shared_capture import using
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -165,13 +166,13 @@ def train(
     model, loss_fn, found = known(rank, name, stages, rows // parts)
     mine = [tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
             for batch in batches(name, rows)]  # fmt: skip
-    trainer = Trainer(
-        model, loss_fn, strategy, optimizer=ADAMW, example=mine[0], captured=found,
-        max_norm=max_norm,
-    )  # fmt: skip
+    with using(found):
+        trainer = Trainer(
+            model, loss_fn, strategy, optimizer=ADAMW, example=mine[0], max_norm=max_norm
+        )
     assert (trainer.replica, trainer.replicas) == (feeds.feed(rank), len(feeds.feeds))
     run, grads = Run(), []
-    for program in trainer.programs.values():
+    for program in trainer._programs.ready.values():
         program.watch = lambda bucket: grads.extend(  # type: ignore[method-assign]
             Part(name, first, tuple(shape), parameter.grad.flatten().clone())
             for name, first, shape, parameter in bucket.parts()
@@ -179,16 +180,16 @@ def train(
     for batch in mine:
         grads.clear()
         metrics = trainer.step(*batch)
-        first = trainer.replica * trainer.parts
+        first = trainer.replica * trainer._job.microbatches
         run.losses.append({first + part: loss for part, loss in metrics.losses.items()})
         run.norms.append(metrics.grad_norm)
         run.loss.append(metrics.loss)
         run.grads.append(list(grads))
         run.digests.append(digests(trainer))
     run.parameters = [
-        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer.state.parts()
+        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
     ]
-    run.optimizer = trainer.state.optimizer_parts()
+    run.optimizer = trainer._programs.state.optimizer_parts()
     run.whole = trainer.state_dict()
     trainer.close()
     return run
@@ -198,7 +199,7 @@ def digests(trainer: Trainer) -> dict[str, str]:
     """The exact bits of every parameter here."""
     return {
         f"{part.name}[{part.first}:]": hashlib.sha256(part.values.numpy().tobytes()).hexdigest()
-        for part in trainer.state.parts()
+        for part in trainer._programs.state.parts()
     }
 
 
@@ -352,7 +353,9 @@ def train_growing(rank: int) -> tuple[dict[str, Tensor] | None, dict[str, Tensor
     )
     for rows in (4, 8, 8):
         trainer.step(x[:rows], y[:rows])
-    mine = [Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer.state.parts()]
+    mine = [
+        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
+    ]
     everyone: list[list[Part]] = [[], []]
     torch.distributed.all_gather_object(everyone, mine)
     whole = trainer.state_dict()

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from replicas import ADAMW, Net, batches, data, known
+from shared_capture import using
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,7 +21,7 @@ from piper.job import shipping
 from piper.trainer import Trainer
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-COMPILING = ("capture", "compile_strategy", "assignment")
+COMPILING = ("job.capture", "job.compile_strategy", "programs.assignment")
 TWO = [Place(where(PP=0), [0]), Place(where(PP=1), [1])]
 
 
@@ -32,15 +33,15 @@ def train(rank: int) -> tuple[list[float], list[str], list[str], list[str]]:
     """Losses; and what this device knows: its regions, its buckets, its kernels."""
     with ExitStack() as stack:
         for name in COMPILING if rank else ():
-            stack.enter_context(patch(f"piper.trainer.{name}", forbidden))
+            stack.enter_context(patch(f"piper.job.{name}", forbidden))
         trainer = Trainer(
             Net(nn.Dropout(0.5)), functional.mse_loss, [*TWO, Split("MB", 2)], optimizer=SGD,
             example=data()[0],
         )  # fmt: skip
         losses = [trainer.step(*batch).loss for batch in data()]
         losses += [trainer.step(x[:4], y[:4]).loss for x, y in data()]
-    (first, _) = trainer.assigned.values()
-    there = [f"{code} {phase}" for code, phase, _ in trainer.sending.kernels.made]
+    (first, _) = trainer._programs.assigned.values()
+    there = [f"{code} {phase}" for code, phase, _ in trainer._programs.sending.kernels.made]
     trainer.close()
     return losses, sorted(first.codes), sorted(first.contents), there
 
@@ -79,9 +80,10 @@ def tune(rank: int, text: str) -> list[int]:
     mine = [tuple(t.chunk(2)[rank] for t in batch) for batch in batches("moe spread", 4)]
     model, loss, found = known(rank, "moe spread", 1, 1)
     with patch("piper.job.shipping.send", send):
-        trainer = Trainer(
-            model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0], captured=found
-        )
+        with using(found):
+            trainer = Trainer(
+                model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0]
+            )
         trainer.tune(*mine[0])
         trainer.step(*mine[1])
     trainer.close()
@@ -92,7 +94,7 @@ def after_a_failure(rank: int) -> tuple[float, str, list[float]]:
     """A loss, what the step after one that failed is told, and losses of a new Trainer."""
     trainer = Trainer(Net(), functional.mse_loss, TWO, optimizer=SGD, example=data()[0])
     first = trainer.step(*data()[0]).loss
-    with patch.object(trainer.recording, "step", forbidden), suppress(AssertionError):
+    with patch.object(trainer._recording, "step", forbidden), suppress(AssertionError):
         trainer.step(*data()[1])
     try:
         trainer.step(*data()[1])

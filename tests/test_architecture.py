@@ -31,9 +31,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": WORDS,
     "models": {"capture", *WORDS},
 }
-WITH_TORCH = {"job", "trainer"}
-TOP = {*WITH_TORCH, "cli", "__init__", "__main__"}  # may import anything below them
-TORCH = {"capture", "runtime", "models", *WITH_TORCH}
+MAY_IMPORT["job"] = set(MAY_IMPORT)  # all but the Trainer, which runs jobs
+TOP = {"trainer", "cli", "__init__", "__main__"}  # may import anything below them
+TORCH = {"capture", "runtime", "models", "job", "trainer"}
 RAY = {"launch"}
 
 

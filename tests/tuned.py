@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replicas import ADAMW, batches, known
+from shared_capture import using
 
 from piper.costs import Costs
 from piper.directives import Strategy
@@ -27,24 +28,24 @@ class Tuned:
 def trainer_of(rank: int, text: str) -> tuple[Trainer, list]:
     model, loss, found = known(rank, "moe spread", 1, 1)
     mine = [tuple(t.chunk(2)[rank] for t in batch) for batch in batches("moe spread", 4)]
-    return Trainer(
-        model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0], captured=found
-    ), mine
+    with using(found):
+        trainer = Trainer(model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0])
+    return trainer, mine
 
 
 def shares(rank: int, text: str) -> dict[str, int]:
     """Elements of experts' parameters, gradients and optimizer state here."""
     trainer, mine = trainer_of(rank, text)
     found = {"parameters": 0, "gradients": 0}
-    for program in trainer.programs.values():
+    for program in trainer._programs.ready.values():
         program.watch = lambda bucket: found.update(  # type: ignore[method-assign]
             gradients=found["gradients"]
             + sum(p.grad.numel() for name, _, _, p in bucket.parts() if name.endswith(NAMES))
         )
     trainer.step(*mine[0])
-    parts = [part for part in trainer.state.parts() if part.name.endswith(NAMES)]
+    parts = [part for part in trainer._programs.state.parts() if part.name.endswith(NAMES)]
     found["parameters"] = sum(part.values.numel() for part in parts)
-    for key, kept in trainer.state.optimizer_parts().items():
+    for key, kept in trainer._programs.state.optimizer_parts().items():
         found[key] = sum(part.values.numel() for part in kept if part.name.endswith(NAMES))
     trainer.close()
     return found
@@ -64,5 +65,5 @@ def tune(rank: int, text: str) -> Tuned:
 
 
 def bits(trainer: Trainer) -> list[bytes]:
-    kept = [p for parts in trainer.state.optimizer_parts().values() for p in parts]
-    return [part.values.numpy().tobytes() for part in (*trainer.state.parts(), *kept)]
+    kept = [p for parts in trainer._programs.state.optimizer_parts().values() for p in parts]
+    return [part.values.numpy().tobytes() for part in (*trainer._programs.state.parts(), *kept)]

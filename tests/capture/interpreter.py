@@ -107,11 +107,11 @@ class Interpreter:
 
     def call(self, region: Region, phase: Phase, reads: list) -> tuple:
         """As a process does that captured nothing: what it runs was text on the way."""
-        recipe = self.captured.recipe(region.id, phase)
-        key = recipe.code, phase, self.compiled
+        code = self.captured.code(region.id)
+        key = code.graph, phase, self.compiled
         if key not in self.received.made:
             self.received.add(*key, self.captured.kernels.to_json(*key))
-        return self.received.of(recipe, phase, self.compiled)(*reads)
+        return self.received.get(code, phase, self.compiled)(*reads)
 
     def inputs(self, region: Region, positions: Iterable[int]) -> list[Tensor]:
         return [self.values[region.inputs[i]] for i in positions]

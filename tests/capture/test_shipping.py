@@ -28,9 +28,9 @@ FIX = (
 
 def shipped(captured: Captured, region: str, phase: Phase, ways: int = 1) -> Kernel:
     """As another process has it."""
-    recipe, there = captured.recipe(RegionId(region), phase, ways), Kernels()
-    there.add(recipe.graph, phase, False, captured.kernels.to_json(recipe.graph, phase, False))
-    return there.of(recipe, phase, False)
+    code, there = captured.code(RegionId(region), ways), Kernels()
+    there.add(code.graph, phase, False, captured.kernels.to_json(code.graph, phase, False))
+    return there.get(code, phase, False)
 
 
 def assert_same(found: object, wanted: object) -> None:
@@ -264,9 +264,9 @@ def test_what_was_sent_is_compiled_when_it_is_asked_for(monkeypatch: pytest.Monk
     compiled = []
     monkeypatch.setattr(callables, "_compiled", lambda module: compiled.append(module) or tuple)
     captured, there = mixed(), Kernels()
-    code = captured.model.by_id[RegionId("PP0")].code
+    code = captured.code(RegionId("PP0"))
 
-    there.add(code, F, True, captured.kernels.to_json(code, F, True))
+    there.add(code.graph, F, True, captured.kernels.to_json(code.graph, F, True))
     assert not compiled
 
     assert there.get(code, F, True) is there.get(code, F, True)

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from piper import Place, Replicate, Split, annotate, trainer, where
+from piper import Place, Replicate, Split, annotate, where
 from piper.errors import InputError
+from piper.job.batch import Batch
 from piper.job.inspection import Inspected, inspecting
+from piper.job.loss_reduction import LossReduction
 from piper.job.numerics import Comparison, compare
 from piper.job.numerics.data import constant_inputs, like
 from piper.job.numerics.model import refuse_large
@@ -73,7 +75,7 @@ def usual() -> Inspected:
 def compared(strategy: Any, model: nn.Module | None = None, **options: Any) -> Comparison:
     plainly = strategy is REPLICAS and model is None and not options
     found = usual() if plainly else inspected(strategy, model, **options)
-    return compare(found.trainer, found.example, found.captured, found.compiled, steps=2)
+    return compare(found.job, found.example, found.captured, found.compiled, steps=2)
 
 
 @pytest.mark.parametrize(("strategy", "max_norm"), [(PIPELINE, None), (REPLICAS, 0.1)])
@@ -120,8 +122,9 @@ def skip_an_add(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def weigh_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every replica took the mean of its own microbatches."""
-    right = trainer.shares
-    monkeypatch.setattr(trainer, "shares", lambda *given: tuple(2 * w for w in right(*given)))
+    right = LossReduction.shares
+    twice = lambda *given: tuple(2 * w for w in right(*given))  # noqa: E731
+    monkeypatch.setattr(LossReduction, "shares", twice)
 
 
 def one_microbatch_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +263,9 @@ def test_data_are_like_the_example() -> None:
     tokens, labels = torch.tensor([[3, 9], [4, 5]]), torch.tensor([[-100, 2], [7, 2]])
     mask, scale, flat = torch.tensor([[True], [False]]), torch.tensor(2.0), torch.zeros(2, 50)
 
-    drawn = like((tokens, labels, mask, scale, flat, 7), 3, torch.Generator().manual_seed(0))
+    example = Batch.of((tokens, labels, mask, scale, flat, 7))
+
+    drawn = like(example, 3, torch.Generator().manual_seed(0)).arguments
 
     assert [x.shape for x in drawn[:5]] == [(6, 2), (6, 2), (6, 1), (), (6, 50)]
     assert drawn[0].min() >= 3 and drawn[0].max() <= 9
@@ -270,8 +275,7 @@ def test_data_are_like_the_example() -> None:
 
 
 def test_an_example_of_zeros_is_pointed_out() -> None:
-    assert (
-        "input 1 of the example is one number"
-        in constant_inputs((torch.arange(4), torch.zeros(4, dtype=torch.int64)))[0]
-    )
-    assert constant_inputs((torch.arange(4), torch.zeros(4))) == []
+    zeros = Batch.of((torch.arange(4), torch.zeros(4, dtype=torch.int64)))
+
+    assert "input 1 of the example is one number" in constant_inputs(zeros)[0]
+    assert constant_inputs(Batch.of((torch.arange(4), torch.zeros(4)))) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import piper.job.profiling as profiling
 from piper.costs import Costs
 from piper.costs.measured import RegionKey
 from piper.costs.modes import Mode
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.options import Options
 from piper.job.pricing import price
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.names import BI, BW, F, Phase
@@ -19,7 +23,6 @@ from piper.plan.instructions import Run
 from piper.runtime.observe import step_timing
 from piper.runtime.observe.measure import on_host
 from piper.strategies import BUILDERS
-from piper.trainer import Trainer
 
 pytestmark = pytest.mark.processes
 PROCESSES = 2
@@ -29,27 +32,25 @@ PROCESSES = 2
 def inspected() -> tuple:
     tokens = torch.randint(32, (4, 6))
     model = Llama(LlamaConfig(vocab=32, dim=16, heads=2, layers=2), stages=2)
-    trainer = Trainer.__new__(Trainer)
     strategy = BUILDERS["zb-h1"](pp=2, microbatches=4)
-    optimizer = partial(torch.optim.AdamW, lr=1e-3)
-    trainer.configure(model, cross_entropy, strategy, optimizer=optimizer, device="cpu")
-    example = (tokens, tokens)
-    return trainer, example, *trainer.compile(example)
+    options = Options(optimizer=partial(torch.optim.AdamW, lr=1e-3), device="cpu")
+    job, example = Job(model, cross_entropy, strategy, options), Batch.of((tokens, tokens))
+    return job, example, *job.compile(example)
 
 
 def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None:
-    trainer, example, captured, compiled = inspected
+    job, example, captured, compiled = inspected
     monkeypatch.setattr(profiling, "machine", lambda: Costs(cores=2.0))
-    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    before = {name: value.clone() for name, value in job.model.state_dict().items()}
 
-    found = profiling.profile(trainer, example, captured)
+    found = profiling.profile(job, example)
 
     codes = [region.code for region in captured.model.regions]
     assert set(found.figures) == {RegionKey(code, phase) for code in codes for phase in Phase}
     assert all(one.seconds > 0 and one.work for one in found.figures.values())
     assert found.add > 0 and found.update > 0 and found.square > 0 and found.each > 0
     assert found.cores == 2.0
-    after = trainer.model.state_dict()
+    after = job.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert Costs.from_json(found.to_json()) == found
     step = price(compiled, found).seconds
@@ -58,23 +59,19 @@ def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None
 
 
 def test_costs_are_those_of_the_mode_in_which_regions_run(inspected) -> None:
-    trainer, example, captured, _ = inspected
-    found = Trainer.__new__(Trainer)
-    found.configure(
-        trainer.model, cross_entropy, trainer.strategy, compiled=True, device="cpu",
-        captured=captured,
-    )  # fmt: skip
+    job, example, _, _ = inspected
+    fused = replace(job, options=replace(job.options, compiled=True))
 
-    assert found.compile(example)[1].costs.mode is Mode.COMPILED
+    assert fused.compile(example)[1].costs.mode is Mode.COMPILED
 
 
 def test_on_a_gpu_every_instruction_is_timed_by_itself(inspected, monkeypatch) -> None:
     """Here is none: laps on the host stand in for those between events."""
-    trainer, example, captured, _ = inspected
+    job, example, _, _ = inspected
     monkeypatch.setattr(step_timing, "on_gpu", on_host)
     monkeypatch.setattr(profiling, "stepwatch", step_timing.gpu_step)
 
-    seen = profiling.measured(trainer, example, captured, halves=True)
+    seen = profiling.measured(job, example, halves=True)
 
     steps = [seen[k :: len(seen) // profiling.ROUNDS] for k in range(len(seen) // profiling.ROUNDS)]
     assert all(len({one for one, _, _ in rows}) == 1 for rows in steps)

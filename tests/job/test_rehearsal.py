@@ -8,6 +8,7 @@ from functools import cache, partial
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_capture import using
 from torch import nn
 
 from piper import Order, Place, Split, Strategy, annotate, rehearse, where
@@ -114,9 +115,8 @@ def legal_strategies(draw: st.DrawFn) -> Strategy:
 def test_any_legal_strategy_trains_as_plain_pytorch(strategy: Strategy) -> None:
     losses, parameters = reference()
 
-    result = rehearse(
-        make(), loss_fn, strategy, batches(), found(ROWS // strategy.microbatches), optimizer=SGD
-    )
+    with using(found(ROWS // strategy.microbatches)):
+        result = rehearse(make(), loss_fn, strategy, batches(), optimizer=SGD)
 
     torch.testing.assert_close(torch.tensor(result.losses), torch.tensor(losses), rtol=1e-6, atol=0)
     assert set(result.parameters) == set(parameters)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sent
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from piper.job.assignment import assignments, from_json, own_json, shared_json
 from piper.job.compiler import compile_strategy
 from piper.job.rehearsal import rehearse
+from piper.names import F
 from piper.plan.instructions import Run
 from piper.strategies import BUILDERS
 
@@ -76,10 +79,20 @@ def test_an_assignment_is_text_on_the_way(name: str, options: dict[str, int]) ->
 
     assert [from_json(shared_json(one), own_json(one)) for one in parts] == parts
     for one in parts:
-        runs = {(i.region, i.phase) for i in one.plan.instructions if isinstance(i, Run)}
-        assert set(one.recipes) == runs
+        runs = {i.region for i in one.plan.instructions if isinstance(i, Run)}
+        assert set(one.regions) == runs
         assert set(one.contents) == {state.bucket for state in one.plan.states}
     assert sum(len(one.spoken) for one in parts) >= len(found.model.buckets)
+
+
+def test_the_dropouts_of_regions_are_text_on_the_way() -> None:
+    _, _, found = captured("moe spread", 2, 1)
+    strategy = BUILDERS["1f1b"](pp=2, microbatches=4, dp=2)
+    one = next(assignments(found, compile_strategy(found.model, strategy.directives)))
+    codes = {name: replace(code, dropout=7, random=((F, 2),)) for name, code in one.regions.items()}
+    random = replace(one, regions=codes)
+
+    assert from_json(shared_json(random), own_json(random)) == random
 
 
 def test_after_a_step_that_failed_there_is_no_other() -> None:

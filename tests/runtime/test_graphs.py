@@ -10,17 +10,20 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from experts import Mixed
+from shared_capture import using
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.capture import capture
 from piper.errors import RunError
+from piper.job import rehearsal
+from piper.job.assignment import Assignment
+from piper.job.job import Job
 from piper.job.rehearsal import Rehearsal, rehearse
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.analyse.segments import Hosted, Recorded, segments
 from piper.plan.instructions import Recv, Run
 from piper.runtime.gpu.cuda_graphs import Graphs, put, record_graphs
 from piper.strategies import BUILDERS
-from piper.trainer import Trainer
 
 LLAMA = partial(LlamaConfig, vocab=32, dim=16, heads=2, tied=True)
 ROWS = 2
@@ -85,8 +88,8 @@ def trained(made: Any, name: str, options: dict[str, Any], **more: Any) -> Rehea
     count = ROWS * 4 * options.get("dp", 1) * (2 if name == "dualpipe" else 1)
     rows = data.repeat(1, 2, *[1] * (data.dim() - 2))[:, :count]
     batches = [(step, step.flip(0)) for step in rows]
-    options = {"captured": captured, "optimizer": ADAMW, **more}
-    return rehearse(model, loss_fn, strategy, batches, **options)
+    with using(captured):
+        return rehearse(model, loss_fn, strategy, batches, **{"optimizer": ADAMW, **more})
 
 
 CLIP = 0.1
@@ -127,17 +130,17 @@ def test_replays_train_like_the_plan(
 
 
 def with_graphs(monkeypatch: Any) -> list[Graphs]:
-    """Every program of a Trainer is recorded from now on."""
+    """Every program of a rehearsal is recorded from now on."""
     seen: list[Graphs] = []
-    load = Trainer.load
+    load = rehearsal.load
 
-    def loading(self: Trainer, *given: Any) -> Any:
-        program = load(self, *given)
-        program.graphs = record_graphs(program, given[0].known, OperatorTape)
+    def loading(job: Job, mine: Assignment, *given: Any) -> Any:
+        program = load(job, mine, *given)
+        program.graphs = record_graphs(program, mine.known, OperatorTape)
         seen.append(program.graphs)
         return program
 
-    monkeypatch.setattr(Trainer, "load", loading)
+    monkeypatch.setattr(rehearsal, "load", loading)
     return seen
 
 

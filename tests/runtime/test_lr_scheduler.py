@@ -80,7 +80,7 @@ def test_tuning_is_no_step_and_other_shapes_go_on() -> None:
     trainer.tune(x, y)
     trainer.step(x[:2], y[:2])
 
-    optimizers = trainer.state.optimizers().values()
+    optimizers = trainer._programs.state.optimizers().values()
     assert {group["lr"] for one in optimizers for group in one.param_groups} == {0.1 / 3}
     trainer.close()
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job.test_rehearsal import a_legal_order, as_filter
 from replicas import Uneven
+from shared_capture import using
 from torch.nn import functional
 
 from piper import Order, Place, Replicate, Split, Strategy, rehearse, where
@@ -94,9 +95,8 @@ def test_any_replicated_strategy_trains_as_plain_pytorch(strategy: Strategy) -> 
     losses, norms, parameters = reference()
     parts = strategy.microbatches * len(next(iter(places_of(strategy))).devices)
 
-    result = rehearse(
-        make(), functional.mse_loss, strategy, batches(), found(ROWS // parts), optimizer=ADAMW
-    )
+    with using(found(ROWS // parts)):
+        result = rehearse(make(), functional.mse_loss, strategy, batches(), optimizer=ADAMW)
 
     exactly = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-13)
     exactly(torch.tensor(result.losses), torch.tensor(losses))

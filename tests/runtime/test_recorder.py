@@ -221,7 +221,7 @@ def test_a_window_that_is_not_over_is_written_when_the_trainer_is_closed(tmp_pat
 
 def test_a_step_that_fails_loses_none_before_it(tmp_path: Path) -> None:
     trainer, batches = alone(tmp_path / "run.json", 5)
-    (program,) = trainer.programs.values()
+    (program,) = trainer._programs.ready.values()
     trainer.step(*batches[0])
     program.watch = lambda bucket: 1 / 0  # type: ignore[method-assign]
 
@@ -233,7 +233,7 @@ def test_a_step_that_fails_loses_none_before_it(tmp_path: Path) -> None:
 
 def test_steps_outside_of_the_window_run_the_plain_program(tmp_path: Path) -> None:
     trainer, batches = alone(tmp_path / "run.json", 1)
-    (program,) = trainer.programs.values()
+    (program,) = trainer._programs.ready.values()
     acts = program.acts
 
     trainer.step(*batches[0])

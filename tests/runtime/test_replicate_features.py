@@ -24,6 +24,7 @@ from replicas import (
     train_weighed,
 )
 from replicas import batches as parity_batches
+from shared_capture import using
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -77,7 +78,8 @@ def test_four_replicas_train_as_one_process(schedule: str, pp: int) -> None:
         reference = plain("uneven", stages, 4 * parts, 4 * parts)
         batches = parity_batches("uneven", 4 * parts)
 
-        result = rehearse(model, loss_fn, strategy, batches, found, optimizer=ADAMW)
+        with using(found):
+            result = rehearse(model, loss_fn, strategy, batches, optimizer=ADAMW)
 
         close(double(result.losses), double(reference.loss))
         close(double(result.grad_norms), double(reference.norms))

@@ -7,6 +7,7 @@ import torch
 from pool import run_on
 from replicas import assert_same, batches, build, captured, plain, train_all
 from runtime.test_shard_rehearsed import rehearsed
+from shared_capture import using
 from torch import Tensor, nn
 from torch.nn import functional
 from tuned import shares, tune
@@ -252,8 +253,6 @@ def test_regions_that_are_none_of_experts_are_refused(model: Region, said: str) 
 
 def test_optimizers_that_need_whole_parameters_are_refused() -> None:
     model, loss, known = captured("moe spread", 1, 1)
-    with pytest.raises(Exception, match="Adafactor"):
-        rehearse(
-            model, loss, pair(), batches("moe spread", 4), known,
-            optimizer=torch.optim.Adafactor,
-        )  # fmt: skip
+    data = batches("moe spread", 4)
+    with pytest.raises(Exception, match="Adafactor"), using(known):
+        rehearse(model, loss, pair(), data, optimizer=torch.optim.Adafactor)

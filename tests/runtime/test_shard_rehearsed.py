@@ -4,6 +4,7 @@ import pytest
 from replicas import ADAMW, STEPS, batches, captured, close, close_tensors, plain
 from runtime.test_replicate import LEVELS, legal, stages_of
 from runtime.test_shard import ROUTINGS
+from shared_capture import using
 
 from piper.directives import Strategy
 from piper.job.rehearsal import rehearse
@@ -15,7 +16,8 @@ def rehearsed(strategy: Strategy, replicas: int, routing: str) -> None:
     stages, parts = stages_of(strategy), replicas * strategy.microbatches
     name, wanted = f"moe {routing}", plain(f"moe {routing}", stages, parts, parts)
     model, loss, known = captured(name, stages, 1)
-    found = rehearse(model, loss, strategy, batches(name, parts), known, optimizer=ADAMW)
+    with using(known):
+        found = rehearse(model, loss, strategy, batches(name, parts), optimizer=ADAMW)
     for step in range(STEPS):
         close(dict(found.parts[step]), wanted.losses[step], f"losses of step {step}")
         close({0: found.grad_norms[step]}, {0: wanted.norms[step]}, "norm")

@@ -222,7 +222,7 @@ def test_batches_of_another_shape_compile_another_program_on_the_same_parameters
     torch.testing.assert_close(
         losses, plainly(Net(), functional.mse_loss, batches)[0], rtol=1e-6, atol=0
     )
-    assert len(trainer.programs) == 2
+    assert len(trainer._programs.ready) == 2
 
 
 def test_no_strategy_is_one_device() -> None:

@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 import torch
 from experts import Mixed
+from shared_capture import using
 
 from piper.capture import capture
 from piper.job.assignment import assignments
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.options import Options
+from piper.job.programs import load
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.instructions import Run
 from piper.runtime.comm.threads import Hub, ThreadComm
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.state.device_state import DeviceState
 from piper.strategies import BUILDERS
-from piper.trainer import Trainer
 
 LLAMA = LlamaConfig(vocab=32, dim=16, heads=2, layers=2, tied=True)
 
@@ -51,13 +55,13 @@ def mixed() -> tuple[Any, ...]:
 def test_every_kernel_of_a_plan_runs(made: Any, name: str, options: dict[str, Any]) -> None:
     model, loss_fn, example, known = made()
     strategy = BUILDERS[name](pp=2, microbatches=4, **options)
-    trainer = Trainer.__new__(Trainer)
-    trainer.configure(model, loss_fn, strategy, device="cpu", captured=known)
-    captured, compiled = trainer.compile(example)
+    job = Job(model, loss_fn, strategy, Options(device="cpu"))
+    with using(known):
+        captured, compiled = job.compile(Batch.of(example))
     for mine in list(assignments(captured, compiled))[:2]:
         ran, plan = [], mine.plan
         comm = ThreadComm(Hub(len(compiled.plans)), plan.device)
-        program = trainer.load(mine, captured.kernels, DeviceState(), comm)
+        program = load(job, mine, captured.kernels, DeviceState(), comm)
         kernels = program.kernels
         program.kernels = lambda region, phase, k=kernels, r=ran: seen(k(region, phase), r, phase)
 

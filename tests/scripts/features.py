@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from shared_capture import using
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -71,10 +72,11 @@ def trained(feature: Feature, strategy: piper.Strategy, device: str, **how: Any)
     known = captured(feature.model, feature.data, feature.loss_fn, device) if first else None
 
     def made() -> piper.Trainer:
-        return piper.Trainer(
-            feature.model(), feature.loss_fn, strategy, optimizer=feature.optimizer, device=device,
-            example=tuple(feature.data(rows)[0]), captured=known, **feature.options, **how,
-        )  # fmt: skip
+        with using(known):
+            return piper.Trainer(
+                feature.model(), feature.loss_fn, strategy, optimizer=feature.optimizer,
+                device=device, example=tuple(feature.data(rows)[0]), **feature.options, **how,
+            )  # fmt: skip
 
     trainer = made()
     data = feature.data(rows * trainer.replicas)

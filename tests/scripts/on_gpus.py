@@ -22,6 +22,7 @@ from typing import Any
 import features
 import torch
 import torch.distributed as dist
+from shared_capture import using
 from torch import Tensor, nn
 
 import piper
@@ -123,11 +124,11 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
     rows = 1 if schedule == "dualpipe" else 2
     first = os.environ.get("RANK", "0") == "0"  # which captures for all
     known = captured(name, stages, getattr(torch, dtype), rows) if first else None
-    trainer = piper.Trainer(
-        copy.deepcopy(model), loss_fn, strategy, optimizer=ADAMW, device=DEVICE,
-        example=tuple(t[: PARTS * 2] for t in batches(vocab, PARTS * 2)[0]),
-        captured=known, **options_of(how),
-    )  # fmt: skip
+    with using(known):
+        trainer = piper.Trainer(
+            copy.deepcopy(model), loss_fn, strategy, optimizer=ADAMW, device=DEVICE,
+            example=tuple(t[: PARTS * 2] for t in batches(vocab, PARTS * 2)[0]), **options_of(how),
+        )  # fmt: skip
     rows = 2 * PARTS
     data = batches(vocab, rows * trainer.replicas)
     first = rows * trainer.replica

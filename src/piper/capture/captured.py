@@ -13,7 +13,7 @@ from piper.capture.graphs import flops, workspace
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
 from piper.capture.graphs.phases import phase_graphs
 from piper.capture.graphs.region_graphs import Lowered, lower
-from piper.capture.kernels.callables import Kernel, Kernels, Recipe
+from piper.capture.kernels.callables import Kernel, Kernels, RegionCode
 from piper.capture.regions.buckets import Bucketed, make_buckets
 from piper.capture.regions.cut import Chunk, cut
 from piper.capture.regions.description import Cost, describe, number_tags, region_ids
@@ -54,16 +54,18 @@ class Captured:
 
         With `ways` above 1, for one of so many shares of its experts.
         """
-        return self.kernels.of(self.recipe(region, phase, ways), phase, compiled)
+        return self.kernels.get(self.code(region, ways), phase, compiled)
 
-    def recipe(self, region: RegionId, phase: Phase, ways: int = 1) -> Recipe:
-        """Which kernel that is."""
+    def code(self, region: RegionId, ways: int = 1) -> RegionCode:
+        """What computes a region, or one of so many shares of its experts."""
         found = self.model.by_id[region]
         if ways > 1:
-            recipe = Recipe(found.code, ways=ways)
-            self.kernels.graphs.setdefault(recipe.graph, self.experts.get(found.code, ways))
-            return recipe
-        return Recipe(found.code, _random_position(found, phase), self.dropouts[region])
+            share = RegionCode(found.code, ways)
+            self.kernels.graphs.setdefault(share.graph, self.experts.get(found.code, ways))
+            return share
+        reads = ((phase, _random_position(found, phase)) for phase in Phase)
+        random = tuple((phase, read) for phase, read in reads if read is not None)
+        return RegionCode(found.code, dropout=self.dropouts[region], random=random)
 
 
 def capture(

@@ -72,7 +72,7 @@ def compared(
     from piper.job.numerics import compare
 
     found = compare(
-        inspected.trainer, inspected.example, inspected.captured, inspected.compiled, steps, seed
+        inspected.job, inspected.example, inspected.captured, inspected.compiled, steps, seed
     )
     if as_json:
         print(as_text(ok=found.agrees, proof=asdict(proof), numerics=asdict(found)))

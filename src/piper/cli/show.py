@@ -49,7 +49,8 @@ def show(
         return
     found = inspect(target, context.args)
     if after is not None:
-        print(text(apply(found.strategy.directives[:after], training_dag(found.captured.model))))
+        directives = found.job.strategy.directives[:after]
+        print(text(apply(directives, training_dag(found.captured.model))))
     elif svg is not None:
         svg.write_text(picture(found.compiled.dag))
     elif plan is not None:
@@ -67,10 +68,10 @@ def show(
 
 def show_schedule(found: Inspected) -> None:
     """In time; with experts, whose stages have many regions, slot by slot where orders say so."""
-    dag = found.compiled.dag
-    if dag.shardings and any(isinstance(one, Order) for one in found.strategy):
+    dag, strategy = found.compiled.dag, found.job.strategy
+    if dag.shardings and any(isinstance(one, Order) for one in strategy):
         with suppress(StrategyError):  # orders that are no table of a pipeline
-            print(draw(to_table(found.strategy)))
+            print(draw(to_table(strategy)))
             return
     console = Console(soft_wrap=True)
     console.print(grid(dag, colour=console.is_terminal), highlight=False)

@@ -123,11 +123,11 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
 
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then what lies between processes ...", flush=True)
-    new = profile(found.trainer, found.example, found.captured)
+    new = profile(found.job, found.example)
     known = Costs.from_json(into.read_text()).figures if into.exists() else {}
     into.write_text(replace(new, figures={**known, **new.figures}).to_json())
     print(f"wrote {into}: {len(new.figures)} passes of regions", flush=True)
-    return network or kind_of(found.trainer.device)
+    return network or kind_of(found.job.device)
 
 
 def refuse_two_costs(device: str | None, costs: Path | None) -> None:

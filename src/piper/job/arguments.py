@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from functools import wraps
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from piper.errors import InputError, Problem, no_option
+from piper.job.batch import Batch
 from piper.runtime.state.optimizers import SCHEDULER
 
+Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 
-def refuse_unknown(options: Collection[str], configure: Callable[..., None]) -> None:
-    """Those after the model, its loss and the strategy."""
-    known = [*signature(configure).parameters][3:]
-    for name in options:
-        if name not in known:
-            raise InputError("Trainer", no_option("it", name, known))
+def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Say which option was meant, where Python would say only that it knows none of this name.
+
+    The signature stays as it is written: type checkers and `help` see every option.
+    """
+    known = signature(call).parameters
+    named = [one for one in known.values() if one.kind is one.KEYWORD_ONLY]
+    options = [one.name for one in sorted(named, key=lambda one: one.default is one.empty)]
+    where = call.__qualname__.partition(".")[0]
+
+    @wraps(call)
+    def checked(*args: Given.args, **given: Given.kwargs) -> Made:
+        for name in given:
+            if name not in known:
+                raise InputError(where, no_option("it", name, options))
+        return call(*args, **given)
+
+    return checked
 
 
-def refuse_wrong_kinds(
-    model: Any, loss_fn: Any, optimizer: Any, lr_scheduler: Any, max_norm: Any
-) -> None:
+def refuse_wrong_model(model: Any, loss_fn: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise no("model", model, "write Trainer(model, loss_fn, strategy, example=...)")
     if loss_fn is not None and not callable(loss_fn):
         raise no("loss_fn", loss_fn, "give a function of the model's output and the batch's last")
+
+
+def refuse_wrong_options(optimizer: Any, lr_scheduler: Any, max_norm: Any) -> None:
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
         raise no("optimizer", optimizer, "write optimizer=partial(torch.optim.AdamW, lr=3e-4)")
     made = isinstance(lr_scheduler, LRScheduler)
@@ -41,9 +57,10 @@ def refuse_wrong_kinds(
         )
 
 
-def refuse_example(example: Any) -> None:
+def example_of(example: Any) -> Batch:
     if not isinstance(example, tuple):
         raise no("example", example, "write example=(x, y), a tuple of what step(x, y) is given")
+    return Batch.of(example)
 
 
 def is_norm(found: Any) -> bool:
@@ -57,16 +74,17 @@ def is_norm(found: Any) -> bool:
         return False
 
 
-def told_of_arguments(make: Callable[[], Made], batch: tuple[Any, ...], count: int) -> Made:
-    """What is made of a batch; what fails for other arguments than the example has says so."""
+def counting_arguments(make: Callable[[], Made], batch: Batch, count: int) -> Made:
+    """Make something of a batch. If it fails, and the example had `count` arguments, say so."""
     try:
         return make()
     except TypeError as error:
-        if len(batch) == count:
+        given = batch.arguments
+        if len(given) == count:
             raise
-        inside = len(batch) == 1 and isinstance(batch[0], list | tuple)
+        inside = len(given) == 1 and isinstance(given[0], list | tuple)
         fix = "write trainer.step(*batch)" if inside else "give step what the example has"
-        what = f"step was given {len(batch)} argument(s), and the example has {count}: {error}"
+        what = f"step was given {len(given)} argument(s), and the example has {count}: {error}"
         raise InputError("batch", Problem(what, fix)) from error
 
 

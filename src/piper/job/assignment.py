@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from piper.capture import Captured
-from piper.capture.kernels.callables import Recipe
+from piper.capture.kernels.callables import RegionCode
 from piper.capture.trace.ignored_labels import Ignored
 from piper.ir.dag import Dag
 from piper.ir.model import Bucket
@@ -34,7 +34,7 @@ class Assignment:
     spoken: tuple[str, ...]  # states that this device gives to a state dict
     contents: Mapping[str, tuple[Named, ...]]  # the parameters of each bucket that is here
     trainable: Mapping[str, bool]  # of each such bucket
-    recipes: Mapping[tuple[str, str], Recipe]  # by region and phase
+    regions: Mapping[str, RegionCode]  # what computes each region that runs here
     experts: tuple[str, ...]  # regions that look like regions of experts
     values: Mapping[str, Like]  # what kernels read and write, as far as it is known before
 
@@ -45,7 +45,13 @@ class Assignment:
     @property
     def codes(self) -> dict[str, str]:
         """What each region's costs are known by: shares of experts have those of the whole."""
-        return {name: recipe.code for (name, _), recipe in self.recipes.items()}
+        return {name: region.code for name, region in self.regions.items()}
+
+    @property
+    def runs(self) -> list[tuple[str, Phase]]:
+        """The regions and phases that this device runs, each once."""
+        runs = (one for one in self.plan.instructions if isinstance(one, Run))
+        return list(dict.fromkeys((run.region, Phase(run.phase)) for run in runs))
 
 
 def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
@@ -57,7 +63,7 @@ def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
     experts = {str(region.id) for region in regions if region.code in looking}
     for plan in plans:
         buckets = {s.bucket: captured.model.buckets[BucketId(s.bucket)] for s in plan.states}
-        recipes = dict(recipes_of(plan, captured, dag))
+        found = dict(regions_of(plan, captured, dag))
         yield Assignment(
             plan=plan,
             needs=replace(shared, exchanging=tuple(exchanging(plan))),
@@ -66,8 +72,8 @@ def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
             spoken=tuple(spoken[plan.device]),
             contents={name: contents(bucket) for name, bucket in buckets.items()},
             trainable={name: bucket.trainable for name, bucket in buckets.items()},
-            recipes=recipes,
-            experts=tuple(r for r in dict.fromkeys(r for r, _ in recipes) if r in experts),
+            regions=found,
+            experts=tuple(name for name in found if name in experts),
             values=dict(known_values(plan, dag)),
         )
 
@@ -83,13 +89,11 @@ def contents(bucket: Bucket) -> tuple[Named, ...]:
     )
 
 
-def recipes_of(
-    plan: Plan, captured: Captured, dag: Dag
-) -> Iterator[tuple[tuple[str, str], Recipe]]:
-    runs = (one for one in plan.instructions if isinstance(one, Run))
-    for region, phase in dict.fromkeys((run.region, run.phase) for run in runs):
-        name, cut = RegionId(region), dag.shardings.get(RegionId(region))
-        yield (region, phase), captured.recipe(name, Phase(phase), cut.ways if cut else 1)
+def regions_of(plan: Plan, captured: Captured, dag: Dag) -> Iterator[tuple[str, RegionCode]]:
+    runs = (one.region for one in plan.instructions if isinstance(one, Run))
+    for name in map(RegionId, dict.fromkeys(runs)):
+        cut = dag.shardings.get(name)
+        yield name, captured.code(name, cut.ways if cut else 1)
 
 
 def known_values(plan: Plan, dag: Dag) -> Iterator[tuple[str, Like]]:
@@ -140,7 +144,7 @@ def own_json(one: Assignment) -> str:
         "spoken": one.spoken,
         "contents": one.contents,
         "trainable": one.trainable,
-        "recipes": [(*key, *serial.row(recipe)) for key, recipe in one.recipes.items()],
+        "regions": {name: serial.row(region) for name, region in one.regions.items()},
         "experts": one.experts,
         "values": grouped(one.values),
     }
@@ -161,7 +165,11 @@ def from_json(shared: str, own: str) -> Assignment:
         spoken=tuple(mine["spoken"]),
         contents={name: serial.frozen(rows) for name, rows in mine["contents"].items()},
         trainable=mine["trainable"],
-        recipes={(region, phase): Recipe(*rest) for region, phase, *rest in mine["recipes"]},
+        regions={name: region_code(*row) for name, row in mine["regions"].items()},
         experts=tuple(mine["experts"]),
         values={name: like for like, names in values for name in names},
     )
+
+
+def region_code(code: str, ways: int, dropout: int, random: list[tuple[str, int]]) -> RegionCode:
+    return RegionCode(code, ways, dropout, tuple((Phase(phase), read) for phase, read in random))

@@ -14,27 +14,27 @@ from typing import Any
 
 import torch
 
-from piper.capture import Captured
 from piper.costs import Costs
 from piper.costs.devices import DEVICES, costs_of_device
 from piper.costs.links import NETWORKS
 from piper.costs.measured import CodePhase, figures_of, medians, works_of
 from piper.costs.modes import mode_of
-from piper.directives import Order, Place, Split
+from piper.directives import Order, Place, Split, Strategy
 from piper.errors import InputError, Problem
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.job.assignment import assignment
+from piper.job.batch import Batch
+from piper.job.job import Job
 from piper.job.pricing import Prices
+from piper.job.programs import load
 from piper.launch.local import run_local
 from piper.names import BI, BW, F, Phase, RegionId
 from piper.plan.instructions import Add, Free, Instruction, Load, Run, Total, Update
-from piper.runtime.batch import microbatch
 from piper.runtime.comm.threads import Hub, ThreadComm
 from piper.runtime.observe import probe
 from piper.runtime.observe.step_timing import stepwatch
 from piper.runtime.state.device_state import DeviceState
-from piper.trainer import Trainer
 
 LOG = logging.getLogger("piper")
 Timed = list[tuple[Instruction, float, float]]  # its seconds, and its bytes
@@ -42,38 +42,38 @@ ROUNDS = 7
 MOST = 16  # processes that measure cores together
 
 
-def profile(trainer: Trainer, example: tuple[Any, ...], captured: Captured) -> Costs:
+def profile(job: Job, example: Batch) -> Costs:
     """What each pass of each region takes, and what the machine does besides.
 
     Everything runs in this process, as if all were on one device: whole backwards, then both
     halves. Equal regions share a figure. Links and cores are measured by processes of their own;
     those of GPUs are as on their data sheet.
     """
-    seen = [row for halves in (False, True) for row in measured(trainer, example, captured, halves)]
-    model, mode = captured.model, mode_of(trainer.compiled)
+    seen = [row for halves in (False, True) for row in measured(job, example, halves)]
+    model, mode = job.capture(example).model, mode_of(job.options.compiled)
     figures = figures_of(works_of(model), medians(runs(seen, model)), mode)
     kinds = {"add": Add, "square": Total, "update": Update}
     rest: dict[str, Any] = {name: per_byte(seen, kind) for name, kind in kinds.items()}
-    if trainer.device.type == "cuda":
+    if job.device.type == "cuda":
         found = {name: seconds for name, seconds in rest.items() if seconds}
-        known = gpu_costs(kind_of(trainer.device), model)
+        known = gpu_costs(kind_of(job.device), model)
         return replace(known, figures=figures, mode=mode, **found)
     idle = [seconds for one, seconds, _ in seen if isinstance(one, Load | Free)]
     return replace(machine(), figures=figures, mode=mode, **rest, each=statistics.median(idle))
 
 
-def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, halves: bool) -> Timed:
+def measured(job: Job, example: Batch, halves: bool) -> Timed:
     """Some steps with two microbatches on one device."""
-    parts = 2 - trainer.parts % 2
-    alone = one_device(trainer, captured, parts, halves)
-    whole = microbatch(example, 0, trainer.parts // parts)
-    found, compiled = alone.compile(whole)
+    parts = 2 - job.microbatches % 2
+    alone = job.under(one_device(parts, halves))
+    batch = example.part(0, job.microbatches // parts)
+    captured, compiled = alone.compile(batch)
     plan, prices = compiled.plan(0), Prices(compiled.dag, Costs(), compiled.plans)
-    mine, comm = assignment(found, compiled, 0), ThreadComm(Hub(1), 0)
-    program = alone.load(mine, found.kernels, DeviceState(alone.device), comm)
-    step, own = stepwatch(program), alone.own_weights(whole)
-    batch = alone.batch(whole, 0, 0, own, sum(own))
-    steps = [step(batch) for _ in range(ROUNDS + 2)][2:]
+    mine, comm = assignment(captured, compiled, 0), ThreadComm(Hub(1), 0)
+    program = load(alone, mine, captured.kernels, DeviceState(alone.device), comm)
+    step, own = stepwatch(program), alone.weights(batch)
+    inputs = alone.inputs(batch, alone.reduction.shares(own, sum(own)), captured.ignored)
+    steps = [step(inputs) for _ in range(ROUNDS + 2)][2:]
     sizes = [
         prices.gone_through(one) if isinstance(one, Add | Update | Total) else 0.0
         for one in plan.instructions
@@ -81,18 +81,11 @@ def measured(trainer: Trainer, example: tuple[Any, ...], captured: Captured, hal
     return [row for seconds in steps for row in zip(plan.instructions, seconds, sizes, strict=True)]
 
 
-def one_device(trainer: Trainer, captured: Captured, parts: int, halves: bool) -> Trainer:
-    """The same training with everything on one device."""
+def one_device(parts: int, halves: bool) -> Strategy:
+    """Everything on one device."""
     passes = tuple((where(PASS=str(phase)),) for phase in (F, BI, BW))
     order = [Order(passes)] if halves else []
-    alone = Trainer.__new__(Trainer)
-    alone.configure(
-        trainer.model, trainer.loss_fn, [Place(where(), (0,)), Split("MB", parts), *order],
-        optimizer=trainer.make_optimizer, reduction=trainer.reduction,
-        loss_weight=trainer.loss_weight, max_norm=trainer.max_norm, compiled=trainer.compiled,
-        captured=captured, device=trainer.device.type,
-    )  # fmt: skip
-    return alone
+    return Strategy([Place(where(), (0,)), Split("MB", parts), *order])
 
 
 def runs(seen: Timed, model: Model) -> Iterator[tuple[CodePhase, float]]:

@@ -5,26 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from piper.capture import Captured
+from piper.costs import Costs
+from piper.directives import Strategy
+from piper.directives.strategy import as_strategy
 from piper.errors import InputError, Problem
+from piper.job.arguments import names_options
 from piper.job.assignment import assignments
+from piper.job.batch import Batch, refuse_uneven
+from piper.job.job import Job
+from piper.job.loss_reduction import refuse_weightless
+from piper.job.options import ADAMW, Loss, Options
+from piper.job.programs import load
 from piper.plan.instructions import Plan
-from piper.runtime.batch import (
-    Batch,
-    microbatch,
-    refuse_uneven,
-    refuse_weightless,
-    shape_key,
-)
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gloo import Comm
 from piper.runtime.execute import Program
 from piper.runtime.state.device_state import BucketState, DeviceState, assembled
+from piper.runtime.state.initial_values import Init
+from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.thread_devices import run_together
-from piper.trainer import Trainer
+
+Watch = Callable[[BucketState], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +44,60 @@ class Rehearsal:
     parameters: Mapping[str, torch.Tensor]
 
 
+@names_options
 def rehearse(
     model: torch.nn.Module,
-    loss_fn: Callable[..., torch.Tensor] | None,
-    strategy: Sequence[Any],
+    loss_fn: Loss | None,
+    strategy: Strategy | Sequence[Any] | None,
     batches: Sequence[tuple[Any, ...]],
-    captured: Captured | None = None,
-    watch: Callable[[BucketState], None] | None = None,
-    **options: Any,
+    *,
+    optimizer: MakeOptimizer = ADAMW,
+    lr_scheduler: MakeScheduler | None = None,
+    reduction: Literal["mean", "sum"] | None = None,
+    loss_weight: Callable[..., Any] | None = None,
+    max_norm: float | None = None,
+    compiled: bool = False,
+    graphs: bool = False,
+    seed: int = 0,
+    init: Init | None = None,
+    costs: Costs | str | Path | None = None,
+    device: str = "cpu",
+    watch: Watch | None = None,
 ) -> Rehearsal:
     """Train a few steps under a strategy, with all its devices in this process.
 
-    For looking and testing: it is exact, but threads do not make it fast. `options` are those of
-    the Trainer. Every batch has the same shape, and is that of all replicas together. `watch` sees
+    For looking and testing: it is exact, but threads do not make it fast. Options are those of the
+    Trainer. Every batch has the same shape, and is that of all replicas together. `watch` sees
     every bucket on every device after each of its updates, gradients included.
     """
-    trainer = Trainer.__new__(Trainer)
-    trainer.configure(model, loss_fn, strategy, captured=captured, **{"device": "cpu", **options})
-    refuse_different(batches)
-    refuse_uneven(batches[0], trainer.parts * trainer.replicas)
-    found, compiled = trainer.compile(microbatch(batches[0], 0, trainer.replicas))
-    states = {plan.device: DeviceState(trainer.device) for plan in compiled.plans}
-    parts = {one.plan.device: one for one in assignments(found, compiled)}
+    options = Options(
+        optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
+        loss_weight=loss_weight, max_norm=max_norm, compiled=compiled, graphs=graphs,
+        seed=seed, init=init, costs=costs, device=device,
+    )  # fmt: skip
+    job = Job(model, loss_fn, as_strategy(strategy), options)
+    return rehearsed(job, [Batch.of(batch) for batch in batches], watch)
 
-    def load(plan: Plan, comm: Comm) -> Program:
-        mine, state = parts[plan.device], states[plan.device]
-        program = trainer.load(mine, found.kernels, state, comm)
+
+def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) -> Rehearsal:
+    """A job, on batches of all its replicas together."""
+    refuse_different(batches)
+    refuse_uneven(batches[0], job.all_microbatches)
+    captured, compiled = job.compile(batches[0].part(0, job.replicas))
+    states = {plan.device: DeviceState(job.device) for plan in compiled.plans}
+    parts = {one.plan.device: one for one in assignments(captured, compiled)}
+
+    def ready(plan: Plan, comm: Comm) -> Program:
+        program = load(job, parts[plan.device], captured.kernels, states[plan.device], comm)
         if watch is not None:
             program.watch = watch  # type: ignore[method-assign,assignment]
         return program
 
-    steps = [fed(trainer, number, batch) for number, batch in enumerate(batches)]
+    steps = [fed(job, captured, number, batch) for number, batch in enumerate(batches)]
     seen: list[list[tuple[torch.Tensor, dict[int, float]]]] = [[] for _ in steps]
     record = partial(remember, seen)
-    feeds = [trainer.feeds.feed(plan.device) for plan in compiled.plans]
-    run_together(compiled.plans, load, [[step[feed] for step in steps] for feed in feeds], record)
+    feeds = [job.feeds.feed(plan.device) for plan in compiled.plans]
+    run_together(compiled.plans, ready, [[step[feed] for step in steps] for feed in feeds], record)
     parameters = assembled(part for state in reversed(states.values()) for part in state.parts())
     return Rehearsal(
         losses=tuple(rows[0][0][0].item() for rows in seen),
@@ -81,22 +107,21 @@ def rehearse(
     )
 
 
-def fed(trainer: Trainer, step: int, batch: tuple[Any, ...]) -> list[Batch]:
+def fed(job: Job, captured: Captured, step: int, batch: Batch) -> list[StepInputs]:
     """What each feed gets of a batch."""
-    count = trainer.replicas
-    parts = [microbatch(batch, k, count) for k in range(count)]
-    weights = [trainer.own_weights(part) for part in parts]
+    parts = batch.parts(job.replicas)
+    weights = [job.weights(part) for part in parts]
     everyone = sum(map(sum, weights))
     refuse_weightless(everyone)
     return [
-        trainer.batch(part, step, k, own, everyone)
-        for k, (part, own) in enumerate(zip(parts, weights, strict=True))
+        job.inputs(part, job.reduction.shares(own, everyone), captured.ignored, step, feed)
+        for feed, (part, own) in enumerate(zip(parts, weights, strict=True))
     ]
 
 
-def refuse_different(batches: Sequence[tuple[Any, ...]]) -> None:
+def refuse_different(batches: Sequence[Batch]) -> None:
     for number, batch in enumerate(batches):
-        if shape_key(batch) != shape_key(batches[0]):
+        if batch.shapes != batches[0].shapes:
             raise InputError(
                 f"batch {number}",
                 Problem(

@@ -63,8 +63,8 @@ class Sending:
 
     def keys(self, one: Assignment) -> list[Key]:
         """The kernels that a device runs, each once."""
-        names = ((r.graph, Phase(phase), self.fused) for (_, phase), r in one.recipes.items())
-        return list(dict.fromkeys(names))
+        keys = ((one.regions[name].graph, phase, self.fused) for name, phase in one.runs)
+        return list(dict.fromkeys(keys))
 
     def parcels(self, found: Mapping[Device, Assignment], kernels: Kernels) -> dict[Device, str]:
         """For each of the others, its assignment and the kernels that it does not have yet."""

@@ -13,7 +13,7 @@ from piper.errors import InputError, Problem
 from piper.job.compiler import Compiled
 from piper.launch.trace_window import Window, window_in
 from piper.plan.analyse.trace import Trace
-from piper.runtime.batch import Batch
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.world import gather
 from piper.runtime.execute import Program
 from piper.runtime.observe.clocks import Clock, Offset, offset_to_first
@@ -44,7 +44,7 @@ class Recording:
         self.compiled: Compiled | None = None
         self.over = False
 
-    def step(self, number: int, program: Program, batch: Batch) -> bool:
+    def step(self, number: int, program: Program, batch: StepInputs) -> bool:
         """Take a step, and say whether it was recorded: what was noted is for `keep`."""
         recorder = self.ready(number, program)
         if recorder is None:

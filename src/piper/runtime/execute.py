@@ -27,7 +27,7 @@ from piper.plan.instructions import (
     is_message,
     line,
 )
-from piper.runtime.batch import Batch, part_of
+from piper.runtime.batch import StepInputs, part_of
 from piper.runtime.comm.flat_messages import message_views, packed, unpacked, whole_shapes
 from piper.runtime.comm.gloo import Comm, Handle, Tensors
 from piper.runtime.comm.in_flight import Arrived, Shards, Single
@@ -42,7 +42,7 @@ Act = Callable[[], None]
 class Graphs(Protocol):
     """Recorded segments of a plan, which do the same with fewer launches."""
 
-    def begin(self, batch: Batch) -> Sequence[tuple[int, Act]]: ...
+    def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]: ...
 
 
 Kernel = Callable[..., Sequence[Any]]
@@ -61,7 +61,7 @@ class Program:
     slots: list[Any] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     handles: list[Handle | None] = field(default_factory=list)
-    batch: Batch = field(default_factory=lambda: Batch((), ()))
+    batch: StepInputs = field(default_factory=lambda: StepInputs((), ()))
     totals: torch.Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     ignored: tuple[tuple[int | None, int | None], ...] = ()  # labels that a mean leaves out
@@ -82,7 +82,7 @@ class Program:
         self.own = self.acts  # tools put others in their place for a while
         self.graphs: Graphs | None = None
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: StepInputs) -> None:
         """Run the plan once; afterwards nothing is under way any more."""
         self.batch = batch
         self.losses = {}
@@ -97,7 +97,7 @@ class Program:
         except Exception as error:
             raise self.explain(position, error) from error
 
-    def todo(self, batch: Batch) -> Iterable[tuple[int, Act]]:
+    def todo(self, batch: StepInputs) -> Iterable[tuple[int, Act]]:
         recorded = self.graphs if self.acts is self.own else None
         return enumerate(self.acts) if recorded is None else recorded.begin(batch)
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from piper.plan.instructions import Plan
-from piper.runtime.batch import Batch
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gloo import Comm
 from piper.runtime.comm.threads import Hub, ThreadComm
 from piper.runtime.execute import Program
@@ -15,7 +15,7 @@ from piper.runtime.execute import Program
 def run_together(
     plans: Sequence[Plan],
     load: Callable[[Plan, Comm], Program],
-    batches: Sequence[Sequence[Batch]],  # of each plan, its steps
+    batches: Sequence[Sequence[StepInputs]],  # of each plan, its steps
     after_step: Callable[[int, Program], None],
 ) -> None:
     """Run the steps on every device at once; the first error of any device is raised."""
@@ -23,7 +23,7 @@ def run_together(
     programs = [load(plan, ThreadComm(hub, plan.device)) for plan in plans]
     errors: list[BaseException] = []
 
-    def work(program: Program, mine: Sequence[Batch]) -> None:
+    def work(program: Program, mine: Sequence[StepInputs]) -> None:
         try:
             with hub.turn:
                 for number, batch in enumerate(mine):

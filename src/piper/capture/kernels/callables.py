@@ -21,13 +21,13 @@ Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """Which kernel computes a phase of a region: equal regions differ in their dropouts alone."""
+class RegionCode:
+    """What computes a region. Regions of equal code differ in their dropouts alone."""
 
-    code: str  # of the region
-    random: int | None = None  # which of its reads random numbers start from, if any
-    first: int = 0  # number of its first dropout
-    ways: int = 1  # of so many shares of its experts, one
+    code: str
+    ways: int = 1  # shares of its experts, of which this computes one
+    dropout: int = 0  # number of its first dropout
+    random: tuple[tuple[Phase, int], ...] = ()  # the read of a phase that random numbers start from
 
     @property
     def graph(self) -> str:
@@ -44,11 +44,13 @@ class Kernels:
     quick: dict[tuple[str, Phase], fx.GraphModule] = field(default_factory=dict)
     came: dict[Key, fx.GraphModule] = field(default_factory=dict)  # from another process
 
-    def get(self, code: str, phase: Phase, compiled: bool) -> Kernel:
-        key = code, phase, compiled
+    def get(self, region: RegionCode, phase: Phase, compiled: bool) -> Kernel:
+        """What computes a phase of a region."""
+        key, random = (region.graph, phase, compiled), dict(region.random).get(phase)
         if key not in self.made:
             self.made[key] = self._received(key) if key in self.came else self._own(key)
-        return self.made[key]
+        kernel = self.made[key]
+        return kernel if random is None else numbered(kernel, random, region.dropout)
 
     def _own(self, key: Key) -> Kernel:
         code, phase, _ = key
@@ -58,11 +60,6 @@ class Kernels:
     def _received(self, key: Key) -> Kernel:
         module = self.came.pop(key)
         return _function(module, shipping.is_described(module))
-
-    def of(self, recipe: Recipe, phase: Phase, compiled: bool) -> Kernel:
-        """What computes a phase of the region that this is the recipe of."""
-        kernel = self.get(recipe.graph, phase, compiled)
-        return kernel if recipe.random is None else numbered(kernel, recipe.random, recipe.first)
 
     def to_json(self, code: str, phase: Phase, compiled: bool) -> str:
         """A kernel for another process, which need not capture anything."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from piper.capture import Captured
+from piper.job.batch import Batch
 from piper.job.compiler import Compiled
+from piper.job.job import Job
 from piper.job.numerics.apart import (
     furthest,
     gradient_differences,
@@ -20,7 +21,7 @@ from piper.job.numerics.apart import (
     update_differences,
     worst,
 )
-from piper.job.numerics.data import Batch, constant_inputs, doubled, like
+from piper.job.numerics.data import chunk, constant_inputs, doubled, like
 from piper.job.numerics.model import (
     copied,
     free_memory,
@@ -31,9 +32,8 @@ from piper.job.numerics.model import (
     without_dropout,
 )
 from piper.job.numerics.plain import Reference, plain
-from piper.job.rehearsal import Rehearsal, rehearse
+from piper.job.rehearsal import Rehearsal, rehearsed
 from piper.runtime.state.device_state import BucketState, Part
-from piper.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Comparison:
 
 
 def compare(
-    trainer: Trainer,
+    job: Job,
     example: Batch,
     captured: Captured,
     compiled: Compiled,
@@ -101,41 +101,34 @@ def compare(
     compared without it: Piper's masks are others than those of eager PyTorch, by design.
     """
     refuse_large(compiled, free_memory())
-    model, notes = copied(trainer, captured), constant_inputs(example)
-    parts = trainer.parts * trainer.replicas
+    model, notes = copied(job, captured), constant_inputs(example)
     generator = torch.Generator().manual_seed(seed)
-    batches = [like(example, trainer.replicas, generator) for _ in range(steps)]
-    fine, why = in_double(model, trainer, batches[0], parts)
+    batches = [like(example, job.replicas, generator) for _ in range(steps)]
+    fine, why = in_double(model, job, batches[0])
     if fine is not None:
         model, batches = fine, [doubled(batch) for batch in batches]
-    again: Captured | None = None
+    here = on_cpu(job, model)
     if is_random(captured):
-        again, off = without_dropout(model, trainer, batches[0], parts)
-        notes += off
-    reference, seen = plain(copy.deepcopy(model), trainer, batches, parts), Seen(steps)
-    found = rehearse(
-        model, trainer.loss_fn, tuple(trainer.strategy), batches, again, seen, **options(trainer)
-    )
+        notes += without_dropout(here, chunk(batches[0], 0, job.replicas))
+    reference, seen = plain(copy.deepcopy(model), job, batches), Seen(steps)
+    found = rehearsed(here, batches, seen)
     tolerance = float(torch.finfo(reference.coarsest).eps) ** 0.5
     return Comparison(
         dtype=str(widest(model)).removeprefix("torch."),
         coarsest=str(reference.coarsest).removeprefix("torch."),
         tolerance=tolerance,
-        replicas=trainer.replicas,
-        microbatches=parts,
+        replicas=job.replicas,
+        microbatches=job.all_microbatches,
         steps=tuple(map(partial(step_of, found, reference), range(steps))),
         parameters=tuple(differences(seen, found, reference)),
         notes=(*notes, *why, *reference.strange()),
     )
 
 
-def options(trainer: Trainer) -> dict[str, Any]:
-    """Those of the user's Trainer that change numbers."""
-    return {
-        "optimizer": trainer.make_optimizer, "reduction": trainer.reduction, "seed": trainer.seed,
-        "loss_weight": trainer.loss_weight, "max_norm": trainer.max_norm, "costs": trainer.costs,
-        "lr_scheduler": trainer.lr_scheduler,
-    }  # fmt: skip
+def on_cpu(job: Job, model: torch.nn.Module) -> Job:
+    """The same job for a copy of its model, without what only makes it fast."""
+    options = replace(job.options, device="cpu", compiled=False, graphs=False, init=None)
+    return replace(job, model=model, options=options, captures={})
 
 
 @dataclass

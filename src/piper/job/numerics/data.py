@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.utils import _pytree as pytree
 
-Batch = tuple[Any, ...]
+from piper.job.batch import Batch
 
 
 def like(example: Batch, replicas: int, generator: torch.Generator) -> Batch:
     """A random batch of all replicas together, shaped and typed like the example of one."""
 
-    def draw(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
+    def draw(leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.dim() == 0:
             return leaf
         shape = (leaf.shape[0] * replicas, *leaf.shape[1:])
         return drawn(leaf.detach().cpu(), shape, generator)
 
-    found: Batch = pytree.tree_map(draw, example)
-    return found
+    return example.map(draw)
 
 
 def drawn(seen: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -38,10 +34,9 @@ def drawn(seen: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator
 
 
 def constant_inputs(example: Batch) -> list[str]:
-    leaves = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor)]
     flat = [
         str(k)
-        for k, leaf in enumerate(leaves)
+        for k, leaf in enumerate(example.tensors)
         if leaf.dim() and leaf.numel() and not leaf.is_floating_point() and leaf.min() == leaf.max()
     ]
     if not flat:
@@ -54,18 +49,9 @@ def constant_inputs(example: Batch) -> list[str]:
 
 
 def doubled(batch: Batch) -> Batch:
-    def double(leaf: Any) -> Any:
-        is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        return leaf.double() if is_float else leaf
-
-    found: Batch = pytree.tree_map(double, batch)
-    return found
+    return batch.map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
 def chunk(batch: Batch, part: int, parts: int) -> Batch:
-    def cut(leaf: Any) -> Any:
-        has_rows = isinstance(leaf, torch.Tensor) and leaf.dim()
-        return leaf.chunk(parts)[part] if has_rows else leaf
-
-    found: Batch = pytree.tree_map(cut, batch)
-    return found
+    """A microbatch, as plain PyTorch would cut it."""
+    return batch.map(lambda tensor: tensor.chunk(parts)[part] if tensor.dim() else tensor)

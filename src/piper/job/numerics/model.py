@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import os
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from piper.capture import Captured, capture
+from piper.capture import Captured
 from piper.errors import InputError, Problem
 from piper.ir.values import Role
+from piper.job.batch import Batch
 from piper.job.compiler import Compiled
-from piper.job.numerics.data import Batch, chunk, doubled
+from piper.job.job import Job
+from piper.job.numerics.data import chunk, doubled
 from piper.job.numerics.plain import loss_of
 from piper.plan.analyse.memory import peak
-from piper.trainer import Trainer
 
 SMALLER = (
     "make the script's model smaller with an argument of yours: what follows the script is passed "
@@ -25,10 +25,10 @@ SMALLER = (
 )
 
 
-def copied(trainer: Trainer, captured: Captured) -> torch.nn.Module:
+def copied(job: Job, captured: Captured) -> torch.nn.Module:
     """A copy of the model on the CPU, with its first values."""
     try:
-        model = copy.deepcopy(trainer.model)
+        model = copy.deepcopy(job.model)
     except RuntimeError as error:
         raise InputError(
             "model",
@@ -49,38 +49,33 @@ def copied(trainer: Trainer, captured: Captured) -> torch.nn.Module:
     used = {p.name for bucket in captured.model.buckets.values() for p in bucket.parameters}
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            tensor.copy_(trainer.initial(name)) if name in used else tensor.zero_()
+            tensor.copy_(job.initial(name)) if name in used else tensor.zero_()
     return model
 
 
 def in_double(
-    model: torch.nn.Module, trainer: Trainer, batch: Batch, parts: int
+    model: torch.nn.Module, job: Job, batch: Batch
 ) -> tuple[torch.nn.Module | None, list[str]]:
     """The model in float64, if one microbatch runs in it."""
     trial = copy.deepcopy(model).double()
     try:
-        loss_of(trial, trainer, chunk(doubled(batch), 0, parts)).backward()
+        loss_of(trial, job, chunk(doubled(batch), 0, job.all_microbatches)).backward()
     except Exception as error:  # whatever it is, the model's own type is the way
         reason = f"{type(error).__name__} {str(error).partition(chr(10))[0]}".rstrip()
         return None, [f"not in float64, in which the model does not run: {reason}"]
     return copy.deepcopy(model).double(), []
 
 
-def without_dropout(
-    model: torch.nn.Module, trainer: Trainer, batch: Batch, parts: int
-) -> tuple[Captured, list[str]]:
+def without_dropout(job: Job, example: Batch) -> list[str]:
     """Switch dropout off, in the way that changes least, until nothing random is left."""
-    again = partial(capture, model, trainer.loss_fn, chunk(batch, 0, parts))
-    for module in model.modules():
+    for module in job.model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
-    captured = again()
-    if not is_random(captured):
-        return captured, ["dropout is off (p = 0): Piper's masks are not those of eager PyTorch"]
-    model.eval()
-    captured = again()
-    if not is_random(captured):
-        return captured, ["the model is in eval mode: it has dropout, whose masks differ by design"]
+    if not is_random(job.capture(example)):
+        return ["dropout is off (p = 0): Piper's masks are not those of eager PyTorch"]
+    job.model.eval()
+    if not is_random(job.capture(example)):
+        return ["the model is in eval mode: it has dropout, whose masks differ by design"]
     raise InputError(
         "model",
         Problem(

@@ -11,8 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from piper.job.numerics.data import Batch, chunk
-from piper.trainer import Trainer
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.numerics.data import chunk
 
 
 @dataclass
@@ -45,26 +46,25 @@ class Reference:
                 self.most[name] = torch.maximum(self.most.get(name, size), size)
 
 
-def plain(
-    model: torch.nn.Module, trainer: Trainer, batches: Sequence[Batch], parts: int
-) -> Reference:
+def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Reference:
     """Autograd in one process, microbatch after microbatch, and one optimizer for everything."""
     found = Reference(initial={n: p.detach().clone() for n, p in model.named_parameters()})
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    optimizer = trainer.make_optimizer(trained)
-    scheduler = trainer.lr_scheduler(optimizer) if trainer.lr_scheduler else None
+    options, parts = job.options, job.all_microbatches
+    optimizer = options.optimizer(trained)
+    scheduler = options.lr_scheduler(optimizer) if options.lr_scheduler else None
     types = Types()
     for batch in batches:
         optimizer.zero_grad()
         pieces = [chunk(batch, k, parts) for k in range(parts)]
-        weights, losses = weights_of(trainer, pieces), []
+        weights, losses = weights_of(job, pieces), []
         for piece, weight in zip(pieces, weights, strict=True):
             with types:
-                loss = loss_of(model, trainer, piece)
+                loss = loss_of(model, job, piece)
                 (loss * weight).backward()
             losses.append(loss.item())
         used = [p for _, p in trained if p.grad is not None]
-        found.grad_norms.append(clipped(used, trainer.max_norm))
+        found.grad_norms.append(clipped(used, options.max_norm))
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
@@ -89,17 +89,18 @@ def clipped(parameters: Sequence[torch.Tensor], limit: float | None) -> float:
     return float(norm)
 
 
-def loss_of(model: torch.nn.Module, trainer: Trainer, batch: Batch) -> Any:
-    if trainer.loss_fn is None:
-        return model(*batch)
-    return trainer.loss_fn(model(*batch[:-1]), batch[-1])
+def loss_of(model: torch.nn.Module, job: Job, batch: Batch) -> Any:
+    given = batch.arguments
+    if job.loss_fn is None:
+        return model(*given)
+    return job.loss_fn(model(*given[:-1]), given[-1])
 
 
-def weights_of(trainer: Trainer, pieces: Sequence[Batch]) -> list[float]:
+def weights_of(job: Job, pieces: Sequence[Batch]) -> list[float]:
     """What each microbatch counts in the loss of the whole batch, as the Trainer's page says."""
-    weight = trainer.loss_weight
-    own = [1.0 if weight is None else float(weight(*piece)) for piece in pieces]
-    if trainer.reduction == "mean":
+    weight = job.options.loss_weight
+    own = [1.0 if weight is None else float(weight(*piece.arguments)) for piece in pieces]
+    if job.reduction.kind == "mean":
         return [one / sum(own) for one in own]
     return [1.0 if weight is None else 1.0 / sum(own) for _ in own]
 

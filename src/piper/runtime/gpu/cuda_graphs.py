@@ -36,7 +36,7 @@ from piper.plan.instructions import (
     is_dynamic,
     is_message,
 )
-from piper.runtime.batch import Batch
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.in_flight import Single
 from piper.runtime.execute import Act, Program
 from piper.runtime.gpu.warmup import Known, zeros
@@ -119,7 +119,7 @@ class Graphs:
     acts: list[tuple[int, Act]]
     weights: tuple[float, ...] | None = None
 
-    def begin(self, batch: Batch) -> Sequence[tuple[int, Act]]:
+    def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]:
         """Put the batch where the recordings expect it; then, what to do in the step."""
         same, self.weights = batch.weights == self.weights, batch.weights
         for load, slot, fixed in self.loads:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from piper.plan.instructions import Exchange, Run, Shape, Update, is_message
-from piper.runtime.batch import Batch
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gloo import Tensors
 from piper.runtime.execute import Act, Program
 from piper.runtime.state.device_state import BucketState
@@ -31,7 +31,7 @@ class Measured:
     streams: dict[str, list[float]] = field(default_factory=dict)  # bytes per second
 
 
-def measure(program: Program, batch: Batch, rounds: int) -> Measured:
+def measure(program: Program, batch: StepInputs, rounds: int) -> Measured:
     """Run the program so often, without its updates, then its exchanges alone."""
     seen = Measured()
     before = [(t, t.clone()) for b in program.state.buckets.values() for t in changing(b)]

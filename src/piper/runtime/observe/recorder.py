@@ -24,7 +24,7 @@ from torch.profiler import record_function
 from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.plan.instructions import Instruction, Plan, Recv, Send, is_message, line
 from piper.plan.rendezvous import Event, Rendezvous
-from piper.runtime.batch import Batch
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.exchange_thread import Errand
 from piper.runtime.comm.gloo import SumOfPieces, Works
 from piper.runtime.comm.in_flight import Arrived, Shards
@@ -61,7 +61,7 @@ class Recorder:
         if self.acts:
             self.acts[-1] = self.last(self.acts[-1])
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: StepInputs) -> None:
         """One step, as `Program.step`; the program is left as it was."""
         plain, self.program.acts = self.program.acts, self.acts
         try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from piper.runtime.batch import Batch
+from piper.runtime.batch import StepInputs
 from piper.runtime.execute import Act, Program
 from piper.runtime.observe.measure import Lap, on_gpu, settle
 from piper.runtime.observe.recorder import Recorder, merged
 
-Step = Callable[[Batch], list[float]]  # runs one; gives the seconds of each instruction
+Step = Callable[[StepInputs], list[float]]  # runs one; gives the seconds of each instruction
 
 
 def stepwatch(program: Program) -> Step:
@@ -21,7 +21,7 @@ def stepwatch(program: Program) -> Step:
 def host_step(program: Program) -> Step:
     recorder = Recorder(program)
 
-    def step(batch: Batch) -> list[float]:
+    def step(batch: StepInputs) -> list[float]:
         recorder.step(batch)
         spans = merged(0, [program.plan], [(recorder.notes(), 0)]).spans[program.plan.device]
         following = [*(span.issued for span in spans[1:]), spans[-1].end]
@@ -39,7 +39,7 @@ def gpu_step(program: Program) -> Step:
 
     acts: list[Act] = [partial(note, act) for act in program.acts]
 
-    def step(batch: Batch) -> list[float]:
+    def step(batch: StepInputs) -> list[float]:
         laps.clear()
         plain, program.acts = program.acts, acts
         try:

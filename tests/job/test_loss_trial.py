@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from piper import Place, Replicate, Split, Trainer, rehearse, where
 from piper.errors import InputError
-from piper.job import loss_reduction
-from piper.job.loss_reduction import refuse_no_mean
+from piper.job import loss_trial
+from piper.job.batch import Batch
+from piper.job.loss_trial import refuse_no_mean
 
 PARTS = [Place(where(), [0]), Split("MB", 2)]
 REPLICAS = [Place(where(), [0, 1]), Replicate(where(), [0, 1])]
@@ -125,7 +126,7 @@ def test_the_users_loss_is_left_as_it_is() -> None:
 def test_long_rows_and_large_vocabularies_are_tried_in_part(monkeypatch: Any) -> None:
     """Labels that do not count are at the ends of rows."""
     rows, length, vocabulary = 2, 512, 100
-    monkeypatch.setattr(loss_reduction, "MOST", 2**13)
+    monkeypatch.setattr(loss_trial, "MOST", 2**13)
     labels = torch.randint(0, vocabulary, (4, length))
     ends = torch.arange(1, 5)[:, None] * length // 5
     seen: list[int] = []
@@ -140,10 +141,10 @@ def test_long_rows_and_large_vocabularies_are_tried_in_part(monkeypatch: Any) ->
     for mask in (torch.arange(length) < ends, torch.ones(4, length, dtype=torch.bool)):
         given = (labels, mask.float())
         if mask.all():
-            refuse_no_mean(loss, (leaves, spec), (labels, given), 2, ())
+            refuse_no_mean(loss, (leaves, spec), Batch.of((labels, given)), 2)
         else:
             with pytest.raises(InputError):
-                refuse_no_mean(loss, (leaves, spec), (labels, given), 2, ())
+                refuse_no_mean(loss, (leaves, spec), Batch.of((labels, given)), 2)
     assert 0 < max(seen) <= 2**13
 
 
@@ -158,7 +159,7 @@ def test_a_vector_as_long_as_rows_may_have_none() -> None:
     leaves = [((12, 6), torch.float32), ((12,), torch.float32)]
     target = torch.randn(24, 6)
 
-    refuse_no_mean(loss, (leaves, spec), (target, target), 2, ())
+    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
 
 
 def test_a_loss_that_is_random_is_left_alone() -> None:
@@ -168,7 +169,7 @@ def test_a_loss_that_is_random_is_left_alone() -> None:
     leaves, spec = [((12, 6), torch.float32)], pytree.tree_structure(0)
     target = torch.randn(24, 6)
 
-    refuse_no_mean(loss, (leaves, spec), (target, target), 2, ())
+    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
 
 
 def test_types_that_are_coarse_make_no_difference() -> None:
@@ -178,4 +179,4 @@ def test_types_that_are_coarse_make_no_difference() -> None:
     leaves, spec = [((12, 6), torch.bfloat16)], pytree.tree_structure(0)
     target = torch.randn(24, 6).bfloat16()
 
-    refuse_no_mean(loss, (leaves, spec), (target, target), 2, ())
+    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)

@@ -1,0 +1,95 @@
+"""What a step is given, as one value: made at the door, and cut into microbatches from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from piper.errors import InputError, Problem
+from piper.runtime.batch import part_of
+
+Shapes = tuple[Any, ...]  # of each leaf its shape and type, or its text; then how they are nested
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The arguments of a step, taken apart: tensors with rows, and whatever else a model takes."""
+
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+
+    @staticmethod
+    def of(arguments: tuple[Any, ...]) -> Batch:
+        leaves, spec = pytree.tree_flatten(arguments)
+        return Batch(tuple(leaves), spec)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """As the model takes them; the last one is for the loss function."""
+        found: tuple[Any, ...] = pytree.tree_unflatten(self.leaves, self.spec)
+        return found
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """What a program is compiled for: numbers and texts become constants of it."""
+        leaves = ((tuple(x.shape), x.dtype) if is_tensor(x) else repr(x) for x in self.leaves)
+        return (*leaves, str(self.spec))
+
+    @property
+    def tokens(self) -> int:
+        """Without whole numbers among the inputs, rows."""
+        counts = (t.numel() for t in self.tensors if not t.is_floating_point())
+        rows = (t.shape[0] for t in self.tensors if t.dim())
+        return next(counts, next(rows, 1))
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The same with other tensors."""
+        return replace(self, leaves=tuple(change(x) if is_tensor(x) else x for x in self.leaves))
+
+    def part(self, part: int, parts: int) -> Batch:
+        """One microbatch, or what one replica gets."""
+        return self.map(lambda tensor: part_of(tensor, part, parts))
+
+    def parts(self, parts: int) -> list[Batch]:
+        return [self.part(k, parts) for k in range(parts)]
+
+
+def is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def refuse_uneven(batch: Batch, parts: int) -> None:
+    """All tensors with rows have equally many, and a number that divides into microbatches."""
+    rows = [tensor.shape[0] for tensor in batch.tensors if tensor.dim()]
+    if not rows:
+        kinds = ", ".join(type(leaf).__name__ for leaf in batch.leaves) or "nothing"
+        what = f"it has no tensor with rows, but {kinds}"
+        raise InputError("batch", Problem(what, "give tensors: torch.as_tensor(...)"))
+    if len(set(rows)) > 1:
+        raise InputError(
+            "batch",
+            Problem(
+                f"its tensors have different numbers of rows: {rows}",
+                "give every tensor the batch as its first dimension",
+            ),
+        )
+    if rows[0] == 0:
+        raise InputError("batch", Problem("it has no rows", "leave out empty batches"))
+    if rows[0] % parts:
+        near = max(rows[0] // parts, 1) * parts
+        raise InputError(
+            "batch",
+            Problem(
+                f"{rows[0]} rows do not divide into {parts} microbatches",
+                f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
+            ),
+        )

@@ -1,0 +1,39 @@
+"""How to train: what a Trainer and a rehearsal take beside the model, its loss and the strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from piper.costs import Costs
+from piper.job.arguments import refuse_wrong_options
+from piper.job.loss_reduction import Reduction, Weight
+from piper.runtime.state.initial_values import Init
+from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
+
+Loss = Callable[..., torch.Tensor]  # of the model's output and the last argument of a step
+ADAMW = partial(torch.optim.AdamW, lr=3e-4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """As the user gives them; docs/trainer.md says what each one means."""
+
+    optimizer: MakeOptimizer = ADAMW
+    lr_scheduler: MakeScheduler | None = None
+    reduction: Reduction | None = None
+    loss_weight: Weight | None = None
+    max_norm: float | None = None
+    compiled: bool = False
+    graphs: bool = False
+    seed: int = 0
+    init: Init | None = None
+    costs: Costs | str | Path | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        refuse_wrong_options(self.optimizer, self.lr_scheduler, self.max_norm)

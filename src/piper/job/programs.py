@@ -1,0 +1,136 @@
+"""The programs of this process: one for each kind of batch, with the state that they share."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from piper.capture import Captured
+from piper.capture.kernels.callables import Kernels
+from piper.costs import Costs
+from piper.job import consistency
+from piper.job.arguments import counting_arguments
+from piper.job.assignment import Assignment, assignment
+from piper.job.batch import Batch
+from piper.job.compiler import Compiled
+from piper.job.job import BatchKind, Job
+from piper.job.shipping import Sending
+from piper.names import Phase
+from piper.runtime.comm.gloo import Comm, ProcessComm
+from piper.runtime.comm.transport import communicators
+from piper.runtime.comm.world import refuse_wrong_world, world
+from piper.runtime.execute import Kernel, Program
+from piper.runtime.gpu.cuda_graphs import record_graphs
+from piper.runtime.gpu.stream_shares import compute_lane
+from piper.runtime.gpu.warmup import warm
+from piper.runtime.state.device_state import DeviceState
+
+LOG = logging.getLogger("piper")
+
+
+@dataclass
+class Programs:
+    """What this device runs. The first process compiles for all, and sends them their parts."""
+
+    job: Job
+    rank: int
+    arguments: int  # that the example has
+    costs: Costs | None = None  # that were measured since
+    ready: dict[BatchKind, Program] = field(default_factory=dict)
+    assigned: dict[BatchKind, Assignment] = field(default_factory=dict)  # what this device is to do
+    made: dict[BatchKind, Compiled] = field(default_factory=dict)  # on device 0
+    aliases: dict[str, str] = field(default_factory=dict)  # of parameters, on device 0
+    comm: ProcessComm | None = None  # None before the first program, and after the end
+
+    def __post_init__(self) -> None:
+        self.state = DeviceState(self.job.device)
+        self.sending = Sending(self.job.options.compiled)
+
+    def get(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
+        """The program for batches of this kind; compiled at the first one."""
+        if kind not in self.ready:
+            self.ready[kind] = self.build(batch, kind, steps)
+        return self.ready[kind]
+
+    def build(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
+        if self.comm is None:
+            consistency.refuse_disagreement(given(self.job, batch), self.job.model)
+        mine, kernels = self.assign(batch, kind)
+        self.assigned[kind] = mine
+        if self.comm is None:
+            self.comm = communicators(self.job.device)
+        self.comm.extend(mine.needs)
+        program = load(self.job, mine, kernels, self.state, self.comm, steps)
+        if self.job.device.type == "cuda":
+            self.prepare(program, mine)
+        return program
+
+    def assign(self, batch: Batch, kind: BatchKind) -> tuple[Assignment, Kernels]:
+        if self.rank:
+            return self.sending.other()
+
+        def make() -> tuple[Captured, Compiled]:
+            compiling = partial(self.job.compile, batch, self.costs)
+            captured, compiled = counting_arguments(compiling, batch, self.arguments)
+            refuse_wrong_world(compiled.dag.devices)
+            self.made[kind], self.aliases = compiled, captured.aliases
+            return captured, compiled
+
+        if world() > 1:
+            LOG.info("compiling on device 0, for all %d", world())
+            return self.sending.first(make)
+        captured, compiled = make()
+        return assignment(captured, compiled, 0), captured.kernels
+
+    def prepare(self, program: Program, mine: Assignment) -> None:
+        """Before anything is on its way: run every kernel once, and record graphs."""
+        with compute_lane(program.plan, program.device):
+            warm(program, mine.known, mine.experts)
+            if self.job.options.graphs:
+                program.graphs = record_graphs(program, mine.known)
+
+    def compile_again(self, costs: Costs) -> None:
+        """With other costs, when a batch comes."""
+        self.costs, self.ready = costs, {}
+
+    @property
+    def spoken(self) -> set[str]:
+        """States that this device gives, where several hold the same."""
+        return {name for one in self.assigned.values() for name in one.spoken}
+
+    def close(self) -> None:
+        if self.comm is not None:
+            self.comm.close()
+            self.comm = None
+
+
+def load(
+    job: Job, mine: Assignment, kernels: Kernels, state: DeviceState, comm: Comm, steps: int = 0
+) -> Program:
+    """Make a plan ready: its parameters, its kernels, its way to the others."""
+    options, trainable = job.options, mine.trainable.__getitem__
+    state.add(mine.plan.states, mine.contents, trainable, job.initial, options.optimizer)
+    if options.lr_scheduler is not None:
+        state.schedule(options.lr_scheduler, steps)
+
+    def kernel(region: str, phase: str) -> Kernel:
+        return kernels.get(mine.regions[region], Phase(phase), options.compiled)
+
+    loss = getattr(torch, mine.loss)
+    return Program(mine.plan, kernel, state, comm, loss, ignored=mine.ignored)
+
+
+def given(job: Job, batch: Batch) -> dict[str, str]:
+    """What all processes must have been given alike."""
+    names = ("max_norm", "compiled", "graphs", "seed")
+    return {
+        "strategy": str(job.strategy),
+        "example": repr(batch.shapes),
+        "model": f"{consistency.structure(job.model)} {consistency.flags(job.model)}",
+        "device": job.device.type,
+        "reduction": repr(job.reduction.kind),
+        **{name: repr(getattr(job.options, name)) for name in names},
+    }
