@@ -85,6 +85,15 @@ def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:
     assert drawn[-1] == "streams: pp (4 SMs, high)"
 
 
+def test_show_says_what_the_times_of_overlapping_work_stand_on() -> None:
+    experts = Path(__file__).parents[2] / "examples" / "train_experts.py"
+
+    drawn = call("show", str(experts)).splitlines()
+
+    assert any("% of it behind compute" in line for line in drawn)
+    assert drawn[-1] == "nothing was measured: regions are estimated from FLOPs and bytes"
+
+
 def test_show_prints_the_plan_of_a_device_and_the_dag() -> None:
     assert call("show", str(SCRIPT), "--plan", "1").startswith("device 1\nrecv ")
     assert "transfer send PP0/0@0>1 on [0] => [1] [pp]" in call("show", str(SCRIPT), "--dag")
