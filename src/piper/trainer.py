@@ -20,6 +20,7 @@ from piper.job.loss_reduction import refuse_weightless
 from piper.job.options import ADAMW, Loss, Options
 from piper.job.programs import Programs
 from piper.job.tracing import from_environment, recording
+from piper.job.tuning import tuned
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.world import gather, join, world
 from piper.runtime.execute import Program
