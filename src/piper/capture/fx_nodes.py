@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
-from piper.capture.torch_private import LINE
+from piper.capture.torch_private import LINE, pytree, storage_id
 
 
 def value(node: fx.Node) -> Any:
@@ -41,9 +40,7 @@ def number_dtype(node: fx.Node) -> torch.dtype:
 def storages(node: fx.Node) -> set[int]:
     """Identities of the memory behind a node's tensors: views share them."""
     return {
-        leaf.untyped_storage()._cdata
-        for leaf in pytree.tree_leaves(value(node))
-        if isinstance(leaf, Tensor)
+        storage_id(leaf) for leaf in pytree.tree_leaves(value(node)) if isinstance(leaf, Tensor)
     }
 
 

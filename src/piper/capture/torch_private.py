@@ -6,8 +6,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._ops import HigherOrderOperator, OperatorBase, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -23,9 +24,12 @@ from torch.amp import autocast_mode
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from piper.capture.trace.source_lines import current_line
+
+__all__ = ["HigherOrderOperator", "OpOverload", "pytree"]  # passed on, beside what is below
 
 LINE = "piper_line"  # where the user's line is in a node's meta
 
@@ -98,9 +102,7 @@ def constant_of(tensor: Tensor) -> Tensor | None:
     return tensor
 
 
-def compile_graph(
-    module: fx.GraphModule, inside: dict[torch._ops.OpOverload, Callable]
-) -> Callable[..., Any]:
+def compile_graph(module: fx.GraphModule, inside: dict[OpOverload, Callable]) -> Callable[..., Any]:
     """Inductor's version of a graph from tensors to a tuple of tensors.
 
     `inside` says what is in operators of our own, so that they are fused with the rest.
@@ -125,6 +127,7 @@ def _without_guard(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
+fast_grouped_mm = torch._grouped_mm
 
 
 def is_plain(graph: fx.Graph) -> bool:
@@ -136,9 +139,9 @@ def is_plain(graph: fx.Graph) -> bool:
 
 
 def _is_plain_call(target: Any) -> bool:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target.namespace in ("aten", "prims", "piper")
-    return not isinstance(target, torch._ops.OperatorBase)
+    return not isinstance(target, OperatorBase)
 
 
 def unknown_size(mode: Any) -> Any:
@@ -174,6 +177,41 @@ def is_view(node: fx.Node) -> bool:
 def is_mutable(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
+
+
+def argument_names(node: fx.Node) -> list[str]:
+    """The names of an operator's arguments, in order."""
+    return [argument.name for argument in node.target._schema.arguments]
+
+
+def schema_text(node: fx.Node) -> str:
+    return str(getattr(node.target, "_schema", ""))
+
+
+def own_tensors(module: nn.Module) -> tuple[Tensor | None, ...]:
+    """A module's parameters and buffers, without those of its children."""
+    return (*module._parameters.values(), *module._buffers.values())
+
+
+def has_hooks(owner: nn.Module | nn.Parameter) -> bool:
+    """Whether autograd would call the user's hooks on its gradients."""
+    names = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(owner, name, None) for name in names)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has been written to."""
+    return tensor._version
+
+
+def is_view_tensor(tensor: Tensor) -> bool:
+    """Whether autograd sees a tensor as a view of another."""
+    return tensor._is_view()
+
+
+def storage_id(tensor: Tensor) -> int:
+    """What identifies a tensor's memory, for fake tensors as well."""
+    return tensor.untyped_storage()._cdata
 
 
 @contextmanager

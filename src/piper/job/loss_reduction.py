@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from piper.errors import InputError, Problem
 from piper.runtime.batch import part_of, refuse_ignored, tensors_of
+from piper.runtime.torch_private import pytree
 
 MOST = 2**25  # numbers that are tried: of a larger output, fewer rows, and some of the tokens
 Ignored = tuple[int | None, int | None]  # batch tensor, label; None where it cannot be told

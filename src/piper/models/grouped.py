@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.library import infer_schema, register_autograd, register_fake
 from torch.utils.flop_counter import register_flop_formula
 
+from piper.capture.torch_private import fast_grouped_mm
+
 _library = torch.library.Library("piper", "FRAGMENT")
 
 
@@ -32,7 +34,7 @@ def grouped_mm(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     An expert may have no rows, or all of them. `weight` may be a transposed view: it is not copied.
     """
     if _has_fast_kernel(rows, weight.shape[2]):
-        return torch._grouped_mm(rows.contiguous(), weight, offs=_ends(counts))
+        return fast_grouped_mm(rows.contiguous(), weight, offs=_ends(counts))
     result = rows.new_empty(rows.shape[0], weight.shape[2])
     sizes = counts.tolist()  # a device is asked once, not once per expert
     groups = zip(sizes, rows.split(sizes), weight.unbind(), result.split(sizes), strict=True)
@@ -46,7 +48,7 @@ def grouped_mm(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 def grouped_mm_weight(rows: Tensor, grad: Tensor, counts: Tensor) -> Tensor:
     """rows [T, d], grad [T, f], counts [E] -> [E, d, f]: the gradient of `grouped_mm`'s weight."""
     if _has_fast_kernel(rows, grad.shape[1]):
-        return torch._grouped_mm(rows.contiguous().t(), grad.contiguous(), offs=_ends(counts))
+        return fast_grouped_mm(rows.contiguous().t(), grad.contiguous(), offs=_ends(counts))
     result = rows.new_empty(counts.shape[0], rows.shape[1], grad.shape[1])
     sizes = counts.tolist()
     groups = zip(sizes, rows.t().split(sizes, 1), grad.split(sizes), result.unbind(), strict=True)

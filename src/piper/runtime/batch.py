@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from piper.errors import InputError, Problem
+from piper.runtime.torch_private import pytree
 
 
 @dataclass

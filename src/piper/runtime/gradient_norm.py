@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from piper.runtime.torch_private import foreach_mul_, foreach_norm
+
 
 def square(grads: Any) -> torch.Tensor:
     """The squared norm, in double precision; of types that are coarse, added up in a finer one."""
@@ -14,8 +16,8 @@ def square(grads: Any) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float64)
     coarse = [t for t in tensors if added_in(t) is not None]
     fine = [t for t in tensors if added_in(t) is None]
-    norms = [*(torch._foreach_norm(fine) if fine else ())]
-    norms += torch._foreach_norm(coarse, 2, added_in(coarse[0])) if coarse else ()
+    norms = [*(foreach_norm(fine) if fine else ())]
+    norms += foreach_norm(coarse, 2, added_in(coarse[0])) if coarse else ()
     return torch.stack([norm.double() for norm in norms]).square().sum()
 
 
@@ -39,7 +41,7 @@ def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | 
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         alike = [grad for grad in grads if grad.dtype is dtype]
-        torch._foreach_mul_(alike, factor.to(finer(dtype)))
+        foreach_mul_(alike, factor.to(finer(dtype)))
 
 
 def finer(dtype: torch.dtype) -> torch.dtype:

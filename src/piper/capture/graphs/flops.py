@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from piper.capture.fx_nodes import storages, value
+from piper.capture.torch_private import OpOverload, is_mutable, pytree
 
 
 def count(module: fx.GraphModule) -> float:
@@ -30,10 +30,10 @@ def operators(module: fx.GraphModule) -> int:
 
 def _kernels(module: fx.GraphModule) -> Iterator[fx.Node]:
     for node in module.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and "val" in node.meta:
+        if isinstance(node.target, OpOverload) and "val" in node.meta:
             read = {s for n in node.all_input_nodes if "val" in n.meta for s in storages(n)}
             made = storages(node)
-            if made and (made - read or node.target._schema.is_mutable):
+            if made and (made - read or is_mutable(node)):
                 yield node
 
 
@@ -47,7 +47,7 @@ def _bytes(node: fx.Node) -> int:
 
 
 def _flops(node: fx.Node) -> int:
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return 0
     formula = flop_registry.get(node.target.overloadpacket)
     if formula is None:

@@ -76,7 +76,9 @@ def _result(result: Tensor, given: bool) -> Tensor:
     if not given:
         return result.detach()
     # Autograd would treat a view as its base and a recipe; nobody outside needs to know.
-    return aten._unsafe_view.default(result, result.shape) if result._is_view() else result
+    if torch_private.is_view_tensor(result):
+        return aten._unsafe_view.default(result, result.shape)
+    return result
 
 
 def _aligned(gradients: list, wants: Sequence[bool]) -> list[fx.Node | None]:

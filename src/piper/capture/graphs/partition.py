@@ -13,7 +13,7 @@ from torch import fx
 
 from piper.capture.fx_nodes import closure, in_order, is_symbolic
 from piper.capture.graphs.joint import Joint
-from piper.capture.torch_private import is_backward, is_view
+from piper.capture.torch_private import OpOverload, is_backward, is_view
 from piper.capture.trace.functions import RECOMPUTE
 
 aten = torch.ops.aten
@@ -136,7 +136,7 @@ def _is_constant(node: fx.Node) -> bool:
 
 def _is_arithmetic(node: fx.Node) -> bool:
     """Python operations on sizes; sizes of tensors are not, since these would have to be kept."""
-    return is_symbolic(node) and not isinstance(node.target, torch._ops.OpOverload)
+    return is_symbolic(node) and not isinstance(node.target, OpOverload)
 
 
 def _positions(nodes: list[fx.Node], chosen: set[fx.Node]) -> list[int]:

@@ -19,6 +19,7 @@ from piper.capture.fx_nodes import (
 )
 from piper.capture.graphs.joint import Joint
 from piper.capture.graphs.partition import Partition
+from piper.capture.torch_private import OpOverload
 from piper.names import BI, BW, B, F, Phase
 
 aten = torch.ops.aten
@@ -212,7 +213,7 @@ class _Writer:
         self.graph.lint()
         return fx.GraphModule(self.source, self.graph)
 
-    def _add(self, target: torch._ops.OpOverload, node: fx.Node, **options: object) -> fx.Node:
+    def _add(self, target: OpOverload, node: fx.Node, **options: object) -> fx.Node:
         copy = self.graph.call_function(target, (self.copies[node],), dict(options))
         copy.meta = {"val": value(node)}
         return copy

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from piper.capture.fx_nodes import storages, value
+from piper.capture.torch_private import pytree, storage_id
 from piper.names import F, Phase
 
 
@@ -36,7 +36,7 @@ def _sizes(nodes: list[fx.Node]) -> dict[int, int]:
     found: dict[int, int] = {}
     for tensor in (tensor for node in nodes for tensor in _tensors(node)):
         size = tensor.untyped_storage().nbytes()
-        found[tensor.untyped_storage()._cdata] = size if isinstance(size, int) else 0
+        found[storage_id(tensor)] = size if isinstance(size, int) else 0
     return found
 
 

@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import fx
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 
 from piper.capture.fx_nodes import is_symbolic, value
 from piper.capture.kernels import shipping
 from piper.capture.kernels.codegen import quickened, release
 from piper.capture.kernels.dropout import KEEP, keep
-from piper.capture.torch_private import below_autograd, compile_graph, is_plain
+from piper.capture.torch_private import below_autograd, compile_graph, is_plain, pytree
 from piper.names import Phase
 
 Kernel = Callable[..., tuple]

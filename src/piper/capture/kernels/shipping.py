@@ -12,11 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from piper.capture.fx_nodes import line, value
 from piper.capture.kernels.codegen import FUNCTIONS, METHODS, release
-from piper.capture.torch_private import new_fake_mode, unknown_size
+from piper.capture.torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    new_fake_mode,
+    pytree,
+    unknown_size,
+)
 from piper.capture.trace import refusals
 
 _SYMBOLIC = [getattr(torch, name) for name in dir(torch) if name.startswith("sym_")]
@@ -101,9 +106,9 @@ def _name(node: fx.Node) -> str:
     """
     if node.op != "call_function":
         return _checked(node.op, node.target)
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return f"{_OPERATOR}{node.target}"
-    if isinstance(node.target, torch._ops.HigherOrderOperator):  # cond and the like
+    if isinstance(node.target, HigherOrderOperator):  # cond and the like
         if node.target.name().startswith("triton"):  # it counts kernels, each process for itself
             raise refusals.cannot_be_sent(node.target.name(), line(node))
         return f"{_OPERATOR}higher_order.{node.target.name()}"
@@ -127,7 +132,7 @@ def _function(name: str) -> Callable:
     found: Any = torch.ops
     for part in name.removeprefix(_OPERATOR).split("."):
         found = getattr(found, part, None)
-    if not isinstance(found, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+    if not isinstance(found, OpOverload | HigherOrderOperator):
         raise refusals.cannot_be_sent(name)
     return found
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from piper.capture import torch_private
@@ -143,7 +142,7 @@ def _loss(
     """A scalar of float32 or more, whatever the model computes in: its gradient is the seed."""
     given = arguments if loss_fn is None else arguments[:-1]
     output = torch.func.functional_call(view, state, given)
-    leaves, spec = pytree.tree_flatten(output)
+    leaves, spec = torch_private.pytree.tree_flatten(output)
     seen.append(([_described(leaf) for leaf in leaves], spec))
     loss = output if loss_fn is None else loss_fn(output, arguments[-1])
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
@@ -162,8 +161,7 @@ def _throw_away(model: nn.Module) -> nn.Module:
         id(value): value
         for module in model.modules()
         for value in (
-            *module._parameters.values(),
-            *module._buffers.values(),
+            *torch_private.own_tensors(module),
             *vars(module).values(),
         )
         if isinstance(value, Tensor)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from piper.capture.torch_private import is_view
+from piper.capture.torch_private import argument_names, is_view
 from piper.capture.trace.forward import Traced
 
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ def means(graph: fx.Graph) -> Iterator[tuple[fx.Node, int, bool]]:
     """Labels of each mean, the label it leaves out, and whether it weighs classes."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in LOSSES:
-            names = [argument.name for argument in node.target._schema.arguments]
+            names = argument_names(node)
             given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
             if given.get("reduction", MEAN) == MEAN:
                 weighted = given.get("weight") is not None

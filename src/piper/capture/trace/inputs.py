@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from piper.capture.torch_private import pytree
 from piper.errors import CaptureError, InputError, Problem
 from piper.ir.values import TensorSpec
 

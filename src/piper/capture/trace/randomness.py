@@ -4,6 +4,7 @@ import torch
 from torch import fx
 
 from piper.capture.kernels.dropout import DROPOUT
+from piper.capture.torch_private import argument_names
 from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
 
@@ -51,7 +52,7 @@ def _is_random(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     # Attention and recurrent layers are tagged because of their dropout.
-    names = [argument.name for argument in node.target._schema.arguments]
+    names = argument_names(node)
     probability = next((name for name in ("dropout_p", "dropout") if name in names), None)
     if probability is None:
         return True

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from piper.capture.fx_nodes import line
+from piper.capture.torch_private import schema_text
 from piper.capture.trace.inputs import name_of
 from piper.capture.trace.source_lines import UNKNOWN, current_line, line_of
 from piper.errors import CaptureError, Problem
@@ -113,7 +114,7 @@ def cannot_be_sent(what: str, where: str = "") -> CaptureError:
 
 def random_operation(node: fx.Node) -> CaptureError:
     name = str(node.target).removeprefix("aten.").split(".")[0]
-    inside = " dropout" in str(getattr(node.target, "_schema", ""))
+    inside = " dropout" in schema_text(node)
     return CaptureError(
         line(node) or UNKNOWN,
         Problem(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture.fx_nodes import line
-from piper.capture.torch_private import constant_of, is_unfinished
+from piper.capture.torch_private import constant_of, has_hooks, is_unfinished, version_of
 from piper.capture.trace import refusals
 
 Counts = dict[tuple[str, str], float]
@@ -20,10 +20,10 @@ Counts = dict[tuple[str, str], float]
 def refuse_hooks(model: nn.Module) -> None:
     """Explicit backward graphs never call hooks on gradients."""
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if has_hooks(parameter):
             raise refusals.gradient_hook(f"parameter {name}")
     for name, module in model.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
+        if has_hooks(module):
             raise refusals.gradient_hook(f"module {name or type(model).__name__}")
 
 
@@ -96,7 +96,7 @@ def tensor_versions(model: nn.Module) -> dict[str, int]:
     named: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
     for path, module in model.named_modules():
         named += [(f"{path}.{name}".lstrip("."), value) for name, value in vars(module).items()]
-    return {name: value._version for name, value in named if isinstance(value, Tensor)}
+    return {name: version_of(value) for name, value in named if isinstance(value, Tensor)}
 
 
 def refuse_registered_constants(root: fx.GraphModule, model: nn.Module) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from piper.runtime.torch_private import pytree
 
 Batch = tuple[Any, ...]
 

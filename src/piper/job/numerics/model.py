@@ -17,6 +17,7 @@ from piper.job.compiler import Compiled
 from piper.job.numerics.data import Batch, chunk, doubled
 from piper.job.numerics.plain import loss_of
 from piper.plan.analyse.memory import peak
+from piper.runtime.torch_private import DropoutModule
 from piper.trainer import Trainer
 
 SMALLER = (
@@ -72,7 +73,7 @@ def without_dropout(
     """Switch dropout off, in the way that changes least, until nothing random is left."""
     again = partial(capture, model, trainer.loss_fn, chunk(batch, 0, parts))
     for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        if isinstance(module, DropoutModule):
             module.p = 0.0
     captured = again()
     if not is_random(captured):

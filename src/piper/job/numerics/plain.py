@@ -8,10 +8,9 @@ from math import isfinite
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.job.numerics.data import Batch, chunk
+from piper.runtime.torch_private import TorchDispatchMode, pytree
 from piper.trainer import Trainer
 
 

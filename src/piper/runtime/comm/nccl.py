@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree as pytree
 
 from piper.names import HIGH, Share
 from piper.plan.analyse.channels import Link, Needs
@@ -22,6 +21,7 @@ from piper.runtime.comm.exchange_thread import Courier, Errand
 from piper.runtime.comm.gloo import Group, Journey, ProcessComm, Room, Shard, Tensors, gather_flat
 from piper.runtime.comm.token_routes import by_source, refuse_uncounted
 from piper.runtime.gpu.stream_shares import group_options, priority_of, share_of
+from piper.runtime.torch_private import pytree
 
 
 @dataclass(slots=True)

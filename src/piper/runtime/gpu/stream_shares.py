@@ -17,6 +17,7 @@ from piper.errors import Problem, StrategyError
 from piper.names import COMPUTE, HIGH, Share
 from piper.plan.instructions import Plan
 from piper.runtime.hardware import SHARED
+from piper.runtime.torch_private import timeout_of
 
 LOG = logging.getLogger("piper")
 
@@ -137,4 +138,4 @@ def group_options(share: Share, paired: bool = False) -> dict[str, Any]:
     options = dist.ProcessGroupNCCL.Options()
     for name, value in nccl_options(share, paired).items():
         setattr(options.config if name == "max_ctas" else options, name, value)
-    return {"pg_options": options, "timeout": options._timeout}
+    return {"pg_options": options, "timeout": timeout_of(options)}
