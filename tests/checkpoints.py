@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from replicas import ADAMW, Run, batches, known
+from replicas import ADAMW, Run, batches, known, optimizer_parts
 
 from piper.directives import Place, Strategy
 from piper.ir.replicas import replicas
@@ -48,7 +48,7 @@ def go_on(rank: int, name: str, stages: int, text: str, folder: str) -> Run:
     run.parameters = [
         Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer.state.parts()
     ]
-    run.optimizer = trainer.state.optimizer_parts()
+    run.optimizer = optimizer_parts(trainer.state)
     trainer.close()
     return run
 

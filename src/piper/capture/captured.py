@@ -13,7 +13,7 @@ from piper.capture.graphs import flops, workspace
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
 from piper.capture.graphs.phases import phase_graphs
 from piper.capture.graphs.region_graphs import Lowered, lower
-from piper.capture.kernels.callables import Kernel, Kernels, Recipe
+from piper.capture.kernels.callables import Kernels, Recipe
 from piper.capture.regions.buckets import Bucketed, make_buckets
 from piper.capture.regions.cut import Chunk, cut
 from piper.capture.regions.description import Cost, describe, number_tags, region_ids
@@ -46,17 +46,11 @@ class Captured:
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
 
-    def kernel(
-        self, region: RegionId, phase: Phase, compiled: bool = False, ways: int = 1
-    ) -> Kernel:
-        """What computes this phase of the region; made on first use, shared by equal regions.
+    def recipe(self, region: RegionId, phase: Phase, ways: int = 1) -> Recipe:
+        """Which kernel computes this phase of the region.
 
         With `ways` above 1, for one of so many shares of its experts.
         """
-        return self.kernels.of(self.recipe(region, phase, ways), phase, compiled)
-
-    def recipe(self, region: RegionId, phase: Phase, ways: int = 1) -> Recipe:
-        """Which kernel that is."""
         found = self.model.by_id[region]
         if ways > 1:
             name = f"{found.code}/{ways}"

@@ -11,9 +11,6 @@ from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Transfer, Update
 from piper.names import Device, NodeId
 from piper.plan.analyse.memory import (
-    BUFFERS,
-    OPTIMIZER,
-    PARAMETERS,
     holders,
     lasting,
     peak,
@@ -28,7 +25,6 @@ Columns = Mapping[str, list[Any]]
 DEVICES = 64  # shown at most: those beyond do what others do
 LARGEST = 12  # buffers that are named at the peak
 OPTIMIZER_STATE = 2.0  # times the parameters: Adam
-FIXED = (PARAMETERS, OPTIMIZER, BUFFERS)  # what outlives a step
 CODED = ("kind", "region", "phase", "tags", "maker", "source", "stream", "text")  # often repeated
 
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-Route = tuple[torch.Tensor, torch.Tensor]  # sent, got
-
 
 def by_device(counts: torch.Tensor, devices: int) -> torch.Tensor:
     """Experts in a row: the first ones are on the first device."""
