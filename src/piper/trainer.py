@@ -44,7 +44,7 @@ from piper.runtime.comm.transport import communicators
 from piper.runtime.comm.world import gather, join, refuse_wrong_world, world
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.gpu.cuda_graphs import record_graphs
-from piper.runtime.gpu.stream_shares import compute_lane
+from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.hardware import chosen_device
 from piper.runtime.metrics import Metrics
@@ -53,7 +53,7 @@ from piper.runtime.state import checkpoint
 from piper.runtime.state.device_state import DeviceState, assembled
 from piper.runtime.state.initial_values import initial_values
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
-from piper.runtime.steps_in_flight import pace_on
+from piper.runtime.steps_in_flight import steps_on
 
 Loss = Callable[..., torch.Tensor]
 LOG = logging.getLogger("piper")
@@ -129,7 +129,7 @@ class Trainer:
         """What to do, before any other process is involved."""
         arguments.refuse_wrong_kinds(model, loss_fn, optimizer, lr_scheduler, max_norm)
         self.device = chosen_device(device)
-        self.pace = pace_on(self.device)
+        self.pace = steps_on(self.device)
         self.model, self.loss_fn = model, loss_fn
         self.strategy = as_strategy(strategy)
         self.loss_weight, self.max_norm = loss_weight, max_norm
@@ -173,7 +173,7 @@ class Trainer:
         self.ignored = program.ignored
         work = self.batch(batch, self.steps, self.replica, own, everyone)
         try:
-            with compute_lane(program.plan, self.device):
+            with on_compute_stream(program.plan, self.device):
                 recorded = self.recording.step(self.steps + 1, program, work)
         except BaseException:
             self.pace.forget()
@@ -206,7 +206,7 @@ class Trainer:
         own = self.own_weights(batch)
         work = self.batch(batch, self.steps, self.replica, own, self.agreed(batch, own))
         program = self.program(batch)
-        with compute_lane(program.plan, self.device):
+        with on_compute_stream(program.plan, self.device):
             seen = measure(program, work, rounds)
         seen.compute = by_code(seen.compute, self.assigned[self.key(batch)].codes)
         self.costs = costs_of(together(seen))
@@ -354,7 +354,7 @@ class Trainer:
 
     def prepare(self, program: Program, mine: Assignment) -> None:
         """Before anything is on its way: run every kernel once, and record graphs."""
-        with compute_lane(program.plan, self.device):
+        with on_compute_stream(program.plan, self.device):
             warm(program, mine.known, mine.experts)
             if self.graphs:
                 program.graphs = record_graphs(program, mine.known)

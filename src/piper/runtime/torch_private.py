@@ -29,6 +29,6 @@ def storage_at(address: int, device: torch.device, size: int) -> torch.UntypedSt
 
 
 def timeout_of(options: Any) -> timedelta:
-    """The time-out in the options of a process group."""
+    """The timeout in the options of a process group."""
     found: timedelta = options._timeout
     return found
