@@ -103,12 +103,12 @@ def test_a_heavy_library_is_imported_in_few_layers(library: str, homes: set[str]
 
 
 PRIVATE_HERE = {"capture/torch_private.py", "runtime/torch_private.py"}
-OURS = {"self", "cls", "sys", "os"}  # what begins with these is not torch's
-OPERATORS = {"aten"}  # an operator's name may begin with _, and is public all the same
+OURS = {"self", "cls", "sys", "os"}  # their private attributes are not torch's
+OPERATORS = {"aten"}  # public, even if their name begins with _
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
-    """Modules, attributes and names given to getattr that begin with one underscore."""
+    """Names of imports, of attributes, and in `getattr` and `hasattr`."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -119,8 +119,10 @@ def private_names(tree: ast.AST) -> Iterator[str]:
                 pass
             case ast.Attribute(attr=name):
                 yield name
-            case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]):
-                yield name
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value), *_]
+            ):
+                yield str(value)
 
 
 def is_private(name: str) -> bool:

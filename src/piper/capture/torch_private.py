@@ -1,4 +1,4 @@
-"""Every private API of PyTorch that capture leans on. The same in 2.11 and 2.13."""
+"""Every private API of PyTorch that capture and the models use. The same in 2.11 and 2.13."""
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -29,16 +29,16 @@ from torch.utils import checkpoint
 
 from piper.capture.trace.source_lines import current_line
 
-__all__ = ["HigherOrderOperator", "OpOverload", "pytree"]  # passed on, beside what is below
+__all__ = ["HigherOrderOperator", "OpOverload", "pytree"]  # re-exported
 
-LINE = "piper_line"  # where the user's line is in a node's meta
+LINE = "piper_line"  # the key of the user's line in a node's meta
 
 ENTER_AUTOCAST = autocast_mode._enter_autocast
 EXIT_AUTOCAST = autocast_mode._exit_autocast
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 MODE_SWITCHES = frozenset({ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_ENABLED})
 
-# What torch raises when Python code asks for the value of a tensor that has none.
+# Errors of torch if Python code asks for the value of a tensor without one.
 VALUE_WANTED = (
     GuardOnDataDependentSymNode,
     DataDependentOutputException,
@@ -47,7 +47,7 @@ VALUE_WANTED = (
 
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
 
-# Have a fused kernel, but would be taken apart while tracing: slower, and other roundings.
+# Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
 _KEPT_WHOLE = (
     torch.ops.aten.silu_backward.default,
     torch.ops.aten._fused_rms_norm.default,
@@ -59,9 +59,9 @@ def new_fake_mode() -> FakeTensorMode:
 
 
 def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
-    """The functional graph of `function`: in-place operations gone, marks and lines on its nodes.
+    """The functional graph of `function`: no in-place operations, marks and lines on its nodes.
 
-    Traced above autograd, so that each region can be differentiated by itself later on.
+    Traced above autograd, so that each region can be differentiated separately later.
     """
     functional = dispatch_functionalize(
         function, FunctionalTensorMode(pre_dispatch=True, export=True)
@@ -91,12 +91,12 @@ def is_backward(node: fx.Node) -> bool:
 
 
 def is_unfinished(value: object) -> bool:
-    """Whether it was computed while tracing, and left the trace: forward-mode derivatives do so."""
+    """Whether it was computed while tracing and left the trace, as forward-mode derivatives do."""
     return isinstance(value, FunctionalTensor)
 
 
 def constant_of(tensor: Tensor) -> Tensor | None:
-    """The real tensor behind one made from Python numbers during tracing, if there is one."""
+    """The real tensor behind a fake one that was made from Python numbers, if any."""
     if isinstance(tensor, FakeTensor):
         return tensor.constant
     return tensor
@@ -105,7 +105,7 @@ def constant_of(tensor: Tensor) -> Tensor | None:
 def compile_graph(module: fx.GraphModule, inside: dict[OpOverload, Callable]) -> Callable[..., Any]:
     """Inductor's version of a graph from tensors to a tuple of tensors.
 
-    `inside` says what is in operators of our own, so that they are fused with the rest.
+    `inside` maps Piper's own operators to their decompositions, so that Inductor can fuse them.
     """
     from torch._inductor.compile_fx import compile_fx  # takes seconds to import
     from torch._inductor.decomposition import select_decomp_table
@@ -117,9 +117,9 @@ def compile_graph(module: fx.GraphModule, inside: dict[OpOverload, Callable]) ->
 
 
 def _without_guard(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is behind the guard against Dynamo: nobody traces it, and it takes 15 us a call.
+    """The function behind the guard against Dynamo, which is not needed and takes 15 us a call.
 
-    A wrapper around the guard has the same attributes, but they say whose they are.
+    A wrapper around the guard has the same attributes, so the id tells whether they are its own.
     """
     own = getattr(function, "_torchdynamo_wrapper_id", None) == id(function)
     found: Callable[..., Any] = function._torchdynamo_orig_callable if own else function  # type: ignore[attr-defined]
@@ -127,13 +127,13 @@ def _without_guard(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
-fast_grouped_mm = torch._grouped_mm
+fast_grouped_mm: Any = getattr(torch, "_grouped_mm", None)  # None: not in this build of torch
 
 
 def is_plain(graph: fx.Graph) -> bool:
-    """Whether it calls nothing but operators of torch and Piper, whose kernels never use autograd.
+    """Whether it calls only operators of torch and Piper, whose kernels never use autograd.
 
-    An operator of somebody else may, and so may what is inside of higher-order operators.
+    Custom operators may use it, and so may the graphs inside higher-order operators.
     """
     return all(_is_plain_call(node.target) for node in graph.nodes if node.op == "call_function")
 
@@ -145,7 +145,7 @@ def _is_plain_call(target: Any) -> bool:
 
 
 def unknown_size(mode: Any) -> Any:
-    """A size that is known only when the graph runs, and may be 0."""
+    """A size that is known only when the graph runs. It may be 0."""
     with mode.shape_env.ignore_fresh_unbacked_symbols():
         size = mode.shape_env.create_unbacked_symint()
     torch._check(size >= 0)
@@ -154,13 +154,13 @@ def unknown_size(mode: Any) -> Any:
 
 @contextmanager
 def fresh_symbols_ignored(mode: FakeTensorMode) -> Iterator[None]:
-    """Sizes that depend on data may be made here and forgotten."""
+    """Allow new sizes that depend on data, without an error if they stay unused."""
     with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
         yield
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node of a traced graph is a view of its argument: costs nothing, owns nothing."""
+    """Whether a node of a traced graph is a view of its argument, with no kernel or memory."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -216,7 +216,7 @@ def storage_id(tensor: Tensor) -> int:
 
 @contextmanager
 def checkpoints_as(mark: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """While this is open, what runs inside torch.utils.checkpoint runs inside a `mark()`."""
+    """While this is open, functions in torch.utils.checkpoint run inside a `mark()`."""
     original = checkpoint._checkpoint_without_reentrant_generator
 
     def marked(*_: Any, **__: Any) -> Iterator[None]:
@@ -232,7 +232,7 @@ def checkpoints_as(mark: Callable[[], AbstractContextManager[None]]) -> Iterator
 
 @contextmanager
 def _as_if_exporting() -> Iterator[None]:
-    """Tell the model that it is being exported: libraries then avoid looking at values."""
+    """Make the model think that it is being exported: libraries then avoid reading values."""
     flags = torch.compiler
     before = flags._is_compiling_flag, flags._is_exporting_flag
     flags._is_compiling_flag = flags._is_exporting_flag = True
@@ -244,7 +244,7 @@ def _as_if_exporting() -> Iterator[None]:
 
 @contextmanager
 def _lines_recorded() -> Iterator[None]:
-    """torch can record stacks too, but as text, slowly, and of functions named forward only."""
+    """torch can record stacks too, but slowly, as text, and only in functions named forward."""
     original = PythonKeyTracer.create_node
 
     def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> fx.Node:

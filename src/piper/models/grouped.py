@@ -72,7 +72,7 @@ def permute_rows(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
 
 def _has_fast_kernel(rows: Tensor, width: int) -> bool:
     """Whether one CUDA kernel can do all experts: it wants bfloat16 and rows of whole 16 bytes."""
-    suits = rows.is_cuda and rows.dtype is torch.bfloat16 and hasattr(torch, "_grouped_mm")
+    suits = rows.is_cuda and rows.dtype is torch.bfloat16 and fast_grouped_mm is not None
     return suits and rows.shape[0] > 0 and rows.shape[1] % 8 == 0 and width % 8 == 0
 
 

@@ -1,4 +1,4 @@
-"""Every private API of PyTorch that running a plan leans on. The same in 2.11 and 2.13."""
+"""Every private API of PyTorch that the runtime uses. The same in 2.11 and 2.13."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from torch.nn.modules.dropout import _DropoutNd as DropoutModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["DropoutModule", "TorchDispatchMode", "pytree"]  # passed on, beside what is below
+__all__ = ["DropoutModule", "TorchDispatchMode", "pytree"]  # re-exported
 
 foreach_add_ = torch._foreach_add_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return any(getattr(optimizer, name, None) for name in names)
+
+
+def has_gradient_hooks(parameter: torch.nn.Parameter) -> bool:
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(parameter, name, None) for name in names)
 
 
 def release_pool(device: int, pool: Any) -> None:

@@ -1,5 +1,5 @@
-"""How much work a graph is: arithmetic (matrix products, convolutions, attention), bytes that other
-operators move, and how many operators there are."""
+"""The work of a graph: floating-point operations (matrix products, convolutions, attention), bytes
+that other operators move, and the number of operators."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,18 +13,18 @@ from piper.capture.torch_private import OpOverload, is_mutable, pytree
 
 
 def count(module: fx.GraphModule) -> float:
-    """Floating-point operations of one run. Sizes that depend on data count nothing."""
+    """Floating-point operations of one run. Sizes that depend on data count as 0."""
     return float(sum(map(_flops, module.graph.nodes)))
 
 
 def traffic(module: fx.GraphModule) -> float:
-    """Bytes that operators without arithmetic read and write in one run, each by itself."""
+    """Bytes that operators without counted FLOPs read and write in one run, unfused."""
     nodes = [node for node in _kernels(module) if not _flops(node)]
     return float(sum(_bytes(n) for node in nodes for n in (node, *node.all_input_nodes)))
 
 
 def operators(module: fx.GraphModule) -> int:
-    """How many operators do something: views only look at memory in another way."""
+    """The number of operators that launch a kernel. Views do not."""
     return sum(1 for _ in _kernels(module))
 
 
@@ -38,7 +38,7 @@ def _kernels(module: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def _bytes(node: fx.Node) -> int:
-    """Of all tensors of a node; sizes that depend on data count nothing."""
+    """Bytes of all tensors of a node. Sizes that depend on data count as 0."""
     leaves = pytree.tree_leaves(value(node)) if "val" in node.meta else ()
     sizes = (
         leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor)
@@ -53,6 +53,6 @@ def _flops(node: fx.Node) -> int:
     if formula is None:
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), value)
-    with suppress(Exception):  # the formulas refuse unknown sizes, each in its own way
+    with suppress(Exception):  # formulas fail on unknown sizes, each with another error
         return int(formula(*args, **kwargs, out_val=value(node)))
     return 0

@@ -21,26 +21,26 @@ Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Which kernel computes a phase of a region: equal regions differ in their dropouts alone."""
+    """Which kernel computes a phase of a region. Equal regions differ only in their dropouts."""
 
     code: str
-    random: int | None = None  # which of its reads random numbers start from, if any
+    random: int | None = None  # which of its reads is the random seed, if any
     first: int = 0  # number of its first dropout
 
 
 @dataclass
 class Kernels:
-    """The functions of all regions, made when first asked for; equal code is made once."""
+    """The functions of all regions, made on first use. Equal code is made once."""
 
     graphs: dict[str, dict[Phase, fx.GraphModule]] = field(default_factory=dict)
     made: dict[Key, Kernel] = field(default_factory=dict)
     quick: dict[tuple[str, Phase], fx.GraphModule] = field(default_factory=dict)
-    came: dict[Key, fx.GraphModule] = field(default_factory=dict)  # from another process
+    received: dict[Key, fx.GraphModule] = field(default_factory=dict)  # from another process
 
     def get(self, code: str, phase: Phase, compiled: bool) -> Kernel:
         key = code, phase, compiled
         if key not in self.made:
-            self.made[key] = self._received(key) if key in self.came else self._own(key)
+            self.made[key] = self._received(key) if key in self.received else self._own(key)
         return self.made[key]
 
     def _own(self, key: Key) -> Kernel:
@@ -49,27 +49,29 @@ class Kernels:
         return _function(self.graphs[code][phase] if fused else self._quick(code, phase), fused)
 
     def _received(self, key: Key) -> Kernel:
-        module = self.came.pop(key)
+        module = self.received.pop(key)
         return _function(module, shipping.is_described(module))
 
     def of(self, recipe: Recipe, phase: Phase, compiled: bool) -> Kernel:
-        """What computes a phase of the region that this is the recipe of."""
+        """The function that computes a phase of the recipe's region."""
         kernel = self.get(recipe.code, phase, compiled)
         return kernel if recipe.random is None else numbered(kernel, recipe.random, recipe.first)
 
     def to_json(self, code: str, phase: Phase, compiled: bool) -> str:
-        """A kernel for another process, which need not capture anything."""
+        """A kernel for another process, which does not have to capture the model."""
         if self._is_fused(code, phase, compiled):
             return shipping.to_json(self.graphs[code][phase], described=True)
         return shipping.to_json(self._quick(code, phase))
 
     def add(self, code: str, phase: Phase, compiled: bool, text: str) -> None:
-        """A kernel that another process captured. It is compiled here, when it is asked for: then
-        that process compiles it, too, and does not wait for this one before."""
-        self.came[code, phase, compiled] = shipping.from_json(text)
+        """Add a kernel that another process captured.
+
+        It is compiled on first use, when the other process compiles it too. So neither waits.
+        """
+        self.received[code, phase, compiled] = shipping.from_json(text)
 
     def _is_fused(self, code: str, phase: Phase, compiled: bool) -> bool:
-        """Inductor would compile again for every new size that the graph computes with."""
+        """Not if the graph computes with sizes: Inductor would recompile for every new one."""
         graph = self.graphs[code][phase]
         fixed = not any(map(is_symbolic, graph.graph.nodes))
         return compiled and fixed and shipping.can_be_described(graph)
@@ -81,7 +83,7 @@ class Kernels:
 
 
 def numbered(kernel: Kernel, position: int, first: int) -> Kernel:
-    """A kernel whose dropouts count from `first`: equal regions differ in this alone."""
+    """A kernel whose dropouts count from `first`, the only difference between equal regions."""
 
     def call(*reads: Any) -> tuple:
         random = functional.pad(reads[position], (0, 1), value=first)
@@ -91,7 +93,7 @@ def numbered(kernel: Kernel, position: int, first: int) -> Kernel:
 
 
 def _function(module: fx.GraphModule, fused: bool) -> Kernel:
-    """Operators ask autograd whether it wants to know; where that is safe, they need not."""
+    """Call operators below autograd if that is safe: it saves asking autograd at each call."""
     kernel: Kernel = _compiled(module) if fused else module.forward
     if not is_plain(module.graph):
         return kernel
@@ -104,7 +106,7 @@ def _function(module: fx.GraphModule, fused: bool) -> Kernel:
 
 
 def _compiled(module: fx.GraphModule) -> Kernel:
-    """By Inductor, and without Dynamo in front: what comes in is known, and needs no guards."""
+    """Compiled by Inductor, without Dynamo: the inputs are known, so guards are not needed."""
     flat = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     items: dict[fx.Node, list[fx.Node]] = {}
@@ -132,8 +134,10 @@ def _compiled(module: fx.GraphModule) -> Kernel:
 
 
 def _packing(kernel: Callable[..., Any], sizes: Sequence[int | None]) -> Kernel:
-    """Takes bundles apart, and puts results together to bundles of these sizes (None: no bundle),
-    around a function of plain tensors."""
+    """Wrap a function of plain tensors: unpack its bundles, and pack its results.
+
+    `sizes` are those of the result bundles (None: not a bundle).
+    """
 
     def call(*reads: Any) -> tuple:
         flat: list = []

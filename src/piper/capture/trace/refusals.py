@@ -1,4 +1,4 @@
-"""What capture refuses, and what to write instead."""
+"""What capture does not support, and what to write instead."""
 
 from typing import Any
 
