@@ -193,7 +193,7 @@ def test_what_has_no_name_is_not_sent(function: Callable | str, name: str) -> No
         to_json(calling(function))
 
     assert f": {name}" in str(refused.value)
-    assert str(refused.value).endswith(f"has no name by which another process could find it{FIX}")
+    assert str(refused.value).endswith(f"has no name by which another process can find it{FIX}")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_what_is_not_known_is_not_called(name: str) -> None:
     row = json.loads(to_json(calling(torch.mm)))
     row["nodes"][1][2] = name
 
-    with pytest.raises(CaptureError, match="has no name by which another process could find it"):
+    with pytest.raises(CaptureError, match="has no name by which another process can find it"):
         from_json(json.dumps(row))
 
 

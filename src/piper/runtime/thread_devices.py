@@ -15,10 +15,10 @@ from piper.runtime.execute import Program
 def run_together(
     plans: Sequence[Plan],
     load: Callable[[Plan, Comm], Program],
-    batches: Sequence[Sequence[Batch]],  # of each plan, its steps
+    batches: Sequence[Sequence[Batch]],  # one batch per step, for each plan
     after_step: Callable[[int, Program], None],
 ) -> None:
-    """Run the steps on every device at once; the first error of any device is raised."""
+    """Run the steps on every device at once. Raises the first error of any device."""
     hub = Hub(len(plans))
     programs = [load(plan, ThreadComm(hub, plan.device)) for plan in plans]
     errors: list[BaseException] = []

@@ -19,9 +19,8 @@ def join(timeout: float, on_gpu: bool = False) -> int:
     """Join the other processes, if there are any. Returns the rank, which is the device."""
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-        os.environ.setdefault(
-            "NCCL_RUNTIME_CONNECT", "0"
-        )  # connect when a group is made, not during a step
+        # NCCL connects when a group is made, not during a step.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     return dist.get_rank() if dist.is_initialized() else 0
 
@@ -38,9 +37,7 @@ def gather(mine: Found) -> list[Found] | None:
     first = dist.get_rank() == 0
     found: list[Any] = [None] * world()
     file = io.BytesIO()
-    torch.save(
-        mine, file
-    )  # as one piece: pickle would write and read a small file for every tensor
+    torch.save(mine, file)  # pickle would write and read a small file for every tensor
     dist.gather_object(file.getvalue(), found if first else None)
     return [torch.load(io.BytesIO(one), weights_only=False) for one in found] if first else None
 
