@@ -21,26 +21,26 @@ Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Which kernel computes a phase of a region. Equal regions differ only in their dropouts."""
+    """Which kernel computes a phase of a region: equal regions differ in their dropouts alone."""
 
     code: str
-    random: int | None = None  # which of its reads is the random seed, if any
+    random: int | None = None  # which of its reads random numbers start from, if any
     first: int = 0  # number of its first dropout
 
 
 @dataclass
 class Kernels:
-    """The functions of all regions, made on first use. Equal code is made once."""
+    """The functions of all regions, made when first asked for; equal code is made once."""
 
     graphs: dict[str, dict[Phase, fx.GraphModule]] = field(default_factory=dict)
     made: dict[Key, Kernel] = field(default_factory=dict)
     quick: dict[tuple[str, Phase], fx.GraphModule] = field(default_factory=dict)
-    received: dict[Key, fx.GraphModule] = field(default_factory=dict)  # from another process
+    came: dict[Key, fx.GraphModule] = field(default_factory=dict)  # from another process
 
     def get(self, code: str, phase: Phase, compiled: bool) -> Kernel:
         key = code, phase, compiled
         if key not in self.made:
-            self.made[key] = self._received(key) if key in self.received else self._own(key)
+            self.made[key] = self._received(key) if key in self.came else self._own(key)
         return self.made[key]
 
     def _own(self, key: Key) -> Kernel:
@@ -49,29 +49,27 @@ class Kernels:
         return _function(self.graphs[code][phase] if fused else self._quick(code, phase), fused)
 
     def _received(self, key: Key) -> Kernel:
-        module = self.received.pop(key)
+        module = self.came.pop(key)
         return _function(module, shipping.is_described(module))
 
     def of(self, recipe: Recipe, phase: Phase, compiled: bool) -> Kernel:
-        """The function that computes a phase of the recipe's region."""
+        """What computes a phase of the region that this is the recipe of."""
         kernel = self.get(recipe.code, phase, compiled)
         return kernel if recipe.random is None else numbered(kernel, recipe.random, recipe.first)
 
     def to_json(self, code: str, phase: Phase, compiled: bool) -> str:
-        """A kernel for another process, which does not have to capture the model."""
+        """A kernel for another process, which need not capture anything."""
         if self._is_fused(code, phase, compiled):
             return shipping.to_json(self.graphs[code][phase], described=True)
         return shipping.to_json(self._quick(code, phase))
 
     def add(self, code: str, phase: Phase, compiled: bool, text: str) -> None:
-        """Add a kernel that another process captured.
-
-        It is compiled on first use, when the other process compiles it too. So neither waits.
-        """
-        self.received[code, phase, compiled] = shipping.from_json(text)
+        """A kernel that another process captured. It is compiled here, when it is asked for: then
+        that process compiles it, too, and does not wait for this one before."""
+        self.came[code, phase, compiled] = shipping.from_json(text)
 
     def _is_fused(self, code: str, phase: Phase, compiled: bool) -> bool:
-        """Not if the graph computes with sizes: Inductor would recompile for every new one."""
+        """Inductor would compile again for every new size that the graph computes with."""
         graph = self.graphs[code][phase]
         fixed = not any(map(is_symbolic, graph.graph.nodes))
         return compiled and fixed and shipping.can_be_described(graph)
@@ -83,7 +81,7 @@ class Kernels:
 
 
 def numbered(kernel: Kernel, position: int, first: int) -> Kernel:
-    """A kernel whose dropouts count from `first`, the only difference between equal regions."""
+    """A kernel whose dropouts count from `first`: equal regions differ in this alone."""
 
     def call(*reads: Any) -> tuple:
         random = functional.pad(reads[position], (0, 1), value=first)

@@ -40,7 +40,7 @@ def number_tags(paths: Sequence[Path]) -> list[Tags]:
 
 
 def region_ids(tags: Sequence[Tags]) -> list[RegionId]:
-    """PP0, PP1.EP3. The second run of the same tags is PP0#1."""
+    """PP0, PP1.EP3; the second run of the same tags is PP0#1."""
     seen: Counter[str] = Counter()
     ids = []
     for tag in tags:
