@@ -15,7 +15,7 @@ from piper.runtime.execute import Program
 def run_together(
     plans: Sequence[Plan],
     load: Callable[[Plan, Comm], Program],
-    batches: Sequence[Sequence[Batch]],  # one batch per step, for each plan
+    batches: Sequence[Sequence[Batch]],  # of each plan, its steps
     after_step: Callable[[int, Program], None],
 ) -> None:
     """Run the steps on every device at once. Raises the first error of any device."""

@@ -10,7 +10,7 @@ from piper.runtime.execute import Act, Program
 from piper.runtime.observe.measure import Lap, on_gpu, settle
 from piper.runtime.observe.recorder import Recorder, merged
 
-Step = Callable[[Batch], list[float]]  # runs a step; returns the seconds of each instruction
+Step = Callable[[Batch], list[float]]  # runs one; gives the seconds of each instruction
 
 
 def stepwatch(program: Program) -> Step:
