@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,9 @@ import piper
 from piper.capture import capture
 from piper.job.compiler import compile_strategy
 from piper.plan.analyse.memory import peak
-from piper.runtime.observe.memory_meter import Meter
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from memory_meter import Meter  # noqa: E402
 
 PP, SCHEDULE = 2, "1f1b"
 Found = dict[str, float]

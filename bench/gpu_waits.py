@@ -19,7 +19,7 @@ from gpu_arena import Arena, Contender
 from gpu_experts import OURS, PP, balanced_size, ours
 from gpu_peers import replica
 
-from piper.runtime.comm.gloo import Journey
+from piper.runtime.comm.gloo import TokenAllToAll
 
 SHOWN = (OURS, "piper dualpipev pairs", "piper 1f1b")
 
@@ -62,23 +62,23 @@ def now(on_gpu: bool) -> Any:
 
 @contextmanager
 def watched(on_gpu: bool) -> Iterator[Watch]:
-    """Every exchange of this process inside is noted; a courier calls it when rows are ready."""
+    """Note every exchange of this process. Its thread calls it when rows are ready."""
     base = now(on_gpu)
     if on_gpu:
         torch.cuda.synchronize()
-    watch, plain = Watch(time.perf_counter(), base), Journey.__call__
+    watch, plain = Watch(time.perf_counter(), base), TokenAllToAll.__call__
 
-    def call(self: Journey) -> tuple[Any, ...]:
+    def call(self: TokenAllToAll) -> tuple[Any, ...]:
         ready = time.perf_counter()
         found = plain(self)
         watch.seen.append((self.way, ready, time.perf_counter(), now(on_gpu)))
         return found
 
-    Journey.__call__ = call  # type: ignore[method-assign]
+    TokenAllToAll.__call__ = call  # type: ignore[method-assign]
     try:
         yield watch
     finally:
-        Journey.__call__ = plain  # type: ignore[method-assign]
+        TokenAllToAll.__call__ = plain  # type: ignore[method-assign]
 
 
 def divided(exchanges: Sequence[Exchange], total: float) -> dict[str, float]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from replicas import ADAMW, Run, batches, known
+from replicas import ADAMW, Run, batches, known, optimizer_parts
 from shared_capture import using
 
 from piper.directives import Place, Strategy
@@ -50,7 +50,7 @@ def go_on(rank: int, name: str, stages: int, text: str, folder: str) -> Run:
     run.parameters = [
         Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
     ]
-    run.optimizer = trainer._programs.state.optimizer_parts()
+    run.optimizer = optimizer_parts(trainer._programs.state)
     trainer.close()
     return run
 

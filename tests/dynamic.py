@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from small_models import Sifted
 from torch import Tensor
 
 from piper.directives import Strategy
-from piper.models.sifted import Sifted
 from piper.plan.analyse.channels import Needs
 from piper.plan.instructions import Shape
 from piper.runtime.comm.gloo import ProcessComm

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from memory_meter import Meter
 from shared_capture import using
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from piper.ir.replicas import replicas
 from piper.models.llama import Llama, LlamaConfig, cross_entropy, rotary_tables
 from piper.plan.analyse.memory import Peak, peak
 from piper.plan.buffer_layout import ALIGNED
-from piper.runtime.observe.memory_meter import Meter
 from piper.trainer import Trainer
 
 VOCAB, LENGTH = 64, 16

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from shared_capture import using
+from small_models import Skips, squared_error
 from torch import Tensor, nn
 
 from piper.capture import Captured, capture
@@ -15,7 +16,6 @@ from piper.directives import Place, Replicate, Split, Strategy
 from piper.errors import PiperError
 from piper.ir.filters import where
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
-from piper.models.skips import Skips, squared_error
 from piper.runtime.state.device_state import assembled
 from piper.trainer import Trainer
 

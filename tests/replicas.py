@@ -20,7 +20,7 @@ from piper.errors import PiperError
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.models.llama import Llama, LlamaConfig
-from piper.runtime.state.device_state import Part, assembled
+from piper.runtime.state.device_state import DeviceState, Part, assembled
 from piper.trainer import Trainer
 
 STEPS, VOCAB, LENGTH, FEATURES = 3, 17, 5, 7
@@ -189,7 +189,7 @@ def train(
     run.parameters = [
         Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
     ]
-    run.optimizer = trainer._programs.state.optimizer_parts()
+    run.optimizer = optimizer_parts(trainer._programs.state)
     run.whole = trainer.state_dict()
     trainer.close()
     return run
@@ -361,3 +361,17 @@ def train_growing(rank: int) -> tuple[dict[str, Tensor] | None, dict[str, Tensor
     whole = trainer.state_dict()
     trainer.close()
     return whole, assembled(part for parts in everyone for part in parts)
+
+
+def optimizer_parts(state: DeviceState) -> dict[str, list[Part]]:
+    """By the name of a state ("exp_avg"), what optimizers here hold of it."""
+    found: dict[str, list[Part]] = {}
+    for bucket in state.buckets.values():
+        if bucket.optimizer is not None:
+            for name, first, shape, parameter in bucket.parts():
+                for key, value in bucket.optimizer.state.get(parameter, {}).items():
+                    whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                    flat = value.flatten() if whole else torch.as_tensor(value).reshape(1)
+                    part = Part(name, first, tuple(shape), flat) if whole else None
+                    found.setdefault(key, []).append(part or Part(name, 0, (), flat))
+    return found

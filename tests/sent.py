@@ -76,10 +76,10 @@ def tune(rank: int, text: str) -> list[int]:
         counts.extend(len(json.loads(parcel)) - 1 for parcel in texts.values())
         original(texts)
 
-    original = shipping.send
+    original = shipping.send_texts
     mine = [tuple(t.chunk(2)[rank] for t in batch) for batch in batches("moe spread", 4)]
     model, loss, found = known(rank, "moe spread", 1, 1)
-    with patch("piper.job.shipping.send", send):
+    with patch("piper.job.shipping.send_texts", send):
         with using(found):
             trainer = Trainer(
                 model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0]

@@ -103,6 +103,45 @@ def test_a_heavy_library_is_imported_in_few_layers(library: str, homes: set[str]
     assert not wrong
 
 
+PRIVATE_HERE = {"capture/torch_private.py", "runtime/torch_private.py"}
+OURS = {"self", "cls", "sys", "os"}  # their private attributes are not torch's
+OPERATORS = {"aten"}  # public, even if their name begins with _
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """Names of imports, of attributes, and in `getattr` and `hasattr`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=module, names=names):
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case ast.Attribute(value=ast.Name(id=owner)) if owner in OURS | OPERATORS:
+                pass
+            case ast.Attribute(attr=name):
+                yield name
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value), *_]
+            ):
+                yield str(value)
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if layer_of(module_of(path)) in TORCH], ids=module_of
+)
+def test_private_names_of_torch_are_in_one_file_of_a_layer(path: Path) -> None:
+    if path.relative_to(ROOT).as_posix() in PRIVATE_HERE:
+        return
+
+    wrong = [name for name in private_names(ast.parse(path.read_text())) if is_private(name)]
+
+    assert not wrong
+
+
 def test_modules_do_not_import_each_other_in_rings() -> None:
     waiting = {module_of(path): set(of_piper(path)) - {module_of(path)} for path in FILES}
 

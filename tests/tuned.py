@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from replicas import ADAMW, batches, known
+from replicas import ADAMW, batches, known, optimizer_parts
 from shared_capture import using
 
 from piper.costs import Costs
@@ -45,7 +45,7 @@ def shares(rank: int, text: str) -> dict[str, int]:
     trainer.step(*mine[0])
     parts = [part for part in trainer._programs.state.parts() if part.name.endswith(NAMES)]
     found["parameters"] = sum(part.values.numel() for part in parts)
-    for key, kept in trainer._programs.state.optimizer_parts().items():
+    for key, kept in optimizer_parts(trainer._programs.state).items():
         found[key] = sum(part.values.numel() for part in kept if part.name.endswith(NAMES))
     trainer.close()
     return found
@@ -65,5 +65,5 @@ def tune(rank: int, text: str) -> Tuned:
 
 
 def bits(trainer: Trainer) -> list[bytes]:
-    kept = [p for parts in trainer._programs.state.optimizer_parts().values() for p in parts]
+    kept = [p for parts in optimizer_parts(trainer._programs.state).values() for p in parts]
     return [part.values.numpy().tobytes() for part in (*trainer._programs.state.parts(), *kept)]

@@ -9,7 +9,7 @@ BUG = "this is a bug of Piper, please report it with the strategy"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, and the way out. Without a fix it cannot be built."""
+    """One thing that is wrong, and how to fix it. There is no Problem without a fix."""
 
     what: str
     fix: str
@@ -34,7 +34,7 @@ class PiperError(Exception):
 
 
 class Refused(PiperError):
-    """What was asked for cannot be done right. The runner that catches it adds where."""
+    """A request that is not supported. The runner that catches it adds where."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(*problems)
@@ -45,7 +45,7 @@ class Refused(PiperError):
 
 
 class Located(Refused):
-    """A refusal that knows which step made it; subclasses say what kind of step."""
+    """An error that knows which step raised it. Subclasses say what kind of step."""
 
     def __init__(self, where: str, *problems: Problem) -> None:
         super().__init__(*problems)
@@ -59,7 +59,7 @@ class Located(Refused):
 
 
 class DirectiveError(Located):
-    """A directive that cannot be applied to the DAG of the moment."""
+    """A directive that cannot be applied to the DAG as it is at that point."""
 
 
 class StrategyError(Located):
@@ -67,23 +67,23 @@ class StrategyError(Located):
 
 
 class PassError(Located):
-    """A compiler pass that cannot go on: the strategy as a whole leaves something open."""
+    """A compiler pass that cannot continue, because the strategy is incomplete."""
 
 
 class PlanError(Located):
-    """Plans that, run together, would deadlock or compute something else."""
+    """Plans that would deadlock or compute something else if they ran together."""
 
 
 class CaptureError(Located):
-    """A model that cannot be captured; `where` is the line of the user's model."""
+    """A model that cannot be captured. `where` is the line of the user's model."""
 
 
 class InputError(Located):
-    """A batch that does not fit what was compiled."""
+    """An argument or a batch that does not fit."""
 
 
 class RunError(PiperError):
-    """A step that failed on some device; names the device, the instruction and the region."""
+    """A step that failed on a device. Names the device, the instruction and the region."""
 
     def __init__(self, device: int, instruction: str, reason: str) -> None:
         super().__init__(device, instruction, reason)
@@ -97,9 +97,9 @@ ECHO = "met on device 0, which captures and compiles for all"
 
 
 def is_echo(error: Exception) -> bool:
-    """Whether another device met it, and has the line of the user's where it was."""
+    """Whether another device raised it first, and knows the line of the user's code."""
     return ECHO in getattr(error, "__notes__", ())
 
 
 class PeerLost(RunError):
-    """A device that could not go on because another one is gone: a symptom, not the cause."""
+    """A device that cannot continue because another one is gone: a symptom, not the cause."""

@@ -24,14 +24,14 @@ from piper.job.tuning import tuned
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.world import gather, join, world
 from piper.runtime.execute import Program
-from piper.runtime.gpu.stream_shares import compute_lane
+from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import Metrics
 from piper.runtime.observe.measure import measure
 from piper.runtime.state import checkpoint
 from piper.runtime.state.device_state import assembled
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
-from piper.runtime.steps_in_flight import pace_on
+from piper.runtime.steps_in_flight import steps_on
 
 
 class Trainer:
@@ -86,7 +86,7 @@ class Trainer:
         self.rank = join(timeout, job.device.type == "cuda")
         self.steps = 0  # that were done, also before `resume`
         self._programs = Programs(job, self.rank, len(example))
-        self._pace, self._recording = pace_on(job.device), from_environment()
+        self._pace, self._recording = steps_on(job.device), from_environment()
         self._stepped: set[BatchKind] = set()  # kinds of batches that were met
         self._broken = False
         self._programs.get(first, job.kind(first), self.steps)
@@ -122,7 +122,7 @@ class Trainer:
         self._pace.begin()
         program, inputs = self._ready(given, kind, own)
         try:
-            with compute_lane(program.plan, program.device):
+            with on_compute_stream(program.plan, program.device):
                 recorded = self._recording.step(self.steps + 1, program, inputs)
         except BaseException:
             self._pace.forget()
@@ -153,7 +153,7 @@ class Trainer:
         self._enter("tune")
         given, kind = self._batch_of(batch)
         program, inputs = self._ready(given, kind, self._job.weights(given))
-        with compute_lane(program.plan, program.device):
+        with on_compute_stream(program.plan, program.device):
             seen = measure(program, inputs, rounds)
         codes, captured = self._programs.assigned[kind].codes, self._job.captured(given)
         costs = tuned(seen, codes, captured, self._job.costs.mode)

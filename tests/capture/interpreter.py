@@ -7,10 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from piper.capture import Captured
-from piper.capture.kernels.callables import Kernels
+from piper.capture.kernels.callables import Kernel, Kernels
 from piper.ir.model import Region
 from piper.ir.values import Role, TensorSpec
 from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId
+
+
+def kernel(captured: Captured, region: str, phase: Phase, ways: int = 1) -> Kernel:
+    """What computes this phase of the region."""
+    return captured.kernels.of(captured.recipe(RegionId(region), phase, ways), phase, False)
 
 
 @dataclass

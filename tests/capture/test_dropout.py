@@ -7,12 +7,12 @@ from itertools import count
 import pytest
 import torch
 from capture.interpreter import Interpreter, assert_parity, state
+from small_models import squared_error
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from piper.capture import annotate, capture, dropout_mask
-from piper.models.skips import squared_error
 
 
 def mask(seed: int, microbatch: int, operation: int, *shape: int, p: float = 0.5) -> Tensor:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from capture.interpreter import assert_parity
+from small_models import Skips, squared_error
 
 from piper.capture import capture
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
-from piper.models.skips import Skips, squared_error
 
 
 def tokens(batch: int = 2, time: int = 8, vocab: int = 128) -> torch.Tensor:

@@ -112,7 +112,7 @@ def test_an_autograd_function() -> None:
         return Twice.apply(y).mean()
 
     assert refusal(forward) == (
-        "line 2: Twice is an autograd.Function, whose backward a trace cannot see\n"
+        "line 2: Twice is not supported: a trace misses the backward of an autograd.Function\n"
         "  fix: make it an operator with torch.library.custom_op and register_autograd"
     )
 
@@ -148,7 +148,7 @@ def test_lstm() -> None:
 
     lstm.requires_grad_(False)
     assert refusal(forward) == (
-        "line 1: nn.LSTM hands a workspace to its backward that depends on autograd being there\n"
+        "line 1: nn.LSTM is not supported: only autograd provides the workspace of its backward\n"
         "  fix: loop over nn.LSTMCell, or use nn.GRU"
     )
 
@@ -185,7 +185,7 @@ def test_buffers_that_change_behind_the_traces_back() -> None:
     where, message = str(caught.value).split(": ", 1)
     assert where.startswith("test_refusals.py:")
     assert message == (
-        "an operation in the region that begins here changes a buffer behind the trace's back\n"
+        "an operation in the region that begins here changes a buffer, which a trace misses\n"
         "  fix: turn off its running statistics, or update the buffer in the module's own code"
     )
 
@@ -218,8 +218,8 @@ def test_a_loss_without_parameters() -> None:
         return (x + y).mean()
 
     assert refusal(forward) == (
-        "line 2: the loss depends on no parameter that wants a gradient\n"
-        "  fix: check for detach(), no_grad() and requires_grad_(False) on the way to the loss"
+        "line 2: the loss depends on no parameter that requires a gradient\n"
+        "  fix: check for detach(), no_grad() and requires_grad_(False) before the loss"
     )
 
 
@@ -242,7 +242,7 @@ def test_tensors_that_the_model_does_not_know() -> None:
         return other(y).mean()
 
     assert refusal(forward) == (
-        "line 2: a tensor is used that is neither an argument nor a parameter or buffer of the "
+        "line 2: the model uses a tensor that is not an argument, a parameter or a buffer of the "
         "model\n"
         "  fix: register it with register_buffer or as a parameter, or pass it as an argument"
     )
@@ -324,7 +324,7 @@ def test_a_device_that_is_not_there() -> None:
         capture(nn.Linear(8, 8), None, (torch.randn(4, 8),), device="cuda")
 
     assert str(caught.value) == (
-        "device: capture for cuda needs a cuda device, and there is none\n"
+        "device: capture for cuda needs a cuda device, but there is none\n"
         '  fix: capture where the model will run, or for device="cpu"'
     )
 
@@ -389,7 +389,7 @@ def test_transforms_of_torch_func(transform: Callable[..., Tensor]) -> None:
         return transform(self.layer, x).mean()
 
     assert refusal(forward).endswith(
-        "torch.vmap, or another transform of torch.func, runs here: a trace cannot see into it\n"
+        "torch.vmap and other transforms of torch.func are not supported: a trace misses them\n"
         "  fix: write it with operators of torch that take whole batches (torch.bmm, "
         "torch.einsum, broadcasting); or make it an operator with torch.library.custom_op and "
         "register_autograd"
@@ -403,7 +403,7 @@ def test_numbers_drawn_outside_of_torch(draw: Callable[[], float]) -> None:
 
     assert refusal(forward) == (
         "model: its forward draws random numbers from Python or numpy, which a captured step "
-        "would not do again\n"
+        "would not repeat\n"
         "  fix: leave layers out with nn.Dropout, or draw in the loader and pass the number with "
         "the batch"
     )

@@ -8,6 +8,7 @@ from functools import cache
 import experts
 import pytest
 import torch
+from capture.interpreter import kernel
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
@@ -48,7 +49,7 @@ def mixed() -> Captured:
 def test_a_share_of_experts_takes_any_number_of_rows(rows: int) -> None:
     captured = mixed()
     (region,) = [r for r in captured.model.regions if "EP" in r.id]
-    kernels = {p: captured.kernel(region.id, p, ways=2) for p in (F, B, BI)}
+    kernels = {p: kernel(captured, region.id, p, ways=2) for p in (F, B, BI)}
     there = {p: shipped(captured, region.id, p, ways=2) for p in (F, B, BI)}
     buckets = [
         tuple(torch.randn(2, *p.spec.shape[1:]) for p in captured.model.buckets[name].parameters)
@@ -114,7 +115,7 @@ def test_dropouts_keep_their_numbers() -> None:
     found = [shipped(captured, region.id, F)(*reads) for region in (first, second)]
 
     assert first.code == second.code
-    assert_same(found, [captured.kernel(region.id, F)(*reads) for region in (first, second)])
+    assert_same(found, [kernel(captured, region.id, F)(*reads) for region in (first, second)])
     assert not torch.equal(found[0][0], found[1][0])
 
 
@@ -136,7 +137,7 @@ def test_graphs_inside_graphs_go_along() -> None:
     found = shipped(captured, "all", F)
 
     for x in (torch.ones(4, 6), -torch.ones(4, 6)):
-        assert_same(found(weights, x), captured.kernel(RegionId("all"), F)(weights, x))
+        assert_same(found(weights, x), kernel(captured, RegionId("all"), F)(weights, x))
 
 
 def constants(x: Tensor) -> tuple[Tensor, ...]:
@@ -192,7 +193,7 @@ def test_what_has_no_name_is_not_sent(function: Callable | str, name: str) -> No
         to_json(calling(function))
 
     assert f": {name}" in str(refused.value)
-    assert str(refused.value).endswith(f"has no name by which another process could find it{FIX}")
+    assert str(refused.value).endswith(f"has no name by which another process can find it{FIX}")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_what_is_not_known_is_not_called(name: str) -> None:
     row = json.loads(to_json(calling(torch.mm)))
     row["nodes"][1][2] = name
 
-    with pytest.raises(CaptureError, match="has no name by which another process could find it"):
+    with pytest.raises(CaptureError, match="has no name by which another process can find it"):
         from_json(json.dumps(row))
 
 
@@ -230,7 +231,7 @@ def test_regions_with_other_branches_are_other_code() -> None:
     _, first, second, _ = captured.model.regions
     reads = ((torch.eye(3), torch.ones(3)), torch.ones(2, 3))
 
-    results = [captured.kernel(region.id, F)(*reads)[0] for region in (first, second)]
+    results = [kernel(captured, region.id, F)(*reads)[0] for region in (first, second)]
 
     assert first.code != second.code
     assert_same(results[0], torch.full((2, 3), 10.0))
@@ -256,7 +257,7 @@ def test_a_constant_lies_in_memory_as_it_did() -> None:
 
     found = shipped(captured, region.id, F)(*reads)
 
-    assert_same(found[0], captured.kernel(region.id, F)(*reads)[0])
+    assert_same(found[0], kernel(captured, region.id, F)(*reads)[0])
 
 
 def test_what_was_sent_is_compiled_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

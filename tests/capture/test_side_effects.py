@@ -10,7 +10,7 @@ from piper.capture import capture
 from piper.errors import CaptureError
 
 HOOK = (
-    "it has a hook on gradients, which explicit backward graphs never call\n"
+    "it has a hook on gradients, which is not supported: backward graphs never call it\n"
     "  fix: remove the hook, and change gradients in the loss or in the optimizer"
 )
 
@@ -82,17 +82,17 @@ class Inference(Net):
         (hooked_module, f"module b: {HOOK}"),
         (
             tied_by_memory,
-            "parameter b.weight: it lies on the memory of a.weight, but is another tensor\n"
+            "parameter b.weight: it shares memory with a.weight, but is another tensor\n"
             "  fix: tie them as one parameter: model.b.weight = model.a.weight",
         ),
         (
             Counts,
-            "model: its forward changes self.count, which a captured step would not do again\n"
+            "model: its forward changes self.count, which a captured step would not repeat\n"
             '  fix: make it a buffer: self.register_buffer("count", torch.tensor(...))',
         ),
         (
             Collects,
-            "model: its forward changes self.seen, which a captured step would not do again\n"
+            "model: its forward changes self.seen, which a captured step would not repeat\n"
             '  fix: make it a buffer: self.register_buffer("seen", torch.tensor(...))',
         ),
         (
@@ -113,8 +113,8 @@ def test_what_a_trace_cannot_see_is_refused(make: Callable[[], nn.Module], messa
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (WritesThroughAList, "changes n on another way than self.n"),
-        (Inference, "inference_mode cannot be captured\n  fix: use torch.no_grad()"),
+        (WritesThroughAList, "changes n in another way than through self.n"),
+        (Inference, "inference_mode is not supported\n  fix: use torch.no_grad()"),
     ],
     ids=["through a list", "inference mode"],
 )

@@ -39,7 +39,7 @@ def test_only_the_first_process_captures_and_compiles() -> None:
     ("case", "kind", "text"),
     [
         ("unplaced", "PassError", "has no device"),
-        ("world", "StrategyError", "it uses devices [0], but 2 process(es) were started"),
+        ("world", "StrategyError", "it uses devices [0], but the run has 2 processes"),
         ("uneven", "InputError", "7 rows do not divide into 2 microbatches"),
     ],
 )

@@ -20,8 +20,8 @@ def test_a_cause_comes_before_symptoms(capsys: pytest.CaptureFixture[str]) -> No
 def test_who_leaves_the_others_alone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert verdict([Ended(0, SYMPTOM, 1.0, "  lost"), Ended(1, 0)]) == 1
     assert capsys.readouterr().err == (
-        "piper: device 1 came to the end of its script while device 0 still waited for it\n"
-        "  fix: let every process take the same steps, and make the same calls of the Trainer\n"
+        "piper: device 1 reached the end of its script while device 0 still waited for it\n"
+        "  fix: run the same steps and make the same calls of the Trainer in every process\n"
     )
 
 
@@ -51,7 +51,7 @@ def test_an_error_that_another_device_met_is_a_symptom(
         raise error
 
     monkeypatch.setattr(child, "die_with", lambda _: None)
-    monkeypatch.setattr(child, "tell_progress", lambda: None)
+    monkeypatch.setattr(child, "log_progress", lambda: None)
     monkeypatch.setattr(child.runpy, "run_path", fail)
     monkeypatch.setattr(child.sys, "argv", [])
     monkeypatch.setattr(child.sys, "path", [])

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from piper.cli import app
 from piper.errors import InputError
 from piper.launch.ending import Ended, verdict
-from piper.launch.keeper import Keeper, interface
 from piper.launch.on_ray import LOCAL, NOTICE, joined, load, refuse_unreachable, time_after
-from piper.launch.rank_assignment import Place, seats
+from piper.launch.rank_assignment import Place, assign_ranks
+from piper.launch.supervisor import Supervisor, interface
 
 pytestmark = pytest.mark.processes
 TESTS = Path(__file__).parent.parent
@@ -46,10 +46,10 @@ def test_ranks_follow_the_nodes_and_see_the_gpus_of_their_node() -> None:
         Place("b", "10.0.0.2", ("0",)), Place("a", "10.0.0.1", ("9",)),
     ]  # fmt: skip
 
-    found = seats(places, here="a")
+    found = assign_ranks(places, here="a")
 
-    assert [seat.index for seat in found] == [3, 1, 2, 0]
-    assert [(seat.rank, seat.local_rank) for seat in found] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert [one.index for one in found] == [3, 1, 2, 0]
+    assert [(one.rank, one.local_rank) for one in found] == [(0, 0), (1, 1), (2, 0), (3, 1)]
     assert found[1].environment(4, "10.0.0.1", 29500) == {
         "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "CUDA_VISIBLE_DEVICES": "9,10",
@@ -57,9 +57,9 @@ def test_ranks_follow_the_nodes_and_see_the_gpus_of_their_node() -> None:
 
 
 def test_without_gpus_nothing_is_said_of_them() -> None:
-    (seat,) = seats([Place("a", "10.0.0.1")])
+    (one,) = assign_ranks([Place("a", "10.0.0.1")])
 
-    assert "CUDA_VISIBLE_DEVICES" not in seat.environment(1, "10.0.0.1", 29500)
+    assert "CUDA_VISIBLE_DEVICES" not in one.environment(1, "10.0.0.1", 29500)
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +73,8 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     ("options", "message"),
     [
         (["--on", "ray", "--share-gpu"], "leave --share-gpu out"),
-        (["--on", "slurm"], "'slurm' is no cluster"),
-        (["--on", "ray:"], "'ray:' is no cluster"),
+        (["--on", "slurm"], "'slurm' is not a cluster"),
+        (["--on", "ray:"], "'ray:' is not a cluster"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: list[str], message: str) -> None:
@@ -136,37 +136,39 @@ def test_a_symptom_waits_for_its_cause_and_a_cause_does_not(
 
 
 @pytest.fixture
-def keeper(monkeypatch: pytest.MonkeyPatch) -> Keeper:
-    monkeypatch.setattr(Keeper, "place", lambda _: Place("a", "127.0.0.1"))
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    monkeypatch.setattr(Supervisor, "place", lambda _: Place("a", "127.0.0.1"))
     monkeypatch.setenv("PYTHONPATH", str(TESTS.parent / "src"))
-    return Keeper()
+    return Supervisor()
 
 
-def test_a_keeper_tells_what_is_printed_and_why_it_failed(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_supervisor_forwards_what_is_printed_and_why_it_failed(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\nos.write(1, b'from C\\n')\nprint(os.getcwd(), sys.argv[1:])\n"
         "print('no newline', end='', file=sys.stderr)\nraise ValueError(os.environ['RANK'])\n"
     )
-    keeper.start([str(script), "--x"], str(tmp_path), {"RANK": "7"})
+    supervisor.start([str(script), "--x"], str(tmp_path), {"RANK": "7"})
 
     lines, code, reason = [], None, ""
     while code is None:
-        news = keeper.news()
-        lines, code, reason = [*lines, *news.lines], news.code, news.reason
+        update = supervisor.update()
+        lines, code, reason = [*lines, *update.lines], update.code, update.reason
 
     assert [text for is_error, text in lines if not is_error] == ["from C", f"{tmp_path} ['--x']"]
     assert [text for is_error, text in lines if is_error] == ["no newline"]
     assert code == 1 and reason.endswith("ValueError: 7")
 
 
-def test_a_keeper_says_that_its_node_has_no_such_script(keeper: Keeper) -> None:
-    keeper.start(["/nowhere/train.py"], "/nowhere", {})
+def test_a_supervisor_says_that_its_node_has_no_such_script(supervisor: Supervisor) -> None:
+    supervisor.start(["/nowhere/train.py"], "/nowhere", {})
 
-    news = keeper.news()
+    update = supervisor.update()
 
-    assert news.code == 1
-    assert "there is no /nowhere/train.py on the node 127.0.0.1\n  fix: " in news.reason
+    assert update.code == 1
+    assert "there is no /nowhere/train.py on the node 127.0.0.1\n  fix: " in update.reason
 
 
 def test_gloo_is_told_the_interface_that_has_the_address() -> None:

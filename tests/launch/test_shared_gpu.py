@@ -28,7 +28,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_mps_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
 
-    with pytest.raises(InputError, match="leave --share-gpu out"), shared_gpu(2):
+    with pytest.raises(InputError, match="leave out --share-gpu"), shared_gpu(2):
         pass
 
 

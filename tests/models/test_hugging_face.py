@@ -82,7 +82,7 @@ def test_a_model_without_experts_is_refused() -> None:
         adapt_experts(nn.Linear(2, 2))
 
     assert str(refused.value) == (
-        "adapt_experts: Linear has no experts that transformers can switch\n"
+        "adapt_experts: Linear has no experts whose implementation transformers can replace\n"
         "  fix: give a model built by transformers, such as Mixtral or Qwen3-MoE, or annotate "
         'the experts of your own model: with annotate("EP")'
     )
@@ -93,7 +93,7 @@ def test_experts_with_a_bias_are_refused() -> None:
     with torch.device("meta"):
         model = transformers.GptOssForCausalLM(config)
 
-    with pytest.raises(InputError, match="GptOssExperts is more than two matrices and a gate"):
+    with pytest.raises(InputError, match="GptOssExperts has more than two matrices and a gate"):
         adapt_experts(model)
 
 

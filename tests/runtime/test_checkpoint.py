@@ -161,7 +161,7 @@ def test_what_a_crash_left_behind_is_found(tmp_path: Path) -> None:
 
 def test_where_nothing_is_a_run_may_begin(tmp_path: Path) -> None:
     assert alone().resume(tmp_path / "run", missing_ok=True) == 0
-    with pytest.raises(InputError, match="is no checkpoint"):
+    with pytest.raises(InputError, match="is not a checkpoint"):
         alone().resume(tmp_path / "run")
 
 
@@ -172,7 +172,7 @@ def test_what_is_no_checkpoint_is_not_written_over(
 
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path, "."):
-        with pytest.raises(InputError, match="exists, and is no checkpoint"):
+        with pytest.raises(InputError, match="exists and is not a checkpoint"):
             alone().save(folder)
 
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
@@ -204,7 +204,7 @@ def test_another_model_is_refused(model: Callable[[], Net], message: str, tmp_pa
         trainer.resume(tmp_path / "run")
 
     assert str(refused.value) == (
-        f"checkpoint: {tmp_path / 'run'} is of another model: {message}\n"
+        f"checkpoint: {tmp_path / 'run'} belongs to another model: {message}\n"
         "  fix: build the model that was saved"
     )
 
@@ -259,7 +259,7 @@ def test_an_optimizer_that_counts_in_its_groups_is_refused(tmp_path: Path) -> No
     trainer = alone(optimizer=partial(Counting, lr=0.1))
     trainer.step(*data()[0])
 
-    with pytest.raises(InputError, match="the optimizer's groups were changed in training"):
+    with pytest.raises(InputError, match="the optimizer's groups changed during training"):
         trainer.save(tmp_path / "run")
 
 
@@ -310,7 +310,7 @@ def test_only_a_new_trainer_resumes(tmp_path: Path) -> None:
     trainer.step(*data()[0])
     trainer.save(tmp_path / "run")
 
-    with pytest.raises(InputError, match="has made steps already"):
+    with pytest.raises(InputError, match="has already run steps"):
         trainer.resume(tmp_path / "run")
 
 
@@ -321,5 +321,5 @@ def test_all_processes_are_told_what_one_of_them_misses(tmp_path: Path) -> None:
 
     first, second = run_on(2, refused_there, TWO.to_json(), str(tmp_path))
 
-    assert second.startswith(f"InputError: checkpoint: {tmp_path / '1'} is no checkpoint")
+    assert second.startswith(f"InputError: checkpoint: {tmp_path / '1'} is not a checkpoint")
     assert first.startswith("InputError: checkpoint: it failed on process 1\n  fix: there: ")

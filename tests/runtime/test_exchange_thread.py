@@ -1,4 +1,4 @@
-"""What couriers and handles do when something goes wrong."""
+"""What exchange threads and handles do when something goes wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from piper.plan.instructions import Recv
-from piper.runtime.comm.exchange_thread import Courier
+from piper.runtime.comm.exchange_thread import ExchangeThread
 from piper.runtime.execute import Program
 
 
@@ -22,25 +22,25 @@ def failing() -> None:
     raise ValueError("the counts are wrong")
 
 
-def test_after_an_errand_that_failed_nothing_more_is_sent() -> None:
-    courier, sent = Courier("ep"), []
+def test_after_a_task_that_failed_nothing_more_is_sent() -> None:
+    thread, sent = ExchangeThread("ep"), []
 
-    first, second = courier.ask(failing), courier.ask(lambda: sent.append("rows"))
+    first, second = thread.submit(failing), thread.submit(lambda: sent.append("rows"))
 
     with pytest.raises(ValueError, match="the counts are wrong"):
         first.wait()
-    with pytest.raises(ConnectionError, match="a message failed before: the counts are wrong"):
+    with pytest.raises(ConnectionError, match="an earlier message failed: the counts are wrong"):
         second.wait()
     assert not sent
-    courier.close()
+    thread.close()
 
 
-def test_rows_do_not_live_until_the_next_errand() -> None:
-    courier = Courier("ep")
+def test_rows_do_not_live_until_the_next_task() -> None:
+    thread = ExchangeThread("ep")
     rows = torch.zeros(3)
-    seen, errand = weakref.ref(rows), courier.ask(rows.sum)
-    errand.wait()
-    del rows, errand
+    seen, task = weakref.ref(rows), thread.submit(rows.sum)
+    task.wait()
+    del rows, task
     for _ in range(100):  # until the thread has gone on
         gc.collect()
         if seen() is None:
@@ -48,7 +48,7 @@ def test_rows_do_not_live_until_the_next_errand() -> None:
         time.sleep(0.02)
 
     assert seen() is None
-    courier.close()
+    thread.close()
 
 
 @pytest.mark.parametrize(

@@ -163,15 +163,15 @@ def another(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     [
         (
             lr_scheduler.ReduceLROnPlateau,
-            "lr_scheduler: it made ReduceLROnPlateau, which does not go by the number of steps\n"
+            "lr_scheduler: it made ReduceLROnPlateau, which needs more than the number of steps\n"
             "  fix: write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, "
-            "T_max=1000), or any other one that does",
+            "T_max=1000), or another scheduler that needs only the number of steps",
         ),
         (
             another,
-            "lr_scheduler: it made a scheduler of another optimizer than it was given\n"
+            "lr_scheduler: it made a scheduler for an optimizer that it was not given\n"
             "  fix: make a new one at each call: each group of parameters that live together has "
-            "an optimizer of its own",
+            "its own optimizer",
         ),
     ],
 )

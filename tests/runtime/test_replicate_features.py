@@ -414,12 +414,12 @@ class Hoarder(torch.optim.SGD):
 
 
 BAD_OPTIMIZERS = {
-    "of other parameters": (of_the_model, "but has other parameters than these", LEVELS),
-    "one for all": (one_for_all(), "but has other parameters than these", (1,)),
-    "none": (lambda named: None, "it made NoneType, which is no torch.optim.Optimizer", (0, 2)),
-    "step hooks": (hooked, "it has step hooks, which would see some of the", (0, 3)),
-    "gradient hooks": (hooking, "it puts hooks on gradients, which nothing would call", (0, 1)),
-    "nothing chosen": (choosy, "it was given last.weight, last.bias and chose none", (0, 2)),
+    "of other parameters": (of_the_model, "but trains other parameters", LEVELS),
+    "one for all": (one_for_all(), "but trains other parameters", (1,)),
+    "none": (lambda named: None, "it made NoneType, which is not a torch.optim.Optimizer", (0, 2)),
+    "step hooks": (hooked, "it has step hooks, which would see only some of the", (0, 3)),
+    "gradient hooks": (hooking, "it puts hooks on gradients, which Piper never calls", (0, 1)),
+    "nothing chosen": (choosy, "it got last.weight, last.bias and chose none", (0, 2)),
     "a hoarder": (Hoarder, "it keeps parameters besides those in param_groups", (1, 3)),
 }
 

@@ -24,7 +24,7 @@ from piper.runtime.gpu import stream_shares
 
 GPU = torch.device("cuda", 0)
 EP, PP, DP = Share("ep", 20, "high"), Share("pp", priority="high"), Share("dp", 12)
-NOTE = "streams' shares of SMs and priorities are for GPUs: ignored on the CPU"
+NOTE = "shares of SMs and priorities of streams only apply to GPUs: ignored on the CPU"
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +99,9 @@ class QuietComm(CudaComm):
 def test_every_communicator_has_the_options_of_its_stream(
     groups: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    team, couriers = (0, 1), []
+    team, threads = (0, 1), []
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(nccl, "CudaCourier", lambda *given: couriers.append(given))
+    monkeypatch.setattr(nccl, "CudaExchangeThread", lambda *given: threads.append(given))
     needs = Needs(
         streams=["pp"], teams=[("dp", team), ("ep", team), ("gather", team)],
         links=[("pp", 2, 0)], exchanging=[("ep", team)], shares=(EP, PP, DP),
@@ -117,7 +117,7 @@ def test_every_communicator_has_the_options_of_its_stream(
         ([0, 1], both, None),
         ([0, 2], "nccl", (True, None)),
     ]
-    assert couriers == [("ep", -1)]
+    assert threads == [("ep", -1)]
 
 
 def test_no_communicator_has_options_where_no_stream_has_a_share(
@@ -134,15 +134,15 @@ def test_no_communicator_has_options_where_no_stream_has_a_share(
 def test_where_sizes_come_first_both_ends_have_queues_of_their_own(
     groups: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, rank: int, asked: list[Any]
 ) -> None:
-    couriers: list[Any] = []
+    threads: list[Any] = []
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
-    monkeypatch.setattr(nccl, "CudaCourier", lambda *given: couriers.append(given))
+    monkeypatch.setattr(nccl, "CudaExchangeThread", lambda *given: threads.append(given))
 
     links = [("pp", 0, 1), ("pp", 1, 0)]
     QuietComm().extend(Needs(["pp"], links=links, sized=links[:1]))
 
     assert [limits for _, backend, limits in groups if backend == "nccl"] == [(True, None), None]
-    assert couriers == asked  # who receives has one
+    assert threads == asked  # only the receiver has one
 
 
 def test_a_link_on_which_sizes_come_first_only_later_gets_another_communicator(
@@ -206,7 +206,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def steps(*shares: Share, count: int = 1) -> None:
     for _ in range(count):
-        with stream_shares.compute_lane(Plan(0, (), (), streams=shares), GPU):
+        with stream_shares.on_compute_stream(Plan(0, (), (), streams=shares), GPU):
             pass
 
 
@@ -237,7 +237,7 @@ def test_more_sms_than_there_are_are_refused(log: list[str]) -> None:
         steps(Share("compute", 133))
 
     assert str(refused.value) == (
-        "stream: compute is to have 133 SMs, but the GPU has 132\n  fix: write sms=132 or less"
+        "stream: compute asks for 133 SMs, but the GPU has 132\n  fix: write sms=132 or less"
     )
 
 
@@ -250,7 +250,7 @@ def test_a_gpu_that_processes_share_is_not_divided_again(
 
     assert log == []
     assert caplog.messages == [
-        "compute has all SMs of its process on a GPU that processes share: sms is ignored"
+        "processes share this GPU, so compute gets all SMs of its process: sms is ignored"
     ]
 
 
@@ -268,7 +268,7 @@ def test_a_torch_without_green_contexts_is_refused(
         steps(Share("compute", 112))
 
     assert str(refused.value) == (
-        f"stream: torch {torch.__version__} cannot give compute a part of the SMs: "
+        f"stream: torch {torch.__version__} cannot limit compute to some of the SMs: "
         "not built with it\n"
         '  fix: use torch 2.11 or later and CUDA 12.8 or later, or leave out Stream("compute")'
     )

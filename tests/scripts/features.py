@@ -17,14 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from shared_capture import using
+from small_models import Sifted, Skips, squared_error
 from torch import Tensor, nn
 from torch.nn import functional
 
 import piper
 from piper.capture import Captured, capture
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
-from piper.models.sifted import Sifted
-from piper.models.skips import Skips, squared_error
 
 PARTS, ROWS, VOCAB, DIM = 4, 2, 64, 32
 IGNORED = -100

@@ -1,4 +1,4 @@
-"""From a model to regions with explicit graphs: the whole of capture, step by step."""
+"""`capture`: from a model to regions with explicit graphs, step by step."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from piper.capture.graphs import flops, workspace
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
 from piper.capture.graphs.phases import phase_graphs
 from piper.capture.graphs.region_graphs import Lowered, lower
-from piper.capture.kernels.callables import Kernel, Kernels, RegionCode
+from piper.capture.kernels.callables import Kernels, RegionCode
 from piper.capture.regions.buckets import Bucketed, make_buckets
 from piper.capture.regions.cut import Chunk, cut
 from piper.capture.regions.description import Cost, describe, number_tags, region_ids
@@ -47,15 +47,6 @@ class Captured:
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
 
-    def kernel(
-        self, region: RegionId, phase: Phase, compiled: bool = False, ways: int = 1
-    ) -> Kernel:
-        """What computes this phase of the region; made on first use, shared by equal regions.
-
-        With `ways` above 1, for one of so many shares of its experts.
-        """
-        return self.kernels.get(self.code(region, ways), phase, compiled)
-
     def code(self, region: RegionId, ways: int = 1) -> RegionCode:
         """What computes a region, or one of so many shares of its experts."""
         found = self.model.by_id[region]
@@ -74,8 +65,8 @@ def capture(
     """Trace the model on one microbatch, cut it into regions, and differentiate each.
 
     The loss is `loss_fn(model(*example[:-1]), example[-1])`, or `model(*example)` without
-    loss_fn. Only shapes and types of the example matter, and of the weights, which may be on
-    meta. Python numbers in the example become constants.
+    loss_fn. Only the shapes and dtypes of the example and of the weights matter. The weights may be
+    on meta. Python numbers in the example become constants.
     """
     _require(device)
     traced = trace(model, loss_fn, example, device)
@@ -113,7 +104,7 @@ def capture(
 def _experts(
     model: Model, lowered: Sequence[Lowered], bucketed: Bucketed, mode: Any
 ) -> ExpertGraphs:
-    """The regions that look like regions of experts."""
+    """The regions that can be divided by experts, judged by their inputs and outputs."""
     codes: dict[str, ExpertCode] = {}
     for region, known, (_, layout) in zip(model.regions, lowered, bucketed.parts, strict=True):
         if region.code not in codes:
@@ -140,7 +131,7 @@ def _count(phases: dict[Phase, fx.GraphModule]) -> Cost:
 def _refuse_shared_updates(
     traced: Traced, chunks: Sequence[Chunk], ids: Sequence[RegionId]
 ) -> None:
-    """An updated buffer has one owner: copies on several devices would go different ways."""
+    """An updated buffer must have one owner: copies on several devices would diverge."""
     weights = traced.weights
     for name in traced.updated:
         node = weights[name]
@@ -151,7 +142,7 @@ def _refuse_shared_updates(
 
 
 def _random_position(region: Region, phase: Phase) -> int | None:
-    """Which read of the kernel is the one that random numbers start from."""
+    """The position of the random seed among the kernel's reads, if it has one."""
     if RANDOM not in region.inputs:
         return None
     index = region.inputs.index(RANDOM)
@@ -166,7 +157,7 @@ def _random_position(region: Region, phase: Phase) -> int | None:
 def _values(
     traced: Traced, chunks: Sequence[Chunk], ids: Sequence[RegionId]
 ) -> tuple[dict[fx.Node, ValueId], dict[ValueId, Value]]:
-    """Names and descriptions of what flows between regions."""
+    """Names and descriptions of the values that flow between regions."""
     names: dict[fx.Node, ValueId] = {}
     values: dict[ValueId, Value] = {}
 

@@ -1,34 +1,33 @@
-"""Small questions about the nodes of a traced graph, and how to add one."""
+"""Queries on the nodes of a traced graph, and how to add a node."""
 
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
-from piper.capture.torch_private import LINE
+from piper.capture.torch_private import LINE, pytree, storage_id
 
 
 def value(node: fx.Node) -> Any:
-    """What the node computes, as fake tensors and symbolic numbers."""
+    """The value of the node, as fake tensors and symbolic numbers."""
     return node.meta.get("val")
 
 
 def line(node: fx.Node) -> str:
-    """The line of the user's model that made the node, or else what the node is made from."""
+    """The line of the user's model that made the node, or else the first of its inputs with one."""
     while not node.meta.get(LINE) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node.meta.get(LINE, "")
 
 
 def is_symbolic(node: fx.Node) -> bool:
-    """Whether the node is a number that is only known when the graph runs."""
+    """Whether the node is a number that is known only when the graph runs."""
     return isinstance(value(node), torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def number_dtype(node: fx.Node) -> torch.dtype:
-    """The type of a tensor that holds what a symbolic node stands for."""
+    """The dtype of a tensor that holds the value of a symbolic node."""
     match value(node):
         case torch.SymInt():
             return torch.int64
@@ -39,16 +38,14 @@ def number_dtype(node: fx.Node) -> torch.dtype:
 
 
 def storages(node: fx.Node) -> set[int]:
-    """Identities of the memory behind a node's tensors: views share them."""
+    """Identifiers of the storages of a node's tensors. Views share them."""
     return {
-        leaf.untyped_storage()._cdata
-        for leaf in pytree.tree_leaves(value(node))
-        if isinstance(leaf, Tensor)
+        storage_id(leaf) for leaf in pytree.tree_leaves(value(node)) if isinstance(leaf, Tensor)
     }
 
 
 def same_layout(a: Tensor, b: Tensor) -> bool:
-    """Compares sizes as text: asking whether two unknown sizes are equal is an error."""
+    """Compare sizes as text, because comparing two unknown sizes is an error."""
     return (a.dtype, a.device, str(tuple(a.shape)), str(a.stride())) == (
         b.dtype,
         b.device,
@@ -58,7 +55,7 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
 
 
 def is_contiguous(tensor: Tensor) -> bool:
-    """Asks no question about sizes that are not known, for the same reason."""
+    """Compare sizes as text, for the same reason."""
     step: int | torch.SymInt = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if str(size) != "1" and str(stride) != str(step):
@@ -77,7 +74,7 @@ def insert(graph: fx.Graph, like: fx.Node, target: Callable, *args: Any, **kwarg
 
 
 def closure(roots: Iterable[fx.Node], stop: Container[fx.Node]) -> set[fx.Node]:
-    """All that `roots` need, up to what is in `stop`."""
+    """All nodes that `roots` need, up to those in `stop`."""
     needed: set[fx.Node] = set()
     waiting = list(roots)
     while waiting:

@@ -1,4 +1,4 @@
-"""Every private API of PyTorch that capture leans on. The same in 2.11 and 2.13."""
+"""Every private API of PyTorch that capture and the models use. The same in 2.11 and 2.13."""
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -6,8 +6,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._ops import HigherOrderOperator, OperatorBase, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -23,18 +24,21 @@ from torch.amp import autocast_mode
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from piper.capture.trace.source_lines import current_line
 
-LINE = "piper_line"  # where the user's line is in a node's meta
+__all__ = ["HigherOrderOperator", "OpOverload", "pytree"]  # re-exported
+
+LINE = "piper_line"  # the key of the user's line in a node's meta
 
 ENTER_AUTOCAST = autocast_mode._enter_autocast
 EXIT_AUTOCAST = autocast_mode._exit_autocast
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 MODE_SWITCHES = frozenset({ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_ENABLED})
 
-# What torch raises when Python code asks for the value of a tensor that has none.
+# Errors of torch if Python code asks for the value of a tensor without one.
 VALUE_WANTED = (
     GuardOnDataDependentSymNode,
     DataDependentOutputException,
@@ -43,7 +47,7 @@ VALUE_WANTED = (
 
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
 
-# Have a fused kernel, but would be taken apart while tracing: slower, and other roundings.
+# Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
 _KEPT_WHOLE = (
     torch.ops.aten.silu_backward.default,
     torch.ops.aten._fused_rms_norm.default,
@@ -55,9 +59,9 @@ def new_fake_mode() -> FakeTensorMode:
 
 
 def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
-    """The functional graph of `function`: in-place operations gone, marks and lines on its nodes.
+    """The functional graph of `function`: no in-place operations, marks and lines on its nodes.
 
-    Traced above autograd, so that each region can be differentiated by itself later on.
+    Traced above autograd, so that each region can be differentiated separately later.
     """
     functional = dispatch_functionalize(
         function, FunctionalTensorMode(pre_dispatch=True, export=True)
@@ -87,23 +91,21 @@ def is_backward(node: fx.Node) -> bool:
 
 
 def is_unfinished(value: object) -> bool:
-    """Whether it was computed while tracing, and left the trace: forward-mode derivatives do so."""
+    """Whether it was computed while tracing and left the trace, as forward-mode derivatives do."""
     return isinstance(value, FunctionalTensor)
 
 
 def constant_of(tensor: Tensor) -> Tensor | None:
-    """The real tensor behind one made from Python numbers during tracing, if there is one."""
+    """The real tensor behind a fake one that was made from Python numbers, if any."""
     if isinstance(tensor, FakeTensor):
         return tensor.constant
     return tensor
 
 
-def compile_graph(
-    module: fx.GraphModule, inside: dict[torch._ops.OpOverload, Callable]
-) -> Callable[..., Any]:
+def compile_graph(module: fx.GraphModule, inside: dict[OpOverload, Callable]) -> Callable[..., Any]:
     """Inductor's version of a graph from tensors to a tuple of tensors.
 
-    `inside` says what is in operators of our own, so that they are fused with the rest.
+    `inside` maps Piper's own operators to their decompositions, so that Inductor can fuse them.
     """
     from torch._inductor.compile_fx import compile_fx  # takes seconds to import
     from torch._inductor.decomposition import select_decomp_table
@@ -115,9 +117,9 @@ def compile_graph(
 
 
 def _without_guard(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is behind the guard against Dynamo: nobody traces it, and it takes 15 us a call.
+    """The function behind the guard against Dynamo, which is not needed and takes 15 us a call.
 
-    A wrapper around the guard has the same attributes, but they say whose they are.
+    A wrapper around the guard has the same attributes, so the id tells whether they are its own.
     """
     own = getattr(function, "_torchdynamo_wrapper_id", None) == id(function)
     found: Callable[..., Any] = function._torchdynamo_orig_callable if own else function  # type: ignore[attr-defined]
@@ -125,24 +127,25 @@ def _without_guard(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
+fast_grouped_mm: Any = getattr(torch, "_grouped_mm", None)  # None: not in this build of torch
 
 
 def is_plain(graph: fx.Graph) -> bool:
-    """Whether it calls nothing but operators of torch and Piper, whose kernels never use autograd.
+    """Whether it calls only operators of torch and Piper, whose kernels never use autograd.
 
-    An operator of somebody else may, and so may what is inside of higher-order operators.
+    Custom operators may use it, and so may the graphs inside higher-order operators.
     """
     return all(_is_plain_call(node.target) for node in graph.nodes if node.op == "call_function")
 
 
 def _is_plain_call(target: Any) -> bool:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target.namespace in ("aten", "prims", "piper")
-    return not isinstance(target, torch._ops.OperatorBase)
+    return not isinstance(target, OperatorBase)
 
 
 def unknown_size(mode: Any) -> Any:
-    """A size that is known only when the graph runs, and may be 0."""
+    """A size that is known only when the graph runs. It may be 0."""
     with mode.shape_env.ignore_fresh_unbacked_symbols():
         size = mode.shape_env.create_unbacked_symint()
     torch._check(size >= 0)
@@ -151,13 +154,13 @@ def unknown_size(mode: Any) -> Any:
 
 @contextmanager
 def fresh_symbols_ignored(mode: FakeTensorMode) -> Iterator[None]:
-    """Sizes that depend on data may be made here and forgotten."""
+    """Allow new sizes that depend on data, without an error if they stay unused."""
     with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
         yield
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node of a traced graph is a view of its argument: costs nothing, owns nothing."""
+    """Whether a node of a traced graph is a view of its argument, with no kernel or memory."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -176,9 +179,44 @@ def is_mutable(node: fx.Node) -> bool:
     return schema is not None and bool(schema.is_mutable)
 
 
+def argument_names(node: fx.Node) -> list[str]:
+    """The names of an operator's arguments, in order."""
+    return [argument.name for argument in node.target._schema.arguments]
+
+
+def schema_text(node: fx.Node) -> str:
+    return str(getattr(node.target, "_schema", ""))
+
+
+def own_tensors(module: nn.Module) -> tuple[Tensor | None, ...]:
+    """A module's parameters and buffers, without those of its children."""
+    return (*module._parameters.values(), *module._buffers.values())
+
+
+def has_hooks(owner: nn.Module | nn.Parameter) -> bool:
+    """Whether autograd would call the user's hooks on its gradients."""
+    names = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(owner, name, None) for name in names)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has been written to."""
+    return tensor._version
+
+
+def is_view_tensor(tensor: Tensor) -> bool:
+    """Whether autograd sees a tensor as a view of another."""
+    return tensor._is_view()
+
+
+def storage_id(tensor: Tensor) -> int:
+    """What identifies a tensor's memory, for fake tensors as well."""
+    return tensor.untyped_storage()._cdata
+
+
 @contextmanager
 def checkpoints_as(mark: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """While this is open, what runs inside torch.utils.checkpoint runs inside a `mark()`."""
+    """While this is open, functions in torch.utils.checkpoint run inside a `mark()`."""
     original = checkpoint._checkpoint_without_reentrant_generator
 
     def marked(*_: Any, **__: Any) -> Iterator[None]:
@@ -194,7 +232,7 @@ def checkpoints_as(mark: Callable[[], AbstractContextManager[None]]) -> Iterator
 
 @contextmanager
 def _as_if_exporting() -> Iterator[None]:
-    """Tell the model that it is being exported: libraries then avoid looking at values."""
+    """Make the model think that it is being exported: libraries then avoid reading values."""
     flags = torch.compiler
     before = flags._is_compiling_flag, flags._is_exporting_flag
     flags._is_compiling_flag = flags._is_exporting_flag = True
@@ -206,7 +244,7 @@ def _as_if_exporting() -> Iterator[None]:
 
 @contextmanager
 def _lines_recorded() -> Iterator[None]:
-    """torch can record stacks too, but as text, slowly, and of functions named forward only."""
+    """torch can record stacks too, but slowly, as text, and only in functions named forward."""
     original = PythonKeyTracer.create_node
 
     def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> fx.Node:

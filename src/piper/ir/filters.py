@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from piper.errors import Problem, Refused
@@ -21,14 +20,6 @@ class Filter:
     @property
     def keys(self) -> tuple[str, ...]:
         return tuple(key for key, _ in self.items)
-
-    def matches(self, tags: Mapping[str, int | str]) -> bool:
-        """Whether a node with these tags (PASS among them) is meant.
-
-        >>> where(PP=0, EP=None).matches({"PP": 0, "PASS": "F"})
-        True
-        """
-        return all(accepts(wanted, tags.get(key)) for key, wanted in self.items)
 
     def __str__(self) -> str:
         return f"where({', '.join(f'{key}={value!r}' for key, value in self.items)})"

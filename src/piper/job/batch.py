@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from piper.errors import InputError, Problem
 from piper.runtime.batch import part_of
+from piper.runtime.torch_private import pytree
 
 Shapes = tuple[Any, ...]  # of each leaf its shape and type, or its text; then how they are nested
 

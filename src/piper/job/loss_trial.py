@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from piper.errors import InputError, Problem
 from piper.job.batch import Batch
 from piper.job.loss_reduction import Ignored, refuse_ignored
 from piper.runtime.batch import part_of
+from piper.runtime.torch_private import pytree
 
 MOST = 2**25  # numbers that are tried: of a larger output, fewer rows, and some of the tokens
 Output = tuple[list[Any], Any]  # leaves, with (shape, type) for tensors, and how they hang together

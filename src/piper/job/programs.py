@@ -24,7 +24,7 @@ from piper.runtime.comm.transport import communicators
 from piper.runtime.comm.world import refuse_wrong_world, world
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.gpu.cuda_graphs import record_graphs
-from piper.runtime.gpu.stream_shares import compute_lane
+from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.state.device_state import DeviceState
 
@@ -87,7 +87,7 @@ class Programs:
 
     def prepare(self, program: Program, mine: Assignment) -> None:
         """Before anything is on its way: run every kernel once, and record graphs."""
-        with compute_lane(program.plan, program.device):
+        with on_compute_stream(program.plan, program.device):
             warm(program, mine.known, mine.experts)
             if self.job.options.graphs:
                 program.graphs = record_graphs(program, mine.known)

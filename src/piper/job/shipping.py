@@ -15,7 +15,7 @@ from piper.errors import CaptureError, Located, Problem
 from piper.job.assignment import Assignment, assignments, from_json, own_json, shared_json
 from piper.job.compiler import Compiled
 from piper.names import Device, Phase
-from piper.runtime.comm.broadcast_text import FIRST, receive, send, tell
+from piper.runtime.comm.broadcast_text import FIRST, broadcast_text, receive_text, send_texts
 
 Make = Callable[[], tuple[Captured, Compiled]]
 PLAIN = (
@@ -42,21 +42,21 @@ class Sending:
             found = {one.plan.device: one for one in assignments(captured, compiled)}
             parcels = self.parcels(found, captured.kernels)
         except Exception as error:
-            tell(json.dumps({"refused": as_row(error)}))
+            broadcast_text(json.dumps({"refused": as_row(error)}))
             raise
-        tell(shared_json(found[FIRST]))
-        send(parcels)
+        broadcast_text(shared_json(found[FIRST]))
+        send_texts(parcels)
         for device in parcels:
             self.sent.setdefault(device, set()).update(self.keys(found[device]))
         return found[FIRST], captured.kernels
 
     def other(self) -> tuple[Assignment, Kernels]:
         """What the first process sends to this one."""
-        shared = tell()
+        shared = broadcast_text()
         refused = json.loads(shared).get("refused")
         if refused is not None:
             raise error_of(*refused)
-        own, *kernels = json.loads(receive())
+        own, *kernels = json.loads(receive_text())
         for code, phase, text in kernels:
             self.kernels.add(code, Phase(phase), self.fused, text)
         return from_json(shared, own), self.kernels

@@ -1,1 +1,1 @@
-"""Start the processes of a run: local ones, those of torchrun, or actors of a Ray cluster."""
+"""Start the processes of a run: on this host, or as actors of a Ray cluster."""

@@ -1,4 +1,4 @@
-"""One process of a run: runs the script, and writes down why it failed.
+"""One process of a run: runs the script, and reports why it failed.
 
 python -m piper.launch.child REPORT PARENT SCRIPT ARGUMENTS...
 """
@@ -22,7 +22,7 @@ from piper.launch.trace_window import FILE
 
 def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     die_with(parent)
-    tell_progress()
+    log_progress()
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
@@ -39,8 +39,8 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     return 0
 
 
-def tell_progress() -> None:
-    """The first process says what Piper is doing before the first step."""
+def log_progress() -> None:
+    """The first process logs what Piper does before the first step."""
     if os.environ.get("RANK") == "0":
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("piper: %(message)s"))
@@ -53,7 +53,7 @@ def indent(text: str) -> str:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens."""
+    """Ask the kernel to kill this process when its parent ends, for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if os.getppid() != parent:
@@ -62,8 +62,8 @@ def die_with(parent: int) -> None:
 
 if __name__ == "__main__":
     code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
-    if code == 0 or FILE in os.environ:  # os._exit would not:
-        atexit._run_exitfuncs()  # steps that are under way, a recording that was cut short
+    if code == 0 or FILE in os.environ:  # finish steps in flight, or write an incomplete trace
+        atexit._run_exitfuncs()  # os._exit does not run them
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # not sys.exit: torch.distributed's threads may still wait for lost peers

@@ -1,4 +1,4 @@
-"""How runs end: what to tell the user when processes have failed, and how long to wait."""
+"""The end of a run: which failure to report, and how long to wait for the others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-SYMPTOM = 75  # exit code of a process that stopped only because another one did
+SYMPTOM = 75  # exit code of a process that stopped because another one did
 GRACE = 3.0  # seconds for the others to stop by themselves
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process that is over: its exit code (minus a signal), when it ended, why it failed."""
+    """A process that has ended: its exit code (or minus a signal), when, and why it failed."""
 
     rank: int
     code: int
@@ -23,39 +23,42 @@ class Ended:
 
     @property
     def is_cause(self) -> bool:
-        """Processes that were told to stop, or that only lost a peer, caused nothing."""
+        """Not if the process was asked to stop, or only lost a peer."""
         return self.code not in (SYMPTOM, -signal.SIGTERM)
 
 
 def verdict(processes: Sequence[Ended]) -> int:
-    """Report the cause, not the symptoms: the earliest failure that was not a lost peer; or else
-    one with a reason, and not one that was told to stop."""
+    """Print the cause of a failure, and return its exit code.
+
+    The cause is the earliest failure that is not a lost peer. If there is none, it is a process
+    with a reason, rather than one that was asked to stop.
+    """
     failed = [process for process in processes if process.code]
     if not failed:
         return 0
     causes = [process for process in failed if process.is_cause]
     over = [process.rank for process in processes if process.code == 0]
     if not causes and over:
-        print(f"piper: {left_alone(over[0], failed[0].rank)}", file=sys.stderr)
+        print(f"piper: {unequal_ends(over[0], failed[0].rank)}", file=sys.stderr)
         return 1
     causes = causes or [process for process in failed if process.reason] or failed
     first = min(causes, key=lambda process: process.when)
-    reason = first.reason or how(first.code)
+    reason = first.reason or exit_text(first.code)
     print(f"piper: device {first.rank} failed\n{reason.rstrip()}", file=sys.stderr)
     return first.code if first.code > 0 else 128 - first.code
 
 
-def left_alone(over: int, other: int) -> str:
+def unequal_ends(over: int, other: int) -> str:
     return (
-        f"device {over} came to the end of its script while device {other} still waited for it\n"
-        "  fix: let every process take the same steps, and make the same calls of the Trainer"
+        f"device {over} reached the end of its script while device {other} still waited for it\n"
+        "  fix: run the same steps and make the same calls of the Trainer in every process"
     )
 
 
-def how(code: int) -> str:
-    """What is known of a process that gave no reason.
+def exit_text(code: int) -> str:
+    """How a process ended that gave no reason.
 
-    >>> how(-9)
+    >>> exit_text(-9)
     '  it was ended by signal SIGKILL'
     """
     way = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
@@ -63,20 +66,20 @@ def how(code: int) -> str:
 
 
 @contextmanager
-def orderly() -> Iterator[None]:
-    """A request to end (SIGTERM) ends this process like an exception: what it started goes too."""
-    told: list[int] = []
+def sigterm_raises() -> Iterator[None]:
+    """SIGTERM ends this process like an exception, so that clean-up code runs."""
+    received: list[int] = []
 
     def leave(number: int, _: object) -> None:
-        told.append(number)
+        received.append(number)
         sys.exit(128 + number)
 
     previous = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     except BaseException:
-        if told:  # whatever a library made of it
-            sys.exit(128 + told[0])
+        if received:  # even if a library replaced SystemExit by its own error
+            sys.exit(128 + received[0])
         raise
     finally:
         signal.signal(signal.SIGTERM, previous)

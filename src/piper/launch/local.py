@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from piper.launch.ending import GRACE, Ended, orderly, verdict
+from piper.launch.ending import GRACE, Ended, sigterm_raises, verdict
 
 
 @dataclass
 class Child:
-    """One process of the run, and the file where it says why it failed."""
+    """One process of the run, and the file to which it writes why it failed."""
 
     rank: int
     process: subprocess.Popen[bytes]
@@ -27,9 +27,9 @@ class Child:
 def run_local(
     script: str, arguments: Sequence[str], processes: int, extra: Mapping[str, str] | None = None
 ) -> int:
-    """Run a script in so many processes; the exit code and message of the first that failed.
+    """Run a script in several processes. Returns the exit code of the one that failed first.
 
-    `extra` is what they find in their environment besides; `{rank}` in it is their rank.
+    `extra` are additional environment variables. `{rank}` in a value stands for the rank.
     """
     with tempfile.TemporaryDirectory(prefix="piper-") as folder:
         port = free_port()
@@ -37,7 +37,7 @@ def run_local(
             start(rank, processes, port, [script, *arguments], extra or {}, Path(folder))
             for rank in range(processes)
         ]
-        with orderly():
+        with sigterm_raises():
             try:
                 watch(children)
             finally:
@@ -75,7 +75,7 @@ def start(
 
 
 def watch(children: Sequence[Child]) -> None:
-    """Until all have ended well, or one has not."""
+    """Wait until all have ended, or one has failed."""
     while any(child.process.poll() is None for child in children):
         if any(child.process.poll() for child in children):
             return
@@ -83,7 +83,7 @@ def watch(children: Sequence[Child]) -> None:
 
 
 def stop(children: Sequence[Child]) -> None:
-    """End what still runs: first time to notice, then a request, then force."""
+    """End the processes that still run: wait after a failure, then SIGTERM, then SIGKILL."""
     failed = any(child.process.poll() for child in children)
     wait_all(children, GRACE if failed else 0.0)
     for child in children:
@@ -103,7 +103,7 @@ def wait_all(children: Sequence[Child], seconds: float) -> None:
 
 
 def ended(child: Child) -> Ended:
-    """A process without a report was killed, which comes before what others say of it."""
-    code, told = child.process.returncode, child.report.exists()
-    when = child.report.stat().st_mtime if told else 0.0
-    return Ended(child.rank, code, when, child.report.read_text() if told else "")
+    """A process without a report was killed. That is earlier than what its peers report."""
+    code, reported = child.process.returncode, child.report.exists()
+    when = child.report.stat().st_mtime if reported else 0.0
+    return Ended(child.rank, code, when, child.report.read_text() if reported else "")

@@ -1,7 +1,7 @@
 """Start a run on Ray: an actor for each device, all in one placement group, none left behind.
 
-Ray places the processes, starts them, and notices when they die. It is not there in a step: the
-script finds the same environment as under torchrun, and the processes talk to each other.
+Ray places the processes, starts them, and notices when they die. It takes no part in a step: the
+script gets the same environment as under torchrun, and the processes communicate directly.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from piper.errors import InputError, Problem
-from piper.launch.ending import GRACE, Ended, orderly, verdict
-from piper.launch.keeper import Keeper, News
-from piper.launch.rank_assignment import seats
+from piper.launch.ending import GRACE, Ended, sigterm_raises, verdict
+from piper.launch.rank_assignment import assign_ranks
+from piper.launch.supervisor import Supervisor, Update
 
-LOCAL = "local"  # Ray's word for a cluster of one's own
+LOCAL = "local"  # Ray's name for a new cluster on this machine
 PASSED_ON = ("PIPER_", "NCCL_", "GLOO_", "TORCH", "OMP_", "HF_", "PYTHON")
-NOTICE = 20.0  # seconds until Ray says that a node has died
-REACH = 10.0  # seconds to wait for an answer of a cluster's head
-HOW = {  # to get into a cluster: of one's own or not
-    True: "see what else runs on this machine, and start it again",
-    False: "ask `ray status` on the head; Ray and Python have to be the same there and here",
+NOTICE = 20.0  # seconds until Ray reports that a node has died
+REACH = 10.0  # seconds to wait for a cluster's head
+HOW = {  # how to fix it if Ray does not start; by whether the cluster is new
+    True: "check what else runs on this machine, and try again",
+    False: "run `ray status` on the head, which needs the same Ray and Python as this host",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The actor that keeps the process of a device, and the address of its node."""
+    """The actor that supervises the process of a device, and the address of its node."""
 
     actor: Any
     address: str
@@ -47,26 +47,26 @@ def run_on_ray(
     processes: int,
     extra: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a script in so many actors; the exit code and message of the first that failed."""
+    """Run a script in several actors. Returns the exit code of the one that failed first."""
     ray = load()
     given = {**passed_on(os.environ), **(extra or {})}
-    with joined(ray, address, processes), orderly(), reserved(ray, processes) as actors:
+    with joined(ray, address, processes), sigterm_raises(), reserved(ray, processes) as actors:
         workers = start(ray, actors, [str(Path(script).absolute()), *arguments], given)
         return verdict(watch(ray, workers))
 
 
 def load() -> Any:
-    """Ray itself, which Piper does not need otherwise."""
+    """Import Ray, which is optional."""
     try:
         import ray
     except ModuleNotFoundError:
-        fix = "write `pip install 'piper-train[ray]'`, or start it without --on"
+        fix = "write `pip install 'piper-train[ray]'`, or leave out --on"
         raise InputError("--on ray", Problem("Ray is not installed here", fix)) from None
     return ray
 
 
 def address_of(on: str) -> str:
-    """What Ray calls the cluster that a user names; without a name, one on this machine.
+    """Ray's address of the cluster that the user names. Without a name, one on this machine.
 
     >>> address_of("ray"), address_of("ray:10.0.0.1:6379"), address_of("ray://head:10001")
     ('local', '10.0.0.1:6379', 'ray://head:10001')
@@ -75,12 +75,12 @@ def address_of(on: str) -> str:
         return LOCAL
     if not on.startswith("ray:") or on.endswith((":", "/")):
         fix = "write `ray` (this machine), `ray:auto`, `ray:HOST:PORT` or `ray://HOST:PORT`"
-        raise InputError("--on", Problem(f"{on!r} is no cluster that Piper can start on", fix))
+        raise InputError("--on", Problem(f"{on!r} is not a cluster that Piper can use", fix))
     return on if on.startswith("ray://") else on.removeprefix("ray:")
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the user set for the run, as far as it makes sense on other hosts too.
+    """The environment variables of the user that make sense on other hosts too.
 
     >>> passed_on({"NCCL_DEBUG": "INFO", "HOME": "/root"})
     {'NCCL_DEBUG': 'INFO'}
@@ -90,9 +90,9 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def joined(ray: Any, address: str, processes: int) -> Iterator[None]:
-    """Inside, this process is a driver of the cluster, or of one that exists for this run only."""
+    """Inside, this process is a driver of the cluster, or of a new one for this run only."""
     refuse_unreachable(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it sends usage data otherwise
     cores = {"num_cpus": max(processes, os.cpu_count() or 1), "include_dashboard": False}
     try:
         enter(ray, address, cores if address == LOCAL else {})
@@ -102,33 +102,33 @@ def joined(ray: Any, address: str, processes: int) -> Iterator[None]:
 
 
 def enter(ray: Any, address: str, own: Mapping[str, Any]) -> None:
-    """A cluster of one's own has half a minute to start: where much else runs, it gets another."""
+    """Ray gives a new cluster half a minute to start. On a busy host, try twice."""
     for more in reversed(range(2 if own else 1)):
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
             return
-        except Exception as error:  # a node that does not start in time is one of no kind
+        except Exception as error:  # Ray raises a plain Exception if a node is too slow
             ray.shutdown()
             if not more:
                 raise InputError("--on", Problem(f"{address}: {error}", HOW[bool(own)])) from error
 
 
 def refuse_unreachable(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail at once: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
     except OSError as error:
-        fix = "write the address that `ray start --head` printed, and see that it still runs"
+        fix = "write the address that `ray start --head` printed, and check that it still runs"
         problem = Problem(f"nothing answers at {host}:{port} ({error})", fix)
         raise InputError("--on", problem) from error
 
 
 @contextmanager
 def reserved(ray: Any, processes: int) -> Iterator[list[Any]]:
-    """An actor for each process, on a GPU of its own where there are any; gone afterwards."""
+    """Inside, there is an actor for each process, on its own GPU if the cluster has any."""
     wanted = os.environ.get("PIPER_DEVICE") or "cuda"
     kind = "GPU" if wanted == "cuda" and ray.cluster_resources().get("GPU") else "CPU"
     refuse_too_few(int(ray.cluster_resources().get(kind, 0)), kind, processes)
@@ -146,15 +146,16 @@ def reserved(ray: Any, processes: int) -> Iterator[list[Any]]:
 
 def refuse_too_few(count: int, kind: str, processes: int) -> None:
     if count < processes:
-        fix = "add nodes, or start fewer"
-        fix += "" if kind == "CPU" else "; PIPER_DEVICE=cpu in the environment asks for CPUs"
+        fix = "add nodes, or use fewer processes"
+        fix += "" if kind == "CPU" else "; or set PIPER_DEVICE=cpu to use CPUs"
         raise InputError(
-            "--on", Problem(f"the cluster has {count} {kind}s, and {processes} are wanted", fix)
+            "--on",
+            Problem(f"the run needs {processes} {kind}s, the cluster has {count}", fix),
         )
 
 
 def wait_for(group: Any, wanted: str) -> None:
-    """As long as others use what is wanted."""
+    """Wait while other users occupy the resources."""
     if not group.wait(2):
         print(f"piper: waiting for {wanted} of the cluster (Ctrl-C ends it)", file=sys.stderr)
         while not group.wait(5):
@@ -166,20 +167,20 @@ def actor_in(ray: Any, group: Any, kind: str, index: int) -> Any:
 
     place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
     needs = {"num_cpus": int(kind == "CPU"), "num_gpus": int(kind == "GPU")}
-    return ray.remote(Keeper).options(scheduling_strategy=place, **needs).remote()
+    return ray.remote(Supervisor).options(scheduling_strategy=place, **needs).remote()
 
 
 def start(
     ray: Any, actors: Sequence[Any], script: Sequence[str], given: Mapping[str, str]
 ) -> list[Worker]:
-    """Give everyone a rank, and let them start; by rank."""
+    """Assign ranks and start the processes. Returns the workers, by rank."""
     here = ray.get_runtime_context().get_node_id()
     try:
         places = ray.get([actor.place.remote() for actor in actors])
-        found = seats(places, here)
-        meeting = ray.get(actors[found[0].index].meeting_point.remote())
-        own = [{**given, **seat.environment(len(actors), *meeting)} for seat in found]
-        workers = [Worker(actors[seat.index], places[seat.index].address) for seat in found]
+        found = assign_ranks(places, here)
+        rendezvous = ray.get(actors[found[0].index].rendezvous.remote())
+        own = [{**given, **one.environment(len(actors), *rendezvous)} for one in found]
+        workers = [Worker(actors[one.index], places[one.index].address) for one in found]
         ray.get(
             [
                 worker.actor.start.remote(script, os.getcwd(), environment)
@@ -187,14 +188,14 @@ def start(
             ]
         )
     except ray.exceptions.RayError as error:
-        fix = "see that the nodes are up, and that all have this Piper and this torch"
-        raise InputError("--on", Problem(f"actors do not start: {why(error)}", fix)) from error
+        fix = "check that the nodes are up, and that all have the same versions of Piper and torch"
+        raise InputError("--on", Problem(f"actors did not start: {why(error)}", fix)) from error
     return workers
 
 
 def watch(ray: Any, workers: Sequence[Worker]) -> list[Ended]:
-    """Show what they print until all have ended; after a failure the others have some seconds."""
-    asked = {worker.actor.news.remote(): rank for rank, worker in enumerate(workers)}
+    """Print their output until all have ended. After a failure, wait a few seconds more."""
+    asked = {worker.actor.update.remote(): rank for rank, worker in enumerate(workers)}
     ended: list[Ended] = []
     until = float("inf")
     while asked and time.monotonic() < until:
@@ -202,48 +203,48 @@ def watch(ray: Any, workers: Sequence[Worker]) -> list[Ended]:
         for reference in ready:
             rank = asked.pop(reference)
             failed = any(process.code for process in ended)
-            news = heard(ray, reference, workers[rank].address, failed)
-            show(rank, news)
-            if news.code is None:
-                asked[workers[rank].actor.news.remote()] = rank
+            update = next_update(ray, reference, workers[rank].address, failed)
+            show(rank, update)
+            if update.code is None:
+                asked[workers[rank].actor.update.remote()] = rank
                 continue
-            ended.append(Ended(rank, news.code, time.monotonic(), news.reason))
+            ended.append(Ended(rank, update.code, time.monotonic(), update.reason))
             until = min(until, time.monotonic() + time_after(ended[-1]))
     return ended
 
 
 def time_after(process: Ended) -> float:
-    """Seconds that the others have. Of a symptom the cause is still to come: a node that died."""
+    """Seconds to wait for the others. After a symptom, the cause may come late: a dead node."""
     if not process.code:
         return float("inf")
     return GRACE if process.is_cause else NOTICE
 
 
-def heard(ray: Any, reference: Any, address: str, failed: bool) -> News:
-    """An answer, or that there will be none: the actor or its node is dead.
+def next_update(ray: Any, reference: Any, address: str, failed: bool) -> Update:
+    """The next update of an actor, or a final one if the actor or its node is dead.
 
-    An actor that cannot be reached may come back, and Ray says after some seconds if it is dead;
-    where others have `failed` already, this is why.
+    An actor that cannot be reached may come back. Ray reports after some seconds whether it is
+    dead. If others have already `failed`, the lost actor is the reason.
     """
     try:
-        news: News = ray.get(reference)
+        update: Update = ray.get(reference)
     except ray.exceptions.ActorUnavailableError:
         if failed:
-            return lost(f"its Ray actor cannot be reached: {address} is down, or the way to it")
+            return lost(f"its Ray actor cannot be reached: {address} is down, or not reachable")
         time.sleep(0.2)
-        return News()
+        return Update()
     except ray.exceptions.RayError as error:
         return lost(f"its Ray actor on {address} died: {why(error)}")
-    return news
+    return update
 
 
-def lost(reason: str) -> News:
+def lost(reason: str) -> Update:
     lines = textwrap.fill(reason, 100, initial_indent="  ", subsequent_indent="  ")
-    return News(code=1, reason=lines)
+    return Update(code=1, reason=lines)
 
 
 def why(error: Exception) -> str:
-    """What Ray says of a death, without its numbers.
+    """Ray's reason for a death, without its ids.
 
     >>> why(Exception("It died.\\n\\tactor_id: 8\\n\\tip: 10.0.0.7\\nIts node has died.\\n"))
     'Its node has died.'
@@ -252,10 +253,10 @@ def why(error: Exception) -> str:
     return lines[-1] if lines else repr(error)
 
 
-def show(rank: int, news: News) -> None:
-    """The first device speaks for itself, the others with their names."""
+def show(rank: int, update: Update) -> None:
+    """Print the lines of a device, with its name unless it is the first."""
     sign = f"[device {rank}] " if rank else ""
-    for is_error, line in news.lines:
+    for is_error, line in update.lines:
         print(sign + line, file=sys.stderr if is_error else sys.stdout)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Who is which rank, when a cluster has said where its processes will be."""
+"""Assign ranks to processes, given the nodes that a cluster placed them on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a cluster put a process: the node, its address, the GPUs that are the process's own."""
+    """Where a cluster placed a process: the node, its address, the GPUs of the process."""
 
     node: str
     address: str
@@ -17,8 +17,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """What a process is in the run. `index` is its position in the cluster's list."""
+class Assignment:
+    """The ranks of a process in the run. `index` is its position in the cluster's list."""
 
     index: int
     rank: int
@@ -27,10 +27,10 @@ class Seat:
     gpus: tuple[str, ...]  # of all processes on its node
 
     def environment(self, world: int, address: str, port: int) -> dict[str, str]:
-        """What torch.distributed and Piper read.
+        """The environment variables that torch.distributed and Piper read.
 
         All GPUs of the run are visible to every process of a node, so that NCCL finds the links
-        between them; LOCAL_RANK says which one is its own.
+        between them. LOCAL_RANK is the index of its own GPU.
         """
         found = {
             "RANK": str(self.rank), "LOCAL_RANK": str(self.local_rank),
@@ -40,10 +40,11 @@ class Seat:
         return {**found, "CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else found
 
 
-def seats(places: Sequence[Place], here: str = "") -> list[Seat]:
-    """Ranks in the order of the nodes, the node that is `here` first: neighbours are close.
+def assign_ranks(places: Sequence[Place], here: str = "") -> list[Assignment]:
+    """Ranks in the order of nodes, with the node `here` first. Neighbours share a node.
 
-    >>> [seat.index for seat in seats([Place("b", "10.0.0.2"), Place("a", "10.0.0.1")], here="a")]
+    >>> found = assign_ranks([Place("b", "10.0.0.2"), Place("a", "10.0.0.1")], here="a")
+    >>> [one.index for one in found]
     [1, 0]
     """
     nodes = list(dict.fromkeys(place.node for place in places))
@@ -53,13 +54,13 @@ def seats(places: Sequence[Place], here: str = "") -> list[Seat]:
         place = places[index]
         return nodes.index(place.node), tuple(gpu.zfill(4) for gpu in place.gpus), index
 
-    found: list[Seat] = []
+    found: list[Assignment] = []
     ordered = sorted(range(len(places)), key=key)
     for _, group in groupby(ordered, key=lambda index: places[index].node):
         members = list(group)
         gpus = tuple(gpu for index in members for gpu in places[index].gpus)
         found += [
-            Seat(index, len(found) + local, local, len(members), gpus)
+            Assignment(index, len(found) + local, local, len(members), gpus)
             for local, index in enumerate(members)
         ]
     return found

@@ -1,8 +1,8 @@
-"""One GPU as several devices: each process gets its share of the SMs, and talks real NCCL.
+"""One GPU as several devices: each process gets a share of the SMs and uses NCCL.
 
-NCCL refuses two processes on one GPU unless they look like two hosts, so each gets a host id of its
-own and sockets as its network. Without MPS the processes would take turns on the GPU; a daemon of
-our own lets them run at once.
+NCCL does not allow two processes on one GPU unless they look like two hosts. So each gets its own
+host id, and sockets as its network. Without MPS, the processes would take turns on the GPU. An MPS
+daemon for this run lets them run at once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ CONTROL = "nvidia-cuda-mps-control"
 
 @contextmanager
 def shared_gpu(processes: int) -> Iterator[Mapping[str, str]]:
-    """Inside, an MPS daemon runs; what the processes of a run must find in their environment.
+    """Run an MPS daemon inside. Yields the environment variables of the processes.
 
     `{rank}` in a value stands for the rank of the process.
     """
     if shutil.which(CONTROL) is None:
         problem = Problem(
-            f"there is no {CONTROL} here, which divides a GPU",
-            "install CUDA's MPS, or leave --share-gpu out (one GPU for each process)",
+            f"this machine has no {CONTROL}, which divides a GPU",
+            "install CUDA's MPS, or leave out --share-gpu and use one GPU per process",
         )
         raise InputError("--share-gpu", problem)
     with tempfile.TemporaryDirectory(prefix="piper-mps-", ignore_cleanup_errors=True) as folder:
@@ -43,7 +43,7 @@ def shared_gpu(processes: int) -> Iterator[Mapping[str, str]]:
 
 
 def as_hosts(processes: int) -> dict[str, str]:
-    """Every process is a host to NCCL, with its share of the GPU."""
+    """Each process is a host of its own for NCCL, with its share of the GPU."""
     return {
         "PIPER_SHARE_GPU": "1",
         "NCCL_HOSTID": "piper-{rank}",
@@ -55,7 +55,7 @@ def as_hosts(processes: int) -> dict[str, str]:
 
 
 def quit_daemon(environment: Mapping[str, str]) -> None:
-    """Also after a failure: a daemon that stays would keep the GPU."""
+    """Called after a failure too: a daemon that stays would occupy the GPU."""
     subprocess.run(
         [CONTROL], input=b"quit\n", env=dict(environment), check=False, capture_output=True,
         timeout=30,

@@ -1,4 +1,4 @@
-"""Which steps to record and where to: written by the launcher, read by the processes."""
+"""Which steps to trace, and the file to write: set by the launcher, read by the processes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from piper.errors import InputError, Problem
 
 FILE, STEPS, PROFILE = "PIPER_TRACE", "PIPER_TRACE_STEPS", "PIPER_TRACE_PROFILE"
-FIRST, COUNT = 3, 3  # the first steps are slower: memory is new, and an optimizer has no state
+FIRST, COUNT = 3, 3  # the first steps are slower: they allocate memory and optimizer states
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """So many steps from the `first` on (the first step of a run is 1)."""
+    """`count` steps from `first` on. The first step of a run is 1."""
 
     path: Path
     first: int = FIRST
     count: int = COUNT
-    profile: bool = False  # with the operators of each instruction, by torch's profiler
+    profile: bool = False  # also profile the operators of each instruction
 
     def __contains__(self, step: int) -> bool:
         return self.first <= step < self.first + self.count
@@ -37,13 +37,13 @@ class Window:
         return f"step {self.first}" + (f" to {self.last}" if self.count > 1 else "")
 
     def environment(self) -> dict[str, str]:
-        """What a process needs to make the same window."""
+        """The environment variables from which a process makes the same window."""
         found = {FILE: str(self.path.absolute()), STEPS: f"{self.first}:{self.count}"}
         return {**found, PROFILE: "1"} if self.profile else found
 
 
 def window_in(environment: Mapping[str, str]) -> Window | None:
-    """The window that a launcher, or a user, asked for.
+    """The window that the launcher or the user set.
 
     >>> window_in({"PIPER_TRACE": "run.json", "PIPER_TRACE_STEPS": "10:2"}).text
     'step 10 to 11'

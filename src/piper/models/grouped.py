@@ -1,8 +1,8 @@
 """Rows sorted by expert, times the matrix of their expert: `piper::grouped_mm`.
 
-The rows of all experts are in one tensor, one expert after the other, and `counts` says how many
-each expert has: no row is dropped and none is padded. How many rows there are may only be known
-when the model runs, so nothing that describes the operators to the compiler looks at that number.
+The rows of all experts are in one tensor, one expert after the other. `counts` holds the number of
+rows of each expert, so no row is dropped or padded. The number of rows may be known only when the
+model runs, so the descriptions of the operators for the compiler do not depend on it.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.library import infer_schema, register_autograd, register_fake
 from torch.utils.flop_counter import register_flop_formula
 
+from piper.capture.torch_private import fast_grouped_mm
+
 _library = torch.library.Library("piper", "FRAGMENT")
 
 
 def operator(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """As torch.library.custom_op, but what it puts around a call took 40 us: experts are short."""
+    """Like torch.library.custom_op, whose wrapper takes 40 us per call: too much for experts."""
     name = function.__name__
     _library.define(name + infer_schema(function, mutates_args=()))
     _library.impl(name, function, "CompositeExplicitAutograd")
@@ -32,9 +34,9 @@ def grouped_mm(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     An expert may have no rows, or all of them. `weight` may be a transposed view: it is not copied.
     """
     if _has_fast_kernel(rows, weight.shape[2]):
-        return torch._grouped_mm(rows.contiguous(), weight, offs=_ends(counts))
+        return fast_grouped_mm(rows.contiguous(), weight, offs=_ends(counts))
     result = rows.new_empty(rows.shape[0], weight.shape[2])
-    sizes = counts.tolist()  # a device is asked once, not once per expert
+    sizes = counts.tolist()  # one synchronization, not one per expert
     groups = zip(sizes, rows.split(sizes), weight.unbind(), result.split(sizes), strict=True)
     for size, some, matrix, out in groups:
         if size:
@@ -46,7 +48,7 @@ def grouped_mm(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 def grouped_mm_weight(rows: Tensor, grad: Tensor, counts: Tensor) -> Tensor:
     """rows [T, d], grad [T, f], counts [E] -> [E, d, f]: the gradient of `grouped_mm`'s weight."""
     if _has_fast_kernel(rows, grad.shape[1]):
-        return torch._grouped_mm(rows.contiguous().t(), grad.contiguous(), offs=_ends(counts))
+        return fast_grouped_mm(rows.contiguous().t(), grad.contiguous(), offs=_ends(counts))
     result = rows.new_empty(counts.shape[0], rows.shape[1], grad.shape[1])
     sizes = counts.tolist()
     groups = zip(sizes, rows.t().split(sizes, 1), grad.split(sizes), result.unbind(), strict=True)
@@ -62,20 +64,20 @@ def grouped_mm_weight(rows: Tensor, grad: Tensor, counts: Tensor) -> Tensor:
 def permute_rows(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """rows[order], where `inverse` undoes `order`: the gradient is rows[inverse].
 
-    Plain indexing cannot know that no row is taken twice: its gradient adds rows to zeros, and
-    sorting tokens back took about twice as long on an H200.
+    Plain indexing cannot know that no row is taken twice, so its gradient adds rows to zeros.
+    Sorting tokens back took about twice as long that way on an H200.
     """
     return rows.index_select(0, order)
 
 
 def _has_fast_kernel(rows: Tensor, width: int) -> bool:
-    """Whether one CUDA kernel can do all experts: it wants bfloat16 and rows of whole 16 bytes."""
-    suits = rows.is_cuda and rows.dtype is torch.bfloat16 and hasattr(torch, "_grouped_mm")
+    """Whether one CUDA kernel can run all experts: it needs bfloat16 and rows of whole 16 bytes."""
+    suits = rows.is_cuda and rows.dtype is torch.bfloat16 and fast_grouped_mm is not None
     return suits and rows.shape[0] > 0 and rows.shape[1] % 8 == 0 and width % 8 == 0
 
 
 def _ends(counts: Tensor) -> Tensor:
-    """Where the rows of each expert end, as the CUDA kernel wants it: the host need not know."""
+    """Where the rows of each expert end, for the CUDA kernel. The host does not read it."""
     return counts.cumsum(0, dtype=torch.int32)
 
 
@@ -110,14 +112,14 @@ def _grouped_mm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor 
 
 
 def _weight_gradient(rows: Tensor, grad: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """In the layout of the weight: a transposed weight's owner gets its gradient without a copy."""
+    """In the layout of the weight, so that a transposed weight needs no copy."""
     if weight.stride(1) == 1 and weight.stride(2) != 1:
         return grouped_mm_weight(grad, rows, counts).transpose(1, 2)
     return grouped_mm_weight(rows, grad, counts)
 
 
 def _grouped_mm_weight_backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None]:
-    """For gradients of gradients: the same two operators again."""
+    """For second derivatives, from the same two operators."""
     rows, grad, counts = ctx.saved_tensors
     return grouped_mm(grad, outer.transpose(1, 2), counts), grouped_mm(rows, outer, counts), None
 
@@ -134,7 +136,7 @@ register_autograd("piper::permute_rows", _permute_rows_backward, setup_context=_
 
 @register_flop_formula(torch.ops.piper.grouped_mm)
 def grouped_mm_flops(rows: Any, weight: Any, counts: Any, **_: Any) -> int:
-    """Every row meets one matrix, whichever expert it belongs to."""
+    """Every row is multiplied by one matrix, whichever its expert is."""
     return 2 * rows[0] * weight[1] * weight[2]
 
 
@@ -146,7 +148,7 @@ def grouped_mm_weight_flops(rows: Any, grad: Any, counts: Any, **_: Any) -> int:
 def sort_by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x [tokens, d] and its experts [tokens, k] -> a copy per choice, by expert; order, inverse.
 
-    Row i of the result was choice `order[i] % k` of token `order[i] // k`; `inverse` leads back.
+    Row i of the result is choice `order[i] % k` of token `order[i] // k`; `inverse` undoes `order`.
     The sort is stable, so the tokens of one expert keep their order.
     """
     order = chosen.flatten().argsort(stable=True)
@@ -157,6 +159,6 @@ def sort_by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def combine(rows: Tensor, order: Tensor, inverse: Tensor, score: Tensor) -> Tensor:
-    """Undo `sort_by_expert`: each token [d] gets the sum of its k rows, weighed by score."""
+    """Undo `sort_by_expert`: each token [d] gets the sum of its k rows, weighted by score."""
     rows = permute_rows(rows, inverse, order).unflatten(0, score.shape)
     return (rows * score.unsqueeze(-1)).sum(1)

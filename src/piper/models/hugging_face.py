@@ -1,4 +1,4 @@
-"""Hugging Face's mixtures of experts with their experts in an EP region; the models stay as is."""
+"""Put the experts of Hugging Face models in an EP region, without changing the models."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from piper.capture import annotate
 from piper.errors import InputError, Problem
 from piper.models.grouped import combine, grouped_mm, sort_by_expert
 
-NAME = "piper"  # of this implementation, among those transformers knows
+NAME = "piper"  # of this implementation, registered with transformers
 
 
 def adapt_experts(model: nn.Module) -> nn.Module:
-    """Let a built transformers model (Mixtral, Qwen3-MoE, ...) run its experts as Piper wants them.
+    """Put the experts of a transformers model (Mixtral, Qwen3-MoE, ...) in a region EP.
 
-    Rows are sorted by expert, and only what the experts do is in the region EP, which reads the
-    rows and a count for each expert. No weight changes. Returns the model.
+    Rows are sorted by expert. The region holds only the experts and reads the rows and a count for
+    each expert, so `Shard` can divide it. No weight changes. Returns the model.
     """
     _register()
     experts = [module for module in model.modules() if _is_switchable(module)]
     if not experts or not hasattr(model, "set_experts_implementation"):
         raise _refused(
-            f"{type(model).__name__} has no experts that transformers can switch",
+            f"{type(model).__name__} has no experts whose implementation transformers can replace",
             "give a model built by transformers, such as Mixtral or Qwen3-MoE, or annotate "
             'the experts of your own model: with annotate("EP")',
         )
@@ -46,12 +46,12 @@ def sorted_experts(self: Any, x: Tensor, expert: Tensor, score: Tensor) -> Tenso
 
 
 def _matrices(experts: Any, weight: Tensor) -> Tensor:
-    """[experts, in, out]; most models of transformers keep them the other way round."""
+    """As [experts, in, out]. Most models of transformers keep them transposed."""
     return weight if experts.is_transposed else weight.transpose(1, 2)
 
 
 def _register() -> None:
-    """transformers is an optional extra: it is looked for when it is first needed."""
+    """Import transformers, which is an optional extra, when it is first needed."""
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     except ImportError:
@@ -62,18 +62,18 @@ def _register() -> None:
 
 
 def _is_switchable(module: nn.Module) -> bool:
-    """transformers' decorator leaves these on every class of experts it can switch."""
+    """transformers' decorator sets these on every class of experts that it can replace."""
     return all(hasattr(module, name) for name in ("num_experts", "is_transposed", "down_proj"))
 
 
 def _require_plain(experts: list[nn.Module]) -> None:
-    """A bias or norm of its own would need each row's expert inside of the region."""
+    """A bias or norm per expert would need each row's expert inside the region."""
     for module in experts:
         extras = ("has_bias", "has_post_expert_norm")
         if not module.has_gate or any(getattr(module, name, False) for name in extras):
             raise _refused(
-                f"{type(module).__name__} is more than two matrices and a gate",
-                "use a model whose experts have a gate and neither bias nor norm of their own",
+                f"{type(module).__name__} has more than two matrices and a gate",
+                "use a model whose experts have a gate, and no bias or norm",
             )
 
 

@@ -37,7 +37,7 @@ class LlamaConfig:
 
 
 def rotary_tables(config: LlamaConfig, tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position. No buffer: a model built on meta has nothing to restore."""
+    """cos and sin of every position. Not a buffer, so a model on meta has nothing to restore."""
     halves = torch.arange(0, config.head_dim, 2, device=tokens.device, dtype=torch.float32)
     positions = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float32)
     angles = torch.outer(positions, config.rope_base ** (-halves / config.head_dim)).repeat(1, 2)
@@ -91,7 +91,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and feed-forward, each behind a norm and beside a residual."""
+    """One layer: attention and feed-forward, each with a norm before it and a residual."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Tokens [batch, time] -> logits [batch, time, vocab], in `stages` regions PP=0, PP=1, ...
 
-    The embedding is in the first stage, the head in the last; layers are spread evenly.
+    The embedding is in the first stage, the head in the last. Layers are spread evenly.
     """
 
     def __init__(self, config: LlamaConfig, stages: int = 1) -> None:
@@ -139,11 +139,11 @@ class Llama(nn.Module):
 
 
 def small_weights(module: nn.Module) -> None:
-    """The usual initialisation of language models: tied heads start with sane logits."""
+    """The usual small initial weights, so that a tied head starts with reasonable logits."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over all tokens, in float32 whatever the model's type."""
+    """Mean over all tokens, in float32 for every dtype of the model."""
     return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())

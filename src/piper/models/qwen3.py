@@ -11,7 +11,7 @@ from piper.models.llama import FeedForward, LlamaConfig, rotary_tables, rotate, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3Config(LlamaConfig):
-    """Sizes of a Qwen3: those of a Llama, and heads as wide as one likes."""
+    """Sizes of a Qwen3: those of a Llama, and a free width of heads."""
 
     head_dim: int = 8
     rope_base: float = 1_000_000.0
@@ -19,7 +19,7 @@ class Qwen3Config(LlamaConfig):
 
 
 class Attention(nn.Module):
-    """Causal self-attention whose queries and keys are normalised, head by head, and rotated."""
+    """Causal self-attention with rotary positions and a norm on each head's queries and keys."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and feed-forward, each behind a norm and beside a residual."""
+    """One layer: attention and feed-forward, each with a norm before it and a residual."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """What all Qwen3s have: an embedding, layers, a head, and a stage for each of them."""
+    """The common part of all Qwen3 models: embedding, layers and head, each in a stage."""
 
     def __init__(self, config: Qwen3Config, stages: int = 1) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
 class Qwen3(Decoder):
     """Tokens [batch, time] -> logits [batch, time, vocab], in `stages` regions PP=0, PP=1, ...
 
-    The embedding is in the first stage, the head in the last; layers are spread evenly.
+    The embedding is in the first stage, the head in the last. Layers are spread evenly.
     """
 
     def forward(self, tokens: Tensor) -> Tensor:

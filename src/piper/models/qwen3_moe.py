@@ -1,4 +1,4 @@
-"""A Qwen3-like language model with mixtures of experts: stages, and experts inside of them."""
+"""A Qwen3-like language model with mixtures of experts: stages, and expert regions in them."""
 
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -19,14 +19,14 @@ Side: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3MoeConfig(Qwen3Config):
-    """Sizes of a Qwen3 with experts; `hidden` is the width of its dense layers, if any."""
+    """Sizes of a Qwen3 with experts. `hidden` is the width of its dense layers, if any."""
 
     experts: int = 4
-    chosen: int = 2  # how many experts see each token
+    chosen: int = 2  # experts per token
     expert_hidden: int = 32
     normalise: bool = True  # the scores of a token's experts add up to one
-    shared: int = 0  # experts that see every token, besides the chosen ones
-    dense_layers: int = 0  # layers without experts, before all others
+    shared: int = 0  # experts for every token, in addition to the chosen ones
+    dense_layers: int = 0  # layers without experts, at the beginning
 
     @property
     def moe_layers(self) -> int:
@@ -48,13 +48,13 @@ class Experts(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Rows sorted by expert, and how many each expert has: all that an expert has to know."""
+        """Rows sorted by expert, and the number of rows of each expert."""
         gate, up = grouped_mm(rows, self.gate_up, counts).chunk(2, dim=-1)
         return grouped_mm(functional.silu(gate) * up, self.down, counts)
 
 
 class Router(nn.Module):
-    """Which experts see a token, and how much each counts."""
+    """Chooses the experts of a token, and their weights."""
 
     def __init__(self, config: Qwen3MoeConfig) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Router(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A feed-forward of many experts, of which a token sees few. Only they are in the EP region."""
+    """A feed-forward of many experts, few per token. Only the experts are in the EP region."""
 
     def __init__(self, config: Qwen3MoeConfig) -> None:
         super().__init__()
@@ -85,9 +85,9 @@ class Mixture(nn.Module):
             self.shared = FeedForward(replace(config, hidden=hidden))
 
     def forward(self, x: Tensor, side: Side) -> tuple[Tensor, Tensor]:
-        """x [batch, time, dim] -> what to add to it; side losses so far [batch] -> with this one.
+        """x [batch, time, dim] -> what to add to x; side losses [batch] -> with this layer's.
 
-        The side loss is added before the experts run: what was needed for it is free by then.
+        The side loss is added before the experts run, so that its inputs are already free by then.
         """
         score, expert, probabilities = self.router(x)
         often = per_sequence(expert, self.config.experts)
@@ -108,12 +108,12 @@ def per_sequence(expert: Tensor, experts: int) -> Tensor:
 
 
 def balance(often: Tensor, probabilities: Tensor, chosen: int) -> Tensor:
-    """DeepSeek-V3's sequence-wise balance loss: [batch], one where all experts are used alike.
+    """DeepSeek-V3's sequence-wise balance loss [batch]: 1 if all experts are used equally.
 
-    For each sequence the sum over experts of f P: f is how often it chose the expert, divided by
-    how often it would if all were alike (no gradient), and P is the expert's mean probability.
-    It looks at one row of the batch at a time, so its mean over rows is the same however the batch
-    is split in microbatches or over replicas; a balance over the whole batch would not be.
+    For each sequence, it is the sum of f P over experts. f is how often the sequence chose the
+    expert, relative to equal use (no gradient). P is the expert's mean probability. Each row of the
+    batch has its own loss, so the mean over rows does not depend on how the batch is split into
+    microbatches or over replicas. A balance over the whole batch would.
     """
     time, experts = probabilities.shape[1:]
     return (often * (experts / (chosen * time)) * probabilities.mean(1)).sum(-1)
@@ -137,10 +137,10 @@ class MoeBlock(Block):
 class Qwen3Moe(Decoder):
     """Tokens [batch, time] -> logits [batch, time, vocab] and side losses [batch].
 
-    Layers are in `stages` regions PP=0, PP=1, ..., as in Qwen3; the experts of each layer are a
-    region EP=0, EP=1, ... of their own inside of it, which reads the sorted rows and the counts
-    and nothing else. The side loss is the mean over the layers that have experts; it travels from
-    stage to stage as a running sum, so there is one value to send, not one for each layer.
+    Layers are in `stages` regions PP=0, PP=1, ..., as in Qwen3. The experts of each layer are their
+    own region EP=0, EP=1, ... inside it, which reads only the sorted rows and the counts. The side
+    loss is the mean over the layers with experts. It goes from stage to stage as a running sum, so
+    there is one value to send instead of one per layer.
     """
 
     config: Qwen3MoeConfig
@@ -170,7 +170,7 @@ class Qwen3Moe(Decoder):
 
 
 def moe_loss(output: tuple[Tensor, Tensor], labels: Tensor, weight: float = 0.01) -> Tensor:
-    """Cross entropy, and `weight` times the side loss; functools.partial sets another weight."""
+    """Cross entropy plus `weight` times the side loss. Change it with functools.partial."""
     logits, side = output
     return cross_entropy(logits, labels) + weight * side.mean()
 

@@ -9,7 +9,6 @@ pipeline needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
@@ -230,14 +229,3 @@ def flight_limits(dag: Dag, table: dict[tuple[int, ...], int]) -> dict[RegionId,
         for value in region.inputs:
             reader.setdefault(value, []).append(region.id)
     return {r.id: hops[r.id] + 1 for r in dag.model.regions if r.has_backward}
-
-
-def device_order(dag: Dag) -> Iterator[tuple[int, list[NodeId]]]:
-    """What each device takes part in, in order."""
-    rows: dict[int, list[NodeId]] = {device: [] for device in dag.devices}
-    for name in dag.sequence:
-        node = dag.nodes[name]
-        both = (*node.source, *node.devices) if isinstance(node, Transfer) else node.devices or ()
-        for device in dict.fromkeys(both):
-            rows[device].append(name)
-    yield from rows.items()

@@ -35,6 +35,7 @@ from piper.runtime.comm.token_routes import refuse_uncounted
 from piper.runtime.gradient_norm import as_tuple, clip, square
 from piper.runtime.plan_values import brought, counted, ending, results
 from piper.runtime.state.device_state import BucketState, DeviceState
+from piper.runtime.torch_private import foreach_add_
 
 Act = Callable[[], None]
 
@@ -223,7 +224,7 @@ class Program:
 
         def act() -> None:
             part, slots[value] = slots[value], None
-            torch._foreach_add_(as_tuple(slots[into]), as_tuple(part))
+            foreach_add_(as_tuple(slots[into]), as_tuple(part))
 
         return act
 

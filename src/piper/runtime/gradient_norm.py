@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
+from piper.runtime.torch_private import foreach_mul_, foreach_norm
+
 
 def square(grads: Any) -> torch.Tensor:
-    """The squared norm, in double precision; of types that are coarse, added up in a finer one."""
+    """The squared norm in float64. Gradients of low precision are summed in a higher one."""
     tensors = [real(tensor) for tensor in as_tuple(grads) if tensor.numel()]
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
     coarse = [t for t in tensors if added_in(t) is not None]
     fine = [t for t in tensors if added_in(t) is None]
-    norms = [*(torch._foreach_norm(fine) if fine else ())]
-    norms += torch._foreach_norm(coarse, 2, added_in(coarse[0])) if coarse else ()
+    norms = [*(foreach_norm(fine) if fine else ())]
+    norms += foreach_norm(coarse, 2, added_in(coarse[0])) if coarse else ()
     return torch.stack([norm.double() for norm in norms]).square().sum()
 
 
@@ -24,9 +26,10 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def added_in(grad: torch.Tensor) -> torch.dtype | None:
-    """None: its own type will do. A CPU adds one number after the other.
+    """The dtype to sum in, or None for the gradient's own.
 
-    In float32 it is wrong by 3e-5 after a million of them, and a flat shard has many millions.
+    A CPU adds one number after the other. In float32, the sum of a million numbers is off by 3e-5,
+    and a flat shard has many millions.
     """
     if grad.device.type == "cpu":
         return None if grad.dtype is torch.float64 else torch.float64
@@ -34,16 +37,16 @@ def added_in(grad: torch.Tensor) -> torch.dtype | None:
 
 
 def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | None) -> None:
-    """As torch.nn.utils.clip_grad_norm_, with the norm over all devices."""
+    """Like torch.nn.utils.clip_grad_norm_, with the norm over all devices."""
     assert max_norm is not None
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         alike = [grad for grad in grads if grad.dtype is dtype]
-        torch._foreach_mul_(alike, factor.to(finer(dtype)))
+        foreach_mul_(alike, factor.to(finer(dtype)))
 
 
 def finer(dtype: torch.dtype) -> torch.dtype:
-    """Of a single number that tensors are multiplied by: bfloat16 would round it to 3 digits."""
+    """The dtype of a factor for tensors of `dtype`: bfloat16 would round it to 3 digits."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 

@@ -1,4 +1,4 @@
-"""Where a process computes: on a GPU of its own, on its share of one, or on the CPU."""
+"""The device of a process: its own GPU, a share of one, or the CPU."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from piper.errors import InputError, Problem
 
 KINDS = ("cpu", "cuda")
-SHARED = "PIPER_SHARE_GPU"  # set where several processes are to use one GPU
+SHARED = "PIPER_SHARE_GPU"  # set if several processes share one GPU
 
 
 def chosen_device(wanted: str | None = None) -> torch.device:
-    """What the user says, or PIPER_DEVICE; otherwise a GPU where there is one.
+    """The device that the user or PIPER_DEVICE names, or else a GPU if there is one.
 
-    A kernel that is loaded at its first use waits for the whole device, and so for messages that
-    are on their way to it: all are loaded at the start.
+    Loading a kernel at its first use would wait for the whole device, and so for messages in
+    flight. All kernels are loaded at the start instead.
     """
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    queues = "16" if SHARED in os.environ else "32"  # more would be too many for several processes
+    queues = "16" if SHARED in os.environ else "32"  # 32 is too many for several processes
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", queues)
     name = wanted or os.environ.get("PIPER_DEVICE") or best()
     if name not in KINDS:
-        raise InputError("device", Problem(f"{name!r} is no device", 'write "cuda" or "cpu"'))
+        raise InputError("device", Problem(f"{name!r} is not a device", 'write "cuda" or "cpu"'))
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -31,8 +31,8 @@ def chosen_device(wanted: str | None = None) -> torch.device:
         raise InputError("device", problem)
     index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if index >= count and SHARED not in os.environ:
-        what = f"process {index} of this host has no GPU of its own: there are {count}"
-        fix = 'start fewer, share one GPU with `piper run --share-gpu`, or write device="cpu"'
+        what = f"process {index} of this host has no GPU of its own: the host has {count}"
+        fix = 'share one GPU with `piper run --share-gpu`, use fewer processes, or device="cpu"'
         raise InputError("device", Problem(what, fix))
     torch.cuda.set_device(index % count)
     return torch.device("cuda", index % count)
@@ -43,7 +43,7 @@ def best() -> str:
 
 
 def peak_gib(device: torch.device) -> float:
-    """The most memory that this process had, on its GPU or of the host."""
+    """The peak memory of this process, on its GPU or on the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     import resource

@@ -1,4 +1,4 @@
-"""What a step gave."""
+"""Metrics of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What is known of a step once it is over."""
+    """The numbers of a step, known once it is over."""
 
     loss: float
     grad_norm: float
@@ -19,10 +19,10 @@ class Readings:
 
 
 class Metrics:
-    """What a step gave, the same on every device.
+    """The metrics of a step.
 
-    On a GPU the numbers are fetched when they are asked for: who reads them waits for the step,
-    and who does not lets the next step begin while this one ends.
+    Reading a metric waits for its step to finish. If you do not read it, the next step starts
+    right away.
     """
 
     def __init__(self, step: int, tokens: int, read: Callable[[], Readings]) -> None:
@@ -50,7 +50,7 @@ class Metrics:
 
     @property
     def losses(self) -> Mapping[int, float]:
-        """Of the microbatches that ended here."""
+        """The losses of the microbatches whose last stage is on this device."""
         return self.readings.losses
 
     @property

@@ -1,4 +1,4 @@
-"""How long steps take, and how many may be under way at once."""
+"""How long steps take, and how many may be in flight at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from piper.runtime.execute import Program
 from piper.runtime.hardware import peak_gib
 from piper.runtime.metrics import Readings
 
-AT_ONCE = 2  # steps that the host may be ahead of a GPU
+MOST = 2  # steps that the host may run ahead of a GPU
 
 
-class HostPace:
-    """The host computes: a step is over when it returns."""
+class HostSteps:
+    """Steps on the CPU. A step is over when it returns."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.started = device, 0.0
@@ -35,23 +35,23 @@ class HostPace:
         return lambda: read
 
     def finish(self) -> None:
-        """Nothing is under way between steps."""
+        """Between steps, nothing is in flight."""
 
     def forget(self) -> None:
-        """Nothing is waited for."""
+        """There is nothing to wait for."""
 
 
-class CudaPace:
-    """A GPU computes: the host goes on, until it is two steps ahead."""
+class CudaSteps:
+    """Steps on a GPU. The host goes on until it is two steps ahead."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.side = torch.cuda.Stream(device)
         self.ends: deque[torch.cuda.Event] = deque()
-        atexit.register(self.finish)  # others may still need what this process sends them
+        atexit.register(self.finish)  # peers may still need messages of this process
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the GPU; the host waits for it alone, and may then fill its memory again."""
+        """A copy on the GPU. The host waits for this copy only, and may then reuse the memory."""
         if tensor.device.type != "cpu":
             return tensor.to(self.device)
         with torch.cuda.stream(self.side):
@@ -61,7 +61,7 @@ class CudaPace:
         return copy
 
     def begin(self) -> None:
-        while len(self.ends) >= AT_ONCE:
+        while len(self.ends) >= MOST:
             self.ends.popleft().synchronize()
         self.start = torch.cuda.Event(enable_timing=True)
         self.start.record()
@@ -73,7 +73,7 @@ class CudaPace:
         totals, losses = program.totals, program.losses
 
         def read() -> Readings:
-            """On a stream of its own: another step may be queued on the others already."""
+            """On its own stream: the next step may already be queued on the others."""
             over.synchronize()
             with torch.cuda.stream(self.side):
                 loss, norm, parts = readings(totals, losses)
@@ -83,12 +83,12 @@ class CudaPace:
         return read
 
     def finish(self) -> None:
-        """Until all steps are over."""
+        """Wait until all steps are over."""
         while self.ends:
             self.ends.popleft().synchronize()
 
     def forget(self) -> None:
-        """A step failed: who waits for the others may wait for ever."""
+        """After a step failed, the others may never end: do not wait for them."""
         self.ends.clear()
 
 
@@ -100,5 +100,5 @@ def readings(
     return loss, squares**0.5, dict(zip(losses, parts, strict=True))
 
 
-def pace_on(device: torch.device) -> HostPace | CudaPace:
-    return CudaPace(device) if device.type == "cuda" else HostPace(device)
+def steps_on(device: torch.device) -> HostSteps | CudaSteps:
+    return CudaSteps(device) if device.type == "cuda" else HostSteps(device)

@@ -18,7 +18,7 @@ def run_together(
     batches: Sequence[Sequence[StepInputs]],  # of each plan, its steps
     after_step: Callable[[int, Program], None],
 ) -> None:
-    """Run the steps on every device at once; the first error of any device is raised."""
+    """Run the steps on every device at once. Raises the first error of any device."""
     hub = Hub(len(plans))
     programs = [load(plan, ThreadComm(hub, plan.device)) for plan in plans]
     errors: list[BaseException] = []

@@ -12,9 +12,6 @@ from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer
 from piper.ir.sizes import node_bytes
 from piper.names import TOTALS_STREAM, Device, NodeId
 from piper.plan.analyse.memory import (
-    BUFFERS,
-    OPTIMIZER,
-    PARAMETERS,
     holders,
     lasting,
     peak,
@@ -29,7 +26,6 @@ Columns = Mapping[str, list[Any]]
 DEVICES = 64  # shown at most: those beyond do what others do
 LARGEST = 12  # buffers that are named at the peak
 OPTIMIZER_STATE = 2.0  # times the parameters: Adam
-FIXED = (PARAMETERS, OPTIMIZER, BUFFERS)  # what outlives a step
 CODED = (
     "kind", "region", "phase", "tags", "stage", "microbatch", "maker", "source", "stream", "text",
 )  # fmt: skip  # often repeated

@@ -1,4 +1,4 @@
-"""Regions of experts for a share of the experts and whatever number of rows comes."""
+"""Graphs of expert regions for a share of the experts and any number of rows."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from piper.ir.sharding import Contract
 from piper.names import Phase
 
 Graphs = dict[Phase, fx.GraphModule]
-TRIAL = (2, 0, 1)  # rows of each expert, of a region that is tried out
+TRIAL = (2, 0, 1)  # rows of each expert in a trial run
 DRAWS = 3
-CROWD = 8  # devices whose rows may all go to one expert, for a trial
-CROWD_BYTES = 2**24  # of rows that are tried at once
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of other types: 5e-2
-TENSOR_CORES = 2e-3  # of float32, where PyTorch may have been allowed to round it
+CROWD = 8  # devices whose rows all go to one expert in a trial run
+CROWD_BYTES = 2**24  # limit for the rows of a trial run
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # other dtypes: 5e-2
+TENSOR_CORES = 2e-3  # for float32, if PyTorch is allowed to use TF32
 
 
 @dataclass(frozen=True)
 class ExpertCode:
-    """What is needed to make the graphs of a region of experts again, for other sizes."""
+    """What it takes to make the graphs of an expert region again, for other sizes."""
 
     lowered: Lowered
     layout: Layout
@@ -45,21 +45,21 @@ class ExpertCode:
 
     @property
     def kinds(self) -> list[str]:
-        """What each argument is."""
+        """The kind of each argument."""
         weights = len(self.chunk.weights)
         kinds = ["weights"] * weights + ["rows"] * len(self.chunk.inputs)
         kinds[weights + self.contract.counts] = "counts"
         return kinds
 
     def arguments(self, make: Callable[[Tensor, str], Tensor]) -> list[Tensor]:
-        """One tensor for each argument: `make` is told which are weights, rows and counts."""
+        """One tensor for each argument. `make` gets its kind: weight, rows or counts."""
         nodes = self.chunk.graph.graph.find_nodes(op="placeholder")
         return [make(value(node), kind) for node, kind in zip(nodes, self.kinds, strict=True)]
 
 
 @dataclass
 class ExpertGraphs:
-    """The graphs of shares of experts, made when they are first asked for."""
+    """The graphs of shares of experts, made on first use."""
 
     codes: dict[str, ExpertCode]
     made: dict[tuple[str, int], Graphs] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class ExpertGraphs:
         return self.made[code, ways]
 
     def prove(self, code: str, ways: int) -> None:
-        """Refuse a region in which experts or rows know of each other, or that cannot be cut."""
+        """An error if experts or rows depend on each other, or if the region cannot be divided."""
         if code not in self.proven:
             refuse_mixing(self.codes[code])
             self.proven.add(code)
@@ -102,7 +102,7 @@ def share(found: ExpertCode, ways: int) -> Graphs:
 
 
 def refuse_mixing(found: ExpertCode) -> None:
-    """Try it out on a few rows: every row must come out as if it were alone with its expert."""
+    """Run it on a few rows. Each result must be the same as if the row were alone."""
     try:
         for draw in range(DRAWS):
             Trial(found, draw).run()
@@ -114,7 +114,7 @@ def refuse_mixing(found: ExpertCode) -> None:
 
 @dataclass
 class Trial:
-    """A few rows for three experts, one of which has none; small weights."""
+    """A few rows for three experts, one of which gets none. Weights are small."""
 
     found: ExpertCode
     number: int
@@ -140,7 +140,7 @@ class Trial:
         whole = self.results(self.arguments)
         for row, expert in enumerate(self.expert):
             self.refuse_other([result[row] for result in whole], self.alone(row, expert))
-        row = self.number % len(self.expert)  # one of them in each draw: a crowd takes seconds
+        row = self.number % len(self.expert)  # one row per draw: a crowd takes seconds
         crowd = self.in_a_crowd(row, self.expert[row])
         self.refuse_other([result[row] for result in whole], crowd)
         self.refuse_gradients()
@@ -153,7 +153,7 @@ class Trial:
         return found
 
     def chosen(self, rows: list[int], experts: slice, counts: list[int]) -> list[Tensor]:
-        """Some rows (or copies of one), for some of the experts."""
+        """Some rows (or copies of one row) for some of the experts."""
         kinds = zip(self.arguments, self.found.kinds, strict=True)
         return [
             a.new_tensor(counts) if kind == "counts"
@@ -162,13 +162,13 @@ class Trial:
         ]  # fmt: skip
 
     def alone(self, row: int, expert: int) -> list[Tensor]:
-        """One row, and no expert but its own."""
+        """One row with only its own expert."""
         with torch.no_grad():
             given = self.chosen([row], slice(expert, expert + 1), [1])
             return [result[0] for result in self.results(given)]
 
     def in_a_crowd(self, row: int, expert: int) -> list[Tensor]:
-        """The last of as many rows as one expert may ever get (as far as memory allows)."""
+        """The last of as many rows as one expert may ever get, within the limit of memory."""
         every = [a for a, k in zip(self.arguments, self.found.kinds, strict=True) if k == "rows"]
         width = max(1, sum(a[:1].numel() * a.element_size() for a in every))
         many = max(2, min(CROWD * (self.found.contract.length or 0), CROWD_BYTES // width))
@@ -187,7 +187,7 @@ class Trial:
                 raise refusals.mixed_rows(self.source)
 
     def refuse_gradients(self) -> None:
-        """What one row gives back is for itself and its expert, and for nobody else: exactly."""
+        """The gradient of one row must be exactly zero for other rows and other experts."""
         given = [a.requires_grad_(a.is_floating_point()) for a in self.arguments]
         whole = [r for r in self.results(given) if r.requires_grad]
         leaves = [(a, k) for a, k in zip(given, self.found.kinds, strict=True) if a.requires_grad]
@@ -209,7 +209,7 @@ class Trial:
 
 
 def tolerance(result: Tensor) -> float:
-    """How far the same sum may be off, in another order."""
+    """How much a sum may differ in another order."""
     if result.is_cuda and result.dtype == torch.float32:
         return TENSOR_CORES
     return TOLERANCE.get(result.dtype, 5e-2)

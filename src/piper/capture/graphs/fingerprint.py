@@ -1,4 +1,4 @@
-"""A name for what a graph computes: equal for regions that differ only in their weights."""
+"""A name for what a graph computes. Regions that differ only in their weights get the same one."""
 
 import hashlib
 import re
@@ -11,7 +11,7 @@ _SYMBOL = re.compile(r"\b[us]\d+\b")
 
 
 def fingerprint(module: fx.GraphModule) -> str:
-    """Digest of operations, arguments, constants, and the types of what comes in."""
+    """A digest of operations, arguments, constants, and the types of inputs."""
     digest = hashlib.sha256()
     numbers: dict[fx.Node, int] = {}
     symbols: dict[str, str] = {}
@@ -30,7 +30,7 @@ def fingerprint(module: fx.GraphModule) -> str:
     for number, node in enumerate(module.graph.nodes):
         numbers[node] = number
         row = f"{node.op}|{_target(module, node)}|{text(node.args)}|{text(node.kwargs)}"
-        # Symbols are numbered across the model: two equal regions have different ones.
+        # Symbols are numbered across the model, so equal regions have different ones.
         row = _SYMBOL.sub(lambda m: symbols.setdefault(m[0], f"${len(symbols)}"), row)
         digest.update(f"{row}\n".encode())
     return digest.hexdigest()
@@ -39,7 +39,7 @@ def fingerprint(module: fx.GraphModule) -> str:
 def _target(module: fx.GraphModule, node: fx.Node) -> str:
     if node.op == "placeholder":
         tensor = node.meta.get("val")
-        if not isinstance(tensor, Tensor):  # of a graph inside this one
+        if not isinstance(tensor, Tensor):  # an attribute of a nested graph
             return "argument"
         return f"{tuple(tensor.shape)}{tensor.dtype}{tensor.device.type}"
     if node.op == "get_attr":
@@ -48,7 +48,7 @@ def _target(module: fx.GraphModule, node: fx.Node) -> str:
 
 
 def _constant(constant: Any) -> str:
-    if isinstance(constant, fx.GraphModule):  # a branch; its repr does not say what it does
+    if isinstance(constant, fx.GraphModule):  # a branch: its repr does not show what it does
         return fingerprint(constant)
     if not isinstance(constant, Tensor):
         return repr(constant)

@@ -1,4 +1,4 @@
-"""The joint graph of a region: its forward pass and the derivative of it, in one graph."""
+"""The joint graph of a region: its forward and its derivative in one graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ aten = torch.ops.aten
 
 @dataclass
 class Joint:
-    """(arguments, tangents) -> (results, gradients). A gradient belongs to each argument."""
+    """(arguments, tangents) -> (results, gradients), with one gradient per argument."""
 
     module: fx.GraphModule
     arguments: list[fx.Node]
     tangents: list[fx.Node]
     results: list[fx.Node]
-    gradients: list[fx.Node | None]  # None: this argument gets none
+    gradients: list[fx.Node | None]  # None for an argument without one
 
 
 def differentiable(chunk: Chunk, mode: Any, wants: Sequence[bool]) -> tuple[bool, ...]:
-    """Which results depend on arguments that want a gradient. The trace itself does not know."""
+    """Which results depend on arguments that require a gradient. The trace does not show it."""
     with torch_private.fresh_symbols_ignored(mode), torch.enable_grad():
         results = chunk.graph(*_arguments(chunk, wants))
     return tuple(result.requires_grad for result in results)
@@ -41,8 +41,8 @@ def differentiate(
 ) -> Joint:
     """Trace the region with its derivative.
 
-    `wants` says of each argument whether it wants a gradient, `given` of each result whether
-    there is a gradient for it. `arguments` are others than those that it was traced with.
+    `wants`: whether each argument requires a gradient. `given`: whether each result gets one.
+    `arguments` replace those of the trace.
     """
     given_arguments = _arguments(chunk, wants, arguments)
 
@@ -75,12 +75,14 @@ def _arguments(
 def _result(result: Tensor, given: bool) -> Tensor:
     if not given:
         return result.detach()
-    # Autograd would treat a view as its base and a recipe; nobody outside needs to know.
-    return aten._unsafe_view.default(result, result.shape) if result._is_view() else result
+    # Autograd treats a view as its base plus a recipe. Callers do not need that.
+    if torch_private.is_view_tensor(result):
+        return aten._unsafe_view.default(result, result.shape)
+    return result
 
 
 def _aligned(gradients: list, wants: Sequence[bool]) -> list[fx.Node | None]:
-    """One gradient per argument: torch leaves out those of arguments that want none."""
+    """One gradient per argument: torch leaves out arguments that require none."""
     if len(gradients) == len(wants):
         return gradients
     rest = iter(gradients)
@@ -88,7 +90,7 @@ def _aligned(gradients: list, wants: Sequence[bool]) -> list[fx.Node | None]:
 
 
 def _fold_numbers(module: fx.GraphModule) -> None:
-    """Plain numbers among an operation's results are known now: write them into the graph."""
+    """Write numbers that are already known into the graph as constants."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and isinstance(value(node), int | float | None):
             _replace(node, value(node))

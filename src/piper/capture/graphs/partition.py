@@ -1,7 +1,7 @@
 """Which node of a joint graph runs in which phase, and what is kept in between.
 
-A choice of nodes only: F and B together, and F, BI and BW together, do the work of the joint
-graph exactly once, but for views and a few other things that cost less than keeping them.
+F and B together do the work of the joint graph exactly once, and so do F, BI and BW together.
+Exceptions are views and a few other nodes that cost less to recompute than to keep.
 """
 
 import operator
@@ -13,7 +13,7 @@ from torch import fx
 
 from piper.capture.fx_nodes import closure, in_order, is_symbolic
 from piper.capture.graphs.joint import Joint
-from piper.capture.torch_private import is_backward, is_view
+from piper.capture.torch_private import OpOverload, is_backward, is_view
 from piper.capture.trace.functions import RECOMPUTE
 
 aten = torch.ops.aten
@@ -21,14 +21,14 @@ aten = torch.ops.aten
 
 @dataclass
 class Partition:
-    """Nodes of the joint graph, in graph order; arguments and tangents by position."""
+    """Nodes of the joint graph, in graph order. Arguments and tangents are positions."""
 
     saved: list[fx.Node]  # F -> B
     carry: list[fx.Node]  # BI -> BW
-    backward_arguments: list[int]  # that B reads again
+    backward_arguments: list[int]  # that B reads
     weight_arguments: list[int]  # that BW reads
     weight_tangents: list[int]
-    recomputed: set[fx.Node]  # forward nodes that the backward computes again to save memory
+    recomputed: set[fx.Node]  # forward nodes that the backward recomputes to save memory
 
 
 def partition(joint: Joint, weights: int, volatile: Iterable[fx.Node]) -> Partition:
@@ -66,7 +66,7 @@ def partition(joint: Joint, weights: int, volatile: Iterable[fx.Node]) -> Partit
 
 
 def _backward_nodes(joint: Joint) -> set[fx.Node]:
-    """What autograd made, and all that depends on the gradients it starts from."""
+    """Nodes that autograd made, and all nodes that depend on the tangents."""
     nodes = set(joint.tangents)
     for node in joint.module.graph.nodes:
         if node.op == "call_function" and (
@@ -77,7 +77,7 @@ def _backward_nodes(joint: Joint) -> set[fx.Node]:
 
 
 def _frontier(roots: list[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """Where a walk from `roots` towards the arguments first leaves what is `inside`."""
+    """The first nodes outside of `inside` on a walk from `roots` towards the arguments."""
     seen: set[fx.Node] = set()
     frontier: set[fx.Node] = set()
     waiting = list(roots)
@@ -94,13 +94,13 @@ def _frontier(roots: list[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx
 
 
 def _with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
-    """Operations with several results compute them all at once."""
+    """Add the getitem nodes: an operation computes all its results at once."""
     picks = {user for node in nodes for user in node.users if user.target is operator.getitem}
     return nodes | picks
 
 
 def _recomputed(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:
-    """What torch.utils.checkpoint wants computed again, but for what leaves its checkpoint."""
+    """Nodes inside torch.utils.checkpoint, except those whose results leave it."""
 
     def number(node: fx.Node) -> int | None:
         return node.meta.get("custom", {}).get(RECOMPUTE)
@@ -115,7 +115,7 @@ def _recomputed(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:
 
 
 def _cheap_nodes(joint: Joint, weights: int) -> set[fx.Node]:
-    """Better computed again than kept: views, constants, sizes, weights in another type."""
+    """Nodes that are cheaper to recompute than to keep: views, constants, sizes, weight casts."""
     cheap: set[fx.Node] = set()
     of_weights = set(joint.arguments[:weights])
     for node in joint.module.graph.nodes:
@@ -135,8 +135,8 @@ def _is_constant(node: fx.Node) -> bool:
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
-    """Python operations on sizes; sizes of tensors are not, since these would have to be kept."""
-    return is_symbolic(node) and not isinstance(node.target, torch._ops.OpOverload)
+    """Python operations on sizes. The size of a tensor is not: the tensor would have to be kept."""
+    return is_symbolic(node) and not isinstance(node.target, OpOverload)
 
 
 def _positions(nodes: list[fx.Node], chosen: set[fx.Node]) -> list[int]:

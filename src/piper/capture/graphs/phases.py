@@ -1,4 +1,4 @@
-"""One graph per phase, in the form in which the runtime calls it."""
+"""One graph per phase, with the arguments and results that the runtime expects."""
 
 import operator
 from collections.abc import Container, Iterable, Sequence
@@ -19,6 +19,7 @@ from piper.capture.fx_nodes import (
 )
 from piper.capture.graphs.joint import Joint
 from piper.capture.graphs.partition import Partition
+from piper.capture.torch_private import OpOverload
 from piper.names import BI, BW, B, F, Phase
 
 aten = torch.ops.aten
@@ -50,7 +51,7 @@ def phase_graphs(
     kept = [cut.saved] if joint.tangents else []
     forward.compute([*joint.results, *cut.saved])
     forward.keep_clear_of(joint.arguments[:weights])
-    results = forward.take([*outputs, *kept])  # first: the old values of buffers may be kept
+    results = forward.take([*outputs, *kept])  # first: old values of buffers may be kept
     for buffer, new in updates.items():
         forward.update(joint.arguments[buffer], joint.results[new])
     graphs = {F: forward.finish(results)}
@@ -85,7 +86,7 @@ def _reads(
     kept: list[fx.Node],
     tangents: list[fx.Node],
 ) -> list[Term]:
-    """Whole buckets of which anything is read, then inputs, what was kept, gradients."""
+    """The reads of a phase: whole buckets, inputs, the kept bundle, gradients."""
     read = [joint.arguments[i] for i in arguments]
     buckets = [group for group in groups if not set(group).isdisjoint(read)]
     weights = {node for group in groups for node in group}
@@ -109,7 +110,7 @@ def _backward_graph(
 
 
 def _zeros(joint: Joint, position: int) -> fx.Node:
-    """The gradient of a parameter that only other regions give one."""
+    """A zero gradient, for a parameter that gets one only in other regions."""
     tensor = value(joint.arguments[position])
     graph = joint.module.graph
     with graph.inserting_before(graph.output_node()):
@@ -127,12 +128,12 @@ def _flat(terms: Iterable[Term]) -> list[fx.Node]:
 
 
 def _anywhere(option: Any) -> Any:
-    """The graph was traced on one device; it runs on whichever is the current one."""
+    """Replace the device of the trace by the current one."""
     return torch.device(option.type) if isinstance(option, torch.device) else option
 
 
 class _Writer:
-    """Copies a part of a joint graph into a graph of its own."""
+    """Copies a part of a joint graph into a new graph."""
 
     def __init__(self, source: fx.GraphModule) -> None:
         self.source, self.graph = source, fx.Graph()
@@ -140,7 +141,7 @@ class _Writer:
         self.shared: set[int] = set()
 
     def read(self, *terms: Term) -> None:
-        """One argument per term; bundles are taken apart."""
+        """One argument per term. Bundles are unpacked."""
         bundles = []
         for number, term in enumerate(terms):
             if isinstance(term, list):
@@ -154,8 +155,10 @@ class _Writer:
                 self.copies[node] = self._unpacked(bundle, position, node)
 
     def compute(self, roots: Iterable[fx.Node], late: Container[fx.Node] = ()) -> None:
-        """Whatever is needed for `roots`, in the order of the source; nodes in `late` as late as
-        possible, since they are computed again to save memory."""
+        """All nodes that `roots` need, in source order.
+
+        Nodes in `late` come as late as possible, since they are recomputed to save memory.
+        """
         roots = list(roots)
         needed = closure(roots, self.copies)
         for node in self.source.graph.nodes:
@@ -182,18 +185,18 @@ class _Writer:
                 copy.kwargs = {key: _anywhere(option) for key, option in copy.kwargs.items()}
 
     def keep_clear_of(self, nodes: Iterable[fx.Node]) -> None:
-        """Results must not share memory with these: parameters may be dropped after use."""
+        """Results must not share memory with these nodes: parameters may be freed after use."""
         self.shared = {storage for node in nodes for storage in storages(node)}
 
     def take(self, terms: Iterable[Term]) -> list[fx.Node | tuple[fx.Node, ...]]:
-        """Results as they are. Numbers become tensors: bundles hold nothing else."""
+        """Results as they are. Numbers become tensors, because bundles hold only tensors."""
         return [
             tuple(map(self._packed, term)) if isinstance(term, list) else self._packed(term)
             for term in terms
         ]
 
     def own(self, terms: Iterable[Term], shared: set[int]) -> list[fx.Node | tuple[fx.Node, ...]]:
-        """Results that share memory with nothing: the caller adds to them in place."""
+        """Results with their own memory: the caller adds to them in place."""
         taken = set(shared)
 
         def owned(node: fx.Node) -> fx.Node:
@@ -212,7 +215,7 @@ class _Writer:
         self.graph.lint()
         return fx.GraphModule(self.source, self.graph)
 
-    def _add(self, target: torch._ops.OpOverload, node: fx.Node, **options: object) -> fx.Node:
+    def _add(self, target: OpOverload, node: fx.Node, **options: object) -> fx.Node:
         copy = self.graph.call_function(target, (self.copies[node],), dict(options))
         copy.meta = {"val": value(node)}
         return copy

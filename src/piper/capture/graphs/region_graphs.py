@@ -21,19 +21,22 @@ Flags = tuple[bool, ...]
 
 @dataclass
 class Lowered:
-    """A region with its derivative. `key` is equal where the joint graphs are the same."""
+    """A region with its derivative. Regions with the same joint graph have the same `key`."""
 
     chunk: Chunk
     key: tuple
     joint: Joint
     cut: Partition
     updates: dict[int, int]  # argument that is a buffer -> result that is its new value
-    given: Flags  # of each output: is there a gradient for it
+    given: Flags  # whether each output gets a gradient
 
 
 def lower(traced: Traced, chunks: Sequence[Chunk]) -> list[Lowered]:
-    """First which activations depend on parameters, in program order; then, against it, which
-    gradients there are: an output that nobody needs a gradient of is treated as detached."""
+    """Lower all regions.
+
+    First, in program order: which activations depend on parameters. Then, in reverse: which of them
+    get a gradient. An output that needs no gradient is treated as detached.
+    """
     lowering = _Lowering(traced)
     wants = [lowering.forward(chunk) for chunk in chunks]
     if not lowering.wanted.get(traced.results[0]):
@@ -54,14 +57,14 @@ def _explained(chunk: Chunk) -> Iterator[None]:
     except Exception as error:
         if HIDDEN_UPDATE in str(error):
             raise refusals.hidden_update(chunk.source) from error
-        error.add_note(f"Piper met this in the region that begins at {chunk.source}")
+        error.add_note(f"raised in the region that begins at {chunk.source}")
         raise
 
 
 @dataclass
 class _Lowering:
     traced: Traced
-    wanted: dict[fx.Node, bool] = field(init=False)  # does this value want a gradient
+    wanted: dict[fx.Node, bool] = field(init=False)  # whether this value requires a gradient
     given: set[fx.Node] = field(init=False)  # values that get one
     names: dict[int, str] = field(default_factory=dict)
     known_flags: dict[tuple, Flags] = field(default_factory=dict)

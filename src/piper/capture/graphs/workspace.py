@@ -1,18 +1,18 @@
-"""How much memory a graph needs while it runs, beyond what is there when it starts."""
+"""The memory that a graph allocates while it runs."""
 
 from collections.abc import Iterator
 
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from piper.capture.fx_nodes import storages, value
+from piper.capture.torch_private import pytree, storage_id
 from piper.names import F, Phase
 
 
 def count(module: fx.GraphModule, phase: Phase) -> int:
-    """Bytes at the worst moment. Of what was kept for it, a backward lets go piece by piece.
+    """Bytes at the peak. A backward frees its kept tensors one by one.
 
-    Sizes that depend on data count nothing. Operations with scratch memory need more.
+    Sizes that depend on data count as 0. Scratch memory of operations is not included.
     """
     nodes = list(module.graph.nodes)
     sizes, last, held = _sizes(nodes), _last_uses(nodes), _held(nodes, phase)
@@ -36,12 +36,12 @@ def _sizes(nodes: list[fx.Node]) -> dict[int, int]:
     found: dict[int, int] = {}
     for tensor in (tensor for node in nodes for tensor in _tensors(node)):
         size = tensor.untyped_storage().nbytes()
-        found[tensor.untyped_storage()._cdata] = size if isinstance(size, int) else 0
+        found[storage_id(tensor)] = size if isinstance(size, int) else 0
     return found
 
 
 def _last_uses(nodes: list[fx.Node]) -> dict[int, set[int]]:
-    """By position, the memory that nobody uses afterwards; results are used for ever."""
+    """By position, the memory whose last use this is. Results have no last use."""
     last: dict[int, int] = {}
     for position, node in enumerate(nodes):
         for used in (node, *node.all_input_nodes):
@@ -55,9 +55,9 @@ def _last_uses(nodes: list[fx.Node]) -> dict[int, set[int]]:
 
 
 def _held(nodes: list[fx.Node], phase: Phase) -> set[int]:
-    """What others hold on to while the graph runs: inputs and parameters.
+    """Memory that the caller holds while the graph runs: inputs and parameters.
 
-    The last bundle of a backward is what was kept for it, and is its own to let go of.
+    The last bundle of a backward holds the tensors kept for it. The backward frees them itself.
     """
     arguments = [node for node in nodes if node.op == "placeholder"]
     bundles = [node for node in arguments if isinstance(value(node), tuple)]

@@ -1,1 +1,1 @@
-"""Graphs as functions that the runtime calls, and as data that other processes get."""
+"""Graphs as functions that the runtime calls, and as data for other processes."""

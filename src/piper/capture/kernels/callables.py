@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import fx
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 
 from piper.capture.fx_nodes import is_symbolic, value
 from piper.capture.kernels import shipping
 from piper.capture.kernels.codegen import quickened, release
 from piper.capture.kernels.dropout import KEEP, keep
-from piper.capture.torch_private import below_autograd, compile_graph, is_plain
+from piper.capture.torch_private import below_autograd, compile_graph, is_plain, pytree
 from piper.names import Phase
 
 Kernel = Callable[..., tuple]
@@ -95,7 +94,7 @@ def numbered(kernel: Kernel, position: int, first: int) -> Kernel:
 
 
 def _function(module: fx.GraphModule, fused: bool) -> Kernel:
-    """Operators ask autograd whether it wants to know; where that is safe, they need not."""
+    """Call operators below autograd if that is safe: it saves asking autograd at each call."""
     kernel: Kernel = _compiled(module) if fused else module.forward
     if not is_plain(module.graph):
         return kernel
@@ -108,7 +107,7 @@ def _function(module: fx.GraphModule, fused: bool) -> Kernel:
 
 
 def _compiled(module: fx.GraphModule) -> Kernel:
-    """By Inductor, and without Dynamo in front: what comes in is known, and needs no guards."""
+    """Compiled by Inductor, without Dynamo: the inputs are known, so guards are not needed."""
     flat = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     items: dict[fx.Node, list[fx.Node]] = {}
@@ -136,8 +135,10 @@ def _compiled(module: fx.GraphModule) -> Kernel:
 
 
 def _packing(kernel: Callable[..., Any], sizes: Sequence[int | None]) -> Kernel:
-    """Takes bundles apart, and puts results together to bundles of these sizes (None: no bundle),
-    around a function of plain tensors."""
+    """Wrap a function of plain tensors: unpack its bundles, and pack its results.
+
+    `sizes` are those of the result bundles (None: not a bundle).
+    """
 
     def call(*reads: Any) -> tuple:
         flat: list = []

@@ -1,4 +1,4 @@
-"""The same operations through torch's own Python bindings: 2 to 6 microseconds less per call."""
+"""Call operators through torch's Python bindings, which saves 2 to 6 microseconds per call."""
 
 import copy
 import operator
@@ -40,20 +40,20 @@ FUNCTIONS: dict[Any, Any] = {
     aten.transpose.int: torch.transpose,
 }
 METHODS: dict[Any, str] = {
-    aten.view.default: "reshape",  # a kernel may lay its results out as no trace foresees
+    aten.view.default: "reshape",  # a kernel may return another layout than the trace saw
     aten._unsafe_view.default: "reshape",
     aten.expand.default: "expand",
     aten.permute.default: "permute",
     aten.unsqueeze.default: "unsqueeze",
 }
-_FRESH = frozenset(  # what returns memory of its own, by either name: terms are renamed first
+_FRESH = frozenset(  # calls that return new memory, under both names: terms are renamed first
     {aten.mm.default, aten.mul.Tensor, aten.add.Tensor, torch.mm, torch.mul, torch.add, "add_"}
 )
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
 def quickened(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of the graph with fewer views, and with cheaper calls of the same kernels."""
+    """A copy of the graph with fewer views and cheaper calls of the same kernels."""
     fast = fx.GraphModule(module, copy.deepcopy(module.graph))
     for node in list(fast.graph.nodes):
         same = _is_just(node)
@@ -76,13 +76,13 @@ def quickened(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def release(bundle: Any) -> None:
-    """A bundle given as a list is the kernel's own: its tensors end as soon as they are used."""
+    """Empty a bundle that is a list. The kernel owns it, so tensors die after their last use."""
     if isinstance(bundle, list):
         bundle.clear()
 
 
 def _release_bundles(graph: fx.Graph) -> None:
-    """Once a bundle is taken apart, nothing but the graph's own names holds its tensors."""
+    """Release each bundle once it is unpacked, so that only the graph holds its tensors."""
     for bundle in graph.find_nodes(op="placeholder"):
         taken = list(bundle.users)
         if taken and all(user.target is operator.getitem for user in taken):
@@ -92,7 +92,7 @@ def _release_bundles(graph: fx.Graph) -> None:
 
 
 def _may_overwrite(node: fx.Node) -> bool:
-    """Whether a sum can go into its first term: fresh memory that nothing else looks at."""
+    """Whether a sum can overwrite its first term: new memory that nothing else reads."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return False
     term, other = node.args
@@ -107,11 +107,11 @@ def _may_overwrite(node: fx.Node) -> bool:
 
 
 def _is_just(node: fx.Node) -> fx.Node | None:
-    """An earlier node that is the same as this one; may make this a view of an earlier one."""
+    """An earlier node with the same value, if any. May turn this into a view of an earlier one."""
     given = node.args[0] if node.args else None
     if not isinstance(given, fx.Node):
         return None
-    if node.target is aten.detach.default:  # there is no autograd to hide from
+    if node.target is aten.detach.default:  # autograd is off here
         return given
     if node.target is aten.t.default and given.target is aten.t.default:
         return given.args[0]
@@ -121,7 +121,7 @@ def _is_just(node: fx.Node) -> fx.Node | None:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """A view of a view of a tensor in plain order is a view of that tensor."""
+    """A view of a view of a contiguous tensor is a view of that tensor."""
     base = node.args[0]
     if base.target in _VIEWS and is_contiguous(value(base.args[0])):
         base = base.args[0]

@@ -1,8 +1,8 @@
 """Dropout from a counter: the same masks for the same samples under every strategy.
 
-A mask is a function of the seed, of which dropout of the model it is, and of the position of
-each element in the whole batch; no generator has a state. Only integer arithmetic below 2**63
-is used, so that every device gives the same bits.
+A mask is a function of the seed, the number of the dropout in the model, and the position of each
+element in the global batch. There is no generator state. Only integer arithmetic below 2**63 is
+used, so that every device gives the same bits.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def dropout_mask(random: Tensor, operation: int | Tensor, shape: Sequence[int], 
     """Which elements the model's dropout number `operation` keeps, as booleans.
 
     `random` holds the seed and the microbatch. Row r of microbatch m is row m * shape[0] + r of
-    the batch, so the number of microbatches makes no difference.
+    the batch, so the mask does not depend on the number of microbatches.
     """
     rows, columns = (shape[0] if shape else 1), 1
     for size in shape[1:]:
@@ -44,8 +44,8 @@ def _scrambled(x: Tensor, multiplier: int) -> Tensor:
     return x ^ (x >> 15)
 
 
-# `random` of these operators also holds a number to add to `operation`: equal regions then share
-# their code. The mask is one operator, and not the 40 inside it, because traces get smaller.
+# `random` of these operators also holds a number to add to `operation`, so that equal regions share
+# their code. The mask is one operator instead of the 40 inside it, which keeps traces small.
 _library = torch.library.Library("piper", "FRAGMENT")
 _library.define("dropout(Tensor x, Tensor random, int operation, float p) -> Tensor")
 _library.define("keep(Tensor random, int operation, SymInt[] shape, float p) -> Tensor")
@@ -59,7 +59,7 @@ def keep(random: Tensor, operation: int, shape: Sequence[int], p: float) -> Tens
 
 
 def _dropout(x: Tensor, random: Tensor, operation: int, p: float) -> Tensor:
-    """What is kept is scaled so that the mean stays."""
+    """Kept elements are scaled so that the mean stays the same."""
     if p >= 1.0:
         return x * 0.0
     return x * KEEP(random, operation, x.shape, p) * (1.0 / (1.0 - p))

@@ -1,4 +1,4 @@
-"""Graphs as JSON, operators by name: another process makes the same function, without pickle."""
+"""Graphs as JSON, with operators by name: another process rebuilds them without pickle."""
 
 import base64
 import json
@@ -12,15 +12,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from piper.capture.fx_nodes import line, value
 from piper.capture.kernels.codegen import FUNCTIONS, METHODS, release
-from piper.capture.torch_private import new_fake_mode, unknown_size
+from piper.capture.torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    new_fake_mode,
+    pytree,
+    unknown_size,
+)
 from piper.capture.trace import refusals
 
 _SYMBOLIC = [getattr(torch, name) for name in dir(torch) if name.startswith("sym_")]
-_BY_NAME: dict[str, Callable] = {  # all functions that a graph may call, besides operators
+_BY_NAME: dict[str, Callable] = {  # all functions that a graph may call, apart from operators
     f"{prefix}.{found.__name__}": found
     for prefix, functions in {
         "operator": vars(operator).values(),
@@ -41,12 +46,12 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def to_json(module: fx.GraphModule, described: bool = False) -> str:
-    """What a graph does; if `described`, also what its arguments are, for Inductor."""
+    """The graph as text. If `described`, with the types of its arguments, for Inductor."""
     return json.dumps(_graph(module, described))
 
 
 def from_json(text: str) -> fx.GraphModule:
-    """The graph again, for devices of this process."""
+    """The graph from its text, for the devices of this process."""
     return _module(json.loads(text), _Fakes())
 
 
@@ -82,12 +87,12 @@ def _module(found: dict[str, Any], fakes: "_Fakes") -> fx.GraphModule:
 
 
 def is_described(module: fx.GraphModule) -> bool:
-    """Whether it can be compiled. What has no arguments at all is not worth it."""
+    """Whether it can be compiled. A graph without arguments is not worth it."""
     return any("val" in node.meta for node in module.graph.find_nodes(op="placeholder"))
 
 
 def can_be_described(module: fx.GraphModule) -> bool:
-    """Not if a size among its arguments is computed from others that are not known either."""
+    """Not if a size of an argument is computed from other unknown sizes."""
     vals = [value(node) for node in module.graph.find_nodes(op="placeholder")]
     sizes = [size for t in pytree.tree_leaves(vals) for size in (*t.shape, *t.stride())]
     return all(_PRODUCT.fullmatch(str(size)) for size in sizes)
@@ -101,10 +106,10 @@ def _name(node: fx.Node) -> str:
     """
     if node.op != "call_function":
         return _checked(node.op, node.target)
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return f"{_OPERATOR}{node.target}"
-    if isinstance(node.target, torch._ops.HigherOrderOperator):  # cond and the like
-        if node.target.name().startswith("triton"):  # it counts kernels, each process for itself
+    if isinstance(node.target, HigherOrderOperator):  # cond and the like
+        if node.target.name().startswith("triton"):  # its numbers of kernels differ by process
             raise refusals.cannot_be_sent(node.target.name(), line(node))
         return f"{_OPERATOR}higher_order.{node.target.name()}"
     if node.target not in _NAMES:
@@ -113,7 +118,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _checked(op: str, name: Any) -> str:
-    """Of what is no function, only methods could do harm."""
+    """Apart from functions, only methods could do harm."""
     if op == "call_module" or (op == "call_method" and name not in _METHODS):
         raise refusals.cannot_be_sent(str(name))
     return str(name)
@@ -127,13 +132,13 @@ def _function(name: str) -> Callable:
     found: Any = torch.ops
     for part in name.removeprefix(_OPERATOR).split("."):
         found = getattr(found, part, None)
-    if not isinstance(found, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+    if not isinstance(found, OpOverload | HigherOrderOperator):
         raise refusals.cannot_be_sent(name)
     return found
 
 
 def _encoded(numbers: dict[fx.Node, int], given: Any) -> Any:
-    """Lists and plain values as they are; all else as one pair of what it is and how it is."""
+    """Lists and plain values as they are; anything else as {kind: value}."""
     encode = partial(_encoded, numbers)
     match given:
         case fx.Node():
@@ -149,7 +154,7 @@ def _encoded(numbers: dict[fx.Node, int], given: Any) -> Any:
         case complex():
             return {"complex": [given.real, given.imag]}
         case torch.device():
-            return {"device": given.type}  # the GPU of one process is not that of another
+            return {"device": given.type}  # the index differs by process
         case torch.dtype() | torch.layout() | torch.memory_format():
             kind = next(name for name, kind in _KINDS.items() if isinstance(given, kind))
             return {kind: str(given).removeprefix("torch.")}
@@ -193,7 +198,7 @@ def _of_kind(kind: str, name: str) -> Any:
 
 
 def _attribute(found: Any, described: bool) -> Any:
-    """A graph that an operator runs, or a constant: its shape, type, device, and bytes."""
+    """A nested graph, or a constant: its shape, dtype, device and bytes."""
     if isinstance(found, fx.GraphModule):
         return _graph(found, described)
     if not isinstance(found, Tensor):
@@ -204,7 +209,7 @@ def _attribute(found: Any, described: bool) -> Any:
 
 
 def _tensor(shape: list[int], stride: list[int], dtype: str, device: str, content: str) -> Tensor:
-    """It lies in memory as it did: an operator may look at that."""
+    """The tensor with its original strides, which an operator may depend on."""
     raw = bytearray(base64.b64decode(content))
     flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
     found = flat.view(_of_kind("dtype", dtype)).view(shape)
@@ -218,7 +223,7 @@ def _type(tensor: Tensor) -> str:
 
 
 def _described(val: Any) -> Any:
-    """What an argument is: a list for a bundle of several."""
+    """The description of an argument. A bundle of tensors is a list."""
     if isinstance(val, tuple):
         return {"bundle": [_described(item) for item in val]}
     shape, stride = (list(map(str, sizes)) for sizes in (val.shape, val.stride()))
@@ -226,7 +231,7 @@ def _described(val: Any) -> Any:
 
 
 class _Fakes:
-    """Tensors without memory for all arguments of a graph; what was one unknown size is one."""
+    """Fake tensors for all arguments of a graph. Equal unknown sizes stay equal."""
 
     def __init__(self) -> None:
         self.mode = new_fake_mode()
@@ -241,7 +246,7 @@ class _Fakes:
             return torch.empty_strided(*sizes, dtype=_of_kind("dtype", dtype), device=device)
 
     def size(self, text: str) -> Any:
-        """A number, a size that is known only later, or a product of these."""
+        """A number, an unknown size, or a product of these."""
         return math.prod(int(x) if x.isdigit() else self.symbol(x) for x in text.split("*"))
 
     def symbol(self, name: str) -> Any:

@@ -1,1 +1,1 @@
-"""From tags to regions: annotations, the cut, and parameters in buckets."""
+"""Regions: annotations and tags, the cut of the graph, and buckets of parameters."""

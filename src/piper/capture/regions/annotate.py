@@ -8,20 +8,20 @@ from torch.fx import traceback
 
 from piper.errors import CaptureError, Problem
 
-KEY = "piper"  # where tags are in a node's `meta["custom"]`
+KEY = "piper"  # the key of tags in a node's `meta["custom"]`
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One `with annotate(...)` as it was entered; numbers are given when the graph is known."""
+    """One `with annotate(...)` as it was entered. Its number is set once the graph is known."""
 
     name: str
     index: int | None  # what the user wrote
-    entry: int  # which entry of a block this was: tells two with-blocks of one name apart
+    entry: int  # the number of this with-block, which distinguishes blocks of one name
 
     @property
     def identity(self) -> tuple[str, int | None, int]:
-        """Equal for marks that are one region: same explicit index, or the same entry."""
+        """Equal for marks of one region: the same explicit index, or the same entry."""
         return (self.name, self.index, self.entry if self.index is None else -1)
 
 
@@ -30,7 +30,7 @@ Path = tuple[Mark, ...]
 
 @dataclass
 class Recording:
-    """The marks that are open while a model is being traced, and how many there were."""
+    """The marks that are open while a model is traced, and how many there were."""
 
     entries: int = 0
     open: list[Mark] = field(default_factory=list)
@@ -52,7 +52,7 @@ def annotate(name: str, index: int | None = None) -> AbstractContextManager[None
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """While this is open, `annotate` leaves its marks on the graph's nodes."""
+    """While this is open, `annotate` marks the graph's nodes."""
     global _recording
     previous, _recording = _recording, Recording()
     try:

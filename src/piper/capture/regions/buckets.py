@@ -1,4 +1,4 @@
-"""Parameters that the same regions use and train: kept, moved and updated together."""
+"""Buckets: parameters that the same regions use and train. They live and move together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Part = tuple[tuple[BucketId, ...], Layout]
 
 @dataclass
 class Bucketed:
-    """All buckets; for each region which of them it uses, and how its weights lie in them."""
+    """All buckets. For each region: which buckets it uses, and where its weights are in them."""
 
     buckets: dict[BucketId, Bucket]
     parts: list[Part]
@@ -56,7 +56,7 @@ def make_buckets(traced: Traced, regions: Sequence[Lowered], ids: Sequence[Regio
 
 
 def _users(regions: Sequence[Lowered]) -> dict[fx.Node, dict[int, bool]]:
-    """Of each weight, the regions that use it, and whether they give it a gradient."""
+    """The regions that use each weight, and whether they give it a gradient."""
     users: dict[fx.Node, dict[int, bool]] = {}
     for number, lowered in enumerate(regions):
         for node, gradient in zip(lowered.chunk.weights, lowered.joint.gradients, strict=False):

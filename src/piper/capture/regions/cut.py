@@ -29,7 +29,7 @@ class Chunk:
     path: Path
     body: list[fx.Node]
     weights: list[fx.Node]  # parameters and buffers
-    inputs: list[fx.Node]  # of the batch, and activations
+    inputs: list[fx.Node]  # batch tensors and activations
     outputs: list[fx.Node]
     updates: dict[fx.Node, fx.Node]  # buffer -> its new value
     source: str
@@ -48,8 +48,8 @@ class Chunk:
 def cut(traced: Traced) -> list[Chunk]:
     """The regions in program order.
 
-    Views are repeated where they are used, so that only their base is sent; what depends on no
-    parameter (masks, positions) is repeated, too.
+    Views are recomputed where they are used, so that only their base is sent. Operations that
+    depend on no parameter (masks, positions) are recomputed too.
     """
     modes = modes_of(traced.root.graph)
     position = {node: index for index, node in enumerate(traced.root.graph.nodes)}
@@ -89,19 +89,19 @@ def cut(traced: Traced) -> list[Chunk]:
 
 
 def _source(run: Run) -> str:
-    """The first line of the region; of what merely joined it only when there is nothing else."""
+    """The first line of the region. Unmarked operations that joined it count only if alone."""
     marked = [node for node in run.nodes if path_of(node)] or run.nodes
     return next((line(node) for node in marked if line(node)), "")
 
 
 def _runs(traced: Traced, nodes: list[fx.Node]) -> tuple[list[Run], set[fx.Node]]:
-    """The runs, and the operations that are repeated where they are used instead of sent."""
+    """The runs, and the operations that are recomputed where they are used instead of sent."""
     named = traced.weights
     parameters = {named[name] for name in traced.parameters}
     fixed = parameters | {traced.random} if traced.random else parameters
     free = _free(nodes, fixed, pinned=set())
     runs = find_runs(nodes, free, parameters)
-    # A region that somebody marked stays a region, even if all of it could run anywhere.
+    # A region that the user marked stays a region, even if all of it could run anywhere.
     pinned = {node for run in runs if run.path and free.issuperset(run.nodes) for node in run.nodes}
     free = _free(nodes, fixed, pinned)
     return runs, free | {node for node in nodes if _is_view(node) or is_symbolic(node)}
@@ -123,8 +123,8 @@ def _free(nodes: list[fx.Node], fixed: set[fx.Node], pinned: set[fx.Node]) -> se
 def _is_view(node: fx.Node) -> bool:
     """Whether all of a node's memory is that of its arguments.
 
-    Before autograd, operations such as `reshape` are views or not depending on the layout: the
-    traced values know.
+    Above autograd, whether an operation such as `reshape` is a view depends on the layout. The
+    traced values show it.
     """
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
@@ -146,7 +146,7 @@ def _needed(results: list[fx.Node], own: set[fx.Node], movable: set[fx.Node]) ->
 
 
 def _graph(traced: Traced, chunk: Chunk, modes: dict[fx.Node, Mode]) -> fx.GraphModule:
-    """With inputs as they come; or, where that makes a difference, in the layout they had."""
+    """The region's graph on contiguous inputs, restored to their traced layout if that matters."""
     odd = [node for node in chunk.inputs if layouts.order_of(value(node)) is not None]
     made = _built(traced, chunk, modes, [])
     if odd:

@@ -20,7 +20,7 @@ Tags = tuple[tuple[str, int], ...]
 
 
 def number_tags(paths: Sequence[Path]) -> list[Tags]:
-    """Numbers count the regions of a name in program order; explicit ones stay as they are."""
+    """Number the regions of a name in program order. Explicit numbers stay."""
     taken = {(mark.name, mark.index) for path in paths for mark in path if mark.index is not None}
     numbers: dict[tuple, int] = {}
     free: dict[str, int] = {}
@@ -61,7 +61,7 @@ class Cost:
     """What one run of each phase takes."""
 
     flops: dict[Phase, float]
-    workspace: dict[Phase, int]  # bytes beyond what is there when it starts
+    workspace: dict[Phase, int]  # bytes that it allocates while it runs
     traffic: dict[Phase, float]  # bytes that operators without arithmetic read and write
     operators: dict[Phase, int]
 

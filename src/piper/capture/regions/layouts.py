@@ -1,9 +1,9 @@
-"""Layouts of what regions give each other.
+"""Memory layouts of values between regions.
 
-Between regions tensors are contiguous. A trace, which knows of no regions, saw them as they were
-made: transposed by an attention, say, or channels last. Operations such as `view` mean something
-else on another layout, or fail; where a region has such, it first puts its inputs back in the
-layout they were traced with.
+Between regions, tensors are contiguous. A trace does not know regions, so it saw tensors in other
+layouts too: transposed by attention, for example, or channels last. Operations such as `view` fail
+on another layout, or mean something else. A region with such operations first restores the layout
+that its inputs had in the trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SENSITIVE = (
 
 
 def order_of(tensor: Tensor) -> tuple[int, ...] | None:
-    """The dimensions from the outermost to the innermost, if the tensor has no gaps."""
+    """The dimensions from outermost to innermost, or None if the tensor has gaps."""
     numbers = [*tensor.shape, *tensor.stride()]
     if not all(type(number) is int for number in numbers) or is_contiguous(tensor):
         return None
@@ -33,7 +33,7 @@ def order_of(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def restored(graph: fx.Graph, node: fx.Node, traced: Tensor) -> fx.Node:
-    """The node, which is contiguous, in the layout of `traced`."""
+    """The contiguous node, copied to the layout of `traced`."""
     order = order_of(traced)
     if order is None:
         return node
@@ -44,7 +44,7 @@ def restored(graph: fx.Graph, node: fx.Node, traced: Tensor) -> fx.Node:
 
 
 def holds(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> bool:
-    """Whether the graph does with contiguous arguments what it did when it was traced."""
+    """Whether the graph computes the same on contiguous arguments as in the trace."""
     try:
         Watching(graph).run(*arguments)
     except Exception:
@@ -53,7 +53,7 @@ def holds(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> bool:
 
 
 class Watching(fx.Interpreter):
-    """Ends with an error where an operation meets another layout than it was traced with."""
+    """Raises an error if an operation gets another layout than in the trace."""
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)

@@ -1,4 +1,4 @@
-"""Cutting a graph in program order: maximal runs of operations with the same marks."""
+"""Cut a graph in program order into maximal runs of operations with the same marks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ def identity(path: Path) -> Identity:
 def find_runs(nodes: list[fx.Node], free: set[fx.Node], weights: set[fx.Node]) -> list[Run]:
     """Cut `nodes` where the marks change.
 
-    Operations without a mark join what comes before them (at the very beginning: after them).
-    But when such operations between regions use `weights`, the regions are islands in a model
-    (experts, say), and not a partition of it: then the rest forms runs of its own. Operations in
-    `free` may run anywhere and never make a run of their own.
+    Operations without a mark join the run before them, or at the start, the run after them. But if
+    such operations between regions use `weights`, the regions are islands in the model (experts,
+    for example) and not a partition of it. The unmarked operations then form runs of their own.
+    Operations in `free` may run anywhere and never form a run of their own.
     """
     islands = _are_islands(nodes, weights)
     first = next((path_of(node) for node in nodes if path_of(node)), ())

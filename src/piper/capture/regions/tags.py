@@ -1,4 +1,4 @@
-"""`tag`: regions of a model whose source stays as it is, by the paths of its modules."""
+"""`tag`: regions by the paths of modules, for a model whose source you do not change."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -47,7 +47,7 @@ def _hooked(module: nn.Module, name: str, index: int) -> Iterator[None]:
         entered.append(region)
 
     def close_region(*_: Any) -> None:
-        if entered:  # nothing is, when opening it was refused
+        if entered:  # empty if entering it raised an error
             entered.pop().__exit__(None, None, None)
 
     before = module.register_forward_pre_hook(open_region, prepend=True)

@@ -1,1 +1,1 @@
-"""One graph of the whole forward pass, cleaned up; what a trace cannot see is refused."""
+"""Trace the whole forward pass into one clean graph. Errors for what a trace cannot see."""

@@ -1,4 +1,4 @@
-"""Graph clean-ups after tracing: what has no derivative, no effect or no meaning goes."""
+"""Clean-ups of the traced graph: remove operations without a derivative or without an effect."""
 
 import torch
 from torch import Tensor, fx
@@ -23,7 +23,7 @@ _LSTM = frozenset({aten.lstm.input, aten.lstm.data})
 
 
 def clean(traced: Traced) -> None:
-    """Change the graph in place; what it computes stays the same."""
+    """Change the graph in place. It computes the same as before."""
     graph = traced.root.graph
     with traced.mode:
         _restore_constants(traced.root)
@@ -48,7 +48,7 @@ def _must_stay(node: fx.Node) -> bool:
 
 
 def _restore_constants(root: fx.GraphModule) -> None:
-    """Tensors made from Python numbers were traced as fakes: keep their numbers."""
+    """Tensors made from Python numbers were traced as fake tensors: put the numbers back."""
     for node in root.graph.find_nodes(op="get_attr"):
         tensor = getattr(root, node.target)
         if not isinstance(tensor, Tensor):
@@ -60,9 +60,9 @@ def _restore_constants(root: fx.GraphModule) -> None:
 
 
 def _replace_copy(node: fx.Node, trained: set[fx.Node]) -> None:
-    """`x[...] = y` is traced as `copy(x, y)`, which has no derivative: it is y, shaped as x.
+    """Replace `copy(x, y)`, which has no derivative, by y in the shape of x. It is `x[...] = y`.
 
-    What x was made from has a gradient of zero then, not none. A view has it from its base.
+    The inputs of x then have a gradient of zero instead of none. A view gets it from its base.
     """
     old, result = node.args[:2]
     assert isinstance(old, fx.Node) and isinstance(result, fx.Node)
@@ -86,7 +86,7 @@ def _replace_copy(node: fx.Node, trained: set[fx.Node]) -> None:
 
 
 def insert_sizes(before: fx.Node, tensor: fx.Node) -> list[int | fx.Node]:
-    """The shape of a tensor as arguments of a node; sizes not known yet become nodes."""
+    """The shape of a tensor as arguments of a node. Unknown sizes become nodes."""
     return [
         size
         if isinstance(size, int)
@@ -103,8 +103,10 @@ def _drop_if_nothing_changes(node: fx.Node) -> None:
 
 
 def _own_results(traced: Traced) -> None:
-    """A result that is an argument, a view of one, or a buffer's new value that is used for
-    something else as well, becomes a tensor of its own."""
+    """Copy each result that shares memory with something else.
+
+    It may be an argument, a view of one, or the new value of a buffer that has other uses too.
+    """
     graph = traced.root.graph
     output = graph.output_node()
     arguments = {storage for node in traced.placeholders for storage in storages(node)}
@@ -119,8 +121,10 @@ def _own_results(traced: Traced) -> None:
 
 
 def _settle_updates(traced: Traced) -> None:
-    """What torch adds at the end of the trace to write buffers back belongs to no region yet:
-    it goes to where the last thing that it needs is computed."""
+    """Move the writes of buffers, which torch adds at the end of the trace, into regions.
+
+    Each goes to where the last of its inputs is computed.
+    """
     graph = traced.root.graph
     marked = {node for node in graph.nodes if path_of(node)}
     late = closure(traced.results[1:], stop=marked) if marked else set()

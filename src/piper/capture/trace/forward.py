@@ -1,4 +1,4 @@
-"""One graph of the whole forward pass, up to the loss, without memory for weights."""
+"""Trace the whole forward pass, up to the loss, into one graph. Weights need no memory."""
 
 import copy
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from piper.capture import torch_private
@@ -20,26 +19,26 @@ from piper.errors import CaptureError
 from piper.ir.values import TensorSpec
 
 Loss = Callable[[Any, Any], Tensor]
-Output = tuple[list[Any], Any]  # leaves, with (shape, type) for tensors, and how they hang together
+Output = tuple[list[Any], Any]  # leaves, with (shape, dtype) for tensors, and their tree
 
 
 @dataclass
 class Traced:
-    """The graph; its placeholders are parameters, buffers and batch tensors, in this order.
+    """The traced graph. Its placeholders are parameters, buffers and batch tensors, in this order.
 
     Its outputs are the loss and the new values of `updated` buffers.
     """
 
     root: fx.GraphModule
-    mode: Any  # the fake mode all of its values belong to
-    parameters: dict[str, bool]  # name -> does it want a gradient
+    mode: Any  # the fake mode of all its values
+    parameters: dict[str, bool]  # name -> requires a gradient
     buffers: tuple[str, ...]
     updated: tuple[str, ...]
     aliases: dict[str, str]  # other names of tied parameters and buffers -> first name
     inputs: Inputs
     device: str
     output: Output  # of the model, which the loss reads
-    random: fx.Node | None = None  # the placeholder that random numbers start from; the last one
+    random: fx.Node | None = None  # the placeholder of the random seed, which is the last one
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -71,7 +70,7 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
 
     def forward(weights: list[Tensor], states: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         before = dict(zip([*parameters, *buffers], [*weights, *states], strict=True))
-        after = dict(before)  # torch puts here what the model assigns to its attributes
+        after = dict(before)  # torch puts new values here that the model assigns to attributes
         loss = _loss(view, after, loss_fn, inputs.join(batch), seen)
         updated[:] = [
             name
@@ -85,7 +84,7 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
     with ExitStack() as stack:
         stack.enter_context(functions.intercepted())
         stack.enter_context(side_effects.unchanged(model, view))
-        stack.enter_context(side_effects.no_dice())
+        stack.enter_context(side_effects.no_python_randomness())
         stack.enter_context(side_effects.no_inference_mode())
         stack.enter_context(recording())
         stack.enter_context(tagging(view))
@@ -129,7 +128,7 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
         if is_transformed(error.__traceback__):
             raise refusals.transformed(line_of(error.__traceback__)) from error
         at = line_of(error.__traceback__)
-        error.add_note(f"{at}: Piper met this while tracing the model on tensors without values")
+        error.add_note(f"{at}: raised while Piper traced the model on tensors without values")
         raise
 
 
@@ -140,10 +139,10 @@ def _loss(
     arguments: tuple[Any, ...],
     seen: list[Output],
 ) -> Tensor:
-    """A scalar of float32 or more, whatever the model computes in: its gradient is the seed."""
+    """The loss as a scalar of float32 or float64, in which its gradient starts."""
     given = arguments if loss_fn is None else arguments[:-1]
     output = torch.func.functional_call(view, state, given)
-    leaves, spec = pytree.tree_flatten(output)
+    leaves, spec = torch_private.pytree.tree_flatten(output)
     seen.append(([_described(leaf) for leaf in leaves], spec))
     loss = output if loss_fn is None else loss_fn(output, arguments[-1])
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
@@ -157,13 +156,12 @@ def _described(leaf: Any) -> Any:
 
 
 def _throw_away(model: nn.Module) -> nn.Module:
-    """A copy of all modules that shares all tensors, so that what a trace caches dies with it."""
+    """A copy of all modules that shares all tensors. What a trace caches dies with it."""
     shared = {
         id(value): value
         for module in model.modules()
         for value in (
-            *module._parameters.values(),
-            *module._buffers.values(),
+            *torch_private.own_tensors(module),
             *vars(module).values(),
         )
         if isinstance(value, Tensor)
@@ -175,7 +173,7 @@ def _throw_away(model: nn.Module) -> nn.Module:
 
 
 def _fake(tensor: Tensor, device: str) -> Tensor:
-    """Contiguous whatever the original: that is how kernels get their parameters."""
+    """Contiguous, even if the original is not: kernels get their parameters contiguous."""
     fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     return fake.requires_grad_(tensor.requires_grad)
 

@@ -1,4 +1,4 @@
-"""Python functions that a trace would see through: what they mean has to be caught on the way."""
+"""Python functions whose meaning a trace would lose: checkpoints and autograd.Functions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from torch.utils.checkpoint import CheckpointFunction
 from piper.capture import torch_private
 from piper.capture.trace import refusals
 
-RECOMPUTE = "piper_recompute"  # where a node's meta["custom"] has the number of its checkpoint
+RECOMPUTE = "piper_recompute"  # the key of a checkpoint's number in a node's meta["custom"]
 
 
 @contextmanager
 def intercepted() -> Iterator[None]:
-    """Remember what is inside torch.utils.checkpoint, and refuse the user's autograd.Functions.
+    """Mark what runs inside torch.utils.checkpoint. The user's autograd.Functions are an error.
 
-    Of those a trace sees the forward only, and would quietly use the derivative of that.
+    A trace sees only their forward, and would silently differentiate that.
     """
     function = torch.autograd.Function
     original = function.__dict__["apply"]

@@ -1,4 +1,4 @@
-"""Which operations ran under no_grad and autocast: regions repeat this for their own part."""
+"""Which operations ran under no_grad and autocast. Each region repeats the modes of its part."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ class Mode:
 
 
 def modes_of(graph: fx.Graph) -> dict[fx.Node, Mode]:
-    """The mode each operation ran under. The switches themselves are not among them."""
+    """The mode of each operation. The mode switches themselves are left out."""
     mode = Mode()
     modes = {}
     for node in graph.nodes:

@@ -1,11 +1,11 @@
-"""Means that skip labels: microbatches with fewer labels that count must weigh less."""
+"""Losses that ignore labels: a microbatch with fewer labels that count must weigh less."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import fx
 
-from piper.capture.torch_private import is_view
+from piper.capture.torch_private import argument_names, is_view
 from piper.capture.trace.forward import Traced
 
 aten = torch.ops.aten
@@ -19,11 +19,11 @@ KEEPING = (
 LOSSES = (aten.cross_entropy_loss.default, aten.nll_loss_nd.default, aten.nll_loss.default)
 
 
-Ignored = tuple[int | None, int | None]  # batch tensor, label; None where it cannot be told
+Ignored = tuple[int | None, int | None]  # batch tensor, label; None if unknown
 
 
 def ignored_labels(traced: Traced) -> tuple[Ignored, ...]:
-    """Which batch tensors hold labels of a mean, and the label that is left out of it."""
+    """Which batch tensors hold the labels of a mean, and which label it ignores."""
     position = {node: index for index, node in enumerate(traced.batch)}
     found = (
         (position.get(origin(labels)), None if weighted else ignored)
@@ -33,10 +33,10 @@ def ignored_labels(traced: Traced) -> tuple[Ignored, ...]:
 
 
 def means(graph: fx.Graph) -> Iterator[tuple[fx.Node, int, bool]]:
-    """Labels of each mean, the label it leaves out, and whether it weighs classes."""
+    """The labels of each mean, the label it ignores, and whether it weighs classes."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in LOSSES:
-            names = [argument.name for argument in node.target._schema.arguments]
+            names = argument_names(node)
             given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
             if given.get("reduction", MEAN) == MEAN:
                 weighted = given.get("weight") is not None
@@ -44,7 +44,7 @@ def means(graph: fx.Graph) -> Iterator[tuple[fx.Node, int, bool]]:
 
 
 def origin(node: fx.Node) -> fx.Node:
-    """What a chain of views, casts and paddings begins with: they keep or add labels alike."""
+    """Where a chain of views, casts and paddings starts: they keep labels or add ignored ones."""
     while node.all_input_nodes and (is_view(node) or node.target in KEEPING):
         node = node.all_input_nodes[0]
     return node

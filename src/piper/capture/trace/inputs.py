@@ -1,4 +1,4 @@
-"""The arguments of one microbatch: which are tensors, which are constants of the program."""
+"""The arguments of one microbatch: tensors, and constants of the program."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from piper.capture.torch_private import pytree
 from piper.errors import CaptureError, InputError, Problem
 from piper.ir.values import TensorSpec
 
@@ -16,7 +16,7 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, to
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an example showed: the structure of the arguments, their types, their constants."""
+    """What an example shows: the structure of the arguments, their types, their constants."""
 
     spec: pytree.TreeSpec
     leaves: tuple[Any, ...]  # a TensorSpec in place of each tensor
@@ -35,13 +35,13 @@ class Inputs:
         }
 
     def join(self, tensors: list[Tensor]) -> tuple[Any, ...]:
-        """The arguments again, with these tensors."""
+        """The arguments, with these tensors in place."""
         rest = iter(tensors)
         leaves = [next(rest) if isinstance(leaf, TensorSpec) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
 
     def flatten(self, arguments: tuple[Any, ...]) -> list[Tensor]:
-        """The tensors of a batch, in the order of the graph's inputs; the structure must fit."""
+        """The tensors of a batch, in the order of the graph's inputs. The structure must match."""
         leaves, spec = pytree.tree_flatten(arguments)
         if spec != self.spec:
             raise InputError(

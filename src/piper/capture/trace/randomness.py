@@ -1,9 +1,10 @@
-"""Random operations of a model: dropouts become reproducible, the others are refused."""
+"""Random operations of a model: dropouts become reproducible, others are not supported."""
 
 import torch
 from torch import fx
 
 from piper.capture.kernels.dropout import DROPOUT
+from piper.capture.torch_private import argument_names
 from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
 
@@ -21,7 +22,7 @@ def make_reproducible(traced: Traced) -> None:
 
 
 def _replace(traced: Traced, node: fx.Node, number: int) -> bool:
-    """Returns whether the dropout has an effect, and so takes a number."""
+    """Return whether the dropout has an effect, and so takes a number."""
     x, p, training = node.args
     active = bool(training) and p > 0
     if active:
@@ -37,12 +38,12 @@ def _replace(traced: Traced, node: fx.Node, number: int) -> bool:
 
 
 def _random(traced: Traced) -> fx.Node:
-    """The argument that random numbers start from, added to the graph when first needed."""
+    """The argument with the random seed, added to the graph when it is first needed."""
     if traced.random is None:
         last = traced.placeholders[-1]
         with traced.root.graph.inserting_after(last), traced.mode:
             traced.random = traced.root.graph.placeholder("random")
-            # One more than the value that is passed: kernels add the number of their first one.
+            # One more element than the caller passes: kernels add the number of their dropout.
             traced.random.meta["val"] = torch.empty(3, dtype=torch.int64, device=traced.device)
     return traced.random
 
@@ -51,7 +52,7 @@ def _is_random(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     # Attention and recurrent layers are tagged because of their dropout.
-    names = [argument.name for argument in node.target._schema.arguments]
+    names = argument_names(node)
     probability = next((name for name in ("dropout_p", "dropout") if name in names), None)
     if probability is None:
         return True

@@ -1,10 +1,11 @@
-"""What capture refuses, and what to write instead."""
+"""What capture does not support, and what to write instead."""
 
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from piper.capture.fx_nodes import line
+from piper.capture.torch_private import schema_text
 from piper.capture.trace.inputs import name_of
 from piper.capture.trace.source_lines import UNKNOWN, current_line, line_of
 from piper.errors import CaptureError, Problem
@@ -25,7 +26,7 @@ def transformed(where: str) -> CaptureError:
     return CaptureError(
         where or UNKNOWN,
         Problem(
-            "torch.vmap, or another transform of torch.func, runs here: a trace cannot see into it",
+            "torch.vmap and other transforms of torch.func are not supported: a trace misses them",
             "write it with operators of torch that take whole batches (torch.bmm, torch.einsum, "
             "broadcasting); or make it an operator with torch.library.custom_op and "
             "register_autograd",
@@ -37,7 +38,7 @@ def custom_function(name: str) -> CaptureError:
     return CaptureError(
         current_line() or UNKNOWN,
         Problem(
-            f"{name} is an autograd.Function, whose backward a trace cannot see",
+            f"{name} is not supported: a trace misses the backward of an autograd.Function",
             "make it an operator with torch.library.custom_op and register_autograd",
         ),
     )
@@ -64,8 +65,8 @@ def loss_without_parameters(where: str) -> CaptureError:
     return CaptureError(
         where or UNKNOWN,
         Problem(
-            "the loss depends on no parameter that wants a gradient",
-            "check for detach(), no_grad() and requires_grad_(False) on the way to the loss",
+            "the loss depends on no parameter that requires a gradient",
+            "check for detach(), no_grad() and requires_grad_(False) before the loss",
         ),
     )
 
@@ -94,7 +95,7 @@ def foreign_tensor(node: fx.Node) -> CaptureError:
     return CaptureError(
         line(node) or UNKNOWN,
         Problem(
-            "a tensor is used that is neither an argument nor a parameter or buffer of the model",
+            "the model uses a tensor that is not an argument, a parameter or a buffer of the model",
             "register it with register_buffer or as a parameter, or pass it as an argument",
         ),
     )
@@ -104,7 +105,7 @@ def cannot_be_sent(what: str, where: str = "") -> CaptureError:
     return CaptureError(
         where or UNKNOWN,
         Problem(
-            f"{what} has no name by which another process could find it",
+            f"{what} has no name by which another process can find it",
             "make it an operator with torch.library.custom_op, in a module that every process "
             "imports",
         ),
@@ -113,7 +114,7 @@ def cannot_be_sent(what: str, where: str = "") -> CaptureError:
 
 def random_operation(node: fx.Node) -> CaptureError:
     name = str(node.target).removeprefix("aten.").split(".")[0]
-    inside = " dropout" in str(getattr(node.target, "_schema", ""))
+    inside = " dropout" in schema_text(node)
     return CaptureError(
         line(node) or UNKNOWN,
         Problem(
@@ -139,7 +140,7 @@ def no_device(device: str) -> CaptureError:
     return CaptureError(
         "device",
         Problem(
-            f"capture for {device} needs a {device} device, and there is none",
+            f"capture for {device} needs a {device} device, but there is none",
             'capture where the model will run, or for device="cpu"',
         ),
     )
@@ -171,7 +172,7 @@ def hidden_update(where: str) -> CaptureError:
     return CaptureError(
         where or UNKNOWN,
         Problem(
-            "an operation in the region that begins here changes a buffer behind the trace's back",
+            "an operation in the region that begins here changes a buffer, which a trace misses",
             "turn off its running statistics, or update the buffer in the module's own code",
         ),
     )
@@ -181,7 +182,7 @@ def lstm(node: fx.Node) -> CaptureError:
     return CaptureError(
         line(node) or UNKNOWN,
         Problem(
-            "nn.LSTM hands a workspace to its backward that depends on autograd being there",
+            "nn.LSTM is not supported: only autograd provides the workspace of its backward",
             "loop over nn.LSTMCell, or use nn.GRU",
         ),
     )
@@ -191,7 +192,7 @@ def gradient_hook(where: str) -> CaptureError:
     return CaptureError(
         where,
         Problem(
-            "it has a hook on gradients, which explicit backward graphs never call",
+            "it has a hook on gradients, which is not supported: backward graphs never call it",
             "remove the hook, and change gradients in the loss or in the optimizer",
         ),
     )
@@ -201,7 +202,7 @@ def shared_memory(one: str, other: str) -> CaptureError:
     return CaptureError(
         f"parameter {other}",
         Problem(
-            f"it lies on the memory of {one}, but is another tensor",
+            f"it shares memory with {one}, but is another tensor",
             f"tie them as one parameter: model.{other} = model.{one}",
         ),
     )
@@ -212,7 +213,7 @@ def drawn_number() -> CaptureError:
         "model",
         Problem(
             "its forward draws random numbers from Python or numpy, which a captured step would "
-            "not do again",
+            "not repeat",
             "leave layers out with nn.Dropout, or draw in the loader and pass the number with the "
             "batch",
         ),
@@ -224,7 +225,7 @@ def changed_attribute(path: str, name: str) -> CaptureError:
     return CaptureError(
         owner,
         Problem(
-            f"its forward changes self.{name}, which a captured step would not do again",
+            f"its forward changes self.{name}, which a captured step would not repeat",
             f'make it a buffer: self.register_buffer("{name}", torch.tensor(...))',
         ),
     )
@@ -234,7 +235,7 @@ def changed_tensor(name: str) -> CaptureError:
     return CaptureError(
         "model",
         Problem(
-            f"its forward changes {name} on another way than self.{name}",
+            f"its forward changes {name} in another way than through self.{name}",
             f"change it as the registered buffer self.{name}; build the model again, since "
             "the trace has changed it",
         ),
@@ -254,7 +255,7 @@ def changed_input(index: int) -> CaptureError:
 def inference_mode() -> CaptureError:
     return CaptureError(
         current_line() or UNKNOWN,
-        Problem("inference_mode cannot be captured", "use torch.no_grad()"),
+        Problem("inference_mode is not supported", "use torch.no_grad()"),
     )
 
 
@@ -262,11 +263,11 @@ def fixed_rows(where: str, error: str) -> CaptureError:
     return CaptureError(
         where,
         Problem(
-            "this region of experts works for one number of rows or experts only: "
+            "this region of experts works only for one number of rows or experts: "
             + error.strip().splitlines()[0][:200],
             "write sizes that follow the tensors: -1 in view and reshape, torch.zeros_like, "
-            "repeat_interleave without output_size; let no loop go over the experts; or leave it "
-            "out of `Shard`",
+            "repeat_interleave without output_size; do not loop over the experts; or leave the "
+            "region out of `Shard`",
         ),
     )
 
@@ -277,8 +278,8 @@ def mixed_rows(where: str) -> CaptureError:
         Problem(
             "in this region the result of a row, or its gradient, depends on other rows, on how "
             "many there are, or on other experts, so it cannot be divided over devices",
-            "let every row depend on itself and the parameters of its expert only; move what "
-            "looks at several rows or at counts (means, capacities, side losses) out of the region",
+            "compute each row only from itself and the parameters of its expert; move what needs "
+            "several rows or counts (means, capacities, side losses) out of the region",
         ),
     )
 
@@ -287,7 +288,7 @@ def no_rows(where: str) -> CaptureError:
     return CaptureError(
         where,
         Problem(
-            "this region of experts writes something that has no row for each row it reads",
-            "let it write rows only, in the order in which it reads them",
+            "this region of experts has an output without a row for each row that it reads",
+            "return only rows, in the order in which the region reads them",
         ),
     )

@@ -1,4 +1,4 @@
-"""What a trace cannot see would be silently wrong later: it is looked for, and refused."""
+"""Find what a trace cannot see. It would be silently wrong later, so it is an error."""
 
 import random
 import sys
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture.fx_nodes import line
-from piper.capture.torch_private import constant_of, is_unfinished
+from piper.capture.torch_private import constant_of, has_hooks, is_unfinished, version_of
 from piper.capture.trace import refusals
 
 Counts = dict[tuple[str, str], float]
@@ -20,15 +20,15 @@ Counts = dict[tuple[str, str], float]
 def refuse_hooks(model: nn.Module) -> None:
     """Explicit backward graphs never call hooks on gradients."""
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if has_hooks(parameter):
             raise refusals.gradient_hook(f"parameter {name}")
     for name, module in model.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
+        if has_hooks(module):
             raise refusals.gradient_hook(f"module {name or type(model).__name__}")
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
-    """Two tensors on one memory are tied in eager training, and would not be here."""
+    """Two tensors that share memory are tied in eager training, and would not be here."""
     named = [*model.named_parameters(), *model.named_buffers()]
     spans = sorted(span(tensor) + (name,) for name, tensor in named if has_memory(tensor))
     for (memory, _, end, one), (other_memory, start, _, other) in zip(
@@ -43,7 +43,7 @@ def has_memory(tensor: Tensor) -> bool:
 
 
 def span(tensor: Tensor) -> tuple[int, int, int]:
-    """Which memory a tensor is on, and from where to where."""
+    """The memory of a tensor: its address, and its first and last byte in it."""
     start = tensor.storage_offset()
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     end = start + 1 + sum((size - 1) * stride for size, stride in sizes)
@@ -53,7 +53,7 @@ def span(tensor: Tensor) -> tuple[int, int, int]:
 
 @contextmanager
 def unchanged(model: nn.Module, view: nn.Module) -> Iterator[None]:
-    """A forward that counts, collects or writes on the side does so in the trace only."""
+    """A forward that counts, collects or writes attributes would do so only in the trace."""
     counts, versions = numbers(view), tensor_versions(model)
     yield
     after = numbers(view)
@@ -66,15 +66,15 @@ def unchanged(model: nn.Module, view: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def no_dice() -> Iterator[None]:
-    """Numbers that Python or numpy draw would be the same in every step."""
-    before = dice()
+def no_python_randomness() -> Iterator[None]:
+    """Random numbers from Python or numpy would be the same in every step."""
+    before = generator_states()
     yield
-    if dice() != before:
+    if generator_states() != before:
         raise refusals.drawn_number()
 
 
-def dice() -> list[Any]:
+def generator_states() -> list[Any]:
     numpy = sys.modules.get("numpy")
     rows = numpy.random.get_state() if numpy is not None else ()
     return [random.getstate(), *(getattr(row, "tobytes", lambda r=row: r)() for row in rows)]
@@ -96,11 +96,11 @@ def tensor_versions(model: nn.Module) -> dict[str, int]:
     named: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
     for path, module in model.named_modules():
         named += [(f"{path}.{name}".lstrip("."), value) for name, value in vars(module).items()]
-    return {name: value._version for name, value in named if isinstance(value, Tensor)}
+    return {name: version_of(value) for name, value in named if isinstance(value, Tensor)}
 
 
 def refuse_registered_constants(root: fx.GraphModule, model: nn.Module) -> None:
-    """A parameter or buffer that is reached on another way would stay as it is now."""
+    """A parameter or buffer that the model reaches by another path would never change."""
     registered = [*model.parameters(), *model.buffers()]
     memories = {span(tensor)[0] for tensor in registered if has_memory(tensor)}
     for node in root.graph.find_nodes(op="get_attr"):
@@ -122,7 +122,7 @@ class DataIsDetached(torch.overrides.TorchFunctionMode):
 
 
 class DropoutIsCopied(torch.overrides.TorchFunctionMode):
-    """In place, dropout would be traced as the numbers it draws; what it leaves is the same."""
+    """In-place dropout would be traced as the numbers it draws, so it runs on a copy."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(zip(("input", "p", "training", "inplace"), args, strict=False))
@@ -133,14 +133,14 @@ class DropoutIsCopied(torch.overrides.TorchFunctionMode):
 
 
 def is_torchs_own(file: str) -> bool:
-    """Whether torch calls for itself; its decorators call for the user."""
+    """Whether the caller is torch itself. Its decorators call on behalf of the user."""
     path = Path(file)
     return Path(torch.__file__).parent in path.parents and path.name != "_contextlib.py"
 
 
 @contextmanager
 def no_inference_mode() -> Iterator[None]:
-    """inference_mode leaves no node either, and gradients would flow through it."""
+    """inference_mode leaves no node in a trace, and gradients would flow through it."""
     original = torch.inference_mode.__enter__
 
     def enter(self: Any) -> None:

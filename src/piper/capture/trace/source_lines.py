@@ -12,7 +12,8 @@ _TORCH = os.path.dirname(torch.__file__)
 _CAPTURE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _TRANSFORMS = [
-    os.path.join(_TORCH, "_functorch", name) for name in ("vmap.py", "eager_transforms.py")
+    os.path.join(_TORCH, "_functorch/vmap.py"),
+    os.path.join(_TORCH, "_functorch/eager_transforms.py"),
 ]
 _GENERATED = ("<eval_with_key", "<frozen", "<string>", "<fx")
 
@@ -29,8 +30,8 @@ def is_users(filename: str) -> bool:
 def current_line() -> str:
     """The innermost line of the user's model that is running now.
 
-    Empty when capture itself is at work: the next line of the user's is then the one that
-    called `capture`, and has nothing to do with the model.
+    Empty if capture itself is running: the next user's line is then the one that called
+    `capture`, which has nothing to do with the model.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_CAPTURE):
@@ -43,12 +44,12 @@ def current_line() -> str:
 
 
 def _is_passed_through(frame: FrameType) -> bool:
-    """A mode that sees every operation stands between the model and torch."""
+    """A torch function mode runs between the model and torch."""
     return frame.f_code.co_name == "__torch_function__"
 
 
 def line_of(trace: TracebackType | None) -> str:
-    """The innermost line of the user's in an error's traceback."""
+    """The innermost line of the user's code in an error's traceback."""
     lines = [
         _short(frame.f_code.co_filename, number)
         for frame, number in traceback.walk_tb(trace)

@@ -18,6 +18,7 @@ from piper.job.job import Job
 from piper.job.numerics.data import chunk, doubled
 from piper.job.numerics.plain import loss_of
 from piper.plan.analyse.memory import peak
+from piper.runtime.torch_private import DropoutModule
 
 SMALLER = (
     "make the script's model smaller with an argument of yours: what follows the script is passed "
@@ -69,7 +70,7 @@ def in_double(
 def without_dropout(job: Job, example: Batch) -> list[str]:
     """Switch dropout off, in the way that changes least, until nothing random is left."""
     for module in job.model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        if isinstance(module, DropoutModule):
             module.p = 0.0
     if not is_random(job.capture(example)):
         return ["dropout is off (p = 0): Piper's masks are not those of eager PyTorch"]

@@ -8,12 +8,11 @@ from math import isfinite
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.numerics.data import chunk
+from piper.runtime.torch_private import TorchDispatchMode, pytree
 
 
 @dataclass

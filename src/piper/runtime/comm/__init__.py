@@ -1,1 +1,1 @@
-"""How a device reaches the others: gloo, NCCL, or threads of one process."""
+"""Communication between devices: gloo, NCCL, or threads of one process."""

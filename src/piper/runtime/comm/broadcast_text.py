@@ -1,4 +1,4 @@
-"""Text from the first process to the others, over the CPU's links whatever else there is."""
+"""Text from the first process to the others. It always travels over the CPU's links."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from piper.errors import PeerLost
 FIRST = 0
 
 
-def tell(text: str = "") -> str:
-    """The same for everyone: the first process says it, the others call this to be told."""
-    with symptoms():
+def broadcast_text(text: str = "") -> str:
+    """The first process passes its text; the others pass nothing. All return the same text."""
+    with peer_loss_reported():
         size = torch.tensor([len(text.encode())])
         dist.broadcast(size, FIRST)
         content = bytearray(text.encode()) or bytearray(int(size))
@@ -23,18 +23,18 @@ def tell(text: str = "") -> str:
     return content.decode()
 
 
-def send(texts: Mapping[int, str]) -> None:
-    """To each of the others what is its own; they `receive` it."""
-    with symptoms():
+def send_texts(texts: Mapping[int, str]) -> None:
+    """Send each of the other ranks its own text. They call `receive_text`."""
+    with peer_loss_reported():
         for rank, text in texts.items():
             content = bytearray(text.encode())
             dist.send(torch.tensor([len(content)]), rank)
             dist.send(on_the_cpu(content), rank)
 
 
-def receive() -> str:
-    """What the first process sends to this one."""
-    with symptoms():
+def receive_text() -> str:
+    """The text that the first process sends to this one."""
+    with peer_loss_reported():
         size = torch.empty(1, dtype=torch.int64)
         dist.recv(size, FIRST)
         content = bytearray(int(size))
@@ -43,8 +43,8 @@ def receive() -> str:
 
 
 @contextmanager
-def symptoms() -> Iterator[None]:
-    """A peer that is lost meanwhile is not the failure of this one."""
+def peer_loss_reported() -> Iterator[None]:
+    """An error in here means that a peer was lost, not that this process failed."""
     try:
         yield
     except RuntimeError as error:
@@ -52,5 +52,5 @@ def symptoms() -> Iterator[None]:
 
 
 def on_the_cpu(content: bytearray) -> torch.Tensor:
-    """The same memory: where there are GPUs, objects of torch may choose another way."""
+    """A CPU tensor on the same memory. torch may send Python objects through a GPU."""
     return torch.frombuffer(content, dtype=torch.uint8)

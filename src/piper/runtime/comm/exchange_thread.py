@@ -1,7 +1,8 @@
-"""A thread that does what is asked on one stream, in order, while compute goes on.
+"""A thread that runs tasks in order on one stream, while compute goes on.
 
-An exchange is two messages, of which the second needs what the first one brought; so is a value
-whose size depends on data. Somebody must wait in between, and not the thread that computes.
+A token all-to-all is two messages: counts, then rows. So is a value whose size depends on data:
+sizes, then the value. The second message needs what the first one brought. This thread waits in
+between, so that the thread that computes does not have to.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Errand:
-    """Something that a courier does, or has done."""
+class Task:
+    """A job for an exchange thread, and its result once it is done."""
 
     job: Callable[[], Any]
     done: Future[Any] = field(default_factory=Future)
@@ -25,38 +26,38 @@ class Errand:
         return self.done.result()
 
 
-class Courier:
-    """Does errands one after the other. Its thread never keeps the process alive."""
+class ExchangeThread:
+    """Runs tasks one after the other. A daemon thread, so it never keeps the process alive."""
 
     def __init__(self, name: str) -> None:
-        self.errands: SimpleQueue[Errand | None] = SimpleQueue()
+        self.tasks: SimpleQueue[Task | None] = SimpleQueue()
         self.closed = False
         self.failed: BaseException | None = None
         threading.Thread(target=self.work, name=f"piper {name}", daemon=True).start()
 
-    def ask(self, job: Callable[[], Any]) -> Errand:
+    def submit(self, job: Callable[[], Any]) -> Task:
         if self.closed:
             raise ConnectionError("the communicators of this Trainer are closed")
-        errand = Errand(job)
-        self.errands.put(errand)
-        return errand
+        task = Task(job)
+        self.tasks.put(task)
+        return task
 
     def work(self) -> None:
-        while (errand := self.errands.get()) is not None:
-            self.do(errand)
-            del errand  # else its rows live until the next one comes
+        while (task := self.tasks.get()) is not None:
+            self.run(task)
+            del task  # otherwise its rows live until the next task arrives
 
-    def do(self, errand: Errand) -> None:
-        """After one that failed nothing more is sent: others would take it for what they miss."""
+    def run(self, task: Task) -> None:
+        """Send nothing after a failure: peers would take the next message for the missing one."""
         if self.failed is not None:
-            errand.done.set_exception(ConnectionError(f"a message failed before: {self.failed}"))
+            task.done.set_exception(ConnectionError(f"an earlier message failed: {self.failed}"))
             return
         try:
-            errand.done.set_result(errand.job())
-        except BaseException as error:  # noqa: BLE001 (whoever waits for it gets it)
+            task.done.set_result(task.job())
+        except BaseException as error:  # noqa: BLE001 (raised again in `wait`)
             self.failed = error
-            errand.done.set_exception(error)
+            task.done.set_exception(error)
 
     def close(self) -> None:
         self.closed = True
-        self.errands.put(None)
+        self.tasks.put(None)

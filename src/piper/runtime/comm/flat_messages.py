@@ -12,9 +12,9 @@ from piper.plan.instructions import Layout, Shape
 
 
 def packed(tensors: list[torch.Tensor | None], message: Layout) -> torch.Tensor:
-    """The message's tensors, one after the other; they are let go of as soon as they are copied.
+    """The message's tensors, one after the other. Each is freed as soon as it is copied.
 
-    A tensor that is a message by itself is not copied at all.
+    A tensor that fills a message on its own is not copied.
     """
     _, chosen, padded = message
     parts = [take(tensors, k).view(-1) for k in chosen]
@@ -33,7 +33,7 @@ def take(tensors: list[torch.Tensor | None], k: int) -> torch.Tensor:
 def unpacked(
     flats: Sequence[torch.Tensor], messages: Sequence[Layout], shapes: Sequence[Sequence[int]]
 ) -> tuple[torch.Tensor, ...]:
-    """Views of the flat messages, with these shapes, in the order of the bundle."""
+    """Views of the flat messages in these shapes, in the order of the bundle."""
     found: dict[int, torch.Tensor] = {}
     for flat, (_, chosen, _) in zip(flats, messages, strict=True):
         first = 0
@@ -45,7 +45,7 @@ def unpacked(
 
 
 def message_views(buffer: torch.Tensor, messages: Sequence[Layout]) -> list[torch.Tensor]:
-    """The messages of a gather, in the bytes of its buffer."""
+    """The messages of a gather, as views of its buffer."""
     firsts = offsets(messages)
     views = []
     for first, (dtype, _, padded) in zip(firsts, messages, strict=False):
@@ -75,7 +75,7 @@ class Piece:
 def pieces(
     messages: Sequence[Layout], numels: Sequence[int], shard: int, ways: int
 ) -> Iterator[Piece]:
-    """What one of `ways` shards holds of each tensor; nothing of some of them, maybe."""
+    """The pieces in one of `ways` shards. It may hold nothing of some tensors."""
     for number, (_, chosen, padded) in enumerate(messages):
         size = padded // ways
         low, begin = shard * size, 0

@@ -1,4 +1,4 @@
-"""How a device reaches the others: one communicator per logical stream, everything asynchronous."""
+"""Communication through torch.distributed: one process group per stream, all asynchronous."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import torch.distributed as dist
 from piper.names import TOTALS_STREAM
 from piper.plan.analyse.channels import Link, Needs, Team
 from piper.plan.instructions import Shape, is_dynamic
-from piper.runtime.comm.exchange_thread import Courier
+from piper.runtime.comm.exchange_thread import ExchangeThread
 from piper.runtime.comm.token_routes import by_device, by_expert, by_source, local_counts, totals
 
 Tensors = tuple[torch.Tensor, ...]
-Group = tuple[int, ...]  # devices that put something together, in rising order
-Room = tuple[torch.Tensor, list[int], list[int]]  # for rows, and how many go to and come from whom
+Group = tuple[int, ...]  # devices of a collective, in rising order
+Buffer = tuple[torch.Tensor, list[int], list[int]]  # for rows; input and output split sizes
 
 
 class Handle(Protocol):
-    """Something under way."""
+    """A message in flight."""
 
     def wait(self) -> object: ...
 
 
 class Arrival(Protocol):
-    """Something under way that ends with tensors."""
+    """A message in flight that brings tensors."""
 
     def wait(self) -> Tensors: ...
 
 
 class Shard(Protocol):
-    """Something under way that ends with this device's shard of a sum."""
+    """A message in flight that brings this device's shard of a sum."""
 
     def wait(self) -> torch.Tensor: ...
 
 
 class Comm(Protocol):
-    """What a worker needs of the others."""
+    """How a worker communicates with the other devices."""
 
     def send(self, tensors: Tensors, shapes: Sequence[Shape], peer: int, stream: str) -> Handle: ...
 
@@ -69,7 +69,7 @@ def empty(sizes: Sequence[int], dtype: str, device: torch.device | str = "cpu") 
 
 @dataclass(slots=True)
 class Works:
-    """Several works as one; keeps the tensors alive until they have been waited for."""
+    """Several works as one. Keeps their tensors alive until `wait` returns."""
 
     works: list[dist.Work]
     tensors: Tensors
@@ -82,11 +82,11 @@ class Works:
 
 @dataclass(slots=True)
 class SumOfPieces:
-    """What all of a group sent to this one, to be added up in the order of the devices."""
+    """This device's piece from every device of a group, to be summed in the order of devices."""
 
     work: dist.Work
     pieces: torch.Tensor
-    whole: torch.Tensor  # being sent: kept until it has been
+    whole: torch.Tensor  # kept alive until it has been sent
 
     def wait(self) -> torch.Tensor:
         self.work.wait()
@@ -94,11 +94,11 @@ class SumOfPieces:
 
 
 @dataclass
-class Journey:
-    """An exchange, as a courier does it."""
+class TokenAllToAll:
+    """One token all-to-all (dispatch or combine), as an exchange thread runs it."""
 
     rows: Tensors
-    where: Any  # counts, or the route
+    where: Any  # the counts, or the route
     way: str
     team: dist.ProcessGroup | None
 
@@ -108,64 +108,64 @@ class Journey:
         sent, got = self.where
         if self.way == "out":
             return tuple(by_expert(self.moved(r, sent, got), got) for r in self.rows)
-        return tuple(self.moved(r, got, sent) for r in self.leaving())
+        return tuple(self.moved(r, got, sent) for r in self.rows_by_source())
 
-    def leaving(self) -> Iterator[torch.Tensor]:
-        """Rows as they go back: device by device."""
+    def rows_by_source(self) -> Iterator[torch.Tensor]:
+        """Rows of a combine, sorted by the device that they go back to."""
         return (by_source(r, self.where[1]) for r in self.rows)
 
     def counted(self) -> tuple[Any, ...]:
-        sent = self.seen()
+        sent = self.counts_on_host()
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=self.team)
-        here = self.shown(got)  # before the rows: what comes behind them waits for them
+        here = self.counts_on_device(got)  # before the rows, which later work would wait for
         rows = [by_expert(self.moved(r, sent, got), got) for r in self.rows]
         return (*rows, here, (sent, got))
 
-    def seen(self) -> torch.Tensor:
-        """The counts, where the host can read them."""
+    def counts_on_host(self) -> torch.Tensor:
+        """How many rows go to each expert, where the host can read it."""
         return by_device(self.where, dist.get_world_size(self.team))
 
-    def shown(self, got: torch.Tensor) -> torch.Tensor:
+    def counts_on_device(self, got: torch.Tensor) -> torch.Tensor:
         """How many rows the experts here get, where kernels can read it."""
         return local_counts(got, self.where)
 
     def moved(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-        """As bytes: not every type of a row is one that gloo knows."""
-        arrived, give, take = self.room(rows, sent, got)
+        """As bytes, because gloo does not know every dtype."""
+        arrived, give, take = self.buffer(rows, sent, got)
         dist.all_to_all_single(as_bytes(arrived), as_bytes(rows), take, give, group=self.team)
         return arrived
 
-    def room(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> Room:
+    def buffer(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> Buffer:
         take = totals(got)
         return rows.new_empty((sum(take), *rows.shape[1:])), totals(sent), take
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """The same memory, [rows, bytes of a row]."""
+    """The same memory as [rows, bytes of a row]."""
     flat = rows.contiguous().view(rows.shape[0], prod(rows.shape[1:]))
     return flat.view(torch.uint8)
 
 
 @dataclass
 class ProcessComm:
-    """Processes joined by torch.distributed. Streams have process groups of their own."""
+    """Processes joined by torch.distributed. Each stream has its own process group."""
 
     device: torch.device = torch.device("cpu")
     groups: dict[Any, dist.ProcessGroup | None] = field(default_factory=dict)  # by stream or team
-    couriers: dict[Team | Link, Courier] = field(default_factory=dict)
-    sized: set[Link] = field(default_factory=set)  # where sizes come first
-    backend: str | None = None  # of its groups; None: that of all processes
+    threads: dict[Team | Link, ExchangeThread] = field(default_factory=dict)
+    sized: set[Link] = field(default_factory=set)  # links whose messages start with sizes
+    backend: str | None = None  # of its groups; None: the default group's
 
     def extend(self, needs: Needs) -> None:
-        """Every process makes the same groups in the same order, those that it has not yet."""
+        """Make the groups that are missing. Every process makes the same ones in the same order."""
         here = dist.get_rank() if dist.is_initialized() else 0
         self.sized.update(needs.sized)
         mine = [link for link in needs.sized if link[-1] == here]
-        roads: tuple[Team | Link, ...] = (*needs.exchanging, *mine)
-        for road in roads:
-            if road not in self.couriers:
-                self.couriers[road] = self.courier(road[0])
+        served: tuple[Team | Link, ...] = (*needs.exchanging, *mine)
+        for channel in served:
+            if channel not in self.threads:
+                self.threads[channel] = self.new_thread(channel[0])
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         for stream in (*needs.streams, TOTALS_STREAM):
             if stream not in self.groups:
@@ -175,11 +175,11 @@ class ProcessComm:
                 self.groups[team] = self.group(*team)
 
     def group(self, stream: str, devices: Group | None = None) -> dist.ProcessGroup | None:
-        """A new communicator of a stream, of all processes or of some."""
+        """A new process group of a stream, with all processes or some of them."""
         return dist.new_group(devices and list(devices), backend=self.backend)
 
-    def courier(self, name: str) -> Courier:
-        return Courier(name)
+    def new_thread(self, name: str) -> ExchangeThread:
+        return ExchangeThread(name)
 
     def send(self, tensors: Tensors, shapes: Sequence[Shape], peer: int, stream: str) -> Handle:
         whole = tuple(tensor.contiguous() for tensor in tensors)
@@ -204,11 +204,11 @@ class ProcessComm:
         return Works([self.irecv(tensor, peer, stream) for tensor in tensors], tensors)
 
     def sizes(self, shapes: Sequence[Shape], peer: int, stream: str) -> list[Shape]:
-        """They come first. A courier waits for them, so nothing that was sent later overtakes."""
+        """Receive the sizes, which come first. An exchange thread waits here, so order is kept."""
         headers = tuple(empty((len(sizes),), "int64") for sizes, _ in shapes)
         Works([self.irecv(header, peer, stream) for header in headers], headers).wait()
-        told = zip(headers, shapes, strict=True)
-        return [(tuple(header.tolist()), dtype) for header, (_, dtype) in told]
+        pairs = zip(headers, shapes, strict=True)
+        return [(tuple(header.tolist()), dtype) for header, (_, dtype) in pairs]
 
     def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
         work = dist.isend(tensor, group=self.groups[stream], group_dst=peer)
@@ -220,10 +220,10 @@ class ProcessComm:
         assert work is not None
         return work
 
-    def started(self, road: Team | Link, start: Callable[[], Arrival]) -> Arrival:
-        """Something of a group or link; where a courier works, it does all of it, in order."""
-        courier = self.couriers.get(road)
-        return courier.ask(lambda: start().wait()) if courier else start()
+    def started(self, channel: Team | Link, start: Callable[[], Arrival]) -> Arrival:
+        """Start a message. If the channel has a thread, it runs all its messages, in order."""
+        thread = self.threads.get(channel)
+        return thread.submit(lambda: start().wait()) if thread else start()
 
     def all_reduce(self, flat: torch.Tensor, stream: str, group: Group) -> Handle:
         team = self.groups[stream, group]
@@ -233,7 +233,7 @@ class ProcessComm:
         )
 
     def reduce_scatter(self, flat: torch.Tensor, stream: str, group: Group) -> Shard:
-        """Pieces go straight to where they are added up: half the bytes of gloo's own."""
+        """An all-to-all and a local sum: half the bytes of gloo's reduce-scatter."""
         team, pieces = self.groups[stream, group], torch.empty_like(flat)
 
         def start() -> Any:
@@ -245,7 +245,7 @@ class ProcessComm:
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
     ) -> Handle:
-        """As bytes: not every type of a parameter is one that gloo knows."""
+        """As bytes, because gloo does not know every dtype."""
         given, into = shard.view(torch.uint8), whole.view(torch.uint8)
         team = self.groups[stream, group]
         return self.started(
@@ -255,10 +255,12 @@ class ProcessComm:
 
     def exchange(self, rows: Tensors, where: Any, way: str, stream: str, group: Group) -> Arrival:
         team = stream, group
-        return self.couriers[team].ask(self.journey(rows, where, way, team))
+        return self.threads[team].submit(self.all_to_all(rows, where, way, team))
 
-    def journey(self, rows: Tensors, where: Any, way: str, team: tuple[str, Group]) -> Journey:
-        return Journey(rows, where, way, self.groups[team])
+    def all_to_all(
+        self, rows: Tensors, where: Any, way: str, team: tuple[str, Group]
+    ) -> TokenAllToAll:
+        return TokenAllToAll(rows, where, way, self.groups[team])
 
     def add_up(self, tensor: torch.Tensor) -> Handle:
         group = self.groups[TOTALS_STREAM]
@@ -269,12 +271,12 @@ class ProcessComm:
         return work
 
     def close(self) -> None:
-        for courier in self.couriers.values():
-            courier.close()
+        for thread in self.threads.values():
+            thread.close()
         for group in self.groups.values():
             if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.destroy_process_group(group)
 
 
-# The newer name, where there is one: the older one warns.
+# Newer versions of torch have the first name, and warn about the second.
 gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

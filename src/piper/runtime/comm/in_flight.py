@@ -1,4 +1,4 @@
-"""What is under way, and what it ends with."""
+"""Messages in flight, and what `wait` returns for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piper.runtime.comm.gloo import Handle, Shard
 
 @dataclass(slots=True)
 class Single:
-    """An arrival of one tensor that is no bundle."""
+    """One tensor in flight, without a bundle around it."""
 
     arrival: Any
 
@@ -23,7 +23,7 @@ class Single:
 
 @dataclass(slots=True)
 class Arrived:
-    """Works that end with tensors which are there already."""
+    """Works that fill tensors in place."""
 
     works: list[Handle]
     tensors: tuple[torch.Tensor, ...]

@@ -1,7 +1,7 @@
-"""Messages between GPUs: one NCCL communicator for each stream and group, none made on the way.
+"""Messages between GPUs: one NCCL communicator per stream and group, made before the first step.
 
-NCCL's works never block the host: to wait for one is to let the current stream wait. What is under
-way keeps its tensors until then, so their memory is not used again too early.
+Waiting for an NCCL work never blocks the host. It makes the current stream wait. A message in
+flight keeps its tensors alive until then, so that their memory is not reused too early.
 """
 
 from __future__ import annotations
@@ -14,23 +14,31 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree as pytree
 
 from piper.names import HIGH, TOTALS_STREAM, Share
 from piper.plan.analyse.channels import Link, Needs
-from piper.runtime.comm.exchange_thread import Courier, Errand
-from piper.runtime.comm.gloo import Group, Journey, ProcessComm, Room, Shard, Tensors, gather_flat
+from piper.runtime.comm.exchange_thread import ExchangeThread, Task
+from piper.runtime.comm.gloo import (
+    Buffer,
+    Group,
+    ProcessComm,
+    Shard,
+    Tensors,
+    TokenAllToAll,
+    gather_flat,
+)
 from piper.runtime.comm.token_routes import by_source, refuse_uncounted
 from piper.runtime.gpu.stream_shares import group_options, priority_of, share_of
+from piper.runtime.torch_private import pytree
 
 
 @dataclass(slots=True)
 class Scattered:
-    """A shard of a sum, once the current stream has waited for it."""
+    """A shard of a sum. `wait` makes the current stream wait for it."""
 
     work: dist.Work
     shard: torch.Tensor
-    whole: torch.Tensor  # being sent
+    whole: torch.Tensor  # kept alive until it has been sent
 
     def wait(self) -> torch.Tensor:
         self.work.wait()
@@ -38,36 +46,36 @@ class Scattered:
 
 
 @dataclass
-class CudaJourney(Journey):
-    """An exchange of which nothing is left to do, when its rows are there, but to send them.
+class CudaTokenAllToAll(TokenAllToAll):
+    """A token all-to-all that is prepared before its rows are computed, so that it starts at once.
 
-    What goes back is sorted already, on the stream that computed it.
+    Rows of a combine are already sorted, on the stream that computed them.
     """
 
-    looking: torch.cuda.Stream
-    rooms: list[Room] = field(default_factory=list)
+    counts_stream: torch.cuda.Stream
+    buffers: list[Buffer] = field(default_factory=list)
 
     def prepare(self) -> None:
-        """Where the number of rows is known; it waits for nothing, and reads no row."""
+        """Allocate buffers if the number of rows is known. Waits for nothing and reads no row."""
         if self.way != "counted":
             ways = self.where if self.way == "out" else self.where[::-1]
-            self.rooms = [super(CudaJourney, self).room(rows, *ways) for rows in self.rows]
+            self.buffers = [super(CudaTokenAllToAll, self).buffer(r, *ways) for r in self.rows]
 
-    def room(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> Room:
-        return self.rooms.pop(0) if self.rooms else super().room(rows, sent, got)
+    def buffer(self, rows: torch.Tensor, sent: torch.Tensor, got: torch.Tensor) -> Buffer:
+        return self.buffers.pop(0) if self.buffers else super().buffer(rows, sent, got)
 
-    def leaving(self) -> Iterator[torch.Tensor]:
+    def rows_by_source(self) -> Iterator[torch.Tensor]:
         return iter(self.rows)
 
-    def seen(self) -> torch.Tensor:
-        """On a stream of its own: those of the courier are behind the rows of earlier exchanges."""
-        with torch.cuda.stream(self.looking):
-            counts = super().seen()
-        refuse_uncounted(counts, self.rows[0])  # before others wait for what is never sent
+    def counts_on_host(self) -> torch.Tensor:
+        """On its own stream: the thread's other streams wait for the rows of earlier exchanges."""
+        with torch.cuda.stream(self.counts_stream):
+            counts = super().counts_on_host()
+        refuse_uncounted(counts, self.rows[0])  # before peers wait for rows that never come
         return counts
 
-    def shown(self, got: torch.Tensor) -> torch.Tensor:
-        """From pinned memory: else the host waits for all that was queued before."""
+    def counts_on_device(self, got: torch.Tensor) -> torch.Tensor:
+        """From pinned memory: otherwise the host waits for everything queued before."""
         here = got.sum(0).to(self.where.dtype).pin_memory()
         return here.to(self.where.device, non_blocking=True)
 
@@ -76,15 +84,16 @@ class CudaComm(ProcessComm):
     """Processes with a GPU each, or a share of one."""
 
     def extend(self, needs: Needs) -> None:
-        """All processes make the same communicators in the same order, and use each of them once.
+        """Make the communicators in the same order on all processes, and use each of them once.
 
-        NCCL makes them, and the connections of each kind of message, at their first use: the host
-        then waits for the others, and two that are made crosswise hang.
+        NCCL sets up a communicator, and the connections of each kind of message, at their first
+        use. The host then waits for its peers. If two processes set up two communicators in
+        different orders, both hang.
         """
         self.backend, self.shares = "cpu:gloo,cuda:nccl", needs.shares
         first = TOTALS_STREAM not in self.groups
         new = [team for team in needs.teams if team not in self.groups]
-        late = set(needs.sized) - self.sized  # a courier's messages have a queue of their own
+        late = set(needs.sized) - self.sized  # now run by a thread, with a communicator of its own
         links = [link for link in needs.links if link in late or link not in self.groups]
         super().extend(needs)
         for link in links:
@@ -102,9 +111,9 @@ class CudaComm(ProcessComm):
     def group(
         self, stream: str, devices: Group | None = None, backend: str | None = None
     ) -> dist.ProcessGroup | None:
-        exchanges = (stream, devices) in self.couriers
+        exchanges = (stream, devices) in self.threads
         served = exchanges or (backend and devices and (stream, *devices) in self.sized)
-        share = self.share_of_courier(stream) if served else share_of(self.shares, stream)
+        share = self.share_of_thread(stream) if served else share_of(self.shares, stream)
         options = group_options(share, backend is not None or exchanges)
         ranks = devices and sorted(devices)
         return dist.new_group(ranks, backend=backend or self.backend, **options)
@@ -124,21 +133,23 @@ class CudaComm(ProcessComm):
         elif dist.get_rank() == target:
             dist.recv(tensor, source, group=self.groups[link])
 
-    def journey(self, rows: Tensors, where: Any, way: str, team: tuple[str, Group]) -> Journey:
-        courier = self.couriers[team]
-        assert isinstance(courier, CudaCourier)
+    def all_to_all(
+        self, rows: Tensors, where: Any, way: str, team: tuple[str, Group]
+    ) -> TokenAllToAll:
+        thread = self.threads[team]
+        assert isinstance(thread, CudaExchangeThread)
         if way == "back":
             rows = tuple(by_source(r, where[1]) for r in rows)
-        return CudaJourney(rows, where, way, self.groups[team], courier.looking)
+        return CudaTokenAllToAll(rows, where, way, self.groups[team], thread.counts_stream)
 
-    def courier(self, name: str) -> Courier:
-        return CudaCourier(name, priority_of(self.share_of_courier(name)))
+    def new_thread(self, name: str) -> ExchangeThread:
+        return CudaExchangeThread(name, priority_of(self.share_of_thread(name)))
 
-    def share_of_courier(self, stream: str) -> Share:
-        """High priority, whatever the strategy says: such streams have queues of their own.
+    def share_of_thread(self, stream: str) -> Share:
+        """High priority, whatever the strategy says: such streams get hardware queues of their own.
 
-        The host is ahead of a courier. In one queue with compute, an exchange would come behind a
-        wait for what others send only once they have had this exchange.
+        The host runs ahead of an exchange thread. In one queue with compute, an exchange could end
+        up behind a wait for a message that peers send only after this exchange: a deadlock.
         """
         return replace(share_of(self.shares, stream), priority=HIGH)
 
@@ -168,54 +179,56 @@ class CudaComm(ProcessComm):
         return self.started((stream, group), start)
 
 
-class CudaCourier(Courier):
-    """A courier whose errands run on two CUDA streams of its own, in turn.
+class CudaExchangeThread(ExchangeThread):
+    """An exchange thread whose tasks alternate between two CUDA streams of its own.
 
-    While a message is on its way, the rows that the one before it brought are sorted. Messages stay
-    in order: NCCL lets one of a communicator begin when the one before it has ended, whatever
-    streams they are on.
+    While one message is in flight, the rows of the message before it are sorted. Messages stay in
+    order: in one communicator, NCCL starts a message only after the one before it has ended,
+    whatever streams they are on.
     """
 
     def __init__(self, name: str, priority: int = 0) -> None:
         self.device = torch.cuda.current_device()
-        self.sides = cycle([torch.cuda.Stream(priority=priority) for _ in range(2)])
-        self.looking = torch.cuda.Stream(priority=priority)
+        self.streams = cycle([torch.cuda.Stream(priority=priority) for _ in range(2)])
+        self.counts_stream = torch.cuda.Stream(priority=priority)
         pin_counts()
         super().__init__(name)
 
-    def ask(self, job: Callable[[], Any]) -> Errand:
-        """It begins when all that is queued now has ended; who waits lets its stream wait."""
+    def submit(self, job: Callable[[], Any]) -> Task:
+        """Start after everything queued so far. `wait` makes the current stream wait."""
         compute = torch.cuda.current_stream()
-        errand = super().ask(partial(self.beside, job, compute.record_event(), compute))
-        return CudaErrand(errand.job, errand.done)
+        task = super().submit(partial(self.on_stream, job, compute.record_event(), compute))
+        return CudaTask(task.job, task.done)
 
-    def beside(
+    def on_stream(
         self, job: Callable[[], Any], ready: torch.cuda.Event, compute: torch.cuda.Stream
     ) -> tuple[Any, torch.cuda.Event]:
         torch.cuda.set_device(self.device)
-        side = next(self.sides)
-        with torch.cuda.stream(side):
-            if isinstance(job, CudaJourney):
+        stream = next(self.streams)
+        with torch.cuda.stream(stream):
+            if isinstance(job, CudaTokenAllToAll):
                 job.prepare()
-            ready.synchronize()  # here: a wait that is queued would hold up all else in its queue
+            ready.synchronize()  # on the host: a queued wait would block its whole hardware queue
             found = job()
             for tensor in tensors_in(found):
                 tensor.record_stream(compute)
-            return found, side.record_event()
+            return found, stream.record_event()
 
 
 @cache
 def pin_counts() -> None:
-    """Memory for counts of any number of experts, kept for later: to pin some may wait for the GPU,
-    and in the middle of a step the GPU may wait for messages."""
-    several = 4  # exchanges whose counts are under way at once
+    """Pin memory for the counts of any number of experts before the first step.
+
+    Pinning memory may wait for the GPU, and during a step the GPU may wait for messages.
+    """
+    several = 4  # exchanges whose counts are in flight at once
     sizes = [2**k for k in range(11)] * several
     held = [torch.empty(size, dtype=torch.int64, pin_memory=True) for size in sizes]
-    held.clear()  # torch keeps what is pinned
+    held.clear()  # torch caches pinned memory
 
 
-class CudaErrand(Errand):
-    """Ends with what was found, once the current stream has waited for it."""
+class CudaTask(Task):
+    """A task on a GPU. `wait` makes the current stream wait for its result."""
 
     def wait(self) -> Any:
         found, event = self.done.result()

@@ -1,4 +1,4 @@
-"""Devices that are threads of one process: for tests, and for looking at a strategy."""
+"""Communication between devices that are threads of one process, for tests and rehearsals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 
 @dataclass
 class Meeting:
-    """What the devices of a group brought, complete when all have."""
+    """A collective: the tensors that the devices of a group bring, complete when all have."""
 
     size: int
     brought: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Meeting:
     gone: int = 0
 
     def left(self) -> bool:
-        """Someone has taken what it came for; whether all have."""
+        """Note that one device has its result. Returns whether all have."""
         with self.lock:
             self.gone += 1
             return self.gone == self.size
@@ -45,30 +45,30 @@ class Meeting:
 
 @dataclass
 class Hub:
-    """Joins devices that are threads of one process; for tests, and for looking at a strategy.
+    """Connects devices that are threads of one process.
 
-    One of them runs at a time, until it has to wait: threads that all want the interpreter after
-    every operator spend most of their time on handing it over.
+    One device runs at a time, until it has to wait. If all threads ran at once, they would spend
+    most of their time passing the interpreter lock around.
     """
 
     devices: int
-    timeout: float = 600.0  # nothing waits for a device that stopped: see fail
+    timeout: float = 600.0  # only a limit: `fail` wakes all who wait for a device that stopped
     messages: dict[tuple[str, int, int, int], Message] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    turn: threading.Lock = field(default_factory=threading.Lock)  # of the device that runs
+    turn: threading.Lock = field(default_factory=threading.Lock)  # held by the device that runs
     sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     meetings: dict[tuple[str, Group, int], Meeting] = field(default_factory=dict)
     broken: bool = False
 
     def meeting(self, stream: str, group: Group, number: int) -> Meeting:
-        """The n-th time that a group puts something together on a stream."""
+        """The n-th collective of a group on a stream."""
         with self.lock:
             found = self.meetings.setdefault((stream, group, number), Meeting(len(group)))
             self.refuse_if_broken(found.complete)
             return found
 
     def waited(self, wait: Callable[[float], Found]) -> Found:
-        """Somebody else has the turn meanwhile."""
+        """Wait, and let another device run meanwhile."""
         if not self.turn.locked():  # a device alone takes no turns
             return wait(self.timeout)
         self.turn.release()
@@ -81,7 +81,7 @@ class Hub:
         return future.result() if future.done() else self.waited(future.result)
 
     def fail(self) -> None:
-        """A device stopped: nobody must wait for it."""
+        """After a device stopped, wake all that wait for it."""
         with self.lock:
             self.broken = True
             waiting: list[Future[Any]] = [*self.messages.values()]
@@ -98,7 +98,7 @@ class Hub:
         self.barrier = threading.Barrier(self.devices)
 
     def message(self, stream: str, source: int, target: int, number: int) -> Message:
-        """The n-th message of a channel, whether it was sent or asked for first."""
+        """The n-th message of a channel, made by the sender or the receiver, the first of them."""
         with self.lock:
             found = self.messages.setdefault((stream, source, target, number), Message())
             self.refuse_if_broken(found)
@@ -106,7 +106,7 @@ class Hub:
 
 
 class Done:
-    """Has ended already."""
+    """A message that is already delivered."""
 
     def wait(self) -> None: ...
 
@@ -141,7 +141,7 @@ class ThreadComm:
         return Pickup(self.hub, message, into, lambda: self.hub.messages.pop(key, None))
 
     def meet(self, tensor: torch.Tensor, stream: str, group: Group, then: Follow) -> Later:
-        """Bring a tensor to the group; `then` is what follows when all have."""
+        """Bring a tensor to the group's collective. `then` makes the result when all have."""
         key = stream, group, self.met[stream, group]
         meeting = self.hub.meeting(*key)
         self.met[stream, group] += 1
@@ -170,7 +170,7 @@ class ThreadComm:
         return self.meet(shard, stream, group, lambda parts: whole.copy_(torch.cat(parts)))
 
     def exchange(self, rows: Tensors, where: Any, way: str, stream: str, group: Group) -> Arrival:
-        """Everyone brings its rows, and how many of them are for each expert or device."""
+        """Each device brings its rows, and how many of them are for each expert or device."""
         mine = group.index(self.device)
         sent = by_device(where, len(group)) if way == "counted" else where[way == "back"]
         if way == "back":
@@ -195,7 +195,7 @@ class ThreadComm:
 
 @dataclass
 class Then:
-    """What is put together only when it is waited for."""
+    """A result that is put together in `wait`."""
 
     arrive: Callable[[], tuple[Any, ...]]
 
@@ -205,7 +205,7 @@ class Then:
 
 @dataclass
 class Later:
-    """What follows when a group is complete."""
+    """The result of a collective, when all devices have brought their tensors."""
 
     hub: Hub
     complete: Future[list[torch.Tensor]]
@@ -220,7 +220,7 @@ class Later:
 
 @dataclass
 class Pickup:
-    """A message that may not be there yet."""
+    """A message that may not have arrived yet."""
 
     hub: Hub
     message: Message
@@ -237,7 +237,7 @@ class Pickup:
 
 @dataclass
 class SumUp:
-    """Adds a tensor up over all threads, in place."""
+    """An all-reduce of a tensor over all threads, in place."""
 
     hub: Hub
     round: int

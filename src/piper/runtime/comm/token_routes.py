@@ -1,7 +1,8 @@
-"""How rows are sorted on their way to experts and back.
+"""How a token all-to-all sorts rows: dispatch to experts, and combine back to their devices.
 
-A route is two matrices [devices, experts of a device]: how many rows this device sends to each
-expert of each device, and how many it gets from each device for each of its own experts.
+A route is two matrices [devices, experts per device]: `sent`, the rows that this device sends to
+each expert of each device, and `got`, the rows that it gets from each device for each of its own
+experts.
 """
 
 from __future__ import annotations
@@ -10,21 +11,19 @@ from collections.abc import Sequence
 
 import torch
 
-Route = tuple[torch.Tensor, torch.Tensor]  # sent, got
-
 
 def by_device(counts: torch.Tensor, devices: int) -> torch.Tensor:
-    """Experts in a row: the first ones are on the first device."""
+    """Counts as [devices, experts per device]. The first experts are on the first device."""
     return counts.reshape(devices, -1).to("cpu", torch.int64)
 
 
 def totals(matrix: torch.Tensor) -> list[int]:
-    """Rows that go to, or come from, each device."""
+    """The number of rows to or from each device."""
     return matrix.sum(1).tolist()
 
 
 def by_expert(rows: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Rows as they arrived, device by device, now expert by expert.
+    """Sort rows that arrived device by device, so that they lie expert by expert.
 
     >>> by_expert(torch.tensor([1, 2, 3, 4]), torch.tensor([[1, 1], [2, 0]])).tolist()
     [1, 3, 4, 2]
@@ -33,7 +32,7 @@ def by_expert(rows: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 
 
 def by_source(rows: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """The other way round.
+    """The inverse of `by_expert`.
 
     >>> by_source(torch.tensor([1, 3, 4, 2]), torch.tensor([[1, 1], [2, 0]])).tolist()
     [1, 2, 3, 4]
@@ -42,7 +41,7 @@ def by_source(rows: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 
 
 def transposed(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Parts that lie row by row of the matrix of their lengths, now column by column."""
+    """Reorder parts from row-major to column-major. `matrix` holds their lengths."""
     high, wide = matrix.shape
     if high == 1 or wide == 1:
         return rows
@@ -52,17 +51,17 @@ def transposed(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 def local_counts(got: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """How many rows each expert here has."""
+    """The number of rows for each expert of this device."""
     return got.sum(0).to(like.device, like.dtype)
 
 
 def pieces_for(rows: torch.Tensor, matrix: torch.Tensor, member: int) -> torch.Tensor:
-    """Of what a device sends, what is for one member of the group."""
+    """The rows that a device sends to one member of the group."""
     return rows.split(totals(matrix))[member]
 
 
 def gathered(brought: Sequence[tuple[torch.Tensor, torch.Tensor]], member: int) -> torch.Tensor:
-    """What all members have for one of them, in their order."""
+    """The rows that all members send to one of them, in the order of members."""
     return torch.cat([pieces_for(rows, matrix, member) for rows, matrix in brought])
 
 

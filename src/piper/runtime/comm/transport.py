@@ -1,4 +1,4 @@
-"""Which way the messages of this process take."""
+"""The communication backend of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from piper.runtime.comm.gloo import ProcessComm
 
 
 def communicators(device: torch.device) -> ProcessComm:
-    """NCCL between GPUs; else whatever all processes were joined by."""
+    """NCCL between GPUs, or else the backend of the default process group."""
     if device.type == "cuda" and dist.is_initialized():
         from piper.runtime.comm.nccl import CudaComm
 

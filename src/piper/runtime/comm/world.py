@@ -16,10 +16,11 @@ Found = TypeVar("Found")
 
 
 def join(timeout: float, on_gpu: bool = False) -> int:
-    """Join the other processes, if the launcher started any; the rank is the device."""
+    """Join the other processes, if there are any. Returns the rank, which is the device."""
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # connect when asked to, not on the way
+        # NCCL connects when a group is made, not during a step.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     return dist.get_rank() if dist.is_initialized() else 0
 
@@ -30,15 +31,19 @@ def world() -> int:
 
 
 def gather(mine: Found) -> list[Found] | None:
-    """What each process has, on the first one."""
+    """The value of each process, on the first one."""
     if world() == 1:
         return [mine]
     first = dist.get_rank() == 0
     found: list[Any] = [None] * world()
     file = io.BytesIO()
-    torch.save(mine, file)  # as one piece: pickle writes, and reads, a small file for every tensor
+    torch.save(mine, file)  # pickle would write and read a small file for every tensor
     dist.gather_object(file.getvalue(), found if first else None)
     return [torch.load(io.BytesIO(one), weights_only=False) for one in found] if first else None
+
+
+def processes_text(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:
@@ -47,7 +52,7 @@ def refuse_wrong_world(devices: tuple[int, ...]) -> None:
         raise StrategyError(
             "strategy",
             Problem(
-                f"it uses devices {list(devices)}, but {world()} process(es) were started",
+                f"it uses devices {list(devices)}, but the run has {processes_text(world())}",
                 f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
             ),
         )

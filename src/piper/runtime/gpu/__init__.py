@@ -1,1 +1,1 @@
-"""What only a GPU needs: CUDA graphs, shares of its SMs, warm-up."""
+"""For GPUs only: CUDA graphs, shares of SMs, warm-up."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, assert_never
 
 import torch
-import torch.utils._pytree as pytree
 
 from piper.plan.analyse.segments import Hosted, Recorded, segments
 from piper.plan.instructions import (
@@ -41,6 +40,7 @@ from piper.runtime.comm.in_flight import Single
 from piper.runtime.execute import Act, Program
 from piper.runtime.gpu.warmup import Known, zeros
 from piper.runtime.gradient_norm import as_tuple
+from piper.runtime.torch_private import pytree, release_pool, storage_at
 
 LOG = logging.getLogger("piper")
 
@@ -88,16 +88,13 @@ class CudaTape:
         except RuntimeError:
             device = torch.cuda.current_device()
             with suppress(RuntimeError, AttributeError):
-                torch._C._cuda_endAllocateToPool(device, self.pool)
-                torch._C._cuda_releasePool(device, self.pool)
+                release_pool(device, self.pool)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_cuda:
             return tensor
         whole = tensor.untyped_storage()
-        storage = torch._C._construct_storage_from_data_pointer(
-            whole.data_ptr(), tensor.device, whole.nbytes()
-        )
+        storage = storage_at(whole.data_ptr(), tensor.device, whole.nbytes())
         found = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return found.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 

@@ -1,4 +1,4 @@
-"""What the streams of a strategy get of a GPU: limits and priorities for NCCL, SMs for compute."""
+"""A stream's share of a GPU: SMs for compute, CTA limits and priorities for NCCL."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from piper.errors import Problem, StrategyError
 from piper.names import COMPUTE, HIGH, Share
 from piper.plan.instructions import Plan
 from piper.runtime.hardware import SHARED
+from piper.runtime.torch_private import timeout_of
 
 LOG = logging.getLogger("piper")
 
 
 @contextmanager
-def compute_lane(plan: Plan, device: torch.device) -> Iterator[None]:
-    """What is queued inside runs on the compute stream that the strategy asks for, if it does.
+def on_compute_stream(plan: Plan, device: torch.device) -> Iterator[None]:
+    """Run what is queued inside on the compute stream that the strategy asks for, if any.
 
-    It begins when all that is queued now has ended, and whatever is queued later waits for it: so
-    memory may go from one stream to the other.
+    That work starts after everything queued before, and everything queued later waits for it. So
+    memory may pass from one stream to the other.
     """
     if device.type != "cuda":
         if plan.streams and plan.device == 0:
@@ -37,20 +38,20 @@ def compute_lane(plan: Plan, device: torch.device) -> Iterator[None]:
     if share == Share(COMPUTE):
         yield
         return
-    outside, lane = torch.cuda.current_stream(), compute_stream(share, device)
-    lane.wait_stream(outside)
-    with torch.cuda.stream(lane):
+    outside, stream = torch.cuda.current_stream(), compute_stream(share, device)
+    stream.wait_stream(outside)
+    with torch.cuda.stream(stream):
         yield
-    outside.wait_stream(lane)
+    outside.wait_stream(stream)
 
 
 @cache
 def note_that_shares_are_ignored() -> None:
-    LOG.warning("streams' shares of SMs and priorities are for GPUs: ignored on the CPU")
+    LOG.warning("shares of SMs and priorities of streams only apply to GPUs: ignored on the CPU")
 
 
 def possible(compute: Share) -> Share:
-    """CUDA does not divide again what MPS has divided between the processes of a run."""
+    """CUDA cannot divide SMs again that MPS has divided between the processes of a run."""
     if compute.sms is None or SHARED not in os.environ:
         return compute
     note_that_sms_are_ignored()
@@ -59,22 +60,22 @@ def possible(compute: Share) -> Share:
 
 @cache
 def note_that_sms_are_ignored() -> None:
-    LOG.warning("compute has all SMs of its process on a GPU that processes share: sms is ignored")
+    LOG.warning("processes share this GPU, so compute gets all SMs of its process: sms is ignored")
 
 
 def share_of(streams: Sequence[Share], name: str) -> Share:
-    """What a stream gets; one that nobody mentions gets what there is."""
+    """The share of a stream. A stream that the strategy does not mention has no limits."""
     return next((share for share in streams if share.stream == name), Share(name))
 
 
 def priority_of(share: Share) -> int:
-    """In CUDA's words: less is more."""
+    """As CUDA counts: a lower number is a higher priority."""
     return -1 if share.priority == HIGH else 0
 
 
 @cache
 def compute_stream(share: Share, device: torch.device) -> torch.cuda.Stream:
-    """Made once: a process has one part of its GPU for compute."""
+    """Made once: a process has one compute partition of its GPU."""
     if share.sms is None:
         return torch.cuda.Stream(device, priority=priority_of(share))
     refuse_too_many(share, torch.cuda.get_device_properties(device).multi_processor_count)
@@ -85,7 +86,7 @@ def compute_stream(share: Share, device: torch.device) -> torch.cuda.Stream:
         raise StrategyError(
             "stream",
             Problem(
-                f"torch {torch.__version__} cannot give compute a part of the SMs: {error}",
+                f"torch {torch.__version__} cannot limit compute to some of the SMs: {error}",
                 'use torch 2.11 or later and CUDA 12.8 or later, or leave out Stream("compute")',
             ),
         ) from error
@@ -93,10 +94,10 @@ def compute_stream(share: Share, device: torch.device) -> torch.cuda.Stream:
 
 @cache
 def green_context(sms: int, device: int) -> Any:
-    """A part of the SMs of a GPU; kept, because its streams end with it.
+    """A green context with some SMs of a GPU. Cached, because its streams end with it.
 
-    Work is queued on its stream; making it the current context instead would not last, because
-    NCCL sets the device, and with it the context, whenever it is called.
+    Work is queued on its stream. Making it the current context would not last: every call of NCCL
+    sets the device, and with it the context.
     """
     from torch.cuda.green_contexts import GreenContext
 
@@ -108,17 +109,17 @@ def refuse_too_many(share: Share, there: int) -> None:
         raise StrategyError(
             "stream",
             Problem(
-                f"{share.stream} is to have {share.sms} SMs, but the GPU has {there}",
+                f"{share.stream} asks for {share.sms} SMs, but the GPU has {there}",
                 f"write sms={there} or less",
             ),
         )
 
 
 def nccl_options(share: Share, paired: bool = False) -> dict[str, int | bool]:
-    """In NCCL's words, to which a CTA is an SM.
+    """The share as NCCL's options. One CTA of NCCL takes one SM.
 
-    Messages from one to another (`paired`), all-to-all among them, take a power of two of CTAs:
-    NCCL rounds the limit up, which would then be none.
+    Point-to-point messages (`paired`), which all-to-all is made of, use a power of two of CTAs.
+    NCCL rounds the limit up, which would exceed it, so it is rounded down here.
     """
     found: dict[str, int | bool] = {"is_high_priority_stream": share.priority == HIGH}
     if share.sms is not None:
@@ -127,14 +128,14 @@ def nccl_options(share: Share, paired: bool = False) -> dict[str, int | bool]:
 
 
 def group_options(share: Share, paired: bool = False) -> dict[str, Any]:
-    """What `dist.new_group` is to know of a communicator of this stream. It keeps the options.
+    """Arguments of `dist.new_group` for this stream's communicators.
 
-    Where a group has several backends they go to NCCL; gloo has none. The time-out is theirs, too:
-    torch warns where the two differ.
+    If a group has several backends, the options go to NCCL; gloo has none. They contain a timeout
+    too, and torch warns if it differs from the group's, so both are the same.
     """
     if share == Share(share.stream):
         return {}
     options = dist.ProcessGroupNCCL.Options()
     for name, value in nccl_options(share, paired).items():
         setattr(options.config if name == "max_ctas" else options, name, value)
-    return {"pg_options": options, "timeout": options._timeout}
+    return {"pg_options": options, "timeout": timeout_of(options)}

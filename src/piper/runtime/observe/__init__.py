@@ -1,1 +1,1 @@
-"""What a run really did: recorder, profiler, clocks, memory, timings."""
+"""Observe a run: recorder, profiler, clocks, timings."""

@@ -1,4 +1,4 @@
-"""How far apart the clocks of the processes are, found by asking the first one for the time."""
+"""The offsets between the clocks of the processes, measured with messages."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-Clock = Callable[[], int]  # nanoseconds since a moment that is this host's own
+Clock = Callable[[], int]  # nanoseconds since a moment that differs by host
 
-ROUNDS = 24  # questions of each process
+ROUNDS = 24  # messages of each process
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """What to add to this process's clock to have the first one's, and how sure that is."""
+    """What to add to this process's clock to get the first one's, and its error."""
 
     nanoseconds: int = 0
-    doubt: int = 0  # it is wrong by at most this
+    doubt: int = 0  # the largest possible error
 
 
 def offset_to_first(clock: Clock = time.perf_counter_ns) -> Offset:
-    """Of this process's clock. All processes must call it, with nothing else under way.
+    """The offset of this process's clock. All processes must call it, with no message in flight.
 
-    An answer was given after its question was asked and before it came back: each bounds the offset
-    from both sides. Of all of them the closest bounds count, so that on a busy host the quickest
-    way there and the quickest way back need not have been of one question.
+    The first process reads its clock after a request left and before the answer arrived, so each
+    round trip bounds the offset from both sides. The tightest bounds of all round trips count. On
+    a busy host, the fastest way there and the fastest way back may be of different round trips.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return Offset()
@@ -49,7 +49,7 @@ def answer(peer: int, clock: Clock) -> None:
 
 
 def ask(clock: Clock) -> tuple[int, int]:
-    """The offset is between these."""
+    """Lower and upper bound of the offset, from one round trip."""
     message = torch.zeros(1, dtype=torch.int64)
     left = clock()
     dist.send(message, 0)

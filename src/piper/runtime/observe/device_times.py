@@ -1,7 +1,7 @@
-"""When a GPU did what the host only queued, from what torch's profiler wrote.
+"""When a GPU ran what the host queued, read from a trace of torch's profiler.
 
-Every instruction of a recorded step runs in a range that is called like its node. A kernel, or a
-copy, belongs to the range in which the host launched it.
+Every instruction of a recorded step runs in a range with the name of its node. A kernel or copy
+belongs to the range in which the host launched it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 
 def device_times(path: Path, names: Sequence[str], starts: Sequence[Sequence[int]]) -> list[Times]:
-    """Of each step, from a Chrome trace. `names` are those of the plan's ranges, `starts` when the
-    host came to each, step by step, on the clock that the result is on, too."""
+    """The times of each step, from a Chrome trace.
+
+    `names` are the names of the plan's ranges. `starts` are the times at which the host reached
+    each of them, step by step. The result is on the same clock as `starts`.
+    """
     events = json.loads(path.read_text())["traceEvents"]
     ranges = sorted(ranges_of(events, set(names)), key=lambda e: e["ts"])
     where = placed(ranges, names, len(starts))
@@ -45,7 +48,7 @@ def ranges_of(events: Iterable[Event], names: set[str]) -> Iterator[Event]:
 
 
 def placed(ranges: Sequence[Event], names: Sequence[str], steps: int) -> dict[int, tuple[int, int]]:
-    """For each range its step and its position in the plan: both come in order."""
+    """The step of each range and its position in the plan. Both are in order."""
     seen: dict[str, list[int]] = defaultdict(list)
     for number, one in enumerate(ranges):
         seen[one["name"]].append(number)
@@ -61,7 +64,7 @@ def placed(ranges: Sequence[Event], names: Sequence[str], steps: int) -> dict[in
 
 
 def launched(events: Sequence[Event], ranges: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """What ran on the device, with the number of the range it was launched in."""
+    """Events on the device, with the number of the range that launched each."""
     calls = {e["args"].get("correlation"): e for e in events if e.get("cat") in LAUNCHES}
     threads: dict[Any, list[int]] = defaultdict(list)
     for number, one in enumerate(ranges):

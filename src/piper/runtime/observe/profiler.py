@@ -1,4 +1,4 @@
-"""The operators and kernels behind each instruction, by torch's profiler."""
+"""The operators and kernels of each instruction, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from piper.runtime.execute import Program
 class Profiler:
     """Profiles this process from start to stop, and writes a Chrome trace.
 
-    A recorder that names its acts puts everything in ranges called like the DAG's nodes.
+    The recorder puts each instruction in a range with the name of its DAG node.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class Profiler:
         self.profile.start()
 
     def stop(self) -> None:
-        """Once; what comes later is left out."""
+        """Stop and write the trace. Later calls do nothing."""
         if self.stopped:
             return
         self.stopped = True
@@ -34,6 +34,6 @@ class Profiler:
 
 
 def uses_accelerator(program: Program) -> bool:
-    """Whether the host's clock does not say when work ended."""
+    """Whether work runs on an accelerator, so that the host's clock does not show its end."""
     tensors = (t for bucket in program.state.buckets.values() for t in bucket.tensors)
     return any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in tensors)

@@ -25,7 +25,7 @@ from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.plan.instructions import Instruction, Plan, Recv, Send, is_message, line
 from piper.plan.rendezvous import Event, Rendezvous
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.exchange_thread import Errand
+from piper.runtime.comm.exchange_thread import Task
 from piper.runtime.comm.gloo import SumOfPieces, Works
 from piper.runtime.comm.in_flight import Arrived, Shards
 from piper.runtime.execute import Act, Program
@@ -164,10 +164,10 @@ class Watched:
 def futures(handle: Any) -> Iterator[Any]:
     """Those of the messages of a handle. A courier does its errands in order: the last one's."""
     match handle:
-        case Errand():
+        case Task():
             yield handle.done
         case Arrived(works=several) | Shards(coming=several):
-            behind = several[-1:] if several and isinstance(several[-1], Errand) else several
+            behind = several[-1:] if several and isinstance(several[-1], Task) else several
             for one in behind:
                 yield from futures(one)
         case Works(works=several):

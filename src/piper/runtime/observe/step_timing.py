@@ -1,4 +1,4 @@
-"""What every instruction of a step took, where one device does all of it."""
+"""How long every instruction of a step takes, if one device runs them all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Step = Callable[[StepInputs], list[float]]  # runs one; gives the seconds of eac
 
 
 def stepwatch(program: Program) -> Step:
-    """What the host spent on each, without waiting; or the GPU, which it only brings work to."""
+    """Time instructions on the GPU if there is one, and otherwise on the host, without waits."""
     return gpu_step(program) if program.device.type == "cuda" else host_step(program)
 
 
@@ -31,7 +31,7 @@ def host_step(program: Program) -> Step:
 
 
 def gpu_step(program: Program) -> Step:
-    """Between two events of its stream; where the host is slower, that is what it takes."""
+    """The time between two events on the stream. If the host is slower, it is the host's."""
     laps: list[Lap] = []
 
     def note(do: Act) -> None:

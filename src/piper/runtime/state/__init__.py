@@ -1,1 +1,1 @@
-"""What outlives a step: parameters, their shards and optimizers, checkpoints."""
+"""State that outlives a step: parameters, shards, optimizers, checkpoints."""

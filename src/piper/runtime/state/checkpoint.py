@@ -1,7 +1,8 @@
-"""A run on disk, from which it goes on under any strategy.
+"""Checkpoints, from which a run continues under any strategy.
 
-Every tensor is there in pieces that know no device (pieces.py): whoever holds a part of a tensor
-reads the pieces that it lies in. torch.distributed.checkpoint writes and reads them.
+A checkpoint holds every tensor in pieces that do not depend on devices (tensor_pieces.py). A device
+that holds a part of a tensor reads the pieces that overlap it. torch.distributed.checkpoint writes
+and reads them.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from piper.runtime.state.tensor_pieces import (
 
 LOG = logging.getLogger("piper")
 INDEX = "piper.json"
-UNSEEN = ("foreach", "fused", "capturable", "differentiable")  # how, not what
-Told = tuple[set[str], set[str], set[tuple[str, str]]]  # of one process: parameters, kinds, options
+HOW = ("foreach", "fused", "capturable", "differentiable")  # options that change no result
+Contents = tuple[set[str], set[str], set[tuple[str, str]]]  # of a process: names, kinds, options
 VERSION = 1
-ROOM = "give a folder that can be written and read by all processes, with room for it"
+SPACE = "choose a folder that all processes can read and write, with enough free space"
 
 
 def described(model: torch.nn.Module) -> Described:
@@ -44,15 +45,15 @@ def described(model: torch.nn.Module) -> Described:
 
 
 def save(
-    folder: Path, state: DeviceState, spoken: Collection[str], model: Described, steps: int
+    folder: Path, state: DeviceState, owned: Collection[str], model: Described, steps: int
 ) -> None:
-    """All processes together; what was there before stays until everything is written."""
+    """All processes call this. An older checkpoint stays until the new one is complete."""
     import torch.distributed.checkpoint as dcp
 
     folder = folder.absolute()
     part, pieces = folder.with_name(folder.name + ".part"), dict[str, torch.Tensor]()
     on_first(lambda: emptied(part, folder))
-    everywhere(lambda: pieces.update(saved(state, spoken)))
+    everywhere(lambda: pieces.update(saved(state, owned)))
     everyone = gather((set(names_of(state)), optimizers_of(state), options_of(state)))
     pieces.update(carried(state, everyone))
     try:
@@ -60,12 +61,12 @@ def save(
             dcp.save(dict(pieces), storage_writer=dcp.FileSystemWriter(part), no_dist=world() == 1)
     except dcp.CheckpointException as error:  # which torch raises on all processes
         reasons = sorted({str(reason) for reason, _ in error.failures.values()})
-        raise refused("; ".join(reasons), ROOM) from None
+        raise refused("; ".join(reasons), SPACE) from None
     kinds = sorted({kind for _, kinds, _ in everyone or () for kind in kinds})
     options = sorted({option for _, _, options in everyone or () for option in options})
     about = {"steps": steps, "optimizers": kinds, "options": options, "model": model}
     on_first(lambda: finished(part, folder, about))
-    if state.origin is not None:  # the older one may be gone
+    if state.origin is not None:  # the older checkpoint may be gone
         state.origin = Reader(folder)
 
 
@@ -78,13 +79,13 @@ def optimizers_of(state: DeviceState) -> set[str]:
 
 
 def options_of(state: DeviceState) -> set[tuple[str, str]]:
-    """What the user's optimizers were made with; rates that change later are not in it."""
+    """The options that optimizers were made with, without later changes of their rates."""
     every = (optimizer.defaults for optimizer in state.optimizers().values())
-    return {(n, repr(v)) for found in every for n, v in found.items() if n not in UNSEEN}
+    return {(n, repr(v)) for found in every for n, v in found.items() if n not in HOW}
 
 
-def carried(state: DeviceState, everyone: list[Told] | None) -> Tensors:
-    """On the first process: what an older checkpoint has of parameters not used since then."""
+def carried(state: DeviceState, everyone: list[Contents] | None) -> Tensors:
+    """On the first process: parameters of an older checkpoint that no step has used since."""
     if everyone is None or state.origin is None:
         return {}
     return state.origin.rest(set().union(*(names for names, _, _ in everyone)))
@@ -92,14 +93,16 @@ def carried(state: DeviceState, everyone: list[Told] | None) -> Tensors:
 
 def emptied(part: Path, folder: Path) -> None:
     if folder.exists() and not (folder / INDEX).is_file():
-        raise refused(f"{folder} exists, and is no checkpoint", "name a folder that is not there")
+        raise refused(
+            f"{folder} exists and is not a checkpoint", "choose a folder that does not exist yet"
+        )
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
 
 
 def finished(part: Path, folder: Path, about: Mapping[str, Any]) -> None:
     (part / INDEX).write_text(json.dumps({"version": VERSION, **about}) + "\n")
-    old = before(folder)
+    old = older(folder)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
@@ -107,23 +110,23 @@ def finished(part: Path, folder: Path, about: Mapping[str, Any]) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def before(folder: Path) -> Path:
-    """Where an older checkpoint is for a moment, while a new one takes its place."""
+def older(folder: Path) -> Path:
+    """Where the older checkpoint is while the new one takes its place."""
     return folder.with_name(folder.name + ".old")
 
 
-def taken_back(folder: Path) -> None:
-    """After a crash in that moment."""
-    if not folder.exists() and (before(folder) / INDEX).is_file():
-        before(folder).rename(folder)
+def restore_older(folder: Path) -> None:
+    """Undo the rename if a crash came between the two renames."""
+    if not folder.exists() and (older(folder) / INDEX).is_file():
+        older(folder).rename(folder)
 
 
 def resume(folder: Path, state: DeviceState, model: Described, steps: int, missing_ok: bool) -> int:
-    """Fill everything that is here, and let learning rates come to where they were."""
+    """Fill all tensors of this device, and step the schedulers to where they were."""
     if steps:
-        raise refused("this Trainer has made steps already", "resume with a new Trainer")
+        raise refused("this Trainer has already run steps", "resume with a new Trainer")
     folder, done = folder.absolute(), list[int]()
-    on_first(lambda: taken_back(folder))
+    on_first(lambda: restore_older(folder))
     everywhere(lambda: done.append(-1 if missing_ok and not folder.exists() else 0))
     if done[0] < 0:
         return 0
@@ -138,7 +141,7 @@ def filled(folder: Path, state: DeviceState, model: Described) -> int:
     if found["steps"] and others:
         was = " and ".join(found["optimizers"])
         raise refused(f"{folder} was saved with {was}, not with {', '.join(others)}", f"use {was}")
-    tell_of_options(state, {tuple(option) for option in found.get("options", ())})
+    warn_of_changed_options(state, {tuple(option) for option in found.get("options", ())})
     reader, steps = Reader(folder), int(found["steps"])
     for bucket in state.buckets.values():
         reader.fill(bucket)
@@ -148,10 +151,10 @@ def filled(folder: Path, state: DeviceState, model: Described) -> int:
     return steps
 
 
-def tell_of_options(state: DeviceState, there: set[tuple[str, str]]) -> None:
-    """Another rate or momentum may be meant, and may not: it is no reason to refuse."""
+def warn_of_changed_options(state: DeviceState, there: set[tuple[str, str]]) -> None:
+    """A changed rate or momentum may be intended, so it is a warning, not an error."""
     if dist.is_initialized() and dist.get_rank():
-        return  # the first one tells it
+        return  # the first process warns
     here = options_of(state)
     for name in sorted({name for name, _ in here - there} & {name for name, _ in there}):
         was, now = (", ".join(sorted(v for n, v in of if n == name)) for of in (there, here))
@@ -159,13 +162,13 @@ def tell_of_options(state: DeviceState, there: set[tuple[str, str]]) -> None:
 
 
 def about(folder: Path) -> dict[str, Any]:
-    """What was said when it was saved."""
+    """What the checkpoint says about itself."""
     path = folder / INDEX
     if not path.is_file():
-        raise refused(f"{folder} is no checkpoint", WHERE)
+        raise refused(f"{folder} is not a checkpoint", WHERE)
     found: dict[str, Any] = json.loads(path.read_text())
     if found.get("version") != VERSION:
-        raise refused(f"{folder} was written by another version of Piper", "use that one")
+        raise refused(f"{folder} was written by another version of Piper", "use that version")
     return found
 
 
@@ -174,7 +177,7 @@ def refuse_unlike(folder: Path, there: Described, here: Described) -> None:
         if there.get(name) != here.get(name):
             what = f"{name} is {tensor_text(there.get(name))} there, {tensor_text(here.get(name))}"
             raise refused(
-                f"{folder} is of another model: {what} here", "build the model that was saved"
+                f"{folder} belongs to another model: {what} here", "build the model that was saved"
             )
 
 
@@ -186,17 +189,17 @@ def tensor_text(described: list[Any] | None) -> str:
 
 
 def on_first(act: Callable[[], None]) -> None:
-    """On the first process; if it fails there, it fails everywhere."""
+    """Run it on the first process. If it fails there, it fails on all."""
     everywhere(act if not dist.is_initialized() or dist.get_rank() == 0 else lambda: None)
 
 
 def everywhere(act: Callable[[], None]) -> None:
-    """On all processes; if it fails on one, it fails on all, so that none waits for it."""
+    """Run it on all processes. If it fails on one, it fails on all, so that none waits."""
     error: Exception | None = None
     try:
         act()
     except (OSError, InputError) as found:
-        error = found if isinstance(found, InputError) else refused(str(found), ROOM)
+        error = found if isinstance(found, InputError) else refused(str(found), SPACE)
     reasons: list[str] = [str(error or "")] * world()
     if world() > 1:
         dist.all_gather_object(reasons, str(error or ""))

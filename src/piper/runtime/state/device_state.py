@@ -186,19 +186,6 @@ class DeviceState:
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {v: b.optimizer for v, b in self.buckets.items() if b.optimizer is not None}
 
-    def optimizer_parts(self) -> dict[str, list[Part]]:
-        """By the name of a state ("exp_avg"), what optimizers here hold of it."""
-        found: dict[str, list[Part]] = {}
-        for bucket in self.buckets.values():
-            if bucket.optimizer is not None:
-                for name, first, shape, parameter in bucket.parts():
-                    for key, value in bucket.optimizer.state.get(parameter, {}).items():
-                        whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-                        flat = value.flatten() if whole else torch.as_tensor(value).reshape(1)
-                        part = Part(name, first, tuple(shape), flat) if whole else None
-                        found.setdefault(key, []).append(part or Part(name, 0, (), flat))
-        return found
-
 
 def on_device(
     initial: Callable[[str], torch.Tensor], device: torch.device, name: str

@@ -1,4 +1,4 @@
-"""The first value of every parameter: the same under every strategy."""
+"""The initial value of every parameter: the same under every strategy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Init = Callable[[str, torch.Tensor], None]
 def initial_values(
     model: torch.nn.Module, seed: int, init: Init | None = None
 ) -> Callable[[str], torch.Tensor]:
-    """How to get a parameter or buffer by name, with memory of its own.
+    """A function from the name of a parameter or buffer to its initial value, in its own memory.
 
-    A model with real weights gives them. A model on `meta` gives none: `init(name, empty)` fills
-    them, or the module's own `reset_parameters`, seeded by its path, so that a parameter starts the
-    same on whatever device and in whatever order it is made.
+    A model with real weights provides them. For a model on `meta`, `init(name, empty)` fills them,
+    or else the module's own `reset_parameters`, seeded by the module's path. So a parameter starts
+    the same on every device and in every order.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 

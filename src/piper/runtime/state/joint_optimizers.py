@@ -1,4 +1,4 @@
-"""Optimizers that look at several parameters at once: each bucket has one of its own."""
+"""Optimizers that look at several parameters at once, which separate buckets do not allow."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from piper.errors import Problem, StrategyError
 
 Named = list[tuple[str, torch.nn.Parameter]]
 Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
-SCALES = (1e3, 1.0, 1e-3)  # of gradients, one step each: what is clipped by a norm shows
+SCALES = (1e3, 1.0, 1e-3)  # of gradients, one step each: reveals clipping by a norm
 
 
-def refuse_across(make: Make, optimizer: torch.optim.Optimizer, named: Named) -> None:
-    """Try one that is not torch's own on two small parameters: together, and each by itself.
+def refuse_joint(make: Make, optimizer: torch.optim.Optimizer, named: Named) -> None:
+    """Try an optimizer that is not torch's on two small parameters: together, and one by one.
 
-    Where it cannot be tried on these, it is believed.
+    If it cannot be tried on them, assume that it is fine.
     """
     kind = type(optimizer)
     if kind.__module__.startswith("torch.optim") or getattr(kind, "elementwise", False):
@@ -32,8 +32,8 @@ def refuse_across(make: Make, optimizer: torch.optim.Optimizer, named: Named) ->
         raise StrategyError(
             "optimizer",
             Problem(
-                f"{kind.__name__} treats parameters otherwise together than one by one, and each "
-                "group of parameters that lives together has an optimizer of its own",
+                f"{kind.__name__} updates parameters together differently than one by one, and "
+                "each group of parameters that live together has its own optimizer",
                 "look at one parameter at a time; to clip by the norm of all gradients, give "
                 "Trainer(max_norm=...)",
             ),

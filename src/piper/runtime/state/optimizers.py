@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from piper.errors import Problem, StrategyError
 from piper.runtime.comm.flat_messages import Piece
-from piper.runtime.state.joint_optimizers import refuse_across
+from piper.runtime.state.joint_optimizers import refuse_joint
+from piper.runtime.torch_private import has_gradient_hooks, has_step_hooks
 
 MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -31,7 +32,7 @@ ELEMENTWISE = (
 
 
 def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
-    """What the user makes of these parameters; refused if it would not train just these."""
+    """The user's optimizer of these parameters. An error if it would train others."""
     try:
         optimizer = make(list(named))
     except TypeError as error:
@@ -43,25 +44,25 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
         if "empty parameter list" not in str(error):
             raise
         raise refused(
-            f"it was given {names_text(named)} and chose none of them: it is called once for each "
+            f"it got {names_text(named)} and chose none of them: it is called once for each "
             "group of parameters that live together",
             "freeze what must not be trained with requires_grad_(False)",
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise refused(
-            f"it made {type(optimizer).__name__}, which is no torch.optim.Optimizer",
+            f"it made {type(optimizer).__name__}, which is not a torch.optim.Optimizer",
             "write optimizer=partial(torch.optim.AdamW, lr=3e-4)",
         )
     refuse_other_parameters(optimizer, named)
     refuse_hooks(optimizer, named)
-    refuse_across(make, optimizer, named)
+    refuse_joint(make, optimizer, named)
     for group in optimizer.param_groups:  # one tensor for several optimizers would change for all
         group.update({k: v.clone() for k, v in group.items() if isinstance(v, torch.Tensor)})
     return optimizer
 
 
 def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """Of one of the optimizers; it is stepped with it, and so are those of all others."""
+    """The user's scheduler of one of the optimizers. It steps whenever its optimizer does."""
     try:
         scheduler = make(optimizer)
     except TypeError as error:
@@ -72,24 +73,24 @@ def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRS
         raise StrategyError(
             "lr_scheduler",
             Problem(
-                f"it made {type(scheduler).__name__}, which does not go by the number of steps",
-                f"{SCHEDULER}, or any other one that does",
+                f"it made {type(scheduler).__name__}, which needs more than the number of steps",
+                f"{SCHEDULER}, or another scheduler that needs only the number of steps",
             ),
         )
     if scheduler.optimizer is not optimizer:
         raise StrategyError(
             "lr_scheduler",
             Problem(
-                "it made a scheduler of another optimizer than it was given",
-                "make a new one at each call: each group of parameters that live together has an "
-                "optimizer of its own",
+                "it made a scheduler for an optimizer that it was not given",
+                "make a new one at each call: each group of parameters that live together has its "
+                "own optimizer",
             ),
         )
     return scheduler
 
 
 def settings(optimizer: torch.optim.Optimizer, scheduled: bool) -> list[dict[str, Any]]:
-    """Numbers of an optimizer's groups, but for those that a scheduler sets."""
+    """Numbers in an optimizer's groups, without those that a scheduler sets."""
     return [
         {
             key: value.item() if isinstance(value, torch.Tensor) else value
@@ -105,7 +106,7 @@ def is_number(value: Any) -> bool:
 
 
 def forward(scheduler: LRScheduler, steps: int) -> None:
-    """Schedulers go by the number of steps, so the same steps bring them to the same place."""
+    """Bring a scheduler to where it was after so many steps."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
         for _ in range(steps):
@@ -117,24 +118,22 @@ def refuse_other_parameters(optimizer: torch.optim.Optimizer, named: Named) -> N
     used = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if used - given:
         raise refused(
-            f"it was given {names_text(named)}, but has other parameters than these",
-            "make a new optimizer at each call, of what it is given: "
+            f"it was given {names_text(named)}, but trains other parameters",
+            "make a new optimizer at each call, of the parameters it gets: "
             "optimizer=lambda named: torch.optim.AdamW(named, lr=3e-4)",
         )
 
 
 def refuse_hooks(optimizer: torch.optim.Optimizer, named: Named) -> None:
-    """They would see a part of the gradients only, or nothing at all."""
-    own = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    if any(getattr(optimizer, name, None) for name in own):
+    """Hooks would see only some of the gradients, or none."""
+    if has_step_hooks(optimizer):
         raise refused(
-            "it has step hooks, which would see some of the parameters only",
-            "leave them out; to clip by the norm of all gradients, give Trainer(max_norm=...)",
+            "it has step hooks, which would see only some of the parameters",
+            "remove them; to clip by the norm of all gradients, give Trainer(max_norm=...)",
         )
-    theirs = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    if any(getattr(parameter, name, None) for _, parameter in named for name in theirs):
+    if any(has_gradient_hooks(parameter) for _, parameter in named):
         raise refused(
-            "it puts hooks on gradients, which nothing would call",
+            "it puts hooks on gradients, which Piper never calls",
             "change gradients in the optimizer's step instead",
         )
 
@@ -149,10 +148,10 @@ def refused(what: str, fix: str) -> StrategyError:
 
 
 def sharded_optimizer(make: MakeOptimizer, wholes: Named, held: Held) -> torch.optim.Optimizer:
-    """What the user makes of whole parameters, then on the pieces that are here.
+    """The user's optimizer of whole parameters, moved to the pieces that are here.
 
-    The user's function sees whole parameters with their names and first values, so that what it
-    makes of them is what it makes on one device. `wholes` is emptied.
+    The user's function sees whole parameters with their names and initial values, as on one
+    device, so it makes the same optimizer. `wholes` is emptied.
     """
     optimizer = make_checked(make, wholes)
     refuse_whole_tensors(optimizer)
@@ -162,7 +161,7 @@ def sharded_optimizer(make: MakeOptimizer, wholes: Named, held: Held) -> torch.o
 
 
 def move(optimizer: torch.optim.Optimizer, wholes: Named, held: Held) -> None:
-    """Put pieces in the place of whole parameters; what is not here is left out."""
+    """Replace whole parameters by their pieces. Parameters without a piece here are left out."""
     here = {id(wholes[piece.tensor][1]): (piece, parameter) for piece, parameter in held}
     for group in optimizer.param_groups:
         given = group["params"]
@@ -189,7 +188,7 @@ def cut(state: dict[str, Any], shape: torch.Size, piece: Piece) -> dict[str, Any
 
 
 def refuse_kept(wholes: Named) -> None:
-    """An optimizer that keeps parameters of its own accord would go on with the wrong ones."""
+    """An optimizer that keeps references to whole parameters would train the wrong ones."""
     watched = [weakref.ref(parameter) for _, parameter in wholes]
     wholes.clear()
     if any(ref() is not None for ref in watched):
@@ -203,7 +202,7 @@ def refuse_kept(wholes: Named) -> None:
 
 
 def refuse_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer that looks at whole tensors (norms, factors) would not see them in a shard."""
+    """An optimizer that needs whole tensors (norms, factors) does not see them in a shard."""
     kind = type(optimizer)
     known = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
     if not known and not getattr(kind, "elementwise", False):

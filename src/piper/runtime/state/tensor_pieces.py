@@ -1,4 +1,4 @@
-"""Tensors of a run, cut in pieces that know their tensor and their place in it, but no device."""
+"""Pieces of tensors in a checkpoint: each knows its tensor and its place in it, but no device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from piper.runtime.observe.measure import settle
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.optimizers import SCHEDULED, settings
 
-PARAMETER, WHOLE, NUMBER = "parameter", "tensor", "number"  # what a piece is of
-STEP = "step"  # torch's optimizers call their counts so; a parameter of one number is as large
-WHERE = "name a folder that trainer.save wrote, where all processes can see it"
+PARAMETER, WHOLE, NUMBER = "parameter", "tensor", "number"  # the kinds of pieces
+STEP = "step"  # a count, in torch's optimizers; may have the shape of a one-element parameter
+WHERE = "give a folder that trainer.save wrote and that all processes can read"
 Tensors = dict[str, torch.Tensor]
-Described = dict[str, list[Any]]  # shape and type of every tensor of a model, by name
+Described = dict[str, list[Any]]  # shape and dtype of every tensor of a model, by name
 
 
 def key_of(kind: str, state: str, name: str, first: int) -> str:
@@ -31,12 +31,12 @@ def key_of(kind: str, state: str, name: str, first: int) -> str:
     return f"{kind}|{state}|{name}|{first}"
 
 
-def saved(state: DeviceState, spoken: Collection[str]) -> Tensors:
-    """What this device says of its parameters and buffers, and of their optimizers."""
+def saved(state: DeviceState, owned: Collection[str]) -> Tensors:
+    """The pieces that this device writes: its parameters, buffers and optimizer states."""
     settle(state.device)
     found: Tensors = {}
     for value, bucket in state.buckets.items():
-        if value in spoken:
+        if value in owned:
             refuse_counting(bucket)
             for name, first, _, parameter in bucket.parts():
                 flat = parameter.data.flatten().cpu()
@@ -48,7 +48,7 @@ def saved(state: DeviceState, spoken: Collection[str]) -> Tensors:
 def optimizer_pieces(
     bucket: BucketState, name: str, first: int, parameter: torch.nn.Parameter
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """A state that lies like its parameter is cut like it; others (a count of steps) are whole."""
+    """A state with its parameter's shape is cut like it. Others (a step count) stay whole."""
     held = bucket.optimizer.state.get(parameter, {}) if bucket.optimizer is not None else {}
     for state, value in held.items():
         if isinstance(value, torch.Tensor) and value.shape == parameter.shape and state != STEP:
@@ -61,12 +61,12 @@ def optimizer_pieces(
         elif value is not None:
             raise refused(
                 f"the optimizer's {state!r} of {name} is a {type(value).__name__}",
-                "let optimizers keep tensors and numbers only",
+                "use an optimizer that keeps only tensors and numbers",
             )
 
 
 def refuse_counting(bucket: BucketState) -> None:
-    """What groups count would begin again: it belongs to no parameter."""
+    """A count in a group belongs to no parameter, so it would start again after `resume`."""
     if bucket.optimizer is None or bucket.first is None:
         return
     now = settings(bucket.optimizer, bucket.scheduler is not None)
@@ -74,23 +74,23 @@ def refuse_counting(bucket: BucketState) -> None:
         changed = [key for key, value in group.items() if then.get(key, value) != value]
         if changed or group.keys() - then.keys() - set(SCHEDULED):
             raise refused(
-                f"the optimizer's groups were changed in training ({', '.join(changed) or 'new'})",
-                "keep what changes in the optimizer's state, and let lr_scheduler set rates",
+                f"the optimizer's groups changed during training ({', '.join(changed) or 'new'})",
+                "keep what changes in the optimizer's state, and set rates with lr_scheduler",
             )
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A piece in a checkpoint: what it is of, where it begins, and how long it is."""
+    """A piece in a checkpoint: its kind, where it starts in its tensor, and its length."""
 
     kind: str
-    state: str  # of an optimizer; of the parameter itself, ""
+    state: str  # of the optimizer; "" for the parameter itself
     first: int
     length: int
     key: str
 
-    def meets(self, first: int, length: int) -> bool:
-        """Whether it has something of a part of its tensor; what is not cut belongs to all."""
+    def overlaps(self, first: int, length: int) -> bool:
+        """Whether a part of its tensor needs it. What is not cut is needed by every part."""
         inside = self.first < first + length and first < self.first + self.length
         return inside or self.kind != PARAMETER
 
@@ -125,7 +125,7 @@ class Reader:
                 bucket.optimizer.state[parameter] = moved
 
     def whole(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """A parameter or buffer; as it is, if no step had used it."""
+        """A parameter or buffer. Returns `like` if no step had used it."""
         if name not in self.known or not like.numel():
             return like
         tensors = self.read({one.key for one in self.of(name, 0, like.numel())})
@@ -133,13 +133,13 @@ class Reader:
         return torch.as_tensor(found)
 
     def rest(self, names: Collection[str]) -> Tensors:
-        """All pieces of other parameters than these."""
+        """All pieces of parameters that are not in `names`."""
         others = [pieces for name, pieces in self.known.items() if name not in names]
         return self.read({one.key for pieces in others for one in pieces})
 
     def of(self, name: str, first: int, length: int) -> list[Saved]:
         """All pieces that a part of a parameter needs."""
-        return [one for one in self.known[name] if one.meets(first, length)]
+        return [one for one in self.known[name] if one.overlaps(first, length)]
 
     def read(self, keys: Collection[str]) -> Tensors:
         import torch.distributed.checkpoint as dcp
@@ -159,7 +159,7 @@ class Reader:
     def states(
         self, tensors: Tensors, name: str, first: int, parameter: torch.nn.Parameter
     ) -> dict[str, Any]:
-        """A part of the parameter ("") and of all that its optimizer had."""
+        """A part of the parameter ("") and of each state of its optimizer."""
         pieces: dict[tuple[str, str], list[Saved]] = {}
         for one in self.of(name, first, parameter.numel()):
             pieces.setdefault((one.kind, one.state), []).append(one)
@@ -175,7 +175,7 @@ class Reader:
 def joined(
     tensors: Tensors, pieces: Collection[Saved], first: int, parameter: torch.nn.Parameter
 ) -> torch.Tensor:
-    """The elements of a part, of all the pieces it lies in."""
+    """A part, put together from the pieces that overlap it."""
     length, filled = parameter.numel(), 0
     whole = next(tensors[one.key] for one in pieces).new_empty(length)
     for one in pieces:
@@ -183,23 +183,23 @@ def joined(
         whole[low - first : high - first] = tensors[one.key][low - one.first : high - one.first]
         filled += high - low
     if filled != length:
-        raise refused("it has only some of a parameter", WHERE)
+        raise refused("it contains only part of a parameter", WHERE)
     return whole.view(parameter.shape)
 
 
 def on_its_device(
     optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, held: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Beside the parameter; single numbers only where the optimizer's kernels read them."""
+    """States on the parameter's device. Single numbers only if the optimizer reads them there."""
     groups = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     group: dict[str, Any] = next(groups, {})
-    beside = group.get("fused") or group.get("capturable")
+    on_device = group.get("fused") or group.get("capturable")
 
     def moved(state: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         single = value.dim() == 0 and (state == STEP or parameter.dim() > 0)
-        return value.to("cpu" if single and not beside else parameter.device)
+        return value.to("cpu" if single and not on_device else parameter.device)
 
     return {state: moved(state, value) for state, value in held.items()}
 
@@ -210,7 +210,7 @@ def refused(what: str, fix: str) -> InputError:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """torch says that one process is alone, which is known."""
+    """Without torch's warning that there is only one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.distributed is.*")
         yield

@@ -1,7 +1,6 @@
-"""Measure what lies between processes of this machine: its links, and what its cores do together.
+"""Measure this machine: the links between its processes, and the speed of its cores together.
 
-Run by several processes at once (`piper.job.profiling` starts them); the first writes the
-result.
+`piper.job.profiling` starts several processes that run this. The first one writes the result.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 LARGE, SMALL = 4 * 2**20, 1  # elements of four bytes
 TRIES = 9
-WORK = 0.15  # seconds of a piece of work
+WORK = 0.15  # seconds of a calibrated piece of work
 
 
 def main(path: str) -> None:
@@ -30,7 +29,7 @@ def main(path: str) -> None:
 
 
 def links() -> dict[str, float]:
-    """Between the first two: a small message, a large one, and what it costs their cores."""
+    """Between the first two processes: a small message, a large one, and their CPU time."""
     if dist.get_rank() > 1:
         dist.barrier()
         return {}
@@ -47,12 +46,12 @@ def links() -> dict[str, float]:
 
 
 def best(measure: Callable[[], float]) -> float:
-    """The shortest of some tries: others only had to wait for a core."""
+    """The shortest of several tries: the others had to wait for a core."""
     return min(measure() for _ in range(TRIES))
 
 
 def pingpong(size: int) -> float:
-    """There and back."""
+    """Seconds of a round trip."""
     rank, tensor = dist.get_rank(), torch.zeros(size)
     started = time.perf_counter()
     for sender in (0, 1):
@@ -75,7 +74,7 @@ def posting() -> float:
 
 
 def cores() -> float:
-    """How many times as much all processes do together as one alone."""
+    """The throughput of all processes together, in units of one process alone."""
     rounds = calibrated()
     alone = 0.0
     for turn in range(world()):  # one after the other
@@ -94,7 +93,7 @@ def world() -> int:
 
 
 def calibrated() -> int:
-    """As many rounds as take a moment, the same for all."""
+    """The number of rounds that take about `WORK` seconds, the same for all processes."""
     work()
     started = time.perf_counter()
     work()
@@ -111,6 +110,6 @@ def timed(rounds: int) -> float:
 
 
 def work() -> None:
-    """Like a layer: a product, and something that only moves memory."""
+    """Like a layer: a matrix product, and an operation that only moves memory."""
     x = torch.ones(128, 256) @ torch.ones(256, 1024)
     torch.nn.functional.silu(x).sum()

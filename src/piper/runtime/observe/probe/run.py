@@ -1,4 +1,4 @@
-"""Run by several processes: a folder of its own, so that nothing beside it hides other modules."""
+"""The script that several processes run. In its own folder, so that it shadows no module."""
 
 import sys
 

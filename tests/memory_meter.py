@@ -1,4 +1,4 @@
-"""How much memory tensors really hold: every storage that an operation makes, until it is gone."""
+"""How much memory tensors hold: every storage that an operation makes, until it is freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Meter(TorchDispatchMode):
 
     Views of `others` (inputs of the step) do not count.
 
-    Slow: it looks at every operation. For tests and benchmarks; on GPUs the allocator counts.
+    Slow: it looks at every operation. On GPUs, ask the allocator instead.
     """
 
     def __init__(

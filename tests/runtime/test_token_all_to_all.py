@@ -1,4 +1,4 @@
-"""In which order an exchange does what it does: on a GPU the host would wait for the rows, too."""
+"""The order of a token all-to-all's steps. On a GPU, the host must not wait for rows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from piper.runtime.comm.gloo import Journey
-from piper.runtime.comm.nccl import CudaComm, CudaCourier, CudaJourney
+from piper.runtime.comm.gloo import TokenAllToAll
+from piper.runtime.comm.nccl import CudaComm, CudaExchangeThread, CudaTokenAllToAll
 
 
-class Noted(Journey):
-    """Says when counts are put where kernels read them."""
+class Noted(TokenAllToAll):
+    """Notes when counts are copied to where kernels read them."""
 
-    def shown(self, got: torch.Tensor) -> torch.Tensor:
-        SEEN.append("shown")
-        return super().shown(got)
+    def counts_on_device(self, got: torch.Tensor) -> torch.Tensor:
+        SEEN.append("counts here")
+        return super().counts_on_device(got)
 
 
 SEEN: list[str] = []
@@ -35,7 +35,7 @@ def test_counts_are_there_before_rows_are_under_way(monkeypatch: pytest.MonkeyPa
 
     arrived, here, (sent, got) = Noted((rows,), counts, "counted", None)()
 
-    assert SEEN == ["counts", "shown", "rows"]
+    assert SEEN == ["counts", "counts here", "rows"]
     assert torch.equal(arrived, rows)
     assert here.tolist() == [1, 2] == sent.flatten().tolist() == got.flatten().tolist()
 
@@ -56,16 +56,16 @@ def test_what_is_prepared_on_a_gpu_gives_the_same_rows(
     got = torch.tensor([[1, 1], [3, 1]])
     sent = torch.tensor([[3, 0], [1, 2]])
     rows = (torch.randn(6, 2), torch.randn(6, 3))
-    courier = object.__new__(CudaCourier)
-    courier.looking = None  # type: ignore[assignment]
-    comm = CudaComm(groups={"team": None}, couriers={"team": courier})  # type: ignore[dict-item]
+    thread = object.__new__(CudaExchangeThread)
+    thread.counts_stream = None  # type: ignore[assignment]
+    comm = CudaComm(groups={"team": None}, threads={"team": thread})  # type: ignore[dict-item]
 
-    prepared = comm.journey(rows, (sent, got), way, "team")  # type: ignore[arg-type]
-    assert isinstance(prepared, CudaJourney)
+    prepared = comm.all_to_all(rows, (sent, got), way, "team")  # type: ignore[arg-type]
+    assert isinstance(prepared, CudaTokenAllToAll)
     prepared.prepare()
     found = prepared()
 
-    wanted = Journey(rows, (sent, got), way, None)()
+    wanted = TokenAllToAll(rows, (sent, got), way, None)()
     assert [one.shape for one in found] == [(6, 2), (6, 3)]
     assert all(map(torch.equal, found, wanted))
     assert splits[:2] == splits[2:], "as many to each device, and from each, as without a GPU"

@@ -1,7 +1,7 @@
-"""On a cluster, what sits beside the process of a device: starts it, and tells what it prints.
+"""An actor beside the process of a device on a cluster: starts it, and forwards its output.
 
-The process is not this one: whatever it does (print from C, crash, exit) is seen from outside, and
-it ends with this one, however that happens.
+The script runs in a child process. So its output from C, its crash or its exit can be observed.
+The child ends when this process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from piper.errors import Problem
 from piper.launch.local import free_port
 from piper.launch.rank_assignment import Place
 
-PATIENCE = 5.0  # seconds until an answer even if there is nothing new
-DRAIN = 1.0  # seconds to read on after the end: what a process left behind may keep its pipes open
+PATIENCE = 5.0  # seconds until an answer, even if there is no output
+DRAIN = 1.0  # seconds to read after the end: grandchildren may keep the pipes open
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """Lines since the last time (is it stderr, the text); once it has ended, how and why."""
+class Update:
+    """New lines (whether stderr, text). After the end, the exit code and the reason too."""
 
     lines: tuple[tuple[bool, str], ...] = ()
     code: int | None = None
     reason: str = ""
 
 
-class Keeper:
-    """An actor of a cluster; its methods are called by the driver, one at a time."""
+class Supervisor:
+    """An actor of a cluster. The driver calls its methods, one at a time."""
 
     def __init__(self) -> None:
         self.changed = Condition()
@@ -50,23 +50,23 @@ class Keeper:
         gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
         return Place(context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
-    def meeting_point(self) -> tuple[str, int]:
-        """An address and a port of this node that the others can come to."""
+    def rendezvous(self) -> tuple[str, int]:
+        """An address and a free port of this node, which the other processes can reach."""
         address = self.place().address
         return address, free_port(address)
 
     def start(self, script: Sequence[str], folder: str, given: Mapping[str, str]) -> None:
-        """Run a script with its arguments in the driver's folder, if there is one like it here.
+        """Run a script with its arguments, in the driver's folder if this node has it.
 
-        `given` is what it finds in its environment besides what is here.
+        `given` are additional environment variables.
         """
         address = self.place().address
         if not Path(script[0]).is_file():
-            fix = "put it in a folder that all nodes share, or copy it to the same place on each"
+            fix = "put it in a folder that all nodes share, or copy it to the same path on each"
             problem = Problem(f"there is no {script[0]} on the node {address}", fix)
             self.end = (1, f"  {problem}")
             return
-        report = tempfile.TemporaryFile("w+")  # has no name: nothing is left behind  # noqa: SIM115
+        report = tempfile.TemporaryFile("w+")  # has no name, so nothing is left behind  # noqa: SIM115
         where = [f"/dev/fd/{report.fileno()}", str(os.getpid())]
         process = subprocess.Popen(
             [sys.executable, "-m", "piper.launch.child", *where, *script],
@@ -78,7 +78,7 @@ class Keeper:
         Thread(target=self.follow, args=(process, report), daemon=True).start()
 
     def follow(self, process: subprocess.Popen[str], report: IO[str]) -> None:
-        """Until the process has ended and has been read to its end."""
+        """Wait until the process has ended and its output has been read."""
         pipes = [(False, process.stdout), (True, process.stderr)]
         readers = [Thread(target=self.read, args=pipe, daemon=True) for pipe in pipes]
         for reader in readers:
@@ -97,29 +97,29 @@ class Keeper:
                 self.lines.append((is_error, line.rstrip("\n")))
                 self.changed.notify()
 
-    def news(self) -> News:
-        """What is new; waits until something is, but not for ever."""
+    def update(self) -> Update:
+        """New output. Waits for some, but not longer than PATIENCE."""
         with self.changed:
             self.changed.wait_for(lambda: self.lines or self.end, PATIENCE)
             lines, self.lines = tuple(self.lines), []
-            return News(lines, *(self.end or (None, "")))
+            return Update(lines, *(self.end or (None, "")))
 
 
 def defaults(address: str) -> dict[str, str]:
-    """What a process finds unless the user says otherwise."""
+    """Environment variables of a process, unless the user sets them."""
     name = interface(address)
     gloo = {"GLOO_SOCKET_IFNAME": name} if name else {}
     return {
-        "PYTHONUNBUFFERED": "1",  # lines come when they are printed
+        "PYTHONUNBUFFERED": "1",  # forward lines as they are printed
         "CUDA_MODULE_LOADING": "EAGER",  # before anything touches a GPU: see runtime/hardware.py
         **gloo,
     }
 
 
 def interface(address: str) -> str | None:
-    """The network interface of this host that has an address: gloo asks for its name.
+    """The network interface of this host with an address. gloo needs its name.
 
-    >>> interface("192.0.2.1") is None  # an address that nobody has
+    >>> interface("192.0.2.1") is None  # an address that no host has
     True
     """
     import fcntl
@@ -128,7 +128,7 @@ def interface(address: str) -> str | None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 found = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))
-            except OSError:  # it has no such address
+            except OSError:  # it has no address
                 continue
         if socket.inet_ntoa(found[20:24]) == address:
             return name

@@ -1,0 +1,44 @@
+"""Every private API of PyTorch that the runtime uses. The same in 2.11 and 2.13."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.nn.modules.dropout import _DropoutNd as DropoutModule
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["DropoutModule", "TorchDispatchMode", "pytree"]  # re-exported
+
+foreach_add_ = torch._foreach_add_
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return any(getattr(optimizer, name, None) for name in names)
+
+
+def has_gradient_hooks(parameter: torch.nn.Parameter) -> bool:
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(parameter, name, None) for name in names)
+
+
+def release_pool(device: int, pool: Any) -> None:
+    """Close the memory pool of a CUDA graph whose capture could not be ended."""
+    torch._C._cuda_endAllocateToPool(device, pool)
+    torch._C._cuda_releasePool(device, pool)
+
+
+def storage_at(address: int, device: torch.device, size: int) -> torch.UntypedStorage:
+    """A storage on memory that something else owns."""
+    return torch._C._construct_storage_from_data_pointer(address, device, size)
+
+
+def timeout_of(options: Any) -> timedelta:
+    """The timeout in the options of a process group."""
+    found: timedelta = options._timeout
+    return found
