@@ -15,7 +15,7 @@ from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId
 
 def kernel(captured: Captured, region: str, phase: Phase, ways: int = 1) -> Kernel:
     """What computes this phase of the region."""
-    return captured.kernels.of(captured.recipe(RegionId(region), phase, ways), phase, False)
+    return captured.kernels.get(captured.code(RegionId(region), ways), phase, False)
 
 
 @dataclass
