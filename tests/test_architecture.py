@@ -189,3 +189,48 @@ def test_a_function_has_at_most_50_lines() -> None:
     ]
 
     assert not long
+
+
+PARSING = {
+    "partition", "rpartition", "split", "rsplit", "startswith", "endswith", "removeprefix",
+    "removesuffix", "find", "rfind", "splitlines",
+}  # fmt: skip
+OTHER_TEXT = {  # what these take apart is no name of a node, value, region or instruction
+    "piper.costs.measured": "keys of cost files written by older versions",
+    "piper.job.arguments": "Python's name of a function",
+    "piper.job.numerics.compare": "torch's name of a type",
+    "piper.job.numerics.model": "paths of modules, errors, /proc/meminfo",
+    "piper.runtime.gpu.cuda_graphs": "errors of CUDA",
+    "piper.runtime.state.checkpoint": "torch's name of a type",
+    "piper.runtime.state.initial_values": "paths of modules",
+    "piper.runtime.state.joint_optimizers": "Python's name of a module",
+    "piper.runtime.state.optimizers": "Python's name of a module",
+    "piper.runtime.state.tensor_pieces": "keys of checkpoints, which it prints itself",
+    "piper.strategies.pytorch_csv": "PyTorch's schedule text",
+    "piper.view.page": "the template of the page",
+}
+READS_TEXT = {"capture", "launch", "models", "cli"}  # layers that read sources, files and options
+
+
+def takes_text_apart(path: Path) -> Iterator[str]:
+    """Calls of methods of strings that look inside, and questions like `"@" in name`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name), args=[ast.Constant(value=str()), *_]):
+                if name in PARSING:
+                    yield ast.unparse(node)
+            case ast.Call(func=ast.Attribute(attr=name), args=[]) if name in PARSING:
+                yield ast.unparse(node)
+            case ast.Compare(left=ast.Constant(value=str(sign)), ops=[ast.In() | ast.NotIn()]):
+                if not sign.isidentifier():
+                    yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_nobody_takes_a_name_apart(path: Path) -> None:
+    """What a name says is in the fields of what has it; see also tests/test_names.py."""
+    module = module_of(path)
+    if layer_of(module) in READS_TEXT or module in OTHER_TEXT:
+        return
+
+    assert not list(takes_text_apart(path))
