@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piper.names import Device
-from piper.plan.meeting import Meeting
+from piper.plan.meeting import Group, Meeting
 
 Waits = tuple[int, ...]
 Buffers = tuple[str, ...]
@@ -13,6 +13,7 @@ class Base:
     """What most instructions do: nothing of all this."""
 
     __slots__ = ()
+    node: str  # of the DAG, or nothing
 
     @property
     def kind(self) -> str:
@@ -67,3 +68,64 @@ class Base:
     def loosens(self) -> bool:
         """Whether what it defines has a number of rows that is not known beforehand."""
         return False
+
+
+class Recordable(Base):
+    """What can be a part of a recorded segment."""
+
+    __slots__ = ()
+
+    @property
+    def recordable(self) -> bool:
+        return True
+
+
+class Moving(Base):
+    """What makes `into` of `value`, which ends."""
+
+    __slots__ = ()
+    value: str
+    into: str
+
+    @property
+    def uses(self) -> Buffers:
+        return (self.value,)
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.into,)
+
+    @property
+    def ends(self) -> Buffers:
+        return (self.value,)
+
+
+class Several(Base):
+    """What reads and writes lists of buffers."""
+
+    __slots__ = ()
+    reads: Buffers
+    writes: Buffers
+
+    @property
+    def uses(self) -> Buffers:
+        return self.reads
+
+    @property
+    def defines(self) -> Buffers:
+        return self.writes
+
+
+class Among(Base):
+    """What all devices of a group do together."""
+
+    __slots__ = ()
+    group: tuple[Device, ...]
+    stream: str
+
+    @property
+    def task(self) -> str:
+        return f"the {self.node}"
+
+    def meeting(self, device: Device) -> Group:
+        return Group(self.stream, self.group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper.names import COMPUTE
-from piper.plan.instructions.base import Base, Buffers, Waits
+from piper.plan.instructions.base import Base, Buffers, Moving, Recordable, Several, Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Load(Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Base):
+class Run(Recordable, Several):
     """Run one phase of a region."""
 
     node: str
@@ -41,24 +41,12 @@ class Run(Base):
     stream = COMPUTE
 
     @property
-    def recordable(self) -> bool:
-        return True
-
-    @property
     def kind(self) -> str:
         return self.phase
 
-    @property
-    def uses(self) -> Buffers:
-        return self.reads
-
-    @property
-    def defines(self) -> Buffers:
-        return self.writes
-
 
 @dataclass(frozen=True, slots=True)
-class Keep(Base):
+class Keep(Recordable, Moving):
     """The first part of a sum: from now on `into` is what `value` was."""
 
     into: str
@@ -68,25 +56,9 @@ class Keep(Base):
     stream = COMPUTE
     node = ""
 
-    @property
-    def recordable(self) -> bool:
-        return True
-
-    @property
-    def uses(self) -> Buffers:
-        return (self.value,)
-
-    @property
-    def defines(self) -> Buffers:
-        return (self.into,)
-
-    @property
-    def ends(self) -> Buffers:
-        return (self.value,)
-
 
 @dataclass(frozen=True, slots=True)
-class Add(Base):
+class Add(Recordable, Moving):
     """Another part of a sum, added in place; `value` ends."""
 
     into: str
@@ -97,24 +69,12 @@ class Add(Base):
     node = ""
 
     @property
-    def recordable(self) -> bool:
-        return True
-
-    @property
     def fixed(self) -> bool:
         return True
 
     @property
     def uses(self) -> Buffers:
         return (self.into, self.value)
-
-    @property
-    def defines(self) -> Buffers:
-        return (self.into,)
-
-    @property
-    def ends(self) -> Buffers:
-        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +99,7 @@ class Update(Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Free(Base):
+class Free(Recordable):
     """These values end."""
 
     values: Buffers
@@ -147,10 +107,6 @@ class Free(Base):
 
     stream = COMPUTE
     node = ""
-
-    @property
-    def recordable(self) -> bool:
-        return True
 
     @property
     def ends(self) -> Buffers:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper.names import TOTALS_STREAM, Device
-from piper.plan.instructions.base import Base, Buffers, Waits
+from piper.plan.instructions.base import Among, Base, Buffers, Moving, Several, Waits
 from piper.plan.instructions.sizes import Layout, Shape, is_dynamic, ring_bytes, shape_bytes
-from piper.plan.meeting import Channel, Group
+from piper.plan.meeting import Channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Recv(Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce(Base):
+class Reduce(Among, Moving):
     """Start to add up a bundle over the group; `value` ends, `into` is the sum or a shard of it."""
 
     node: str
@@ -87,25 +87,6 @@ class Reduce(Base):
         return "reduce-scatter" if self.scatter else "all-reduce"
 
     @property
-    def uses(self) -> Buffers:
-        return (self.value,)
-
-    @property
-    def defines(self) -> Buffers:
-        return (self.into,)
-
-    @property
-    def ends(self) -> Buffers:
-        return (self.value,)
-
-    def meeting(self, device: Device) -> Group:
-        return Group(self.stream, self.group)
-
-    @property
-    def task(self) -> str:
-        return f"the {self.node}"
-
-    @property
     def moves(self) -> object:
         return (self.messages, self.scatter)
 
@@ -115,7 +96,7 @@ class Reduce(Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Gather(Base):
+class Gather(Among):
     """Start to put the shards of the group together, in a buffer of the plan."""
 
     node: str
@@ -140,13 +121,6 @@ class Gather(Base):
     def defines(self) -> Buffers:
         return (self.into,)
 
-    def meeting(self, device: Device) -> Group:
-        return Group(self.stream, self.group)
-
-    @property
-    def task(self) -> str:
-        return f"the {self.node}"
-
     @property
     def moves(self) -> object:
         return self.messages
@@ -157,7 +131,7 @@ class Gather(Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange(Base):
+class Exchange(Among, Several):
     """Start to bring rows to the devices of their experts, or back.
 
     Reads rows, then how many each expert has, or the route that a counted exchange found; writes
@@ -172,17 +146,6 @@ class Exchange(Base):
     group: tuple[Device, ...]
     stream: str
     waits: Waits = ()
-
-    @property
-    def uses(self) -> Buffers:
-        return self.reads
-
-    @property
-    def defines(self) -> Buffers:
-        return self.writes
-
-    def meeting(self, device: Device) -> Group:
-        return Group(self.stream, self.group)
 
     @property
     def task(self) -> str:
@@ -203,7 +166,7 @@ class Exchange(Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Total(Base):
+class Total(Among):
     """Add up weighted losses and squared gradients here, then over the devices of the group."""
 
     node: str
@@ -221,9 +184,6 @@ class Total(Base):
     @property
     def uses(self) -> Buffers:
         return (*(loss for loss, _ in self.losses), *self.grads)
-
-    def meeting(self, device: Device) -> Group:
-        return Group(self.stream, self.group)
 
     @property
     def task(self) -> str:
