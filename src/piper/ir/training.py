@@ -23,7 +23,7 @@ from piper.ir.naming import (
 )
 from piper.ir.nodes import Compute, Node, Sum, Totals, Update
 from piper.ir.values import Role, TensorSpec, Value
-from piper.names import BI, BW, B, F, ValueId
+from piper.names import BI, BW, B, BucketId, F, ValueId
 
 
 def training_dag(model: Model, clip: bool = False) -> Dag:
@@ -97,18 +97,18 @@ def weight_grads(model: Model, region: Region) -> tuple[ValueId, ...]:
 
 
 def updates(model: Model, clip: bool) -> Iterator[Update]:
-    for bucket in model.buckets.values():
-        parts = tuple(
-            bucket_grad(bucket.id, region.id)
-            for region in reversed(model.regions)
-            if bucket.id in model.trained(region)
-        )
-        if parts:
+    parts: dict[BucketId, list[ValueId]] = {}
+    for region in reversed(model.regions):
+        for bucket in model.trained(region):
+            parts.setdefault(bucket, []).append(bucket_grad(bucket, region.id))
+    for bucket in model.buckets:
+        if bucket in parts:
+            total = tuple(parts[bucket])
             yield Update(
-                id=update_id(bucket.id),
-                bucket=bucket.id,
-                reads=(parts, (TOTALS,)) if clip else (parts,),
-                writes=(updated(weights(bucket.id)),),
+                id=update_id(bucket),
+                bucket=bucket,
+                reads=(total, (TOTALS,)) if clip else (total,),
+                writes=(updated(weights(bucket)),),
             )
 
 
