@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from piper.directives import Replicate as Replicate
     from piper.directives import Shard as Shard
     from piper.directives import Split as Split
+    from piper.directives import Stage as Stage
     from piper.directives import Strategy as Strategy
     from piper.directives import Stream as Stream
     from piper.ir.filters import where as where
@@ -37,6 +38,7 @@ _HOMES = {
     "Shard": "piper.directives",
     "Split": "piper.directives",
     "Order": "piper.directives",
+    "Stage": "piper.directives",
     "Stream": "piper.directives",
     "Strategy": "piper.directives",
     "Trainer": "piper.trainer",

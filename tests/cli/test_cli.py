@@ -36,7 +36,7 @@ def test_schedule_prints_json_that_loads(tmp_path: Path) -> None:
     file = tmp_path / "strategy.json"
     file.write_text(found)
 
-    assert call("check", str(file)).startswith("ok: 5 directives")
+    assert call("check", str(file)).startswith("ok: 6 directives")
     assert one_f_one_b(pp=2, microbatches=2).to_json() == found
 
 

@@ -14,7 +14,7 @@ from strategies.tables import every_schedule, table
 from synthetic import chain
 
 import piper.strategies
-from piper.directives import Directive, Order, Place, Replicate, Split, Strategy, apply
+from piper.directives import Directive, Order, Place, Replicate, Split, Stage, Strategy, apply
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.ir.training import training_dag
@@ -46,6 +46,7 @@ def test_a_schedule_is_a_place_per_stage_a_split_and_an_order_per_rank() -> None
 
     assert strategy == Strategy(
         [
+            Stage("PP", 2),
             Place(where(PP=0), devices=(0,), stream="mine"),
             Place(where(PP=1), devices=(1,), stream="mine"),
             Split("MB", 1),
@@ -64,7 +65,7 @@ def test_what_overlaps_shares_a_slot() -> None:
 def test_directives_print_as_a_user_writes_them() -> None:
     assert (
         str(SMALL["zb-h1"])
-        .splitlines()[3]
+        .splitlines()[4]
         .endswith("(where(PP=0, MB=3, PASS='BI'),), (where(PP=0, MB=3, PASS='BW'),)))")
     )
 

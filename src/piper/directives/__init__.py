@@ -7,9 +7,11 @@ from piper.directives.program import apply
 from piper.directives.replicate import Replicate
 from piper.directives.shard import Shard
 from piper.directives.split import Split
+from piper.directives.stage import Stage
 from piper.directives.strategy import Strategy
 from piper.directives.stream import Stream
 
 __all__ = [
-    "Directive", "Order", "Place", "Replicate", "Shard", "Split", "Strategy", "Stream", "apply",
+    "Directive", "Order", "Place", "Replicate", "Shard", "Split", "Stage", "Strategy", "Stream",
+    "apply",
 ]  # fmt: skip

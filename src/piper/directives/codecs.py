@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from piper.directives.arguments import DeviceGroups, DeviceList, Slots
+from piper.directives.arguments import DeviceGroups, DeviceList, Slots, StageSizes
 from piper.errors import Problem, Refused
 from piper.ir.filters import Filter, Wanted, where
 
@@ -64,6 +64,7 @@ CODECS: dict[object, Codec] = {
     Slots: Codec(write_slots, read_slots),
     DeviceList: DEVICES,
     DeviceGroups: DEVICES,
+    StageSizes: DEVICES,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
+from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
 from piper.errors import Problem, StrategyError
@@ -21,6 +21,7 @@ def assemble(
     pp: int,
     dp: int,
     *,
+    stages: Sequence[int] | None = None,
     zero: int = 0,
     reduce: Reduce | None = None,
     bucket_mb: float = 25.0,
@@ -51,6 +52,7 @@ def assemble(
     )  # fmt: skip
     return Strategy(
         (
+            Stage("PP", table.stages if stages is None else stages_of(stages, table)),
             *places_of(homes, stream),
             *replicates,
             *shards_of(homes, ep, ep_stream, expert_stages),
@@ -58,6 +60,14 @@ def assemble(
             *orders_of(table, ep > 1 if ahead is None else ahead),
         )
     )
+
+
+def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:
+    if len(stages) != table.stages:
+        what = f"stages={list(stages)} has {len(stages)} stages, the schedule {table.stages}"
+        fix = f"write how many layers each of the {table.stages} stages has"
+        raise StrategyError("strategy", Problem(what, fix))
+    return stages
 
 
 def require_count(name: str, value: int) -> None:
@@ -69,8 +79,9 @@ def require_count(name: str, value: int) -> None:
 def to_directives(
     table: Table, places: Places, stream: str = "pp", ahead: Ahead = False
 ) -> tuple[Directive, ...]:
-    """A place for each stage, the split into microbatches, and an order for each rank."""
+    """The stages, a place for each, the split into microbatches, and an order for each rank."""
     return (
+        Stage("PP", table.stages),
         *places_of(places, stream),
         Split("MB", table.microbatches),
         *orders_of(table, ahead),

@@ -66,6 +66,7 @@ def one_f_one_b(
     """One forward, one backward: as fast as GPipe, with fewer live activations.
 
     >>> print(one_f_one_b(pp=1, microbatches=1))
+    Stage(name='PP', stages=1)
     Place(filter=where(PP=0), devices=(0,), stream='pp')
     Split(name='MB', n=1)
     Order(slots=((where(PP=0, MB=0, PASS='F'),), (where(PP=0, MB=0, PASS='B'),)))
@@ -110,7 +111,7 @@ def dualpipev(
 
     With experts (`ep`), the tokens of one pass travel while the other one computes.
 
-    >>> print(dualpipev(pp=1, microbatches=2, dp=2, ep=2, zero=2).directives[4])
+    >>> print(dualpipev(pp=1, microbatches=2, dp=2, ep=2, zero=2).directives[5])
     Shard(filter=where(PP=0, EP='*'), devices=(0, 1), stream='ep')
     """
     return one_device_each(schedules.dualpipev(pp, microbatches), dp, **options)

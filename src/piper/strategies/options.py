@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 from piper.directives.order import Ahead
@@ -11,6 +11,9 @@ from piper.directives.replicate import Reduce
 
 class PipelineOptions(TypedDict, total=False):
     """Options of every builder besides `pp`, `microbatches` and `dp`. All have defaults."""
+
+    stages: Sequence[int] | None
+    """How many layers each stage has. Default: None, stages of about equally many FLOPs."""
 
     zero: int
     """ZeRO level of the replicas: 0 shards nothing (default), 1 optimizer state, 2 gradients too,

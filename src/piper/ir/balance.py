@@ -1,0 +1,36 @@
+"""Cut a row of weights into stages so that the heaviest one weighs as little as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ROUNDS = 60  # halvings of the interval in which the lightest possible maximum lies
+
+
+def balanced(weights: Sequence[float], stages: int) -> tuple[int, ...]:
+    """How many of the weights each stage gets, in order, at least one.
+
+    >>> balanced([1, 1, 1, 1, 1, 1, 1, 3.5], 3)
+    (4, 3, 1)
+    """
+    low, high = max(weights), sum(weights)
+    for _ in range(ROUNDS):
+        middle = (low + high) / 2
+        if len(filled(weights, stages, middle)) > stages:
+            low = middle
+        else:
+            high = middle
+    return filled(weights, stages, high)
+
+
+def filled(weights: Sequence[float], stages: int, limit: float) -> tuple[int, ...]:
+    """Stages filled up to a limit, one after the other, so that something is left for each."""
+    sizes: list[int] = []
+    size, weight = 0, 0.0
+    for k, one in enumerate(weights):
+        rest = stages - len(sizes) - 1  # stages after this one
+        if size and (weight + one > limit or len(weights) - k == rest):
+            sizes.append(size)
+            size, weight = 0, 0.0
+        size, weight = size + 1, weight + one
+    return (*sizes, size)

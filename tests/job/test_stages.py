@@ -1,0 +1,66 @@
+"""One model, annotated by layers, under every builder: as plain PyTorch trains it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import piper
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.numerics import compare
+from piper.job.options import Options
+from piper.strategies import BUILDERS
+
+VOCAB, DIM, LAYERS = 11, 6, 9
+
+
+class Layered(nn.Module):
+    """An embedding, layers, a norm and a tied head; nothing but the layers has a tag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, DIM)
+        self.layers = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(DIM)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            with piper.annotate("L"):
+                x = x + torch.tanh(layer(x))
+        return self.norm(x) @ self.embedding.weight.t()
+
+
+def loss(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), labels.flatten())
+
+
+def options(name: str) -> list[dict[str, int]]:
+    sizes = [2] if name == "dualpipe" else [1, 2]
+    levels = [{"dp": 1}, {"dp": 2, "zero": 3}]
+    return [{"pp": pp, "microbatches": 4, **level} for pp in sizes for level in levels]
+
+
+@pytest.fixture(scope="module")
+def layered() -> tuple[nn.Module, Batch]:
+    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(VOCAB, (8, 3), generator=draw)
+    return Layered(), Batch.of((tokens, tokens.roll(1, 1)))
+
+
+CASES = [(name, given) for name in BUILDERS for given in options(name)]
+
+
+@pytest.mark.parametrize(("name", "given"), CASES, ids=str)
+def test_a_layered_model_trains_as_plain_pytorch(layered, name: str, given: dict) -> None:
+    model, example = layered
+    optimizer = lambda named: torch.optim.SGD([p for _, p in named], lr=0.1)  # noqa: E731
+    job = Job(model, loss, BUILDERS[name](**given), Options(optimizer=optimizer, device="cpu"))
+
+    found = compare(job, example, *job.compile(example))
+
+    assert found.agrees, (found.steps, found.wrong)
+    assert found.dtype == "float64"
