@@ -117,4 +117,4 @@ def test_an_error_of_the_model_names_its_line() -> None:
 
     (note,) = error.value.__notes__
     assert "test_arguments.py" in note
-    assert "while tracing the model" in note
+    assert "while Piper traced the model" in note
