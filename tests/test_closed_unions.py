@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("mypy")
+
 ROOT = Path(__file__).parents[1]
 FLUSH = '''
 from piper.plan.instructions.base import Base

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("mypy")
+
 ROOT = Path(__file__).parents[1]
 START = """\
 from functools import partial

@@ -11,6 +11,8 @@ from typing import get_type_hints
 
 import pytest
 
+pytest.importorskip("mypy")
+
 import piper
 from piper.directives import Replicate
 from piper.strategies import BUILDERS, PipelineOptions
