@@ -14,6 +14,7 @@ from piper.strategies import BUILDERS
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
+SOURCE = ROOT / "src" / "piper"
 
 
 def picture(directive: type) -> str:
@@ -51,6 +52,16 @@ def test_every_link_of_every_page_leads_somewhere() -> None:
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_path_on_the_page_of_the_architecture_exists() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    paths = [word for word in re.findall(r"`([\w/.]+)`", page) if "/" in word or ".py" in word]
+
+    missing = [path for path in paths if not any((base / path).exists() for base in (ROOT, SOURCE))]
+
+    assert len(paths) > 50
+    assert not missing
 
 
 def readme_code() -> tuple[list[str], list[str]]:
