@@ -48,10 +48,18 @@ def test_every_error_is_on_the_page_of_errors() -> None:
     assert not missing
 
 
+def sections(page: Path) -> list[str]:
+    """The names under which links find the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
 def test_every_link_of_every_page_leads_somewhere() -> None:
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, section in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            found = page.parent / target if target else page
+            assert found.exists(), f"{page.name}: {target}"
+            assert not section or section in sections(found), f"{page.name}: {target}#{section}"
 
 
 def test_every_path_on_the_page_of_the_architecture_exists() -> None:
