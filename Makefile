@@ -24,13 +24,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests examples bench
 	$(BIN)/mypy
 
-# Three rows at once. Tests of several processes mostly wait for each other; the others get what time
-# they leave, at a lower priority, so that none of them is late, and are told when all are done.
+# Three groups at once. Tests with several processes mostly wait for each other. The other two groups
+# run at a lower priority, so that they do not delay the first, and print their output at the end.
 ALONE = nice -n 10 $(BIN)/pytest -m 'not processes and not soak'
 
 test: $(READY) lint
 	@$(ALONE) tests/runtime tests/job > .row2.log 2>&1 & two=$$!; \
-	$(ALONE) --ignore=tests/runtime tests/job > .row3.log 2>&1 & three=$$!; \
+	$(ALONE) --ignore=tests/runtime --ignore=tests/job > .row3.log 2>&1 & three=$$!; \
 	trap "kill $$two $$three" INT TERM; \
 	$(BIN)/pytest -m 'processes and not soak'; status=$$?; \
 	for row in $$two $$three; do wait $$row || status=1; done; \

@@ -1,8 +1,8 @@
-"""An unedited Hugging Face model as a pipeline: its modules are tagged by their paths.
+"""Train an unedited Hugging Face model as a pipeline: tag its modules by their paths.
 
     piper run examples/hugging_face.py -n 2
 
-Needs transformers (pip install piper-train[hf]); the weights are random, nothing is downloaded.
+This needs transformers (pip install piper-train[hf]). Weights are random; nothing is downloaded.
 """
 
 from functools import partial

@@ -1,9 +1,10 @@
-"""A schedule of one's own, written as PyTorch's schedule text: one row per device.
+"""Your own schedule, written as PyTorch's schedule text: one row per device.
 
     piper show examples/own_schedule.py
     piper run examples/own_schedule.py -n 2
 
-Both devices split every backward in its two halves, and do the halves nobody waits for last.
+Both devices split every backward into input gradients (I) and weight gradients (W). No other device
+waits for weight gradients, so they run last.
 """
 
 from functools import partial
@@ -17,13 +18,14 @@ MICROBATCHES = 4
 
 
 def rows() -> str:
-    """The first device runs ahead; the second turns each microbatch round at once."""
+    """Device 0 runs all forwards first; device 1 follows each forward with its input gradients."""
     parts = range(MICROBATCHES)
     forwards = [f"0F{part}" for part in parts]
     inputs = [f"0I{part}" for part in parts]
-    turned = [action for part in parts for action in (f"1F{part}", f"1I{part}")]
+    alternating = [action for part in parts for action in (f"1F{part}", f"1I{part}")]
     weights = [[f"{stage}W{part}" for part in parts] for stage in (0, 1)]
-    return "\n".join([",".join(forwards + inputs + weights[0]), ",".join(turned + weights[1])])
+    first, second = forwards + inputs + weights[0], alternating + weights[1]
+    return "\n".join([",".join(first), ",".join(second)])
 
 
 def main() -> None:

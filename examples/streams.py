@@ -1,10 +1,14 @@
-"""Compare where reductions and tokens travel: on two streams, on one, or in small messages.
+"""Compare streams of gradient reductions: their own, that of the tokens, or small buckets.
 
     piper run examples/streams.py -n 4
 
-The three choices of the published work, each one word of the strategy: gradients are added up on a
-stream of their own (dp), on the stream of the tokens (ep), or on their own in messages of a quarter
-of a megabyte. What they cost is measured here; what they compute is the same.
+These are the three choices of the published work. Each is one option of the builder:
+
+    separate    reductions have their own stream, dp
+    one         they share the stream of the token all-to-alls, ep
+    buckets     they have their own stream, in messages of a quarter of a megabyte
+
+The example measures a step of each. The loss is the same for all.
 """
 
 import statistics
@@ -23,7 +27,7 @@ MICROBATCHES, STEPS = 4, 5
 
 
 def measured(name: str) -> tuple[float, float, bool]:
-    """Seconds of a step, the last loss, and whether this process is the one that speaks."""
+    """The median step time, the last loss, and whether this process prints."""
     strategy = piper.strategies.dualpipev(
         pp=PP, dp=EP, ep=EP, zero=0, microbatches=MICROBATCHES, **STREAMS[name]
     )
@@ -38,10 +42,10 @@ def measured(name: str) -> tuple[float, float, bool]:
 
 
 def main() -> None:
-    for name, words in STREAMS.items():
-        seconds, loss, speaks = measured(name)
-        if speaks:
-            print(f"{name:9} {1e3 * seconds:7.1f} ms a step  loss {loss:.6f}  {words}", flush=True)
+    for name, options in STREAMS.items():
+        seconds, loss, prints = measured(name)
+        if prints:
+            print(f"{name:9} {1e3 * seconds:7.1f} ms/step  loss {loss:.6f}  {options}", flush=True)
 
 
 if __name__ == "__main__":

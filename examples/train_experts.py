@@ -1,12 +1,12 @@
-"""Train a mixture of experts on real text: DualPipeV, two pipeline ranks, experts on two devices.
+"""Train a mixture of experts on real text: DualPipeV, PP=2 x EP=2 on four processes.
 
     piper show examples/train_experts.py   # the order of overlapping work, and what it hides
     piper run examples/train_experts.py -n 4
     piper run examples/train_experts.py -n 4 --schedule 1f1b --streams one
 
-Four processes: PP=2 x EP=2. Every device has half of the experts of its layers; tokens travel to
-them and back, while the device computes for another microbatch. `--tune` measures what everything
-takes, and orders overlapping work by that.
+Each device holds half of the experts of its layers. Tokens travel to their experts and back while
+the device computes another microbatch. `--tune` measures regions and messages first, and orders
+overlapping work by the result.
 """
 
 import argparse
@@ -19,10 +19,10 @@ import piper
 from piper.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig, moe_loss
 
 PP, EP = 2, 2
-# The three choices of the published work: each is one word of the strategy.
+# The three choices of the published work, as options of the builder.
 STREAMS = {
     "separate": {"reduce_stream": "dp"},
-    "one": {"reduce_stream": "ep"},  # reductions wait for tokens on their way, and they for them
+    "one": {"reduce_stream": "ep"},  # reductions and token all-to-alls wait for each other
     "buckets": {"reduce_stream": "dp", "bucket_mb": 0.25},
 }
 

@@ -2,9 +2,9 @@
 
     piper run examples/train_text.py -n 4
     piper run examples/train_text.py -n 4 --schedule dualpipev --steps 50
-    piper run examples/train_text.py -n 4 --checkpoint runs/text     # again: it goes on from there
+    piper run examples/train_text.py -n 4 --checkpoint runs/text     # run it again to resume
 
-The text is Python's own standard library, byte by byte: it is on every machine.
+The text is the source of Python's standard library, byte by byte: every machine has it.
 """
 
 import argparse
@@ -19,22 +19,22 @@ import torch
 import piper
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
-EVERY = 25  # steps from save to save
+EVERY = 25  # steps between checkpoints
 TWO_PER_RANK = ("interleaved-1f1b", "interleaved-zb", "zbv", "dualpipev")
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schedule", default="1f1b", choices=sorted(piper.strategies.BUILDERS))
-    parser.add_argument("--pp", type=int, default=4, help="pipeline ranks: the -n of piper run")
+    parser.add_argument("--pp", type=int, default=4, help="pipeline ranks: -n of piper run")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--checkpoint", type=Path, help="a folder to save in, and to go on from")
+    parser.add_argument("--checkpoint", type=Path, help="folder to save to and resume from")
     return parser.parse_args()
 
 
 def library_text() -> torch.Tensor:
-    """A few megabytes of Python, as bytes."""
+    """A few megabytes of Python source, as bytes."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     return torch.frombuffer(bytearray(b"".join(f.read_bytes() for f in files)), dtype=torch.uint8)
 

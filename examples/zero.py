@@ -1,10 +1,11 @@
-"""Two pipeline stages with two replicas each, and another ZeRO level for each stage.
+"""Two pipeline stages with two replicas each, and a different ZeRO level for each stage.
 
     piper show examples/zero.py            # the schedule; what every device holds and sends
     piper run examples/zero.py -n 4
 
-The first stage shards its optimizer and gradients, the second its parameters too: it gathers a
-layer ahead of its use and holds two at once. Every process loads the data of its own replica.
+The first stage shards optimizer state and gradients (ZeRO-2), the second also parameters (ZeRO-3):
+it gathers one layer ahead of use, and holds two layers at once. Every process loads the data of its
+own replica.
 """
 
 from functools import partial
@@ -20,7 +21,7 @@ CONFIG, STAGES, STEPS, ROWS = LlamaConfig(layers=6), 2, 5, 8
 
 
 class Model(nn.Module):
-    """Layers are regions of their own inside the stages: the unit that is gathered."""
+    """Each layer is a region inside its stage, because ZeRO-3 gathers region by region."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ def main() -> None:
         optimizer=partial(torch.optim.AdamW, lr=1e-2),
         example=(example, example),
     )
-    data = torch.Generator().manual_seed(trainer.replica)  # every replica sees other data
+    data = torch.Generator().manual_seed(trainer.replica)  # different data on every replica
     for _ in range(STEPS):
         tokens = torch.randint(0, CONFIG.vocab, (ROWS, 16), generator=data)
         metrics = trainer.step(tokens, tokens)

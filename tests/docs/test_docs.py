@@ -1,16 +1,20 @@
 """The pages say what the code says."""
 
+import re
 from inspect import signature
 from pathlib import Path
 from textwrap import dedent
 
+import piper
 from piper.cli.target import inspect
+from piper.directives import Strategy
 from piper.directives.base import DIRECTIVES
 from piper.errors import PiperError
 from piper.strategies import BUILDERS
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
+SOURCE = ROOT / "src" / "piper"
 
 
 def picture(directive: type) -> str:
@@ -44,23 +48,63 @@ def test_every_error_is_on_the_page_of_errors() -> None:
     assert not missing
 
 
+def sections(page: Path) -> list[str]:
+    """The names under which links find the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
 def test_every_link_of_every_page_leads_somewhere() -> None:
-    import re
-
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, section in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            found = page.parent / target if target else page
+            assert found.exists(), f"{page.name}: {target}"
+            assert not section or section in sections(found), f"{page.name}: {target}#{section}"
 
 
-def test_the_first_script_of_the_readme_compiles(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+def test_every_path_on_the_page_of_the_architecture_exists() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    paths = [word for word in re.findall(r"`([\w/.]+)`", page) if "/" in word or ".py" in word]
+
+    missing = [path for path in paths if not any((base / path).exists() for base in (ROOT, SOURCE))]
+
+    assert len(paths) > 50
+    assert not missing
+
+
+def readme_code() -> tuple[list[str], list[str]]:
+    """The code blocks of the README: scripts with a Trainer, and strategies alone."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    scripts = [block for block in blocks if "piper.Trainer(" in block]
+    return scripts, [block for block in blocks if block not in scripts]
+
+
+def test_the_script_of_the_readme_compiles(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
+    [[text], _] = readme_code()
     script.write_text(text)
 
     found = inspect(script, [])
 
     assert [len(plan.states) > 0 for plan in found.compiled.plans] == [True, True]
     assert [str(region.id) for region in found.captured.model.regions] == ["PP0", "PP1"]
+
+
+def strategy_of(block: str, known: dict[str, object]) -> Strategy:
+    found = dict(known)
+    exec(block, found)
+    return found["strategy"]
+
+
+def test_the_strategies_of_the_readme_are_strategies() -> None:
+    known = {name: getattr(piper, name) for name in piper.__all__} | {"piper": piper}
+    _, strategies = readme_code()
+
+    written = [strategy_of(block, known) for block in strategies]
+    built = re.findall(r"# or built: (.*)", (ROOT / "README.md").read_text())
+
+    assert [len(one) for one in written] == [5, 4]
+    assert all(len(eval(call, known)) > 3 for call in built) and len(built) == 3
 
 
 def test_every_builder_is_on_the_page_of_strategies() -> None:
