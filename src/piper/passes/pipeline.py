@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from piper.errors import PassError, Refused
 from piper.ir.dag import Dag
-from piper.ir.rules import CAPTURED, FINAL, LOWERABLE, PLACED, Rule, require
+from piper.ir.rules import CAPTURED, FINAL, GATHERED, LOWERABLE, PLACED, Rule, require
 from piper.passes.exchanges import insert_exchanges
 from piper.passes.gathers import place_gathers
 from piper.passes.halves import cut_backwards
@@ -17,21 +17,22 @@ from piper.passes.transfers import insert_transfers
 
 Pass = Callable[[Dag], Dag]
 
+STEPS: tuple[tuple[str, Pass, tuple[Rule, ...]], ...] = (
+    ("strategy", lambda dag: dag, PLACED),
+    ("homes", with_homes, ()),
+    ("halves", cut_backwards, CAPTURED),
+    ("exchanges", insert_exchanges, CAPTURED),
+    ("reductions", place_reductions, CAPTURED),
+    ("transfers", insert_transfers, LOWERABLE),
+    ("schedule", schedule, ()),
+    ("gathers", place_gathers, GATHERED),
+    ("streams", lambda dag: dag, FINAL),
+)
+
 
 def run_passes(dag: Dag) -> Dag:
     """From what the user asked for to one order in time of everything that must be done."""
-    steps: tuple[tuple[str, Pass, tuple[Rule, ...]], ...] = (
-        ("strategy", lambda dag: dag, PLACED),
-        ("homes", with_homes, ()),
-        ("halves", cut_backwards, CAPTURED),
-        ("exchanges", insert_exchanges, CAPTURED),
-        ("reductions", place_reductions, CAPTURED),
-        ("transfers", insert_transfers, LOWERABLE),
-        ("schedule", schedule, ()),
-        ("gathers", place_gathers, LOWERABLE),
-        ("streams", lambda dag: dag, FINAL),
-    )
-    for name, step, rules in steps:
+    for name, step, rules in STEPS:
         try:
             dag = step(dag)
             require(dag, rules)
