@@ -14,6 +14,7 @@ from piper.ir.naming import (
     bucket_grad,
     carry,
     node_id,
+    of_microbatch,
     saved,
     update_id,
     updated,
@@ -21,7 +22,7 @@ from piper.ir.naming import (
     weights,
 )
 from piper.ir.nodes import Compute, Node, Sum, Totals, Update
-from piper.ir.values import Role, TensorSpec, Value
+from piper.ir.values import OF_THE_STEP, Role, TensorSpec, Value
 from piper.names import BI, BW, B, F, ValueId
 
 ALL_TOTALS = Value((TensorSpec((2,), "float64"),), Role.TOTALS)
@@ -124,6 +125,21 @@ def all_values(model: Model) -> dict[ValueId, Value]:
     for region in model.regions:
         values.update(region_values(model, region))
     return values
+
+
+def step_values(model: Model, dimensions: tuple[tuple[str, int], ...]) -> dict[ValueId, Value]:
+    """All values as they are before any pass: those of each microbatch, once there is a split."""
+    values = all_values(model)
+    if not dimensions:
+        return values
+    n = dimensions[0][1]
+    shared = {name: value for name, value in values.items() if value.role in OF_THE_STEP}
+    return shared | {
+        of_microbatch(name, k): value.of(k, n)
+        for name, value in values.items()
+        if name not in shared
+        for k in range(n)
+    }
 
 
 def region_values(model: Model, region: Region) -> Iterator[tuple[ValueId, Value]]:

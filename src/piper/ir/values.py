@@ -57,6 +57,7 @@ class Role(StrEnum):
 
 LOADED = (Role.BATCH, Role.SEED, Role.RANDOM)
 GIVEN = (*LOADED, Role.WEIGHTS)
+OF_THE_STEP = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # one for all microbatches
 
 
 @dataclass(frozen=True, slots=True)
