@@ -9,7 +9,7 @@ from random import Random
 
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
-from piper.ir.nodes import Compute, Node, Sum, Transfer, Update
+from piper.ir.nodes import Collective, Compute, Node, Sum, Transfer, Update
 from piper.ir.values import Role, TensorSpec, Value
 from piper.names import NodeId, ValueId
 from piper.passes.homes import bucket_homes
@@ -177,6 +177,41 @@ def mistake_the_size(slips: Slips, random: Random) -> Dag:
     return slips.dag.with_values({value: replace(known, specs=wrong)})
 
 
+def read_what_is_at_home(slips: Slips, random: Random) -> Dag | None:
+    """A region of experts reads the rows of its own device, or another one those at the experts."""
+    return instead(
+        slips,
+        random,
+        lambda a, b: (a.role, a.base) == (b.role, b.base) and a.experts != b.experts,
+    )
+
+
+def mistake_the_messages(slips: Slips, random: Random) -> Dag | None:
+    node = random.choice(list(slips.dag.nodes.values()))
+    if not isinstance(node, Collective):
+        return None
+    first, *rest = node.messages
+    longer = replace(first, numel=first.numel + 1)
+    twice = replace(first, tensors=(*first.tensors, first.tensors[0]))
+    wrong = random.choice([rest, [longer, *rest], [twice, *rest], [first, *node.messages]])
+    return slips.dag.with_nodes([replace(node, messages=tuple(wrong))])
+
+
+def mistake_the_shards(slips: Slips, random: Random) -> Dag | None:
+    """All shards of a bucket are of one size, but of a wrong one."""
+    cut = [v for v in slips.readable if slips.dag.values[v].role is Role.GRADIENT_SHARD]
+    if not cut:
+        return None
+    right = slips.dag.values[random.choice(cut)]
+    wrong = tuple(replace(spec, shape=((spec.shape[0] or 0) + 1,)) for spec in right.specs)
+    alike = [
+        (name, value)
+        for name, value in slips.dag.values.items()
+        if value.bucket == right.bucket and value.specs == right.specs
+    ]
+    return slips.dag.with_values({name: replace(value, specs=wrong) for name, value in alike})
+
+
 def read_a_shard(slips: Slips, random: Random) -> Dag | None:
     """A region that finds its parameters gathered reads what its device has of them instead.
 
@@ -196,7 +231,8 @@ KINDS: tuple[Callable[[Slips, Random], Dag | None], ...] = (
     drop_a_read, double_a_read, swap_two_reads, swap_two_writes, read_another_microbatch,
     read_anything_else, read_another_region, read_another_bucket,
     read_the_gradient_of_another_value, lose_a_part_of_a_sum, count_a_part_twice,
-    mistake_the_size, read_a_shard,
+    mistake_the_size, mistake_the_shards, mistake_the_messages, read_a_shard,
+    read_what_is_at_home,
 )  # fmt: skip
 
 

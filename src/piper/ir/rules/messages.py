@@ -67,7 +67,7 @@ def copy_faults(dag: Dag, total: Sum, copy: ValueId) -> Iterator[str]:
 
 
 def sum_faults(dag: Dag, total: Sum, brought: ValueId) -> Iterator[str]:
-    """All parts of a sum are gradients of one thing, of one microbatch where they have one."""
+    """All parts of a sum are of one thing; whether they are all there, its reader knows."""
     new = dag.values[brought]
     for value in total:
         old = dag.values[value]
@@ -75,12 +75,6 @@ def sum_faults(dag: Dag, total: Sum, brought: ValueId) -> Iterator[str]:
             yield f"reads {value} as a part of {brought} (expected {thing(new)})"
         elif old.specs != new.specs:
             yield misfit(value, old.specs, brought, new.specs)
-    sources = dag.origins.sources(total)
-    parts = {dag.origins.part(value) for value in sources}
-    if new.role is Role.GRADIENT and len(parts) > 1:
-        yield f"reads {text(total)} as {brought} (expected gradients of one microbatch)"
-    if len(set(sources)) < len(sources):
-        yield f"reads {text(total)} as {brought} (expected each part once)"
 
 
 def same_sum(value: Value) -> tuple[object, ...]:
@@ -172,9 +166,6 @@ def row_faults(
             yield f"reads {value} as {new} for {region} (expected {thing(arrived)})"
         elif old.specs != arrived.specs:
             yield misfit(value, old.specs, new, arrived.specs)
-    sources = [dag.values[value] for value in dag.origins.sources(total)]
-    if not back and len({meaning(one) for one in sources}) < len(sources):
-        yield f"reads {text(total)} as {new} for {region} (expected each part once)"
 
 
 def route_faults(dag: Dag, node: Exchange, region: RegionId | None) -> Iterator[str]:
