@@ -18,12 +18,15 @@ from piper.ir.filters import where
 from piper.ir.maker import Maker
 from piper.ir.model import Model
 from piper.ir.nodes import Precedence, Update
-from piper.ir.rules import CAPTURED, FINAL, LOWERABLE, PLACED, Rule, require
+from piper.ir.rules import CAPTURED, FINAL, GATHERED, PLACED, Rule, require
 from piper.ir.training import training_dag
 from piper.job.compiler import compile_strategy
-from piper.names import NodeId
+from piper.names import NodeId, ValueId
+from piper.passes.homes import with_homes
+from piper.passes.reductions import place_reductions
+from piper.passes.transfers import insert_transfers
 
-RULES = tuple(dict.fromkeys((*CAPTURED, *PLACED, *LOWERABLE, *FINAL)))
+RULES = tuple(dict.fromkeys((*CAPTURED, *PLACED, *GATHERED, *FINAL)))
 
 
 def tiny() -> Dag:
@@ -44,6 +47,17 @@ def without(dag: Dag, node: str) -> Dag:
 
 def on(dag: Dag, node: str, *devices: int) -> Dag:
     return dag.with_nodes([replace(dag.nodes[NodeId(node)], devices=devices)])
+
+
+def reading(dag: Dag, node: str, k: int, *total: str) -> Dag:
+    """The node reads something else as its read k."""
+    found = dag.nodes[NodeId(node)]
+    reads = (*found.reads[:k], tuple(map(ValueId, total)), *found.reads[k + 1 :])
+    return dag.with_nodes([replace(found, reads=reads)])
+
+
+def sharded(zero: int) -> Dag:
+    return Replicate(where(), [0, 1], zero=zero).rewrite(Place(where(), [0, 1]).rewrite(tiny()))
 
 
 def before(dag: Dag, first: str, second: str) -> Dag:
@@ -101,6 +115,24 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
     rules.every_value_is_written_once: (
         lambda: tiny().with_nodes([replace(tiny().nodes["PP0:U"], id=NodeId("again"))]),
         f"again and PP0:U both write w:PP0'\n  fix: {BUG}",
+    ),
+    rules.every_node_fits_its_region: (
+        lambda: reading(training_dag(chain(2)), "PP1:B", 0, "w:PP0"),
+        f"PP1:B reads w:PP0 as parameter bucket 0 of PP1 (expected the bucket PP1)\n  fix: {BUG}",
+    ),
+    rules.every_message_fits_what_it_carries: (
+        lambda: reading(insert_transfers(with_homes(placed(2))), "send h0>1", 0, "saved:PP0"),
+        "send h0>1 reads saved:PP0 as a part of h0>1 (expected the activation of h0)\n"
+        f"  fix: {BUG}",
+    ),
+    rules.every_update_has_all_gradients: (
+        lambda: reading(tiny(), "PP0:U", 0),
+        f"PP0:U misses the gradient of PP0 from PP0 in microbatch 0\n  fix: {BUG}",
+    ),
+    rules.parameters_are_whole_where_they_are_used: (
+        lambda: place_reductions(with_homes(sharded(zero=3))),
+        "PP0:F reads w:PP0 as parameter bucket 0 of PP0, which is a shard (expected all of PP0, "
+        f"gathered)\n  fix: {BUG}",
     ),
     rules.nothing_waits_for_itself: (
         lambda: before(tiny(), "PP0:B", "PP0:F"),

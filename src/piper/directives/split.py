@@ -12,7 +12,7 @@ from piper.ir.dag import Dag
 from piper.ir.maker import Maker
 from piper.ir.naming import node_id, of_microbatch
 from piper.ir.nodes import Compute, Node, Precedence, Sum
-from piper.ir.values import Role, Value
+from piper.ir.values import OF_THE_STEP, Value
 from piper.names import PASS, F, ValueId
 
 IN_BATCH_ORDER = Maker("buffers updated in batch order")
@@ -115,5 +115,4 @@ class Copies:
 
 def per_microbatch(dag: Dag) -> list[ValueId]:
     """Values that each microbatch has its own of: all but parameters, old and new, and totals."""
-    kept = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)
-    return [name for name, value in dag.values.items() if value.role not in kept]
+    return [name for name, value in dag.values.items() if value.role not in OF_THE_STEP]

@@ -12,13 +12,16 @@ from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.origins import Origins
 from piper.ir.residency import Residency
 from piper.ir.sharding import Shardings, held_specs
 from piper.ir.values import TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
 Key = tuple[int | str | None, ...]
-ABOUT_NODES = ("producers", "consumers", "computes", "devices", "tag_names", "_indices", "proven")
+ABOUT_NODES = (
+    "producers", "consumers", "origins", "computes", "devices", "tag_names", "_indices", "proven"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class Dag:
                     else:
                         found[value] = [node.id]
         return found
+
+    @cached_property
+    def origins(self) -> Origins:
+        """Where values come from: which microbatch, and what a message added up."""
+        return Origins(self.nodes, self.values)
 
     @cached_property
     def computes(self) -> tuple[Compute, ...]:
@@ -129,6 +137,16 @@ class Dag:
     def with_nodes(self, changed: Iterable[Node]) -> Dag:
         """These nodes replace those of the same id, or are added at the end."""
         return replace(self, nodes={**self.nodes, **{node.id: node for node in changed}})
+
+    def moved(self, nodes: Iterable[Node]) -> Dag:
+        """Updates and totals go to devices where regions are: all that was found out still holds.
+
+        That spares checking all the rest again.
+        """
+        after = self.with_nodes(nodes)
+        known = self.__dict__
+        after.__dict__.update({fact: known[fact] for fact in ABOUT_NODES if fact in known})
+        return after
 
     def with_values(self, new: Mapping[ValueId, Value]) -> Dag:
         return replace(self, values={**self.values, **new})

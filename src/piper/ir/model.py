@@ -88,6 +88,15 @@ class Model:
                 found.setdefault(bucket, region.id)
         return found
 
+    @cached_property
+    def contributors(self) -> dict[ValueId, tuple[RegionId, ...]]:
+        """The regions that each add a part to the gradient of a value; the last use comes first."""
+        found: dict[ValueId, tuple[RegionId, ...]] = {}
+        for region in reversed(self.regions):
+            for value in (region.inputs[k] for k in region.input_grads):
+                found[value] = (*found.get(value, ()), region.id)
+        return found
+
     def trained(self, region: Region) -> tuple[BucketId, ...]:
         """The buckets that the region's backward gives gradients for."""
         if not region.has_backward:

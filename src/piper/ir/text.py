@@ -1,12 +1,35 @@
-"""Print a DAG: one line per node, the same text for the same DAG."""
+"""Print a DAG: one line per node, the same text for the same DAG; `ir/parse.py` reads it back.
+
+Left out is what follows from the model: the region and tags of a node that `naming` has named, and
+values as they are before any pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import chain
 from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Sum, Totals, Transfer, Update
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Node,
+    Precedence,
+    Sum,
+    Tags,
+    Totals,
+    Transfer,
+    Update,
+)
+from piper.ir.residency import Residency
+from piper.ir.training import step_values
+from piper.ir.values import Value
+from piper.names import BucketId, ValueId
+
+STREAM = "pp"  # of what a region writes, unless it says otherwise
 
 
 def text(dag: Dag) -> str:
@@ -14,16 +37,17 @@ def text(dag: Dag) -> str:
 
 
 def lines(dag: Dag) -> Iterator[str]:
-    split = " ".join(f"{name}={n}" for name, n in dag.dimensions)
-    yield f"dag: {len(dag.nodes)} nodes, {len(dag.model.regions)} regions {split}".rstrip()
+    split = "".join(f" {name}={n}" for name, n in dag.dimensions)
+    scheduled = ", scheduled" if dag.sequence else ""
+    yield f"dag: {len(dag.nodes)} nodes, {len(dag.model.regions)} regions{split}{scheduled}"
     if dag.streams:
         yield f"streams: {', '.join(map(str, dag.streams))}"
     names = [dag.nodes[name] for name in dag.sequence] if dag.sequence else dag.nodes.values()
     for node in names:
         yield f"{describe(node)}  # {dag.makers.get(node.id, 'pass')}"
-    for order in dag.precedences:
-        before, after = ", ".join(order.before), ", ".join(order.after)
-        yield f"before: {before} -> {after}  # {order.maker}"
+    yield from map(order_text, dag.precedences)
+    yield from settings(dag)
+    yield from values(dag)
 
 
 def describe(node: Node) -> str:
@@ -45,13 +69,78 @@ def kind_of(node: Node) -> str:
 
 
 def where(node: Node) -> str:
-    if isinstance(node, Transfer):
-        return f"{list(node.source)} => {list(node.devices)} [{node.stream}]"
-    if isinstance(node, Collective | Exchange):
-        groups = " ".join(str(list(group)) for group in node.groups)
-        return f"{groups} [{node.stream}]"
-    return str(list(node.devices)) if node.devices else "nowhere yet"
+    match node:
+        case Transfer():
+            return f"{list(node.source)} => {list(node.devices)} [{node.stream}]{tags(node.tags)}"
+        case Exchange():
+            at = elsewhere(node.devices, node.groups)
+            return f"{groups(node.groups)} [{node.stream}]{at}, {node.way}{tags(node.tags)}"
+        case Collective():
+            at = elsewhere(node.devices, node.groups)
+            sent = " ".join("+".join(map(str, message.tensors)) for message in node.messages)
+            slot = "" if node.slot is None else f", buffer {node.slot}"
+            return f"{groups(node.groups)} [{node.stream}]{at}, messages {sent}{slot}"
+        case Compute():
+            usual = STREAM if node.devices else None
+            stream = "" if node.stream == usual else f" [{node.stream or ''}]"
+            return f"{list(node.devices)}{stream}" if node.devices else "nowhere yet"
+        case Totals() | Update():
+            return str(list(node.devices)) if node.devices else "nowhere yet"
+        case _:
+            assert_never(node)
+
+
+def groups(found: Sequence[tuple[int, ...]]) -> str:
+    return " ".join(str(list(group)) for group in found)
+
+
+def elsewhere(devices: tuple[int, ...], found: Sequence[tuple[int, ...]]) -> str:
+    """The order of replicas, where it is not that of the groups."""
+    return "" if devices == tuple(chain.from_iterable(found)) else f", replicas {list(devices)}"
+
+
+def tags(found: Tags) -> str:
+    return f" {{{' '.join(f'{key}={index}' for key, index in found)}}}" if found else ""
 
 
 def total_text(total: Sum) -> str:
     return " + ".join(total)
+
+
+def order_text(order: Precedence) -> str:
+    before, after = ", ".join(order.before), ", ".join(order.after)
+    return f"before{', loosely' if order.loose else ''}: {before} -> {after}  # {order.maker}"
+
+
+def settings(dag: Dag) -> Iterator[str]:
+    """What `Replicate` and `Shard` asked for."""
+    if dag.replicated:
+        yield f"replicated: {', '.join(dag.replicated)}"
+    for region, cut in dag.shardings.items():
+        yield f"experts {region} on {groups(cut.groups)} [{cut.stream}]"
+    shared: dict[Residency, list[BucketId]] = {}
+    for bucket, how in dag.residencies.items():
+        shared.setdefault(how, []).append(bucket)
+    for how, buckets in shared.items():
+        rest = " ".join(f"{f.name}={getattr(how, f.name)}" for f in fields(how)[1:])
+        yield f"buckets {', '.join(buckets)} on {groups(how.groups)}: {rest}"
+
+
+def values(dag: Dag) -> Iterator[str]:
+    """Values that are not as the model has them, those that are alike on one line."""
+    usual = step_values(dag.model, dag.dimensions)
+    found: dict[Value, list[ValueId]] = {}
+    for name, value in dag.values.items():
+        if usual.get(name) != value:
+            found.setdefault(value, []).append(name)
+    for value, names in found.items():
+        specs = ", ".join(map(str, value.specs))
+        yield f"value {value.role} ({specs}){details(value)}: {', '.join(names)}"
+
+
+def details(value: Value) -> str:
+    """What is not as usual, by the names of the fields."""
+    special = [(f.name, getattr(value, f.name)) for f in fields(Value)[2:]]
+    usual = {f.name: f.default for f in fields(Value)}
+    shown = [name if v is True else f"{name}={v}" for name, v in special if v != usual[name]]
+    return "".join(f" {one}" for one in shown)

@@ -22,8 +22,10 @@ from piper.ir.naming import (
     weights,
 )
 from piper.ir.nodes import Compute, Node, Sum, Totals, Update
-from piper.ir.values import Role, TensorSpec, Value
+from piper.ir.values import OF_THE_STEP, Role, TensorSpec, Value
 from piper.names import BI, BW, B, BucketId, F, ValueId
+
+ALL_TOTALS = Value((TensorSpec((2,), "float64"),), Role.TOTALS)
 
 
 def training_dag(model: Model, clip: bool = False) -> Dag:
@@ -50,10 +52,9 @@ def training_dag(model: Model, clip: bool = False) -> Dag:
 def contributions(model: Model) -> dict[ValueId, Sum]:
     """Which gradients add up to the gradient of each value; the last use comes first."""
     grads: dict[ValueId, Sum] = {model.loss: (SEED,)}
-    for region in reversed(model.regions):
-        for index in region.input_grads:
-            value = region.inputs[index]
-            grads[value] = (*grads.get(value, ()), value_grad(value, region.id))
+    for value, regions in model.contributors.items():
+        parts = tuple(value_grad(value, region) for region in regions)
+        grads[value] = (*grads.get(value, ()), *parts)
     return grads
 
 
@@ -113,9 +114,9 @@ def updates(model: Model, clip: bool) -> Iterator[Update]:
 
 
 def all_values(model: Model) -> dict[ValueId, Value]:
-    values = dict(model.values)
-    values[TOTALS] = Value((TensorSpec((2,), "float64"),), Role.TOTALS)
-    values[SEED] = Value(model.values[model.loss].specs, Role.SEED)
+    values = {name: replace(value, base=name) for name, value in model.values.items()}
+    values[TOTALS] = ALL_TOTALS
+    values[SEED] = Value(model.values[model.loss].specs, Role.SEED, base=model.loss)
     for bucket in model.buckets.values():
         state = weights(bucket.id)
         old = Value(bucket.specs, Role.WEIGHTS, bundle=True, bucket=bucket.id)
@@ -126,17 +127,34 @@ def all_values(model: Model) -> dict[ValueId, Value]:
     return values
 
 
+def step_values(model: Model, dimensions: tuple[tuple[str, int], ...]) -> dict[ValueId, Value]:
+    """All values as they are before any pass: those of each microbatch, once there is a split."""
+    values = all_values(model)
+    if not dimensions:
+        return values
+    n = dimensions[0][1]
+    shared = {name: value for name, value in values.items() if value.role in OF_THE_STEP}
+    return shared | {
+        of_microbatch(name, k): value.of(k, n)
+        for name, value in values.items()
+        if name not in shared
+        for k in range(n)
+    }
+
+
 def region_values(model: Model, region: Region) -> Iterator[tuple[ValueId, Value]]:
     """What a region's own nodes exchange: saved activations, carry, gradients."""
-    yield saved(region.id), Value(region.saved, Role.SAVED, bundle=True)
-    yield carry(region.id), Value(region.carry, Role.CARRY, bundle=True)
+    mine = region.id
+    yield saved(mine), Value(region.saved, Role.SAVED, bundle=True, region=mine)
+    yield carry(mine), Value(region.carry, Role.CARRY, bundle=True, region=mine)
     for index in region.input_grads:
         value = region.inputs[index]
-        yield value_grad(value, region.id), Value(model.values[value].specs, Role.GRADIENT)
+        specs = model.values[value].specs
+        yield value_grad(value, mine), Value(specs, Role.GRADIENT, base=value, region=mine)
     for bucket in model.trained(region):
         specs = model.buckets[bucket].specs
-        grad = Value(specs, Role.WEIGHT_GRADIENT, bundle=True, bucket=bucket)
-        yield bucket_grad(bucket, region.id), grad
+        grad = Value(specs, Role.WEIGHT_GRADIENT, bundle=True, bucket=bucket, region=mine)
+        yield bucket_grad(bucket, mine), grad
 
 
 def split_backward(dag: Dag, node: Compute) -> tuple[Compute, Compute]:
@@ -163,11 +181,11 @@ def split_backward(dag: Dag, node: Compute) -> tuple[Compute, Compute]:
 class Argument(StrEnum):
     """What a phase of a region reads."""
 
-    BUCKET = "bucket"
+    BUCKET = "parameter bucket"
     INPUT = "input"
     SAVED = "saved"
     CARRY = "carry"
-    OUTPUT_GRAD = "output gradient"
+    OUTPUT_GRAD = "gradient of output"
 
 
 Read = tuple[Argument, int]  # and which one of the region's buckets, inputs or outputs

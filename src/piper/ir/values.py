@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
-from piper.names import BucketId, ValueId
+from piper.names import BucketId, RegionId, ValueId
 
 ITEM_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "complex128": 16,
@@ -57,6 +57,7 @@ class Role(StrEnum):
 
 LOADED = (Role.BATCH, Role.SEED, Role.RANDOM)
 GIVEN = (*LOADED, Role.WEIGHTS)
+OF_THE_STEP = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # one for all microbatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class Value:
     bucket: BucketId | None = None  # whose parameters or gradients these are
     copy: bool = False  # WEIGHTS and NEW_WEIGHTS: used away from their home, and kept equal
     state: ValueId | None = None  # NEW_WEIGHTS: the parameters that they take the place of
+    base: ValueId | None = None  # which value of the model it is, or is the gradient of
+    region: RegionId | None = None  # which region keeps it, or contributes this gradient
+    experts: RegionId | None = None  # it is on the devices of this region's experts, not at home
 
     @property
     def nbytes(self) -> int:

@@ -71,6 +71,7 @@ class Work:
     dag: Dag
     values: dict[ValueId, Value] = field(default_factory=dict)
     contracts: dict[RegionId, Contract] = field(default_factory=dict)
+    known: dict[Value, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for region in self.dag.shardings:
@@ -122,7 +123,7 @@ class Work:
     ) -> Iterator[Node]:
         """The node itself, at the experts; of what it writes, the first `count` go home."""
         homes, rest = node.writes[:count], node.writes[count:]
-        away = [self.named(value, at_experts(value)) for value in homes]
+        away = [self.named(value, at_experts(value), node.region) for value in homes]
         yield replace(node, reads=tuple(renamed(node.reads, moved)), writes=(*away, *rest))
         if homes:
             reads = [*((value,) for value in away), (route,)]
@@ -145,25 +146,34 @@ class Work:
 
     def away_of(self, region: Region) -> Callable[[Sum], ValueId]:
         """How a value is called at the experts of a region."""
-        return lambda total: self.named(total[0], at_experts(total[0], region.id))
+        return lambda total: self.named(total[0], at_experts(total[0], region.id), region.id)
 
-    def named(self, value: ValueId, name: ValueId) -> ValueId:
+    def named(self, value: ValueId, name: ValueId, region: RegionId) -> ValueId:
         """Expected to be as large as before: tokens are spread evenly, more or less."""
         known = self.dag.values[value]
-        self.values[name] = Value(known.specs, Role.ACTIVATION if known.is_given else known.role)
+        role = Role.ACTIVATION if known.is_given else known.role
+        self.values[name] = self.same(
+            Value(known.specs, role, base=known.base, region=known.region, experts=region)
+        )
         return name
+
+    def same(self, value: Value) -> Value:
+        """What is equal is one object, for all microbatches."""
+        return self.known.setdefault(value, value)
 
     def counted(self, region: Region, counts: Sum) -> ValueId:
         name = at_experts(counts[0], region.id)
         ways, known = self.dag.shardings[region.id].ways, self.dag.values[counts[0]]
-        self.values[name] = Value((share_of(known.specs[0], ways),))
+        specs = (share_of(known.specs[0], ways),)
+        self.values[name] = self.same(Value(specs, base=known.base, experts=region.id))
         return name
 
     def route(self, region: Region, node: Compute) -> ValueId:
         """How many rows went where; the same for all passes of a microbatch."""
         name = route(region.id, node.microbatch)
         counts = TensorSpec((self.contracts[region.id].experts,), "int64")
-        self.values[name] = Value((counts, counts), Role.ROUTE, bundle=True)
+        made = Value((counts, counts), Role.ROUTE, bundle=True, region=region.id)
+        self.values[name] = self.same(made)
         return name
 
 

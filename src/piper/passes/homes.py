@@ -24,7 +24,7 @@ def with_homes(dag: Dag) -> Dag:
         for node in dag.nodes.values()
         if isinstance(node, Totals)
     ]
-    return dag.with_nodes(moved)
+    return dag.moved(moved)
 
 
 def bucket_homes(dag: Dag) -> dict[BucketId, Devices]:

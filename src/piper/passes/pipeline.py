@@ -7,7 +7,7 @@ from collections.abc import Callable
 from piper.costs import Costs
 from piper.errors import PassError, Refused
 from piper.ir.dag import Dag
-from piper.ir.rules import CAPTURED, FINAL, LOWERABLE, PLACED, Rule, require
+from piper.ir.rules import CAPTURED, FINAL, GATHERED, LOWERABLE, PLACED, Rule, require
 from piper.passes.exchanges import insert_exchanges
 from piper.passes.gathers import place_gathers
 from piper.passes.halves import cut_backwards
@@ -18,10 +18,12 @@ from piper.passes.transfers import insert_transfers
 
 Pass = Callable[[Dag], Dag]
 
+Step = tuple[str, Pass, tuple[Rule, ...]]
 
-def run_passes(dag: Dag, costs: Costs) -> Dag:
-    """From what the user asked for to one order in time of everything that must be done."""
-    steps: tuple[tuple[str, Pass, tuple[Rule, ...]], ...] = (
+
+def steps(costs: Costs) -> tuple[Step, ...]:
+    """The passes, and the rules that hold after each."""
+    return (
         ("strategy", lambda dag: dag, PLACED),
         ("homes", with_homes, ()),
         ("halves", cut_backwards, CAPTURED),
@@ -29,10 +31,14 @@ def run_passes(dag: Dag, costs: Costs) -> Dag:
         ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),
         ("schedule", lambda dag: schedule(dag, costs), ()),
-        ("gathers", lambda dag: expect_messages(place_gathers(dag), costs), LOWERABLE),
+        ("gathers", lambda dag: expect_messages(place_gathers(dag), costs), GATHERED),
         ("streams", lambda dag: dag, FINAL),
     )
-    for name, step, rules in steps:
+
+
+def run_passes(dag: Dag, costs: Costs) -> Dag:
+    """From what the user asked for to one order in time of everything that must be done."""
+    for name, step, rules in steps(costs):
         try:
             dag = step(dag)
             require(dag, rules)

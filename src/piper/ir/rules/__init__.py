@@ -19,6 +19,10 @@ from piper.ir.rules.flow import (
     nothing_waits_for_itself,
     orders_name_all_microbatches_or_none,
 )
+from piper.ir.rules.messages import (
+    every_message_fits_what_it_carries,
+    every_update_has_all_gradients,
+)
 from piper.ir.rules.placement import (
     backward_runs_where_forward_ran,
     buffers_that_change_are_on_one_device,
@@ -34,12 +38,19 @@ from piper.ir.rules.replicas import (
     replicas_are_where_they_are_placed,
     replicas_update_no_buffers,
 )
+from piper.ir.rules.shape import (
+    every_node_fits_its_region,
+    parameters_are_whole_where_they_are_used,
+)
 
 Rule = Callable[[Dag], Iterator[Problem]]
 
 CAPTURED: tuple[Rule, ...] = (
     every_read_has_a_writer,
     every_value_is_written_once,
+    every_node_fits_its_region,
+    every_message_fits_what_it_carries,
+    every_update_has_all_gradients,
     nothing_waits_for_itself,
     every_gradient_is_counted_once,
 )
@@ -62,6 +73,10 @@ PLACED: tuple[Rule, ...] = (
 LOWERABLE: tuple[Rule, ...] = (
     *CAPTURED,
     every_read_is_local,
+)
+GATHERED: tuple[Rule, ...] = (
+    *LOWERABLE,
+    parameters_are_whole_where_they_are_used,
 )
 FINAL: tuple[Rule, ...] = (every_stream_with_a_share_is_used,)
 

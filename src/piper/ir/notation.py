@@ -1,0 +1,64 @@
+"""How the text of a DAG writes devices, tensors, tags and makers, read back."""
+
+from __future__ import annotations
+
+import re
+
+from piper.ir.flat_layout import Message
+from piper.ir.maker import Maker
+from piper.ir.nodes import Sum
+from piper.ir.values import TensorSpec
+from piper.names import NORMAL, Device, NodeId, Share, ValueId
+
+Found = re.Match[str]
+Groups = tuple[tuple[Device, ...], ...]
+LIST = r"\[\d+(?:, \d+)*\]"
+SIZE = r"(?:\d+|\?)"
+SPEC = rf"\w+\[(?:{SIZE}(?:, {SIZE})*)?\]"
+
+
+def message_of(whole: tuple[TensorSpec, ...], tensors: tuple[int, ...], ways: int) -> Message:
+    numel = sum(whole[k].numel for k in tensors)
+    return Message(whole[tensors[0]].dtype, tensors, numel, -(-numel // ways) * ways)
+
+
+def ids_of(shown: str) -> tuple[NodeId, ...]:
+    return tuple(map(NodeId, filter(None, shown.split(", "))))
+
+
+def sum_of(shown: str) -> Sum:
+    return tuple(map(ValueId, shown.split(" + ")))
+
+
+def devices_of(shown: str) -> tuple[Device, ...]:
+    return tuple(map(int, re.findall(r"\d+", shown)))
+
+
+def groups_of(shown: str) -> Groups:
+    return tuple(map(devices_of, re.findall(LIST, shown)))
+
+
+def tags_of(where: Found) -> tuple[tuple[str, int], ...]:
+    return tuple((key, int(index)) for key, index in pairs(where["tags"] or ""))
+
+
+def pairs(shown: str) -> list[tuple[str, str]]:
+    return re.findall(r"(\S+)=(-?\d+)", shown)
+
+
+def specs_of(shown: str) -> tuple[TensorSpec, ...]:
+    found = re.findall(r"(\w+)\[([^\]]*)\]", shown)
+    sizes = [[None if s == "?" else int(s) for s in shape.split(", ") if s] for _, shape in found]
+    return tuple(TensorSpec(tuple(s), dtype) for s, (dtype, _) in zip(sizes, found, strict=True))
+
+
+def maker_of(shown: str) -> Maker:
+    found = re.fullmatch(r"(.*) \(directive (\d+) of (\d+)\)", shown)
+    return Maker(found[1], int(found[2]), int(found[3])) if found else Maker(shown)
+
+
+def share_of(shown: str) -> Share:
+    stream, _, rest = shown.strip().partition(" (")
+    sms = re.search(r"(\d+) SM", rest)
+    priority = [word for word in rest.strip(")").split(", ") if word and "SM" not in word]
+    return Share(stream, int(sms[1]) if sms else None, *(priority or [NORMAL]))
