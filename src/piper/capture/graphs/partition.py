@@ -57,6 +57,8 @@ def partition(
     inputs = [node for node in joint.gradients[weights:] if node is not None]
     parameters = [node for node in joint.gradients[:weights] if node is not None]
     early = _with_picks(closure(inputs, available))
+    if recompute and inputs:  # all at once in BI: the carry is then no larger than without
+        early |= recomputed
     late = _frontier(
         parameters,
         inside=lambda node: node not in available and (node not in early or node in twice),
