@@ -30,7 +30,7 @@ class Model(nn.Module):
         with annotate("PP"):
             x = self.first(x).tanh()
         with annotate("PP"):
-            return self.body(self, x).square().mean()
+            return self.body(self, x).mean()
 
 
 def captured(body: Body) -> tuple[Captured, Region]:
