@@ -52,7 +52,7 @@ def test_the_backward_reads_the_inputs_and_the_forward_keeps_nothing() -> None:
 
 
 def test_halves_of_every_microbatch_read_and_carry_their_own() -> None:
-    dag = rewritten(MB, HALVES, Remat(where(PP=0)))
+    dag = rewritten(*TWO, MB, HALVES, Remat(where(PP=0)))
 
     assert reads(dag, "PP0:BI@1") == "w:PP0, x@1, saved:PP0@1, d:h0/PP1@1"
     assert reads(dag, "PP0:BW@1") == "x@1, carry:PP0@1, d:h0/PP1@1"
