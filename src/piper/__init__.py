@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from piper.capture import tag as tag
     from piper.directives import Order as Order
     from piper.directives import Place as Place
+    from piper.directives import Remat as Remat
     from piper.directives import Replicate as Replicate
     from piper.directives import Shard as Shard
     from piper.directives import Split as Split
@@ -40,6 +41,7 @@ _HOMES = {
     "Order": "piper.directives",
     "Stage": "piper.directives",
     "Stream": "piper.directives",
+    "Remat": "piper.directives",
     "Strategy": "piper.directives",
     "Trainer": "piper.trainer",
     "Metrics": "piper.runtime.metrics",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId
 
 def kernel(captured: Captured, region: str, phase: Phase, ways: int = 1) -> Kernel:
     """What computes this phase of the region."""
-    return captured.kernels.get(captured.code(RegionId(region), ways), phase, False)
+    return captured.kernels.get(
+        captured.code(captured.model.by_id[RegionId(region)], ways), phase, False
+    )
 
 
 @dataclass
@@ -25,6 +28,7 @@ class Interpreter:
     captured: Captured
     weights: dict[str, Tensor]
     split: bool = False  # BI, and BW after everything else, instead of B
+    recompute: bool = False  # every region as under `Remat`
     compiled: bool = False
     random: tuple[int, int] = (0, 0)
     received: Kernels = field(default_factory=Kernels)
@@ -43,12 +47,13 @@ class Interpreter:
             if value.role is Role.RANDOM:
                 self.values[name] = torch.tensor(self.random, device=device)
         with torch.no_grad():
-            for region in model.regions:
+            regions = [(r.recomputed or r) if self.recompute else r for r in model.regions]
+            for region in regions:
                 self.forward(region)
             self.value_grads[model.loss] = torch.ones(
                 (), device=device, dtype=getattr(torch, model.values[model.loss].specs[0].dtype)
             )
-            backward = [region for region in reversed(model.regions) if region.has_backward]
+            backward = [region for region in reversed(regions) if region.has_backward]
             later = [(region, *self.backward(region)) for region in backward]
             for region, carry, tangents in later:
                 if self.split:
@@ -112,7 +117,7 @@ class Interpreter:
 
     def call(self, region: Region, phase: Phase, reads: list) -> tuple:
         """As a process does that captured nothing: what it runs was text on the way."""
-        code = self.captured.code(region.id)
+        code = self.captured.code(region)
         key = code.graph, phase, self.compiled
         if key not in self.received.made:
             self.received.add(*key, self.captured.kernels.to_json(*key))
@@ -164,13 +169,15 @@ def assert_same(
 def assert_parity(
     captured: Captured, model: nn.Module, loss_fn, batch: tuple, exact: bool = True, **options
 ) -> None:
-    """B, and BI with BW, give what autograd gives; buffers end up the same."""
+    """B, and BI with BW, give what autograd gives, also if they recompute the forward; buffers end
+    up the same."""
     before = state(model)
     expected = eager(model, loss_fn, batch)
     after = state(model)
-    for split in (False, True):
+    for split, recompute in product((False, True), repeat=2):
         weights = {name: tensor.clone() for name, tensor in before.items()}
-        found = Interpreter(captured, weights, split=split, **options).step(batch)
+        run = Interpreter(captured, weights, split=split, recompute=recompute, **options)
+        found = run.step(batch)
         assert_same(found, expected, exact)
         for name, tensor in after.items():
             assert torch.equal(weights[name], tensor), name

@@ -29,7 +29,7 @@ FIX = (
 
 def shipped(captured: Captured, region: str, phase: Phase, ways: int = 1) -> Kernel:
     """As another process has it."""
-    code, there = captured.code(RegionId(region), ways), Kernels()
+    code, there = captured.code(captured.model.by_id[RegionId(region)], ways), Kernels()
     there.add(code.graph, phase, False, captured.kernels.to_json(code.graph, phase, False))
     return there.get(code, phase, False)
 
@@ -265,7 +265,7 @@ def test_what_was_sent_is_compiled_when_it_is_asked_for(monkeypatch: pytest.Monk
     compiled = []
     monkeypatch.setattr(callables, "_compiled", lambda module: compiled.append(module) or tuple)
     captured, there = mixed(), Kernels()
-    code = captured.code(RegionId("PP0"))
+    code = captured.code(captured.model.by_id[RegionId("PP0")])
 
     there.add(code.graph, F, True, captured.kernels.to_json(code.graph, F, True))
     assert not compiled

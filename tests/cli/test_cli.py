@@ -85,6 +85,22 @@ def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:
     assert drawn[-1] == "streams: pp (4 SMs, high)"
 
 
+def test_show_and_simulate_know_what_is_recomputed(tmp_path: Path) -> None:
+    more = "microbatches=4) + piper.Remat(piper.where())"
+    script = tmp_path / "recomputed.py"
+    script.write_text(SCRIPT.read_text().replace("microbatches=4)", more))
+
+    kept, found = (call("simulate", str(one)) for one in (SCRIPT, script))
+    speeds = [
+        int(re.search(r"([\d,]+) tokens/s", one)[1].replace(",", "")) for one in (kept, found)
+    ]
+
+    assert speeds[0] > speeds[1]
+    assert "peak memory 4.6 KiB on device 0" in kept
+    assert "peak memory 4.4 KiB on device 0" in found
+    assert "device 0  peak 4.4 KiB " in call("show", str(script))
+
+
 def test_show_says_what_the_times_of_overlapping_work_stand_on() -> None:
     experts = Path(__file__).parents[2] / "examples" / "train_experts.py"
 

@@ -13,10 +13,12 @@ import piper.job.profiling as profiling
 from piper.costs import Costs
 from piper.costs.measured import RegionKey
 from piper.costs.modes import Mode
+from piper.directives import Remat
+from piper.ir.filters import where
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.pricing import price
+from piper.job.pricing import cost_notes, price
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.names import BI, BW, F, Phase
 from piper.plan.instructions import Run
@@ -56,6 +58,21 @@ def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None
     step = price(compiled, found).seconds
     runs = sum(found.figures[RegionKey(c, phase)].seconds for c in codes for phase in (F, BI, BW))
     assert 4 * runs / 2 < step < 20 * runs
+
+
+def test_recomputed_regions_have_figures_of_their_own(inspected, monkeypatch) -> None:
+    job, example, captured, _ = inspected
+    monkeypatch.setattr(profiling, "machine", Costs)
+    recomputing = job.under(job.strategy + Remat(where(PP=0)))
+    _, compiled = recomputing.compile(example)
+
+    found = profiling.profile(recomputing, example)
+
+    first, last = captured.model.regions
+    codes = [first.recomputed.code, last.code]
+    assert {key.code for key in found.figures} == set(codes)
+    assert all(one.seconds > 0 and one.work for one in found.figures.values())
+    assert cost_notes(compiled, found)[0].startswith("links were not measured")
 
 
 def test_costs_are_those_of_the_mode_in_which_regions_run(inspected) -> None:

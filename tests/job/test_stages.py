@@ -56,9 +56,26 @@ CASES = [(name, given) for name in BUILDERS for given in options(name)]
 
 @pytest.mark.parametrize(("name", "given"), CASES, ids=str)
 def test_a_layered_model_trains_as_plain_pytorch(layered, name: str, given: dict) -> None:
+    agrees(layered, BUILDERS[name](**given))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "dualpipev"])
+def test_stages_that_recompute_train_as_plain_pytorch(layered, name: str) -> None:
+    some, given = piper.Remat(piper.where(PP=1)), {"pp": 2, "dp": 2, "zero": 2, "microbatches": 4}
+    strategy = BUILDERS[name](**given)
+
+    agrees(layered, strategy + some)
+    agrees(layered, piper.Strategy([piper.Remat(piper.where(L="*")), *strategy]))
+
+
+def test_other_sizes_and_unequal_stages_train_as_plain_pytorch(layered) -> None:
+    agrees(layered, BUILDERS["1f1b"](pp=3, microbatches=4, stages=[1, 6, 2]))
+
+
+def agrees(layered: tuple[nn.Module, Batch], strategy: piper.Strategy) -> None:
     model, example = layered
     optimizer = lambda named: torch.optim.SGD([p for _, p in named], lr=0.1)  # noqa: E731
-    job = Job(model, loss, BUILDERS[name](**given), Options(optimizer=optimizer, device="cpu"))
+    job = Job(model, loss, strategy, Options(optimizer=optimizer, device="cpu"))
 
     found = compare(job, example, *job.compile(example))
 

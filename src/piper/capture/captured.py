@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,12 +11,12 @@ from torch import fx, nn
 from piper.capture.fx_nodes import value
 from piper.capture.graphs import flops, workspace
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
-from piper.capture.graphs.phases import phase_graphs
+from piper.capture.graphs.phases import Layout, phase_graphs
 from piper.capture.graphs.region_graphs import Lowered, lower
 from piper.capture.kernels.callables import Kernels, RegionCode
-from piper.capture.regions.buckets import Bucketed, make_buckets
+from piper.capture.regions.buckets import Bucketed, Part, make_buckets
 from piper.capture.regions.cut import Chunk, cut
-from piper.capture.regions.description import Cost, describe, number_tags, region_ids
+from piper.capture.regions.description import Cost, Tags, describe, number_tags, region_ids
 from piper.capture.trace import refusals
 from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Output, Traced, trace
@@ -47,16 +47,18 @@ class Captured:
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
 
-    def code(self, region: RegionId, ways: int = 1) -> RegionCode:
-        """What computes a region, or one of so many shares of its experts."""
-        found = self.model.by_id[region]
+    def code(self, region: Region, ways: int = 1) -> RegionCode:
+        """What computes a region, or one of so many shares of its experts.
+
+        The region is that of the DAG: a directive may have replaced the one that was captured.
+        """
         if ways > 1:
-            share = RegionCode(found.code, ways)
-            self.kernels.graphs.setdefault(share.graph, self.experts.get(found.code, ways))
+            share = RegionCode(region.code, ways)
+            self.kernels.graphs.setdefault(share.graph, self.experts.get(region.code, ways))
             return share
-        reads = ((phase, _random_position(found, phase)) for phase in Phase)
+        reads = ((phase, _random_position(region, phase)) for phase in Phase)
         random = tuple((phase, read) for phase, read in reads if read is not None)
-        return RegionCode(found.code, dropout=self.dropouts[region], random=random)
+        return RegionCode(region.code, dropout=self.dropouts[region.id], random=random)
 
 
 def capture(
@@ -80,12 +82,9 @@ def capture(
     _refuse_shared_updates(traced, chunks, ids)
     names, values = _values(traced, chunks, ids)
     bucketed = make_buckets(traced, lowered, ids)
-    codes, graphs = _codes(lowered, bucketed)
-    counted = {code: _count(phases) for code, phases in graphs.items()}
-    regions = tuple(
-        describe(lowered[k], id, tag, run, code, names, bucketed.parts[k], counted[code])
-        for k, (id, tag, run, code) in enumerate(zip(ids, tags, runs, codes, strict=True))
-    )
+    made = _Graphs(names)
+    named = zip(ids, tags, runs, strict=True)
+    regions = tuple(map(made.region, lowered, bucketed.parts, named))
     found = Model(regions=regions, values=values, buckets=bucketed.buckets, loss=LOSS)
     return Captured(
         model=found,
@@ -93,7 +92,7 @@ def capture(
         aliases=traced.aliases,
         unused=bucketed.unused,
         device=device,
-        kernels=Kernels(graphs),
+        kernels=Kernels(made.graphs),
         dropouts={id: chunk.first_dropout for id, chunk in zip(ids, chunks, strict=True)},
         ignored=ignored,
         experts=_experts(found, lowered, bucketed, traced.mode),
@@ -111,6 +110,9 @@ def _experts(
             fits = contract(model, region)
             if isinstance(fits, Contract):
                 codes[region.code] = ExpertCode(known, layout, fits, mode)
+                if region.recomputed is not None:
+                    again = ExpertCode(known.recomputing, layout, fits, mode)
+                    codes[region.recomputed.code] = again
     return ExpertGraphs(codes)
 
 
@@ -178,15 +180,30 @@ def _values(
     return names, values
 
 
-def _codes(
-    lowered: Sequence[Lowered], bucketed: Bucketed
-) -> tuple[list[str], dict[str, dict[Phase, fx.GraphModule]]]:
-    """A name for the code of each region, and the graphs behind each name."""
-    codes, graphs = [], {}
-    for region, (_, layout) in zip(lowered, bucketed.parts, strict=True):
-        text = repr((region.key, layout))
+@dataclass
+class _Graphs:
+    """The graphs of all regions, and what they take, by the name of their code."""
+
+    values: dict[fx.Node, ValueId]
+    graphs: dict[str, dict[Phase, fx.GraphModule]] = field(default_factory=dict)
+    costs: dict[str, Cost] = field(default_factory=dict)
+
+    def region(self, lowered: Lowered, part: Part, named: tuple[RegionId, Tags, int]) -> Region:
+        """A region as it is, and as one whose backward recomputes the forward."""
+        kept = self._described(lowered, part, named)
+        if not kept.has_backward:
+            return kept
+        return replace(kept, recomputed=self._described(lowered.recomputing, part, named))
+
+    def _described(self, lowered: Lowered, part: Part, named: tuple[RegionId, Tags, int]) -> Region:
+        code = self._code(lowered, part[1])
+        return describe(lowered, *named, code, self.values, part, self.costs[code])
+
+    def _code(self, lowered: Lowered, layout: Layout) -> str:
+        """A name for what computes it. Equal regions share their graphs."""
+        text = repr((lowered.key, layout))
         code = hashlib.sha256(text.encode()).hexdigest()[:12]
-        if code not in graphs:
-            graphs[code] = phase_graphs(region.joint, region.cut, layout, region.updates)
-        codes.append(code)
-    return codes, graphs
+        if code not in self.graphs:
+            graphs = phase_graphs(lowered.joint, lowered.cut, layout, lowered.updates)
+            self.graphs[code], self.costs[code] = graphs, _count(graphs)
+        return code

@@ -4,6 +4,7 @@ from piper.directives.base import Directive
 from piper.directives.order import Order
 from piper.directives.place import Place
 from piper.directives.program import apply
+from piper.directives.remat import Remat
 from piper.directives.replicate import Replicate
 from piper.directives.shard import Shard
 from piper.directives.split import Split
@@ -12,6 +13,7 @@ from piper.directives.strategy import Strategy
 from piper.directives.stream import Stream
 
 __all__ = [
-    "Directive", "Order", "Place", "Replicate", "Shard", "Split", "Stage", "Strategy", "Stream",
+    "Directive", "Order", "Place", "Remat", "Replicate", "Shard", "Split", "Stage", "Strategy",
+    "Stream",
     "apply",
 ]  # fmt: skip

@@ -107,7 +107,7 @@ class Replicate(Directive):
 
     def rewrite(self, dag: Dag) -> Dag:
         nodes = selected(dag, self.filter)
-        require_whole_regions(dag, self.filter, "parameters")
+        require_whole_regions(dag, self.filter, "parameters serve")
         self.require_placed_here(nodes)
         regions = dict.fromkeys(node.region for node in nodes)
         require_not_replicated(dag, regions)

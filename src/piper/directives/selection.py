@@ -56,10 +56,13 @@ def span(values: Sequence[int]) -> str:
     return f"{low} to {high}" if contiguous else ", ".join(map(str, sorted(values)))
 
 
-def require_whole_regions(dag: Dag, wanted: Filter, serves: str) -> None:
-    """Parameters serve all passes and microbatches of a region, so no filter may pick some."""
+def require_whole_regions(dag: Dag, wanted: Filter, why: str) -> None:
+    """Some directives are about all passes and microbatches of a region: no filter may pick some.
+
+    `why` is a subject and a verb: "parameters serve".
+    """
     parts = (PASS, *(name for name, _ in dag.dimensions))
     named = [key for key in wanted.keys if key in parts]
     if named:
-        what = f"{wanted} selects some of a region's work, but {serves} serve all of it"
+        what = f"{wanted} selects some of a region's work, but {why} all of it"
         raise Refused(Problem(what, f"leave {named[0]} out of the filter"))

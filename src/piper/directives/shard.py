@@ -55,7 +55,7 @@ class Shard(Directive):
 
     def rewrite(self, dag: Dag) -> Dag:
         nodes = selected(dag, self.filter)
-        require_whole_regions(dag, self.filter, "experts")
+        require_whole_regions(dag, self.filter, "experts serve")
         self.require_placed_here(nodes)
         regions = dict.fromkeys(node.region for node in nodes)
         require_not_sharded(dag, regions)

@@ -97,7 +97,7 @@ def retagged(dag: Dag, name: str, stage_of: dict[RegionId, int]) -> Dag:
     regions, seen = [], Counter[Tags]()
     for region in dag.model.regions:
         tags = with_tag(region.tags, name, stage_of[region.id])
-        regions.append(replace(region, tags=tags, run=seen[tags]))
+        regions.append(under(region, tags, seen[tags]))
         seen[tags] += 1
 
     def moved(node: Node) -> Node:
@@ -107,6 +107,12 @@ def retagged(dag: Dag, name: str, stage_of: dict[RegionId, int]) -> Dag:
 
     nodes = {key: moved(node) for key, node in dag.nodes.items()}
     return replace(dag, model=replace(dag.model, regions=tuple(regions)), nodes=nodes)
+
+
+def under(region: Region, tags: Tags, run: int) -> Region:
+    """A region with other tags, and so the description of it that recomputes."""
+    other = region.recomputed and replace(region.recomputed, tags=tags, run=run)
+    return replace(region, tags=tags, run=run, recomputed=other)
 
 
 def with_tag(tags: Tags, name: str, stage: int) -> Tags:

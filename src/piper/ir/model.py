@@ -64,6 +64,8 @@ class Region:
     workspace: Mapping[Phase, int] = field(default_factory=dict)  # bytes, while it runs
     traffic: Mapping[Phase, float] = field(default_factory=dict)  # bytes, without arithmetic
     operators: Mapping[Phase, int] = field(default_factory=dict)  # that are started one by one
+    recomputes: bool = False  # the backward recomputes the forward
+    recomputed: "Region | None" = None  # what it becomes under `Remat`; None: has no backward
 
 
 @dataclass(frozen=True, kw_only=True)

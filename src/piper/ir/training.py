@@ -1,8 +1,9 @@
 """From the regions of a model to its training DAG: F, B and Update nodes for one batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from typing import assert_never
 
 from piper.ir.dag import Dag
 from piper.ir.maker import CAPTURED
@@ -23,7 +24,7 @@ from piper.ir.naming import (
 )
 from piper.ir.nodes import Compute, Node, Sum, Totals, Update
 from piper.ir.values import OF_THE_STEP, Role, TensorSpec, Value
-from piper.names import BI, BW, B, BucketId, F, ValueId
+from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId
 
 ALL_TOTALS = Value((TensorSpec((2,), "float64"),), Role.TOTALS)
 
@@ -145,8 +146,7 @@ def step_values(model: Model, dimensions: tuple[tuple[str, int], ...]) -> dict[V
 def region_values(model: Model, region: Region) -> Iterator[tuple[ValueId, Value]]:
     """What a region's own nodes exchange: saved activations, carry, gradients."""
     mine = region.id
-    yield saved(mine), Value(region.saved, Role.SAVED, bundle=True, region=mine)
-    yield carry(mine), Value(region.carry, Role.CARRY, bundle=True, region=mine)
+    yield from kept_values(region)
     for index in region.input_grads:
         value = region.inputs[index]
         specs = model.values[value].specs
@@ -155,6 +155,39 @@ def region_values(model: Model, region: Region) -> Iterator[tuple[ValueId, Value
         specs = model.buckets[bucket].specs
         grad = Value(specs, Role.WEIGHT_GRADIENT, bundle=True, bucket=bucket, region=mine)
         yield bucket_grad(bucket, mine), grad
+
+
+def kept_values(region: Region) -> Iterator[tuple[ValueId, Value]]:
+    """What one pass of a region keeps for another."""
+    yield saved(region.id), Value(region.saved, Role.SAVED, bundle=True, region=region.id)
+    yield carry(region.id), Value(region.carry, Role.CARRY, bundle=True, region=region.id)
+
+
+def with_regions(dag: Dag, changed: Mapping[RegionId, Region]) -> Dag:
+    """Other descriptions of some regions, which read and keep something else between F and B.
+
+    Passes of one microbatch share their arguments: what one of them reads now, another did before.
+    """
+    nodes = [node for node in dag.computes if node.region in changed]
+    known: dict[tuple[RegionId, int | None], dict[Read, Sum]] = {}
+    for node in nodes:
+        names = reads_of(dag.model.by_id[node.region], node.phase)
+        reads = known.setdefault((node.region, node.microbatch), {})
+        reads.update(zip(names, node.reads, strict=True))
+
+    def reading(node: Compute) -> tuple[Sum, ...]:
+        reads = known[node.region, node.microbatch]
+        return tuple(reads[name] for name in reads_of(changed[node.region], node.phase))
+
+    values = {
+        of_microbatch(name, part): value
+        for region, part in known
+        for name, value in kept_values(changed[region])
+    }
+    regions = tuple(changed.get(region.id, region) for region in dag.model.regions)
+    other = replace(dag, model=replace(dag.model, regions=regions))
+    rewired = (replace(node, reads=reading(node)) for node in nodes)
+    return other.with_values(values).with_nodes(rewired)
 
 
 def split_backward(dag: Dag, node: Compute) -> tuple[Compute, Compute]:
@@ -190,6 +223,19 @@ class Argument(StrEnum):
 
 Read = tuple[Argument, int]  # and which one of the region's buckets, inputs or outputs
 KEPT, CARRIED = (Argument.SAVED, 0), (Argument.CARRY, 0)
+
+
+def reads_of(region: Region, phase: Phase) -> list[Read]:
+    """What a phase reads, in order."""
+    match phase:
+        case Phase.FORWARD:
+            return forward_reads(region)
+        case Phase.BACKWARD | Phase.BACKWARD_INPUT:
+            return backward_reads(region)
+        case Phase.BACKWARD_WEIGHT:
+            return weight_reads(region)
+        case _:
+            assert_never(phase)
 
 
 def forward_reads(region: Region) -> list[Read]:

@@ -58,11 +58,11 @@ def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
     """Of every device that there is a plan for."""
     plans, dag = compiled.plans, compiled.dag
     shared, spoken = needs(plans), first_holders(plans)
-    loss = captured.model.values[captured.model.loss].specs[0].dtype
-    regions, looking = captured.model.regions, captured.experts.codes
-    experts = {str(region.id) for region in regions if region.code in looking}
+    model, looking = dag.model, captured.experts.codes
+    loss = model.values[model.loss].specs[0].dtype
+    experts = {str(region.id) for region in model.regions if region.code in looking}
     for plan in plans:
-        buckets = {s.bucket: captured.model.buckets[BucketId(s.bucket)] for s in plan.states}
+        buckets = {s.bucket: model.buckets[BucketId(s.bucket)] for s in plan.states}
         found = dict(regions_of(plan, captured, dag))
         yield Assignment(
             plan=plan,
@@ -93,7 +93,7 @@ def regions_of(plan: Plan, captured: Captured, dag: Dag) -> Iterator[tuple[str, 
     runs = (one.region for one in plan.instructions if isinstance(one, Run))
     for name in map(RegionId, dict.fromkeys(runs)):
         cut = dag.shardings.get(name)
-        yield name, captured.code(name, cut.ways if cut else 1)
+        yield name, captured.code(dag.model.by_id[name], cut.ways if cut else 1)
 
 
 def known_values(plan: Plan, dag: Dag) -> Iterator[tuple[str, Like]]:

@@ -118,7 +118,7 @@ class Job:
             by_role=by_role,
         )
         for region, cut in compiled.dag.shardings.items():
-            captured.experts.prove(captured.model.by_id[region].code, cut.ways)
+            captured.experts.prove(compiled.dag.model.by_id[region].code, cut.ways)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
         return captured, compiled
 

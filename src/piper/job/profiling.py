@@ -19,10 +19,11 @@ from piper.costs.devices import DEVICES, costs_of_device
 from piper.costs.links import NETWORKS
 from piper.costs.measured import CodePhase, figures_of, medians, works_of
 from piper.costs.modes import mode_of
-from piper.directives import Order, Place, Split, Strategy
+from piper.directives import Order, Place, Remat, Split, Strategy, apply
 from piper.errors import InputError, Problem
 from piper.ir.filters import where
 from piper.ir.model import Model
+from piper.ir.training import training_dag
 from piper.job.assignment import assignment
 from piper.job.batch import Batch
 from piper.job.job import Job
@@ -46,11 +47,12 @@ def profile(job: Job, example: Batch) -> Costs:
     """What each pass of each region takes, and what the machine does besides.
 
     Everything runs in this process, as if all were on one device: whole backwards, then both
-    halves. Equal regions share a figure. Links and cores are measured by processes of their own;
-    those of GPUs are as on their data sheet.
+    halves. Equal regions share a figure; those under `Remat` are recomputed here, too. Links and
+    cores are measured by processes of their own; those of GPUs are as on their data sheet.
     """
     seen = [row for halves in (False, True) for row in measured(job, example, halves)]
-    model, mode = job.capture(example).model, mode_of(job.options.compiled)
+    dag = apply(recomputed(job.strategy), training_dag(job.capture(example).model))
+    model, mode = dag.model, mode_of(job.options.compiled)
     figures = figures_of(works_of(model), medians(runs(seen, model)), mode)
     kinds = {"add": Add, "square": Total, "update": Update}
     rest: dict[str, Any] = {name: per_byte(seen, kind) for name, kind in kinds.items()}
@@ -65,7 +67,7 @@ def profile(job: Job, example: Batch) -> Costs:
 def measured(job: Job, example: Batch, halves: bool) -> Timed:
     """Some steps with two microbatches on one device."""
     parts = 2 - job.microbatches % 2
-    alone = job.under(one_device(parts, halves))
+    alone = job.under(one_device(parts, halves) + recomputed(job.strategy))
     batch = example.part(0, job.microbatches // parts)
     captured, compiled = alone.compile(batch)
     plan, prices = compiled.plan(0), Prices(compiled.dag, Costs(), compiled.plans)
@@ -86,6 +88,10 @@ def one_device(parts: int, halves: bool) -> Strategy:
     passes = tuple((where(PASS=str(phase)),) for phase in (F, BI, BW))
     order = [Order(passes)] if halves else []
     return Strategy([Place(where(), (0,)), Split("MB", parts), *order])
+
+
+def recomputed(strategy: Strategy) -> list[Remat]:
+    return [one for one in strategy if isinstance(one, Remat)]
 
 
 def runs(seen: Timed, model: Model) -> Iterator[tuple[CodePhase, float]]:

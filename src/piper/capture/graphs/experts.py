@@ -94,7 +94,7 @@ def share(found: ExpertCode, ways: int) -> Graphs:
         joint = differentiate(chunk, mode, wants, lowered.given, arguments)
     except Exception as error:
         raise refusals.fixed_rows(chunk.source, str(error)) from error
-    cut = partition(joint, len(chunk.weights), ())
+    cut = partition(joint, len(chunk.weights), (), lowered.recomputes)
     same = ("backward_arguments", "weight_arguments", "weight_tangents")
     if any(getattr(cut, name) != getattr(lowered.cut, name) for name in same):
         raise refusals.fixed_rows(chunk.source, "its backward reads other inputs then")

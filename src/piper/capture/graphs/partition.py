@@ -1,7 +1,8 @@
 """Which node of a joint graph runs in which phase, and what is kept in between.
 
 F and B together do the work of the joint graph exactly once, and so do F, BI and BW together.
-Exceptions are views and a few other nodes that cost less to recompute than to keep.
+Exceptions are views and a few other nodes that cost less to recompute than to keep, and forward
+nodes that are recomputed to save memory.
 """
 
 import operator
@@ -13,8 +14,8 @@ from torch import fx
 
 from piper.capture.fx_nodes import closure, in_order, is_symbolic
 from piper.capture.graphs.joint import Joint
+from piper.capture.graphs.recomputation import checkpointed, repeatable
 from piper.capture.torch_private import OpOverload, is_backward, is_view
-from piper.capture.trace.functions import RECOMPUTE
 
 aten = torch.ops.aten
 
@@ -31,29 +32,36 @@ class Partition:
     recomputed: set[fx.Node]  # forward nodes that the backward recomputes to save memory
 
 
-def partition(joint: Joint, weights: int, volatile: Iterable[fx.Node]) -> Partition:
+def partition(
+    joint: Joint, weights: int, volatile: Iterable[fx.Node], recompute: bool = False
+) -> Partition:
     """Cut between forward and backward, then between BI and BW.
 
     The first `weights` arguments are parameters. `volatile` arguments change after the forward
-    pass: the backward must not read them again, so they are saved.
+    pass: the backward must not read them again, so they are saved. With `recompute`, hardly
+    anything else is: the backward recomputes the forward, and BI carries to BW what both need.
     """
     arguments = set(joint.arguments).difference(volatile)
     tangents = set(joint.tangents)
     backward = _backward_nodes(joint)
-    recomputed = _recomputed(joint, backward)
-    cheap = _cheap_nodes(joint, weights) | recomputed
+    recomputed = repeatable(joint, backward) if recompute else checkpointed(joint, backward)
+    cheap = _cheap_nodes(joint, weights)
+    again = cheap | recomputed
+    twice = cheap if recompute else again  # by BI and by BW, each for itself
     kept = _frontier(
         [gradient for gradient in joint.gradients if gradient is not None],
-        inside=lambda node: node in backward or node in tangents or node in cheap,
+        inside=lambda node: node in backward or node in tangents or node in again,
     )
     saved = in_order(joint.module.graph, kept - arguments)
     available = set(saved) | arguments | tangents
     inputs = [node for node in joint.gradients[weights:] if node is not None]
     parameters = [node for node in joint.gradients[:weights] if node is not None]
     early = _with_picks(closure(inputs, available))
+    if recompute and inputs:  # all at once in BI: the carry is then no larger than without
+        early |= recomputed
     late = _frontier(
         parameters,
-        inside=lambda node: node not in available and (node not in early or node in cheap),
+        inside=lambda node: node not in available and (node not in early or node in twice),
     )
     return Partition(
         saved=saved,
@@ -97,21 +105,6 @@ def _with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
     """Add the getitem nodes: an operation computes all its results at once."""
     picks = {user for node in nodes for user in node.users if user.target is operator.getitem}
     return nodes | picks
-
-
-def _recomputed(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:
-    """Nodes inside torch.utils.checkpoint, except those whose results leave it."""
-
-    def number(node: fx.Node) -> int | None:
-        return node.meta.get("custom", {}).get(RECOMPUTE)
-
-    return {
-        node
-        for node in joint.module.graph.nodes
-        if node not in backward
-        and number(node) is not None
-        and all(user in backward or number(user) == number(node) for user in node.users)
-    }
 
 
 def _cheap_nodes(joint: Joint, weights: int) -> set[fx.Node]:

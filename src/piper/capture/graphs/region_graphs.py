@@ -1,8 +1,10 @@
-"""Every region's joint graph and its partition. Equal regions are lowered once."""
+"""Every region's joint graph and its partitions. Equal regions are lowered once."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
@@ -29,6 +31,16 @@ class Lowered:
     cut: Partition
     updates: dict[int, int]  # argument that is a buffer -> result that is its new value
     given: Flags  # whether each output gets a gradient
+    recomputing_cut: Partition  # for a backward that recomputes the forward
+
+    @property
+    def recomputes(self) -> bool:
+        return self.cut is self.recomputing_cut
+
+    @property
+    def recomputing(self) -> Lowered:
+        """The same region with a backward that recomputes the forward."""
+        return replace(self, key=(*self.key, "recomputes"), cut=self.recomputing_cut)
 
 
 def lower(traced: Traced, chunks: Sequence[Chunk]) -> list[Lowered]:
@@ -68,7 +80,7 @@ class _Lowering:
     given: set[fx.Node] = field(init=False)  # values that get one
     names: dict[int, str] = field(default_factory=dict)
     known_flags: dict[tuple, Flags] = field(default_factory=dict)
-    known_graphs: dict[tuple, tuple[Joint, Partition]] = field(default_factory=dict)
+    known_graphs: dict[tuple, tuple[Joint, Partition, Partition]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         weights = self.traced.weights
@@ -99,13 +111,15 @@ class _Lowering:
             with _explained(chunk):
                 joint = differentiate(chunk, self.traced.mode, wants, flags)
             volatile = [joint.arguments[position] for position in updates]
-            self.known_graphs[key] = joint, partition(joint, weights, volatile)
-        joint, cut = self.known_graphs[key]
+            cut = partition(joint, weights, volatile)
+            recomputing = partition(joint, weights, volatile, recompute=True)
+            self.known_graphs[key] = joint, cut, recomputing
+        joint, cut, recomputing = self.known_graphs[key]
         for node, gradient in zip(chunk.arguments, joint.gradients, strict=True):
             if gradient is not None:
                 self.require_dense(node, gradient)
                 self.given.add(node)
-        return Lowered(chunk, key, joint, cut, updates, given)
+        return Lowered(chunk, key, joint, cut, updates, given, recomputing)
 
     def require_dense(self, node: fx.Node, gradient: fx.Node) -> None:
         if value(gradient).layout is not torch.strided:

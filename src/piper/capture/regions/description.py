@@ -105,6 +105,7 @@ def describe(
         workspace=cost.workspace,
         traffic=cost.traffic,
         operators=cost.operators,
+        recomputes=lowered.recomputes,
     )
 
 

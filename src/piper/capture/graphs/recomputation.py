@@ -1,0 +1,54 @@
+"""Which nodes of the forward the backward recomputes, instead of reading what the forward kept."""
+
+import operator
+
+import torch
+from torch import fx
+
+from piper.capture.graphs.joint import Joint
+from piper.capture.torch_private import OpOverload
+from piper.capture.trace.functions import RECOMPUTE
+
+aten = torch.ops.aten
+
+# Run again on the same inputs, these may give other bits on a GPU: equal elements come in another
+# order, or atomic additions do. Operators that draw random numbers are missing: capture supports
+# none but dropout, which depends on a counter alone.
+MAY_DIFFER = frozenset({
+    aten.topk, aten.sort, aten.kthvalue, aten.mode, aten.median, aten.nanmedian,
+    aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_add, aten.index_copy,
+    aten.index_put, aten.index_reduce, aten.put, aten.cumsum, aten.histc, aten.bincount,
+    aten.nll_loss2d_forward,
+})  # fmt: skip
+
+
+def checkpointed(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:
+    """Nodes inside torch.utils.checkpoint, except those whose results leave it."""
+
+    def number(node: fx.Node) -> int | None:
+        return node.meta.get("custom", {}).get(RECOMPUTE)
+
+    return {
+        node
+        for node in joint.module.graph.nodes
+        if node not in backward
+        and number(node) is not None
+        and all(user in backward or number(user) == number(node) for user in node.users)
+    }
+
+
+def repeatable(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:
+    """All nodes of the forward, except those that may differ when they are run again."""
+    calls = [node for node in joint.module.graph.nodes if node.op == "call_function"]
+    kept = {node for node in calls if _may_differ(joint.module, node)}
+    picks = {user for node in kept for user in node.users if user.target is operator.getitem}
+    return set(calls) - backward - kept - picks
+
+
+def _may_differ(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether the node, or one of the graphs that it calls (branches), has such an operator."""
+    if isinstance(node.target, OpOverload):
+        return node.target.overloadpacket in MAY_DIFFER
+    inner = [getattr(module, n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+    graphs = [graph for graph in inner if isinstance(graph, fx.GraphModule)]
+    return any(_may_differ(graph, one) for graph in graphs for one in graph.graph.nodes)
