@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 from piper.names import Share
-from piper.plan.instructions import (
-    Add,
-    Exchange,
-    Free,
-    Gather,
-    Instruction,
-    Keep,
-    Load,
-    Plan,
-    Recv,
-    Reduce,
-    Run,
-    Send,
-    State,
-    Total,
-    Update,
-)
+from piper.plan.instructions import Instruction, Plan, State
 
 KINDS: dict[str, type[Instruction]] = {
-    kind.__name__.lower(): kind
-    for kind in (Load, Run, Keep, Add, Send, Recv, Reduce, Gather, Exchange, Total, Update, Free)
+    kind.__name__.lower(): kind for kind in get_args(Instruction)
 }
 
 
