@@ -17,7 +17,7 @@ RUNS = (
 
 
 def links(name: str) -> list[str]:
-    """Slow links need tools that not every machine has."""
+    """Options for machines without the tools that slowed links need."""
     slow = all(map(shutil.which, ("unshare", "ip", "tc")))
     return [] if slow or name == "zero_memory.py" else ["--links", "normal"]
 

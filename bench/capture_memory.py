@@ -1,7 +1,8 @@
-"""Capture and compile a 70B-parameter Llama: time, and the most memory it took.
+"""Capture and compile a 70B-parameter Llama: time and peak memory.
 
-python bench/capture_memory.py
-Goal: under 2 GB. The model is on meta, so nothing but the graphs takes memory.
+    python bench/capture_memory.py
+
+Goal: under 2 GB. The model is on meta, so only the graphs take memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What benchmarks share: interleaved timing, ratios with their spread, results in a file."""
+"""Interleaved timing, ratios with their spread, and result files, for all benchmarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def interleaved(
     warmup: int = 3,
     fence: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each, taken in turn so that a noisy machine is noisy for all."""
+    """Seconds of each. They take turns, so that noise of the machine hits all of them."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(warmup + repeats):
         for name, step in steps.items():
@@ -35,7 +35,7 @@ def interleaved(
 
 
 def ratio(times: Mapping[str, list[float]], ours: str, theirs: str) -> dict[str, float]:
-    """Our time over theirs, turn by turn: median and the middle half."""
+    """Our time over theirs, turn by turn: median and middle half."""
     pairs = sorted(a / b for a, b in zip(times[ours], times[theirs], strict=True))
     quarter = len(pairs) // 4
     return {

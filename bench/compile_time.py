@@ -1,6 +1,7 @@
 """Compile time of everything after capture, for 1k, 10k and 100k nodes.
 
-python bench/compile_time.py
+    python bench/compile_time.py
+
 Goal: linear, 100k nodes under 10 s.
 """
 

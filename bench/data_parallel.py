@@ -1,16 +1,19 @@
 """Two replicas: Piper's ZeRO levels against DDP and FSDP2, same model, batch and microbatches.
 
-python bench/data_parallel.py [--links normal 500mbit] [--microbatches 1 4]
-All live in the same processes and take steps in turn. Goal: at most the peer's step time, and less
-where communication can hide behind compute.
+    python bench/data_parallel.py [--links normal 500mbit] [--microbatches 1 4]
 
-The floor of a step is the larger of two: compute alone (measured beside: the same steps of a model
-that reduces nothing), and the bytes that each rank must send at the link's rate. With P bytes of
-parameters, two ranks and M microbatches, these are
+All contenders live in the same processes and take steps in turn. Goal: at most the peer's step
+time, and less where communication can hide behind compute.
+
+The floor of a step is the larger of two times: compute alone (measured with the same steps of a
+model that reduces nothing), and the bytes that each rank must send at the rate of the link. With P
+bytes of parameters, two ranks and M microbatches, each rank sends
+
     zero=0  P                  all-reduce, once
     zero=1  P/2 + P/2          reduce-scatter and gather, once
     zero=2  M P/2 + P/2        reduce-scatter of every microbatch, gather once
-    zero=3  M P/2 + M P        gathers in forward and backward too (less what two buffers keep)
+    zero=3  M P/2 + M P        gathers in forward and backward, too (less what two buffers keep)
+
 gloo's own reduce-scatter, which FSDP2 uses, sends as much as an all-reduce: P instead of P/2.
 """
 
@@ -39,7 +42,7 @@ RANKS = 2
 LAYERS = 8
 PEERS = {
     "ddp": ddp,
-    "ddp, layer buckets": partial(ddp, bucket_mb=4.0),  # a layer has 3.2 MB: as Piper's messages
+    "ddp, layer buckets": partial(ddp, bucket_mb=4.0),  # a layer has 3.2 MB, like Piper's messages
     "fsdp2 keep, reduce once": partial(fsdp2, reshard=False, each=False),
     "fsdp2 keep, reduce each": partial(fsdp2, reshard=False, each=True),
     "fsdp2 reshard, reduce once": partial(fsdp2, reshard=True, each=False),
@@ -47,7 +50,7 @@ PEERS = {
     "plain fsdp2 keep, reduce each": partial(fsdp2, reshard=False, each=True, ahead=False),
     "plain fsdp2 reshard, reduce each": partial(fsdp2, reshard=True, each=True, ahead=False),
 }
-AGAINST = {  # what does the same, and what does it with less communication or without looking ahead
+AGAINST = {  # peers that do the same, or the same with less communication or without prefetch
     0: ("ddp", "ddp, layer buckets"),
     1: ("fsdp2 keep, reduce once",),
     2: ("fsdp2 keep, reduce each", "plain fsdp2 keep, reduce each", "fsdp2 keep, reduce once"),
@@ -87,12 +90,12 @@ def contenders(model: Staged, data: Data, parts: int, zeros: list[int]) -> dict[
 
 
 def wanted(peer: str, parts: int) -> bool:
-    """With one microbatch, once and each are the same."""
+    """With one microbatch, `once` and `each` are the same."""
     return parts > 1 or not peer.endswith("once") or peer == "fsdp2 keep, reduce once"
 
 
 def same_losses(steps: Mapping[str, Step], turns: int = 3, tolerance: float = 1e-4) -> None:
-    """Those that do not compute the same may not be compared; peers know their rank's loss only."""
+    """Stop if contenders compute different losses. A peer knows only the loss of its rank."""
     expected: list[float] = []
     for name, step in steps.items():
         if name == "compute":

@@ -1,6 +1,7 @@
-"""A data sheet against this GPU: forward and backward of a Llama, foretold and measured.
+"""A data sheet against this GPU: forward and backward of a Llama, predicted and measured.
 
-python bench/data_sheet.py h200
+    python bench/data_sheet.py h200
+
 One microbatch, region by region as the runtime runs them, without communication or optimizer.
 """
 

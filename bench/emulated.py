@@ -1,9 +1,9 @@
 """A language model with experts on an emulated device: real shapes and gradients, chosen times.
 
-Four ranks on two cores cannot multiply side by side. So the large products here do a little real
-arithmetic (on the first `WIDTH` columns only; the others pass) and then sleep until they have taken
-as long as they would on a device of their own. Communication stays real, and what is sent has its
-real size. Input gradient and weight gradient are operators of their own, as long as the forward.
+Four ranks on two cores cannot multiply matrices side by side. So the large products here do a
+little real arithmetic (on the first `WIDTH` columns; the others pass through), and then sleep for
+the time they would take on their own device. Communication is real, and messages have their real
+size. Input and weight gradients are separate operators, each as long as the forward.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from piper.models.grouped import combine, sort_by_expert
 from piper.models.llama import cross_entropy
 
 __all__ = ["DEVICE", "Config", "Experts", "Mixture", "Staged", "batch", "cross_entropy"]
-WIDTH = 8  # columns that are really multiplied
-FLOPS = 2e10  # per second, of the emulated device: what Piper's costs assume unless told
-LONG = 5e-2  # work between two products that is no part of a step: capture, compilation
-TINY = 1e-4  # a sleep shorter than this is not worth its overhead
+WIDTH = 8  # columns with real arithmetic
+FLOPS = 2e10  # per second, of the emulated device: the default of Piper's costs
+LONG = 5e-2  # longer work between two products is not part of a step: capture, compilation
+TINY = 1e-4  # shorter sleeps are not worth their overhead
 
 
 class Device:
-    """A device that computes one thing at a time, each for as long as it should.
+    """A device that runs one product at a time, each for its given time.
 
-    The times cover whole layers: what a thread really worked since its last product (routing,
-    sorting, dispatch) is a part of the next one's time, as on a device whose host runs ahead.
+    The times cover whole layers. Real work of the thread since its last product (routing, sorting,
+    dispatch) counts as part of the next product's time, as on a device whose host runs ahead.
     """
 
     def __init__(self) -> None:
-        self.spent = 0.0  # seconds of compute so far, as it should be
-        self.debt = 0.0  # how much too long everything took so far: the next ones are shorter
+        self.spent = 0.0  # emulated seconds of compute so far
+        self.debt = 0.0  # how far we are behind: the next products are shorter
         self.thread = threading.local()
 
     @contextmanager
@@ -57,7 +57,7 @@ class Device:
         self.thread.worked = time.thread_time()
 
     def restart(self) -> None:
-        """What was before does not count."""
+        """Forget all time before now."""
         self.debt = 0.0
         self.thread = threading.local()
 
@@ -133,10 +133,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def needed(ctx: Any) -> list[bool]:
-    """Which gradients this backward pass is for, of the first two inputs.
+    """Which of the gradients of the first two inputs this backward computes.
 
-    Torch's own products are told so by its engine; operators in Python are not, and would do both
-    halves twice when a peer cuts a backward in two.
+    Torch's engine tells its own products. It does not tell operators in Python, which would
+    compute both halves twice when a peer splits a backward.
     """
     pairs = zip(ctx.needs_input_grad[:2], ctx.next_functions[:2], strict=True)
     return [need and reached(node) for need, (node, _) in pairs]
@@ -145,7 +145,7 @@ def needed(ctx: Any) -> list[bool]:
 def reached(node: Any) -> bool:
     try:
         return node is not None and torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # it refuses leaves that were asked for
+    except RuntimeError:  # torch rejects leaves here
         return True
 
 
@@ -182,7 +182,7 @@ def slow_grouped_flops(rows: Any, other: Any, counts: Any, seconds: float, **_: 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Sizes, and how long a layer takes for one microbatch."""
+    """Sizes, and the time of a layer for one microbatch."""
 
     vocab: int = 64
     dim: int = 256  # a row has 4 * dim bytes
@@ -200,7 +200,7 @@ class Config:
 
 
 class Experts(nn.Module):
-    """As piper.models.qwen3_moe.Experts: sorted rows and their counts in, rows out."""
+    """Like piper.models.qwen3_moe.Experts: sorted rows and their counts in, rows out."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -214,11 +214,11 @@ class Experts(nn.Module):
 
 
 def preferences(config: Config) -> Tensor:
-    """What is added to a router's logits where it chooses: [time, experts].
+    """What a router adds to its logits before it chooses: [time, experts].
 
-    Balanced: every token goes to one expert in each half, in turn. Uneven: a draw (by Gumbel noise)
-    from a Zipf distribution, its experts in another order in every layer: the busiest one has about
-    2.5 times the mean.
+    Balanced: every token goes to one expert in each half, in turn. Uneven: drawn (by Gumbel noise)
+    from a Zipf distribution, with the experts in another order in every layer; the busiest expert
+    has about 2.5 times the mean.
     """
     if not config.uneven:
         half = config.experts // config.chosen
@@ -255,7 +255,7 @@ class Mixture(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer; its dense part stands for attention. No norms: they would only cost real time."""
+    """One layer. Its dense part stands for attention. Norms would only cost real time."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -1,17 +1,18 @@
 """Expert parallelism under torch.distributed.pipelining, as a careful user writes it.
 
-Rows travel by all-to-all inside the module, around the experts that this device has; each kind of
-communication has a process group of its own. Gradients of everything else are averaged over the
-replicas at the end of the step, in one message.
+Rows travel by all-to-all inside the module, to and from the experts of this device. Each kind of
+communication has its own process group. All other gradients are averaged over the replicas at the
+end of the step, in one message.
 
-What not to do in torch 2.13, since it is silently wrong: DDP around a stage under a schedule that
-cuts backwards (ZBVZeroBubble, InterleavedZeroBubble, DualPipeV) skips the all-reduce, and FSDP2
-with reshard loses gradients there. So gradients are reduced by hand here, after `schedule.step`.
+Two things are silently wrong in torch 2.13 under a schedule that splits backwards (ZBVZeroBubble,
+InterleavedZeroBubble, DualPipeV): DDP around a stage skips the all-reduce, and FSDP2 with reshard
+loses gradients. So gradients are reduced by hand here, after `schedule.step`.
 
-The schedules never overlap an all-to-all with another microbatch: `OVERLAP_F_B` of DualPipeV runs
-its halves one after the other, unless the user writes a function that runs both and registers it.
-`overlapped` is such a function, by torch's private interfaces and after TorchTitan's idea: the two
-halves are threads of which one computes at a time, and who waits for rows lets the other go on.
+The schedules never overlap an all-to-all with another microbatch. `OVERLAP_F_B` of DualPipeV runs
+its two halves one after the other, unless the user registers a function that runs both.
+`overlapped` is such a function. It uses private APIs of torch and follows TorchTitan's idea: the
+two halves are threads, only one of them computes at a time, and a thread that waits for rows lets
+the other run.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Groups:
     pp: int
     ways: int
     pipe: Any = field(init=False)
-    out: Any = field(init=False)  # rows in forwards
-    back: Any = field(init=False)  # gradients of rows: two threads must not share a group
+    out: Any = field(init=False)  # rows of forwards
+    back: Any = field(init=False)  # row gradients: two threads must not share a group
     dense: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,14 +64,14 @@ class Groups:
 
 
 def mine(teams: Sequence[list[int]], rank: int) -> Any:
-    """All ranks make all groups, in one order."""
+    """Every rank creates all groups, in the same order."""
     made = [dist.new_group(team) for team in teams]
     return next(group for team, group in zip(teams, made, strict=True) if rank in team)
 
 
 @dataclass
 class Sent:
-    """What has left this device for experts elsewhere."""
+    """What this device has sent to experts on other devices."""
 
     bytes: int = 0
     messages: int = 0
@@ -90,7 +91,7 @@ def travel(rows: Tensor, to: list[int], come: list[int], group: Any) -> Tensor:
 
 
 class Journey(torch.autograd.Function):
-    """Rows to other devices; gradients take the way back."""
+    """An all-to-all of rows; gradients travel the other way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, to: list[int], come: list[int], groups: Groups) -> Tensor:
@@ -103,7 +104,7 @@ class Journey(torch.autograd.Function):
 
 
 class ParallelExperts(nn.Module):
-    """This device's share of the experts, in place of all of them."""
+    """The experts of this device, in place of all experts."""
 
     def __init__(self, experts: nn.Module, groups: Groups) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class ParallelExperts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         sent = counts.view(self.ways, -1)
         got = travel(sent, [1] * self.ways, [1] * self.ways, self.groups.out)
-        given, taken = torch.stack([sent, got]).tolist()  # a GPU is asked once
+        given, taken = torch.stack([sent, got]).tolist()  # one synchronisation with the GPU
         to, come = list(map(sum, given)), list(map(sum, taken))
         rows = Journey.apply(rows, to, come, self.groups)
         rows = self.local(resorted(rows, taken), got.sum(0))
@@ -125,14 +126,14 @@ class ParallelExperts(nn.Module):
 
 
 def resorted(rows: Tensor, sizes: list[list[int]]) -> Tensor:
-    """Parts that lie row by row of the matrix of their sizes, now column by column."""
+    """Transpose the order of parts: from row by row of the size matrix to column by column."""
     high, wide = len(sizes), len(sizes[0])
     parts = rows.split([size for row in sizes for size in row])
     return torch.cat([parts[r * wide + c] for c in range(wide) for r in range(high)])
 
 
 class Turns:
-    """Threads of which one computes at a time."""
+    """Threads that take turns: only one computes at a time."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -147,7 +148,7 @@ class Turns:
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """While this thread waits for something; nothing to do where nobody takes turns."""
+        """Let the other thread compute while this one waits. Does nothing without threads."""
         if not getattr(self.thread, "inside", False):
             yield
             return
@@ -160,7 +161,7 @@ TURNS = Turns()
 
 
 def overlapped(action: Any, context: Any) -> None:
-    """Both halves of an OVERLAP_F_B: what `_step_microbatches` does with each, in two threads."""
+    """Both halves of an OVERLAP_F_B in two threads, each as `_step_microbatches` runs it."""
     schedule = context.schedule_ref
     ahead, behind = action.sub_actions
     stages = {stage.stage_index: stage for stage in schedule._stages}
@@ -200,7 +201,7 @@ HELPER = ThreadPoolExecutor(1)
 
 
 def with_experts_shared(stages: Sequence[nn.Module], groups: Groups) -> list[nn.Module]:
-    """Every module called `experts` is replaced; returned are what took their places."""
+    """Replace every module called `experts`, and return the replacements."""
     found = [
         (owner, experts)
         for stage in stages
@@ -228,7 +229,7 @@ def peer(
     groups: Groups,
     device: torch.device | str = "cpu",
 ) -> Step:
-    """One training step; `cut` makes the model's stages, given how many."""
+    """One training step; `cut` makes the given number of stages."""
     _, per_rank, v_shaped = SCHEDULES[name]
     rank, count = dist.get_rank(groups.pipe), groups.pp * per_rank
     ids = stage_ids(rank, groups.pp, per_rank, v_shaped)
@@ -263,7 +264,7 @@ def peer(
 
 
 def averaged(dense: Sequence[Tensor], own: Sequence[Tensor], groups: Groups) -> None:
-    """Of experts, the rows of all replicas have been added up here already."""
+    """Average over replicas. Gradients of experts are complete: all replicas sent their rows."""
     flat = torch.cat([p.grad.flatten() for p in dense])
     work = dist.all_reduce(flat, group=groups.dense, async_op=True)
     torch._foreach_div_([p.grad for p in own], groups.ways)

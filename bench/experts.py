@@ -1,16 +1,18 @@
-"""PP=2 x EP=2: Piper with tokens that travel behind compute, against torch.distributed.pipelining.
+"""PP=2 x EP=2: Piper with all-to-alls behind compute, against torch.distributed.pipelining.
 
-python bench/experts.py [--links normal 180mbit 360mbit] [--routing balanced uneven]
-Eight layers with experts on four ranks, all contenders in turn in the same processes, after their
-losses were found equal. Four ranks share two cores here, so compute is emulated (emulated.py): it
-takes the time of a device of its own, and communication is real. With the defaults and 180mbit,
-communication takes about as long as compute, with 360mbit half as long.
+    python bench/experts.py [--links normal 180mbit 360mbit] [--routing balanced uneven]
 
-    floor     how long the schedule takes if communication is free: by its table, from the costs
-    free      the same contender measured on loopback, where communication is almost free
-    exposed   what communication adds to the step (step - free), in parts of all communication
-    over floor  the same against the floor: also what this machine's two cores cost
-Goal: Piper's DualPipeV with overlap is faster than all others, and hides most of communication.
+Eight layers with experts on four ranks. All contenders run in turn in the same processes, after
+their losses were found equal. Four ranks share two cores here, so compute is emulated
+(emulated.py): it takes as long as on its own device. Communication is real. With the defaults and
+180mbit it takes about as long as compute, with 360mbit half as long.
+
+    floor       the step time if communication is free: by the table of the schedule, from the costs
+    free        the same contender measured on loopback, where communication is almost free
+    exposed     what communication adds to the step (step - free), as a share of all communication
+    over floor  the same relative to the floor; includes what this machine's two cores cost
+
+Goal: Piper's DualPipeV with overlap is faster than all others, and hides most communication.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ TABLES: dict[str, Callable[[int, int], Table]] = {
     "zbv": schedules.zbv,
     "dualpipev": schedules.dualpipev,
 }
-PIPERS: dict[str, tuple[Any, ...]] = {  # contender: schedule, whether slots stay as they are, ahead
+PIPERS: dict[str, tuple[Any, ...]] = {  # contender: schedule, whether slots overlap, ahead
     OURS: ("dualpipev", True),
     "piper dualpipev pairs": ("dualpipev", True, "pairs"),
     "piper dualpipev in turn": ("dualpipev", False),
@@ -66,7 +68,7 @@ SGD = partial(torch.optim.SGD, lr=0.05)
 
 
 class Cut(nn.Module):
-    """Some layers of a Qwen3Moe, for a peer; side losses travel along."""
+    """Some layers of a Qwen3Moe, for a peer. Auxiliary losses travel with the activations."""
 
     def __init__(self, model: Qwen3Moe, index: int) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class Work:
 
 
 def in_turn(strategy: Strategy) -> Strategy:
-    """The same order without overlap: a slot of its own for everything."""
+    """The same order without overlap: every pass has its own slot."""
     return Strategy(
         tuple(
             Order(tuple((one,) for slot in d.slots for one in slot)) if isinstance(d, Order) else d
@@ -134,7 +136,7 @@ def in_turn(strategy: Strategy) -> Strategy:
 
 
 def piper_step(work: Work, schedule: str, slots: bool, ahead: Any = True) -> Step:
-    """After tuning, as a user would: one call, which leaves parameters as they are."""
+    """A step of Piper, after one call of `tune`, which leaves parameters as they are."""
     build = piper.strategies.BUILDERS[schedule]
     strategy = build(pp=PP, microbatches=work.parts, dp=EP, ep=EP, ahead=ahead)
     if not slots:
@@ -156,7 +158,7 @@ def contender(name: str, work: Work, groups: Groups) -> Step:
 
 
 class Counted:
-    """A step that knows what it took: emulated compute, processor time, rows sent (by peers)."""
+    """A step that counts emulated compute, processor time, and rows sent (by peers)."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.found = step, [[0.0, 0.0, 0.0, 0.0]]
@@ -181,9 +183,9 @@ class Counted:
 
 
 def alone(sent: float, messages: float, groups: Groups, width: int, share: int = 8) -> float:
-    """Seconds of exchanges like those of a step, with nothing else to do: a part of them, scaled.
+    """Seconds of the all-to-alls of a step alone: some of them are measured, and scaled.
 
-    Half of the messages of a forward are counts, a few bytes: rows make 4 of 5.
+    Half of the messages of a forward are counts of a few bytes, so 4 of 5 messages are rows.
     """
     count = max(1, int(messages * 4 / 5 / share))
     rows = max(1, int(sent / (messages * 4 / 5) / (4 * width)))
@@ -201,13 +203,13 @@ def alone(sent: float, messages: float, groups: Groups, width: int, share: int =
 
 
 class Strangers:
-    """What others use of this machine's cores: with much of that, no number here means anything."""
+    """What other programs use of this machine's cores. If that is much, ignore the results."""
 
     def __init__(self) -> None:
         self.started, self.before = time.perf_counter(), self.busy()
 
     def busy(self) -> float:
-        """Seconds that all cores worked, or were given to other machines, and not for us."""
+        """Seconds that all cores spent on other programs, or gave to other virtual machines."""
         user, nice, system, _, _, hard, soft, steal, *_ = map(
             int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
         )
@@ -217,7 +219,7 @@ class Strangers:
         return ticks / os.sysconf("SC_CLK_TCK") - ours.item()
 
     def share(self) -> float:
-        """Of all cores, since this was made. It counts the kernel's work for our links as well."""
+        """The share of all cores since the start. Includes the kernel's work for our links."""
         seconds = (time.perf_counter() - self.started) * (os.cpu_count() or 1)
         return (self.busy() - self.before) / seconds
 
@@ -244,7 +246,7 @@ def headline(
     compute: float,
     exchanges: float,
 ) -> None:
-    """What was run, and how long communication is beside compute."""
+    """What was run, and communication time relative to compute time."""
     link, routing, rate = chosen.link, chosen.routing, bytes_per_second(chosen.link)
     print(
         f"\n{link}, {routing} routing, {chosen.compute} compute, median of {chosen.repeats}; "
@@ -313,8 +315,10 @@ def report(chosen: argparse.Namespace, work: Work, times: dict[str, list[float]]
 
 
 def steady(link: str) -> None:
-    """No congestion control that paces (bbr), and no slow start after a pause, on this rank's link:
-    with them the same exchange takes once 10 ms and once 200."""
+    """Switch off pacing (bbr) and slow start after a pause on the link of this rank.
+
+    With them, the same all-to-all takes 10 ms one time and 200 ms another.
+    """
     if link != NORMAL:
         for name, value in (("congestion_control", "reno"), ("slow_start_after_idle", "0")):
             Path(f"/proc/sys/net/ipv4/tcp_{name}").write_text(value)

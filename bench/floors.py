@@ -1,4 +1,4 @@
-"""What a schedule takes at least: with communication that is free, and what it sends then."""
+"""Lower bounds of a schedule: its step time with free communication, and the bytes it sends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SECONDS = {F: 1.0, B: 2.0, BI: 1.0, BW: 1.0}
 
 
 def makespan(table: Table, forward: float) -> float:
-    """Seconds of a step with free communication, if a stage's forward takes so long."""
+    """Step time with free communication, given the seconds of a stage's forward."""
     last, ends = table.stages - 1, {}
     rows = [[action for slot in row for action in slot] for row in table.rows]
     clock, at = [0.0] * len(rows), [0] * len(rows)
@@ -39,7 +39,7 @@ def needs(stage: int, phase: Phase, last: int) -> list[tuple[int, Phase]]:
 
 
 def stage_bytes(table: Table, nbytes: int) -> int:
-    """What the busiest rank sends to other stages."""
+    """Bytes that the busiest rank sends to other stages."""
     rank, sent = ranks_of(table), [0] * len(table.rows)
     for stage in range(table.stages - 1):
         if rank[stage] != rank[stage + 1]:

@@ -1,14 +1,14 @@
 """Piper beside its peers on one GPU that four ranks share, or on one device.
 
-piper run -n 4 --share-gpu bench/gpu.py --group dp pp ep memory host
-python bench/gpu.py --group one
-PIPER_DEVICE=cpu piper run -n 4 bench/gpu.py --group dp pp ep memory host      (tiny sizes)
+    piper run -n 4 --share-gpu bench/gpu.py --group dp pp ep memory host
+    python bench/gpu.py --group one
+    PIPER_DEVICE=cpu piper run -n 4 bench/gpu.py --group dp pp ep memory host      (tiny sizes)
 
-Piper and a peer live in the same processes and take steps in turn; a ratio is Piper's time over the
-peer's, turn by turn. The losses of their first steps are compared first: who computes something
-else is marked. A contender that fails is named and left out. Every entry is kept in the results
-file as soon as it is done; an entry that hangs ends the run after --patience seconds and says
-where: start again with --skip and its name.
+Piper and a peer live in the same processes and take steps in turn. A ratio is Piper's time over the
+peer's, turn by turn. The losses of their first steps are compared first, and a contender that
+computes something else is marked. A contender that fails is named and left out. Each entry goes
+into the results file as soon as it is done. An entry that hangs ends the run after --patience
+seconds and says where: start again with --skip and its name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def options() -> argparse.Namespace:
     add("--rows", type=int, help="of a microbatch, if not those of the size")
     add("--microbatches", type=int, help="by default 4; 8 with pipelines")
     add("--repeats", type=int, default=7)
-    add("--only", nargs="*", default=[], help="entries whose names contain one of these")
+    add("--only", nargs="*", default=[], help="only entries whose names contain one of these")
     add("--skip", nargs="*", default=[], help="no entries whose names contain one of these")
     add("--models", nargs="+", default=["dense", "moe"], choices=("dense", "moe"), help="of one")
     add("--no-compile", dest="compile", action="store_false", help="of one: no Inductor")
@@ -53,11 +53,11 @@ def options() -> argparse.Namespace:
     add("--schedules", nargs="+", default=list(SCHEDULES), choices=SCHEDULES, help="of pp")
     add("--pp-zero", nargs="*", type=int, default=[1, 3], choices=(0, 1, 2, 3), help="of pp")
     add("--expert-hidden", nargs="*", type=int, help="of ep: widths of experts to choose from")
-    add("--ours", default=OURS, choices=PIPERS, help="of ep: who is put beside all others")
+    add("--ours", default=OURS, choices=PIPERS, help="of ep: runs against all others")
     add("--no-costs", dest="costs", action="store_false", help="of ep: order by estimates")
     add("--budget-gib", type=float, default=4.0, help="of memory, for each rank")
     add("--fused", action="store_true", help="AdamW(fused=True) for all")
-    add("--patience", type=float, default=180.0, help="seconds without progress, then it ends")
+    add("--patience", type=float, default=180.0, help="seconds without progress before it ends")
     add("--out", help="file of results; by default bench/results/gpu_MACHINE.json")
     add("--verbose", action="store_true", help="whole tracebacks of contenders that fail")
     return parser.parse_args()

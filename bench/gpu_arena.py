@@ -1,4 +1,4 @@
-"""Where contenders of bench/gpu.py meet: the same processes, in turn, after equal losses."""
+"""Run the contenders of bench/gpu.py in turn in the same processes, after equal losses."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from piper.runtime.comm.world import join
 from piper.runtime.hardware import chosen_device
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-TOLERANCE = {torch.bfloat16: 5e-3, torch.float32: 1e-4}  # of a loss, relative
-TURNS = 3  # steps whose losses are compared: from the second on, they depend on gradients
+TOLERANCE = {torch.bfloat16: 5e-3, torch.float32: 1e-4}  # relative tolerance of a loss
+TURNS = 3  # steps whose losses are compared; from the second on they depend on gradients
 
 
 @dataclass
 class Contender:
-    """One who takes steps; `step` gives its loss in some form, if it knows one."""
+    """Something that takes steps; `step` returns its loss in some form, if it knows one."""
 
     step: Callable[[], Any]
     close: Callable[[], object] = lambda: None
-    kept: bool = False  # it goes on after this contest
+    kept: bool = False  # it is used again after this contest
     first: list[float] | None = None  # the losses of its first steps
     trainer: piper.Trainer | None = None
-    parameters: list[torch.Tensor] = field(default_factory=list)  # of a peer, those that are here
+    parameters: list[torch.Tensor] = field(default_factory=list)  # of a peer, those on this rank
 
     @property
     def lasting(self) -> list[torch.Tensor]:
-        """What outlives a step, besides the optimizer's state."""
+        """What outlives a step, except optimizer state."""
         if self.trainer is None:
             return self.parameters
         program = next(iter(self.trainer._programs.ready.values()))
@@ -60,7 +60,7 @@ Makers = Mapping[str, Callable[[], Contender]]
 
 
 def loss_of(found: Any) -> float:
-    """NaN where this rank has no last stage."""
+    """NaN if the last stage is not on this rank."""
     if isinstance(found, torch.Tensor):
         return found.item()
     return float(getattr(found, "loss", found))
@@ -68,7 +68,7 @@ def loss_of(found: Any) -> float:
 
 @dataclass
 class Arena:
-    """This process among the others, what was chosen, and the file of results."""
+    """This process, the options, and the file of results."""
 
     chosen: argparse.Namespace
     group: str = ""
@@ -79,7 +79,7 @@ class Arena:
         self.device = chosen_device()
         self.on_gpu = self.device.type == "cuda"
         if self.on_gpu:
-            torch.cuda.init()  # before a mesh: it would take the GPU of this rank's number
+            torch.cuda.init()  # before a mesh, which would take the GPU numbered like this rank
         self.rank = join(600.0, self.on_gpu)
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         torch.set_num_threads(1)
@@ -100,7 +100,7 @@ class Arena:
             print(text, flush=True)
 
     def fence(self) -> None:
-        """Until all devices have done all that was asked of them; by gloo, which needs no GPU."""
+        """Wait until all devices are idle. Uses gloo, which needs no GPU."""
         if self.on_gpu:
             torch.cuda.synchronize()
         if self.world > 1:
@@ -127,7 +127,7 @@ class Arena:
         return (not only or any(o in entry for o in only)) and not any(s in entry for s in skip)
 
     def keep(self, entry: str, found: object) -> None:
-        """At once, beside what other groups and runs left in the file."""
+        """Write it now, beside the results of other groups and runs in the file."""
         if self.rank:
             return
         path = Path(f"{self.out}.json")
@@ -142,7 +142,7 @@ class Arena:
         save(self.out, before)
 
     def ours(self, model: Any, strategy: Any, data: Any, **options: Any) -> Contender:
-        """Piper; a model is captured once for each shape of microbatch, on rank 0."""
+        """Piper. Rank 0 captures a model once for each shape of microbatch."""
         if self.rank == 0:
             parts = piper.Strategy(strategy).microbatches
             options.setdefault("captured", self.captured(model, data, parts))
@@ -155,7 +155,7 @@ class Arena:
     def both(
         self, model: Any, strategy: Any, data: Any, name: str = "piper"
     ) -> dict[str, Callable[[], Contender]]:
-        """Piper as it is, and with CUDA graphs where there is a GPU."""
+        """Piper, and Piper with CUDA graphs if there is a GPU."""
         plain = partial(self.ours, model, strategy, data)
         return {name: plain} | (
             {f"{name} graphs": partial(plain, graphs=True)} if self.on_gpu else {}
@@ -169,14 +169,14 @@ class Arena:
         return self.known[key]
 
     def mesh(self, *shape: int) -> DeviceMesh:
-        """Made once: every one has communicators of its own."""
+        """Made once, because every mesh has its own communicators."""
         if shape not in self.meshes:
             names = ("dp", "pp")[: len(shape)]
             self.meshes[shape] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
         return self.meshes[shape]
 
     def losses(self, one: Contender, turns: int = TURNS) -> list[float]:
-        """Of the first steps: the mean over the ranks that know one."""
+        """Losses of the first steps: the mean over the ranks that know one."""
         if one.first is not None:
             return one.first
         rows = [[loss_of(one.step()), 1.0] for _ in range(turns)]
@@ -188,7 +188,7 @@ class Arena:
         return one.first
 
     def tried(self, what: str, make: Callable[[], Any]) -> tuple[Any, str]:
-        """What came of it, or why nothing did; if it fails on one rank, it fails on all."""
+        """The result, or why there is none. A failure on one rank fails on all."""
         found, reason = None, ""
         try:
             found = make()
@@ -203,7 +203,7 @@ class Arena:
         return found, ""
 
     def enter(self, makers: Makers) -> tuple[dict[str, Contender], dict[str, Any]]:
-        """Make all of them, and look at their first losses."""
+        """Make all contenders, and compare their first losses."""
         contenders: dict[str, Contender] = {}
         notes: dict[str, Any] = {"losses": {}, "failed": {}, "unequal": [], "made_s": {}}
         for name, make in makers.items():
@@ -225,7 +225,7 @@ class Arena:
         return contenders, notes
 
     def compare(self, notes: dict[str, Any]) -> None:
-        """Those that do not compute the same may not be compared: marked."""
+        """Mark contenders that compute something else."""
         expected = next(iter(notes["losses"].values()), [])
         for name, losses in notes["losses"].items():
             pairs = zip(losses, expected, strict=False)
@@ -241,7 +241,7 @@ class Arena:
         pairs: Sequence[tuple[str, str]] | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> dict[str, float]:
-        """Medians of all, in seconds; `pairs` are whose ratio is shown: Piper's over all others."""
+        """Medians in seconds. `pairs` are the ratios to show, by default Piper over others."""
         if not self.wanted(entry):
             return {}
         started = time.perf_counter()

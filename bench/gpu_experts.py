@@ -1,8 +1,8 @@
-"""PP=2 x EP=2 of bench/gpu.py: tokens travel behind compute, or they do not.
+"""PP=2 x EP=2 of bench/gpu.py: all-to-alls with and without overlap.
 
 The peers are torch.distributed.pipelining with an all-to-all in the module (expert_peers.py). On a
-GPU none of them overlaps it with another microbatch; the overlap by hand that bench/experts.py has
-for CPUs would need streams of its own there.
+GPU, none of them overlaps it with another microbatch. The overlap by hand of bench/experts.py is
+for CPUs; on a GPU it would need its own streams.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from piper.names import BI, BW, F
 
 PP = 2
 OURS = "piper dualpipev"
-PIPERS = {  # contender: (schedule, whether slots stay as they are, passes of neighbours overlap)
+PIPERS = {  # contender: (schedule, whether slots keep their overlap, ahead)
     OURS: ("dualpipev", True, None),
     "piper dualpipev pairs": ("dualpipev", True, "pairs"),  # neighbouring slots overlap, too
     "piper dualpipev eager": ("dualpipev", True, None),  # on a GPU the others run CUDA graphs
@@ -44,7 +44,7 @@ STAGES = {ours: PP * per_rank for ours, per_rank, _ in SCHEDULES.values()}
 
 
 class Cuts:
-    """Stages for a peer, copied when asked for: a rank needs few of them."""
+    """Stages for a peer, copied on demand, because a rank needs few of them."""
 
     def __init__(self, model: Whole, device: torch.device) -> None:
         self.model, self.device = model, device
@@ -54,15 +54,15 @@ class Cuts:
 
 
 def exchange_seconds(arena: Arena, size: Size, parts: int, groups: Groups) -> tuple[float, float]:
-    """Of all exchanges of a step, with nothing else to do; and bytes a second of one of them.
+    """Seconds of all all-to-alls of a step alone, and bytes per second of one of them.
 
-    Four for each layer and microbatch: rows go to their experts and back, and so do gradients.
+    Four per layer and microbatch: dispatch and combine, of rows and of gradients.
     """
     rows = size.rows * size.length * 2 // groups.ways * groups.ways
     given = torch.zeros(rows, size.dim, dtype=arena.dtype, device=arena.device)
     into, count = torch.empty_like(given), 4 * parts * size.layers // PP
     tries = min(count, 32)
-    for turn in range(2):  # the first one makes connections
+    for turn in range(2):  # the first one connects
         arena.fence()
         started = time.perf_counter()
         for _ in range(tries if turn else 2):
@@ -73,13 +73,13 @@ def exchange_seconds(arena: Arena, size: Size, parts: int, groups: Groups) -> tu
 
 
 def transfer_seconds(arena: Arena, size: Size, parts: int, rate: float) -> float:
-    """Of what a rank sends to the other stage: in a V, one message forwards and one backwards."""
+    """Seconds of the transfers between stages: in a V, one message forwards, one backwards."""
     message = size.rows * size.length * size.dim * arena.dtype.itemsize
     return 2 * parts * message / rate
 
 
 def compute_seconds(arena: Arena, size: Size, data: Data, parts: int) -> float:
-    """One rank's layers with all their experts here, eager: no communication."""
+    """Seconds of one rank's layers, eager, with all experts here: no communication."""
     model = arena.shelf.get(half_as_deep(size, PP), 1, moe=True)
     step = plain(arena, model, data, parts).step
     found = []
@@ -93,7 +93,7 @@ def compute_seconds(arena: Arena, size: Size, data: Data, parts: int) -> float:
 
 
 def balanced_size(arena: Arena, parts: int, groups: Groups) -> tuple[Size, dict[str, Any]]:
-    """Of the widths of experts to choose from, that for which messages take as long as compute."""
+    """The width of experts, among those given, whose messages take about as long as compute."""
     tried = []
     own = arena.size.expert_hidden
     for hidden in arena.chosen.expert_hidden or (
@@ -119,7 +119,7 @@ def balanced_size(arena: Arena, parts: int, groups: Groups) -> tuple[Size, dict[
 
 
 def costs(arena: Arena, model: Whole, data: Data, parts: int, found: dict[str, Any]) -> Costs:
-    """What was measured, in the form that a strategy is ordered by: on a GPU there is no `tune`."""
+    """What was measured, as costs that order a strategy."""
     regions = arena.captured(model, data, parts).model.regions
     flops = sum(r.flops.get(phase, 0) for r in regions for phase in (F, BI, BW))
     rate = flops * parts / PP / found["compute_s"]
@@ -145,7 +145,7 @@ def ours(
     try:
         assert made.trainer is not None
         made.trainer.tune(*data)
-    except InputError:  # where nothing can be timed, all ranks are told so
+    except InputError:  # tell all ranks if nothing can be timed
         pass
     return made
 
@@ -163,7 +163,7 @@ def theirs(
 
 
 def ep(arena: Arena) -> None:
-    """One of ours against each other contender, in pairs: it stays, they come and go."""
+    """One of ours against every other contender, in pairs. Ours stays for all pairs."""
     mine = arena.chosen.ours
     parts = arena.chosen.microbatches or arena.size.microbatches
     groups = Groups(PP, arena.world // PP)

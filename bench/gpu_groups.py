@@ -28,7 +28,7 @@ REPLICAS = {  # zero: peers that do the same, or the same with less communicatio
     },
 }
 
-WAYS: dict[int, dict[str, dict[str, Any]]] = {  # as each peer does
+WAYS: dict[int, dict[str, dict[str, Any]]] = {  # as each peer does it
     **{zero: {"piper": {}} for zero in (0, 1, 2)},
     3: {"piper": {}, "piper once": {"reduce": "once"}},
 }
@@ -54,7 +54,7 @@ def one(arena: Arena) -> None:
 def graphs(
     arena: Arena, kind: str, ours: Callable[..., Contender], theirs: Callable[..., Contender]
 ) -> None:
-    """Where Piper has graphs: with eager kernels, and with Inductor's as the peer has them."""
+    """CUDA graphs of eager kernels, and of Inductor's kernels, as the peer has them."""
     if not arena.on_gpu or "graphs" not in inspect.signature(piper.Trainer).parameters:
         arena.say(f"{kind}, graphs: not here (no GPU, or Trainer has no `graphs`)")
         return
@@ -68,7 +68,7 @@ def graphs(
 
 
 def dp(arena: Arena) -> None:
-    """All ranks are replicas: ZeRO 0 to 3 against DDP and FSDP2; a region or unit per layer."""
+    """All ranks are replicas: ZeRO 0 to 3 against DDP and FSDP2, one region or unit per layer."""
     size, parts = arena.size, arena.chosen.microbatches or 4
     model = arena.shelf.get(size, size.layers)
     data = size.batch(arena.rank, parts)
@@ -92,7 +92,7 @@ def dp(arena: Arena) -> None:
 
 
 def alone(arena: Arena, model: Any, data: Any, parts: int) -> None:
-    """The floor: the same microbatches, nothing reduced. Replicas then differ; none is compared."""
+    """The floor: the same microbatches without reductions. Replicas differ, so no comparison."""
     arena.watch()
     steps = {"compute alone": plain(arena, model, data, parts).step}
     times = interleaved(steps, arena.chosen.repeats, warmup=2, fence=arena.fence)
@@ -101,7 +101,7 @@ def alone(arena: Arena, model: Any, data: Any, parts: int) -> None:
 
 
 def pp(arena: Arena) -> None:
-    """Pipelines over all ranks; then over half of them, in two replicas."""
+    """Pipelines over all ranks, then over half of them in two replicas."""
     size, parts, world = (
         arena.size,
         arena.chosen.microbatches or arena.size.microbatches,
@@ -124,12 +124,12 @@ def pp(arena: Arena) -> None:
 
 
 def sharded(arena: Arena, name: str, zero: int, parts: int, ways: int) -> None:
-    """zero=1 does what FSDP2 does without reshard under pipelining: gather and reduce once.
+    """zero=1 does what FSDP2 without reshard does under pipelining: gather and reduce once.
 
-    With reshard FSDP2 is zero=3 that reduces once, and it does not drop parameters after a
-    backward: it holds all of a rank's for a part of the time. "piper once" reduces once, too, and
-    may hold as many layers as a rank has. Schedules that cut backwards lose gradients in FSDP2
-    with reshard, so there is no such peer.
+    With reshard, FSDP2 is zero=3 that reduces once. It does not drop parameters after a backward,
+    so for part of the time it holds all of a rank. "piper once" also reduces once, and may hold as
+    many layers as a rank has. Schedules that split backwards lose gradients in FSDP2 with reshard,
+    so there is no such peer.
     """
     size, entry = arena.size, f"pp={ways} dp={arena.world // ways} {name} zero={zero}"
     if not arena.wanted(entry):

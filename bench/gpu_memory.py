@@ -1,4 +1,4 @@
-"""Groups of bench/gpu.py about memory, and about what the host takes."""
+"""Groups of bench/gpu.py about memory and host time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Found = dict[str, float]
 
 
 def memory(arena: Arena) -> None:
-    """PP=2 x DP=2: what a step holds at its worst moment, and how many rows fit in a budget."""
+    """PP=2 x DP=2: the peak memory of a step, and how many rows fit in a budget."""
     dp, parts = arena.world // PP, arena.chosen.microbatches or 4
     build = piper.strategies.BUILDERS[SCHEDULE]
     makers: dict[str, Callable[[Size], Contender]] = {}
@@ -53,7 +53,7 @@ def memory(arena: Arena) -> None:
 
 
 def warm_up(arena: Arena) -> None:
-    """Workspaces of matrix products count for nobody."""
+    """Allocate the workspaces of matrix products, so that they count for no contender."""
     square = torch.ones(64, 64, dtype=arena.dtype, device=arena.device)
     (square @ square).sum().item()
 
@@ -72,15 +72,18 @@ def theirs(arena: Arena, parts: int, reshard: bool, size: Size) -> Contender:
 def largest(
     arena: Arena, make: Callable[[Size], Contender], budget: float
 ) -> dict[str, dict[int, Found] | float]:
-    """Memory grows linearly with the rows of a microbatch: two measurements predict the most rows,
-    and those are measured too."""
+    """The most rows that fit.
+
+    Memory grows linearly with the rows of a microbatch, so two measurements predict them. The
+    prediction is then measured, too.
+    """
     seen: dict[int, Found] = {}
     small, large = arena.size.rows, 3 * arena.size.rows
     for rows in (small, large):
         seen[rows] = measured(arena, make, rows)
     slope = (seen[large]["peak"] - seen[small]["peak"]) / (large - small)
     rows = int((budget - seen[small]["peak"]) / slope) + small
-    while rows > 0 and rows not in seen:  # a row too many, where it grows a little faster
+    while rows > 0 and rows not in seen:  # one row less if memory grows a little faster
         seen[rows] = measured(arena, make, rows)
         rows -= seen[rows]["peak"] > budget
     fits = [rows for rows, found in seen.items() if found["peak"] <= budget]
@@ -88,7 +91,7 @@ def largest(
 
 
 def measured(arena: Arena, make: Callable[[Size], Contender], rows: int) -> Found:
-    """Of the second step (the first makes the optimizer's state), on the rank that needs most."""
+    """Peak of the second step (the first makes optimizer state), on the rank that needs most."""
     arena.watch()
     arena.clean()
     before = torch.cuda.memory_allocated() if arena.on_gpu else 0
@@ -121,7 +124,7 @@ def on_cpu(one: Contender) -> float:
 
 
 def computed(arena: Arena, trainer: piper.Trainer) -> float:
-    """What the compiler says without a run: on rank 0, which compiled, of the rank that needs most.
+    """The compiler's prediction for the rank that needs most. Only rank 0 knows it.
 
     NCCL scatters in place, gloo does not.
     """
@@ -139,7 +142,7 @@ def text(name: str, found: dict[str, Any], budget: float) -> str:
 
 
 def host(arena: Arena) -> None:
-    """With kernels so small that a step waits for the host; and how long compiling takes."""
+    """Steps with kernels so small that the host is the limit, and the time to compile."""
     world, parts = arena.world, arena.size.microbatches
     size = SIZES["tiny"]
     for name in ("1f1b", "dualpipev") if world > 1 else ("1f1b",):
@@ -176,7 +179,7 @@ def compiling(arena: Arena, model: Any, strategy: Any, data: Any, parts: int) ->
 
 
 def loop(arena: Arena) -> None:
-    """The loop over instructions alone, as bench/host_time.py has it."""
+    """The loop over instructions alone, as in bench/host_time.py."""
     from host_time import loop_alone
 
     program, batch = loop_alone()

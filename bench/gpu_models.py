@@ -1,6 +1,6 @@
-"""What bench/gpu.py trains: a Qwen3, dense or with experts, cut in stages that are modules.
+"""The models of bench/gpu.py: a Qwen3, dense or with experts, cut into stages that are modules.
 
-Piper and its peers run the very same modules; a stage is a region of Piper and a stage of a peer.
+Piper and its peers run the same modules. A stage is a region of Piper and a stage of a peer.
 Weights do not depend on where the model is cut, so all contenders start with the same loss.
 """
 
@@ -23,7 +23,7 @@ Data = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model and its batch; `rows` are those of a microbatch."""
+    """The size of a model and its batch; `rows` are those of a microbatch."""
 
     dim: int
     layers: int
@@ -43,7 +43,7 @@ class Size:
         )  # fmt: skip
 
     def batch(self, replica: int = 0, parts: int = 0) -> Data:
-        """The batch of a replica, on the host, as a loader gives it."""
+        """The batch of a replica, on the host, as from a data loader."""
         generator = torch.Generator().manual_seed(1 + replica)
         shape = (self.rows * (parts or self.microbatches), self.length + 1)
         cuts = torch.randint(0, self.vocab, shape, generator=generator)
@@ -51,7 +51,7 @@ class Size:
 
 
 SIZES = {
-    # For a CPU: only to see that everything runs.
+    # For a CPU, only to see that everything runs.
     "tiny": Size(32, 8, 4, 16, 1, 8, 64, 32),
     "small": Size(512, 8, 8, 256, 2, 8, 8192, 512),
     "medium": Size(1024, 8, 16, 512, 2, 8, 8192, 1024),
@@ -60,7 +60,7 @@ SIZES = {
 
 
 class Cut(nn.Module):
-    """Some layers; the first cut embeds, the last one has the head. Side losses travel along."""
+    """Some layers. The first cut embeds, the last has the head. Auxiliary losses travel along."""
 
     def __init__(self, config: Qwen3MoeConfig, moe: bool, index: int, cuts: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Cut(nn.Module):
 
 
 class Whole(nn.Module):
-    """All cuts, each a region PP=0, PP=1, ...; layers are regions too where that is asked for."""
+    """All cuts, each a region PP=0, PP=1, ... On request, layers are regions, too."""
 
     def __init__(self, config: Qwen3MoeConfig, moe: bool, cuts: int, layered: bool) -> None:
         super().__init__()
@@ -118,14 +118,14 @@ class Whole(nn.Module):
 
 
 class Shelf:
-    """Models that were made before: making one takes seconds."""
+    """A cache of models, because making one takes seconds."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.models: dict[Any, Whole] = {}
 
     def get(self, size: Size, cuts: int, moe: bool = False, layered: bool = False) -> Whole:
-        """On the host; its weights are drawn where that is fast. Nobody may change it."""
+        """A model on the host; its weights are drawn where that is fast. Do not change it."""
         key = (size.config(), cuts, moe, layered)
         if key not in self.models:
             torch.manual_seed(0)
@@ -136,5 +136,5 @@ class Shelf:
 
 
 def half_as_deep(size: Size, ways: int = 2) -> Size:
-    """What one of so many pipeline ranks has to compute."""
+    """What one of the pipeline ranks computes."""
     return replace(size, layers=size.layers // ways)

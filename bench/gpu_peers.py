@@ -1,10 +1,10 @@
-"""Piper's peers on GPUs (and CPUs): what torch itself has, as a careful user writes it.
+"""Piper's peers on GPUs (and CPUs): torch's own parallelism, as a careful user writes it.
 
-Every step takes its batch from the host, as Piper's does, and asks for no loss in its middle. On a
-GPU FSDP2 gathers ahead by itself; on a CPU it must be told to.
+Every step takes its batch from the host, as Piper's does, and reads no loss in the middle. On a
+GPU, FSDP2 prefetches by itself; on a CPU it must be told to.
 
-In torch 2.11 to 2.13, FSDP2 with reshard under pipelining schedules that cut backwards in two
-(InterleavedZeroBubble, ZBVZeroBubble, DualPipeV) silently loses gradients: never used here.
+In torch 2.11 to 2.13, FSDP2 with reshard silently loses gradients under pipelining schedules that
+split backwards (InterleavedZeroBubble, ZBVZeroBubble, DualPipeV). It is never used here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Entering = Callable[[bool], Any]
 
 
 def plain(arena: Arena, model: Whole, data: Data, parts: int, **options: Any) -> Contender:
-    """One device, eager; or through torch.compile, with its options."""
+    """One device, eager or through torch.compile with its options."""
     mine = copy.deepcopy(model).to(arena.device)
-    if options.get("mode"):  # gradients that lie in a graph's memory would be overwritten by it
+    if options.get("mode"):  # a CUDA graph would overwrite gradients in its memory
         for parameter in mine.parameters():
             parameter.grad = torch.zeros_like(parameter)
     run = torch.compile(mine, **options) if options else mine
@@ -50,9 +50,9 @@ def accumulating(
     entering: Entering = lambda last: None,
     keep: bool = False,
 ) -> Callable[[], Tensor]:
-    """Microbatch by microbatch, then the optimizer; `entering` is told which one is the last.
+    """Microbatch by microbatch, then the optimizer. `entering` gets whether it is the last one.
 
-    With `keep`, gradients stay where they are and are set to zero.
+    With `keep`, gradients stay in memory and are set to zero.
     """
     optimizer = arena.adamw(model.parameters())
 
@@ -73,7 +73,7 @@ def accumulating(
 
 
 def ddp(arena: Arena, model: Whole, data: Data, parts: int) -> Contender:
-    """Gradients are reduced during the last backward only."""
+    """DDP that reduces gradients in the last backward only."""
     mine = copy.deepcopy(model).to(arena.device)
     wrapped = DistributedDataParallel(mine, gradient_as_bucket_view=True)
     return Contender(
@@ -87,7 +87,7 @@ def ddp(arena: Arena, model: Whole, data: Data, parts: int) -> Contender:
 def fsdp2(
     arena: Arena, model: Whole, data: Data, parts: int, reshard: bool, each: bool
 ) -> Contender:
-    """Gradients are reduced with every microbatch (`each`), or kept whole until the last one."""
+    """FSDP2 that reduces gradients for each microbatch (`each`), or keeps them until the last."""
     mine = copy.deepcopy(model).to(arena.device)
     layers = [block for cut in mine.cuts for block in cut.blocks]
     shard(arena, mine, layers, arena.mesh(arena.world), reshard)
@@ -103,7 +103,7 @@ def fsdp2(
 def shard(
     arena: Arena, whole: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, reshard: bool
 ) -> None:
-    """Layer by layer, and what is left in one more unit."""
+    """Shard layer by layer, and the rest as one more unit."""
     done: list[Any] = [fully_shard(one, mesh=mesh, reshard_after_forward=reshard) for one in layers]
     root: Any = fully_shard(whole, mesh=mesh, reshard_after_forward=reshard)
     if not arena.on_gpu:
@@ -163,5 +163,5 @@ def scheduled(
 
 
 def replica(arena: Arena, pp: int) -> int:
-    """Whose data this rank gets: replica r of pipeline rank s is rank r * pp + s."""
+    """The replica of this rank: replica r of pipeline rank s is rank r * pp + s."""
     return arena.rank // pp

@@ -1,8 +1,8 @@
 """Where a step with experts waits: group `waits` of bench/gpu.py.
 
-Exchanges of a device are one after the other. Between two of them the network waits for rows that
-are still computed, or, when these are ready, for the host that sends them. On a GPU an exchange
-ends here when its rows are sorted; the next one may be under way by then.
+The all-to-alls of a device run one after the other. Between two of them the network waits for rows
+that are still being computed, or, once they are ready, for the host to send them. On a GPU, an
+all-to-all ends here when its rows are sorted; the next one may have started by then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHOWN = (OURS, "piper dualpipev pairs", "piper 1f1b")
 
 @dataclass(frozen=True)
 class Exchange:
-    """Seconds since the step began: rows were ready, sent by the host, and there."""
+    """Seconds since the step began: rows ready, sent by the host, arrived."""
 
     way: str
     ready: float
@@ -36,10 +36,10 @@ class Exchange:
 
 @dataclass
 class Watch:
-    """When exchanges happen; on a GPU, their ends are events that are looked at later."""
+    """When all-to-alls happen. On a GPU, their ends are events that are read later."""
 
     begun: float
-    base: Any  # the event of the beginning; None on a CPU, where a message ends with its call
+    base: Any  # event at the start; None on a CPU, where a message ends with its call
     seen: list[tuple[str, float, float, Any]] = field(default_factory=list)
 
     def exchanges(self) -> list[Exchange]:
@@ -62,7 +62,7 @@ def now(on_gpu: bool) -> Any:
 
 @contextmanager
 def watched(on_gpu: bool) -> Iterator[Watch]:
-    """Note every exchange of this process. Its thread calls it when rows are ready."""
+    """Record every all-to-all of this process. Its thread calls it when rows are ready."""
     base = now(on_gpu)
     if on_gpu:
         torch.cuda.synchronize()
@@ -82,7 +82,7 @@ def watched(on_gpu: bool) -> Iterator[Watch]:
 
 
 def divided(exchanges: Sequence[Exchange], total: float) -> dict[str, float]:
-    """A step, as the network sees it.
+    """Where the time of a step goes, as the network sees it.
 
     >>> step = [Exchange("out", 1.0, 1.5, 3.0), Exchange("back", 2.0, 2.5, 4.0)]
     >>> divided(step, 5.0)
@@ -104,7 +104,7 @@ def divided(exchanges: Sequence[Exchange], total: float) -> dict[str, float]:
 
 
 def peaks(arena: Arena) -> dict[str, list[float]]:
-    """Of each rank in this step, in bytes; what graphs hold counts as allocated all the time."""
+    """Peak bytes of each rank in this step. Memory of CUDA graphs counts all the time."""
     return {
         "allocated": arena.everywhere(torch.cuda.max_memory_allocated()),
         "reserved": arena.everywhere(torch.cuda.max_memory_reserved()),

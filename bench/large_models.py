@@ -1,4 +1,4 @@
-"""Models as pure data, of any size: what capture would find, without tracing anything."""
+"""Models of any size as pure data: what capture would find, without a trace."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from piper.names import BI, BW, B, BucketId, F, RegionId, ValueId
 
 @dataclass(frozen=True)
 class DeepSeekLike:
-    """61 layers of width 7168, three of them dense, the others with 256 experts of which a token
-    goes to eight; one sequence of 4096 tokens in a microbatch."""
+    """61 layers of width 7168: three dense, the others with 256 experts, eight per token.
+
+    A microbatch is one sequence of 4096 tokens.
+    """
 
     stages: int
     layers: int = 61
@@ -23,7 +25,7 @@ class DeepSeekLike:
     top: int = 8
     inner: int = 2048
     dense_inner: int = 18432
-    attention: int = 187_000_000  # parameters of a layer besides its experts
+    attention: int = 187_000_000  # parameters of a layer without its experts
     vocabulary: int = 129_280
     tokens: int = 4096
     dtype: str = "bfloat16"
@@ -54,7 +56,7 @@ class DeepSeekLike:
         return TensorSpec((self.tokens * self.top, self.width), self.dtype)
 
     def layers_of(self, stage: int) -> range:
-        """Layers with experts of a stage; the first stage has the embedding and the dense ones."""
+        """The expert layers of a stage. The first stage has the embedding and the dense layers."""
         count, stages = self.layers - self.dense, self.stages - 1
         if not stage:
             return range(0)
@@ -68,7 +70,7 @@ class DeepSeekLike:
         yield self.around(s, len(layers), layers.stop, sorts=False)
 
     def around(self, s: int, number: int, layer: int, sorts: bool) -> Region:
-        """Attention and router of a layer; the last of a stage adds up what came back."""
+        """Attention and router of a layer; the last region of a stage sums the combined rows."""
         last = s == self.stages - 1 and not sorts
         came = [f"h{s}.{number - 1}", f"b{layer - 1}"] if number else [f"h{s - 1}"] if s else []
         inputs = [*came, *(() if s or number else ("x",)), *(("y",) if last else ())]
@@ -104,7 +106,7 @@ class DeepSeekLike:
         return 2.0 * self.tokens * self.active(name)
 
     def active(self, name: str) -> float:
-        """Parameters that a token meets in a region."""
+        """Active parameters of a region: those that a token uses."""
         if "EP" in name:
             return 3.0 * self.width * self.inner * self.top
         if name == "PP0":

@@ -1,9 +1,10 @@
 """Start the ranks of a benchmark on this machine, on loopback or behind slowed links.
 
-python bench/links.py -n 2 --rate 500mbit bench/data_parallel.py ...
-Behind slowed links every rank has a network namespace of its own, whose only way out is a virtual
-card with that rate. It needs no root, but `unshare`, `ip` and `tc` (Debian: iproute2); everything
-is gone when the ranks have ended.
+    python bench/links.py -n 2 --rate 500mbit bench/data_parallel.py ...
+
+Behind slowed links, every rank has its own network namespace. Its only way out is a virtual network
+card with that rate. This needs `unshare`, `ip` and `tc` (Debian: iproute2), but no root. Nothing is
+left when the ranks have ended.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PORT = 29_500
 
 
 def launch(script: str, arguments: Sequence[str], ranks: int, rate: str = NORMAL) -> None:
-    """Run a script in so many processes, and leave if they fail."""
+    """Run a script in several processes; exit if they fail."""
     if rate == NORMAL:
         code = run_local(script, arguments, ranks)
     else:
@@ -43,7 +44,7 @@ def tool(*command: str) -> None:
 
 
 def connect(ranks: int, rate: str) -> None:
-    """One namespace per rank, all on one bridge; what leaves a rank is slowed."""
+    """One namespace per rank, all on one bridge. Outgoing traffic of a rank is slowed."""
     tool("mount", "-t", "tmpfs", "tmpfs", "/run")
     Path("/run/netns").mkdir()
     tool("ip", "link", "set", "lo", "up")

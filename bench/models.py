@@ -1,4 +1,4 @@
-"""One model for Piper and its peers: stages as modules of their own, so that both cut alike."""
+"""One model for Piper and its peers. Stages are modules, so that both cut it the same way."""
 
 from __future__ import annotations
 

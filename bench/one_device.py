@@ -1,7 +1,8 @@
 """One device: Piper against plain eager training of the same model, in turn, in one process.
 
-python bench/one_device.py [--compiled]
-Goal: at most 1.02x of eager; less with the compiled option.
+    python bench/one_device.py [--compiled]
+
+Goal: at most 1.02x of eager, and less with --compiled.
 """
 
 from __future__ import annotations

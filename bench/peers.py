@@ -1,7 +1,7 @@
-"""Data parallelism of torch itself as a careful user writes it: DDP, FSDP2, pipelining x FSDP2.
+"""Torch's own data parallelism, as a careful user writes it: DDP, FSDP2, pipelining x FSDP2.
 
-On CPU, FSDP2 has no streams and blocks on every all-gather. With `ahead` it gathers asynchronously
-and one layer ahead of use: the fair opponent there.
+On a CPU, FSDP2 has no streams and blocks on every all-gather. With `ahead` it gathers
+asynchronously and one layer ahead of use, which makes it a fair peer there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEDULES = {  # ours: (theirs, stages per rank)
 def accumulating(
     model: nn.Module, data: Data, parts: int, entering: Callable[[bool], object] = lambda last: None
 ) -> Step:
-    """Microbatch by microbatch, then the optimizer; `entering` is told which one is the last."""
+    """Microbatch by microbatch, then the optimizer. `entering` gets whether it is the last one."""
     optimizer = ADAMW(model.parameters())
     chunks = list(zip(*(tensor.chunk(parts) for tensor in data), strict=True))
 
@@ -52,7 +52,7 @@ def accumulating(
 
 
 def ddp(model: Staged, data: Data, parts: int, bucket_mb: float = 25.0) -> Step:
-    """Gradients are reduced during the last backward only, in buckets (25 MB unless told)."""
+    """DDP that reduces gradients in the last backward only, in buckets (default: 25 MB)."""
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
     return accumulating(wrapped, data, parts, lambda last: None if last else wrapped.no_sync())
 
@@ -60,7 +60,7 @@ def ddp(model: Staged, data: Data, parts: int, bucket_mb: float = 25.0) -> Step:
 def fsdp2(
     model: Staged, data: Data, parts: int, reshard: bool, each: bool, ahead: bool = True
 ) -> Step:
-    """Gradients are reduced with every microbatch (`each`), or kept whole until the last one."""
+    """FSDP2 that reduces gradients for each microbatch (`each`), or keeps them until the last."""
     sharded(model.stages, init_device_mesh("cpu", (dist.get_world_size(),)), reshard, ahead)
     whole = fully_shard(model, reshard_after_forward=reshard)
     if ahead:
@@ -89,7 +89,7 @@ def sharded(layers: Sequence[nn.Module], mesh: DeviceMesh, reshard: bool, ahead:
 def pipelined(
     name: str, model: Staged, data: Data, parts: int, pp: int, reshard: bool, ahead: bool = True
 ) -> Step:
-    """Stages of `model` (several of its layers each) in a pipeline, sharded over the replicas."""
+    """A pipeline of stages of `model`, several layers each, sharded over the replicas."""
     theirs, per_rank = SCHEDULES[name]
     mesh = init_device_mesh("cpu", (dist.get_world_size() // pp, pp), mesh_dim_names=("dp", "pp"))
     rank, count = mesh["pp"].get_local_rank(), pp * per_rank

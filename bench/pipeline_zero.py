@@ -1,16 +1,21 @@
 """PP=2 x DP=2: Piper's pipelines with ZeRO-2 and 3 against torch pipelining x FSDP2.
 
-python bench/pipeline_zero.py [--links normal 500mbit] [--schedules 1f1b gpipe]
+    python bench/pipeline_zero.py [--links normal 500mbit] [--schedules 1f1b gpipe]
+
 The same model, schedule and microbatches on four ranks, in turn in the same processes. Goal: at
 most the peer's step time, and less where communication can hide behind compute.
 
-The peer without reshard gathers once and reduces once per step, and so keeps whole gradients and
-parameters of its stages: with zero=2 Piper reduces as each microbatch produces its gradients, so it
-sends more and keeps less. zero=1 does what that peer does. The floor is compute alone: here four
-ranks share the cores, so a step takes at least ranks / cores times the compute of one rank, and
-with M microbatches of a stage with P bytes each rank sends, besides activations,
+The peer without reshard gathers once and reduces once per step, so it keeps the whole gradients and
+parameters of its stages. zero=1 does the same. With zero=2, Piper reduces the gradients of each
+microbatch, so it sends more and keeps less.
+
+The floor is compute alone. Four ranks share the cores here, so a step takes at least ranks / cores
+times the compute of one rank. With M microbatches and a stage of P bytes, each rank sends, besides
+activations,
+
     zero=1  P/2 + P/2      zero=2  M P/2 + P/2      zero=3  M P/2 + up to 2 M P/2
-(gloo's own reduce-scatter, which the peer uses, sends twice as much).
+
+gloo's own reduce-scatter, which the peer uses, sends twice as much.
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ def contenders(
 
 
 def same_losses(steps: dict[str, Step], turns: int = 3, tolerance: float = 1e-4) -> None:
-    """Only last stages know the peer's loss: the mean of what the replicas found."""
+    """Only last stages know the peer's loss: take the mean over the replicas."""
     expected: list[float] = []
     for name, step in steps.items():
         found = torch.tensor([[step(), 1.0] for _ in range(turns)], dtype=torch.float64)

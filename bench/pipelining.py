@@ -1,6 +1,7 @@
 """Pipelines: Piper against torch.distributed.pipelining, same model, schedule and microbatches.
 
-piper run bench/pipelining.py -n 2          (and -n 4)
+    piper run bench/pipelining.py -n 2          (and -n 4)
+
 Both live in the same processes and take steps in turn. Goal: at most the peer's step time.
 """
 
@@ -99,7 +100,7 @@ def runnable() -> list[str]:
 
 
 def same_loss(trainer: piper.Trainer, peer, data) -> None:
-    """Two that do not compute the same may not be compared."""
+    """Stop if the two compute different losses."""
     ours, theirs = trainer.step(*data).loss, peer()
     if theirs == theirs and abs(ours - theirs) > 1e-4:
         raise SystemExit(f"losses differ: {ours} and {theirs}")

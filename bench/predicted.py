@@ -1,9 +1,10 @@
-"""Step times that the simulator predicts, against what is measured on this machine.
+"""Step times that the simulator predicts, against step times measured on this machine.
 
-python bench/predicted.py [--repeats 7] [--ranks 2 4] [--real]
-Costs are profiled in one process first (links and cores by a probe); then every strategy runs on 2
-and 4 local processes. Devices are emulated (bench/emulated.py): operators sleep as long as they
-would take, communication is real, so that four ranks do not fight for two cores. With --real they
+    python bench/predicted.py [--repeats 7] [--ranks 2 4] [--real]
+
+Costs are profiled in one process first (links and cores by a probe). Then every strategy runs on 2
+and 4 local processes. Devices are emulated (bench/emulated.py), so that four ranks do not compete
+for two cores: operators sleep as long as they would take. Communication is real. With --real, ranks
 compute on the shared cores. Goal: within 10 % for all, 5 % for most.
 """
 
@@ -42,8 +43,8 @@ from piper.trainer import Trainer
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 LLAMA = LlamaConfig(vocab=1024, dim=256, layers=8, heads=4)
 EMULATED = emulated.Config(dense=8e-3, expert=8e-3)
-emulated.LONG = 0.0  # what a host does between products takes time of its own
-BALLAST = 2**20  # parameters of a stage that only travel
+emulated.LONG = 0.0  # host work between products takes real time
+BALLAST = 2**20  # parameters of a stage that are only sent
 PARTS, LENGTH = 8, 128
 Case = tuple[str, int, int, dict[str, Any]]  # schedule, pp, stages, options
 CASES: dict[int, list[Case]] = {
@@ -73,7 +74,7 @@ CASES: dict[int, list[Case]] = {
 
 
 class Heavy(torch.nn.Module):
-    """An emulated model with parameters that weigh something on their way."""
+    """An emulated model with parameters that take time to send."""
 
     def __init__(self, stages: int) -> None:
         super().__init__()
@@ -149,7 +150,7 @@ def main() -> None:
 
 
 def profiled(ranks: list[int], real: bool) -> Costs:
-    """Every cut of the model once, in this process. Emulated devices have a core each."""
+    """Profile every cut of the model in this process. Each emulated device has its own core."""
     found: Costs | None = None
     for stages in dict.fromkeys(case[2] for n in ranks for case in cases(n, real)):
         places = [piper.Place(piper.where(PP=k), [0]) for k in range(stages)]
@@ -163,7 +164,7 @@ def profiled(ranks: list[int], real: bool) -> Costs:
 
 
 def measure(chosen: argparse.Namespace) -> None:
-    """In each of several processes: all strategies for real, and what was predicted."""
+    """In each of several processes: run all strategies, and compare with the predictions."""
     dist.init_process_group("gloo")
     ranks, costs = dist.get_world_size(), Costs.from_json(Path(chosen.costs).read_text())
     rows: dict[str, Any] = {}
@@ -173,7 +174,7 @@ def measure(chosen: argparse.Namespace) -> None:
         trainer = Trainer(model, cross_entropy, strategy, optimizer=ADAMW, example=data)
         step = {"piper": partial(trainer.step, *data)}
         times = interleaved(step, chosen.repeats, warmup=2, fence=dist.barrier)["piper"]
-        made = list(trainer._programs.made.values())  # on device 0, which compiled for all
+        made = list(trainer._programs.made.values())  # only device 0 compiled
         trainer.close()
         if dist.get_rank() == 0:
             found = report(price(made[0], costs))

@@ -1,8 +1,9 @@
 """Costs that `simulate --profile` measures, against steps of the same model on this device.
 
-python bench/profiled.py [--dims 1024 2048] [--tokens 4096] [--repeats 9] [--how eager compiled]
-Regions are measured in steps of two microbatches; then steps of 2, 4 and 8 on one device are
-foretold and run, in turn. No communication: one device has none to measure.
+    python bench/profiled.py [--dims 1024 2048] [--tokens 4096] [--how eager compiled]
+
+Regions are measured in steps of two microbatches. Then steps of 2, 4 and 8 microbatches on one
+device are predicted and run, in turn. One device has no communication to measure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A DeepSeek-V3-like job of thousands of devices: compile, check, simulate, without a device.
 
-python bench/scale.py [--devices 2048 16384] [--microbatches 32 64 128] [--profile]
+    python bench/scale.py [--devices 2048 16384] [--microbatches 32 64 128] [--profile]
+
 Goal: 61 layers, PP=16, EP=64, DualPipeV, 128 microbatches in under 30 s and 8 GiB on two cores,
 linear in microbatches, and no more for 16,384 devices than for 2,048.
 """
@@ -30,7 +31,7 @@ PP, EP = 16, 64
 
 @dataclass(frozen=True)
 class Took:
-    """Seconds of each part, and what came out."""
+    """Seconds of each part, and the results."""
 
     devices: int
     microbatches: int
@@ -85,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, nargs="+", default=[2048, 16384])
     parser.add_argument("--microbatches", type=int, nargs="+", default=[32, 64, 128])
-    parser.add_argument("--profile", action="store_true", help="the hottest functions, too")
+    parser.add_argument("--profile", action="store_true", help="also print the hottest functions")
     chosen = parser.parse_args()
     results = []
     for devices in chosen.devices:

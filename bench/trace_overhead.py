@@ -1,6 +1,8 @@
 """What recording costs: the same program takes plain and recorded steps in turn.
 
-piper run bench/trace_overhead.py -n 2          Goal: under 2 % of a step.
+    piper run bench/trace_overhead.py -n 2
+
+Goal: under 2 % of a step.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ def trainer_of(dim: int, layers: int, length: int, parts: int, options: dict[str
 
 
 def overhead(recorder: Recorder, work, repeats: int, fence) -> dict[str, object]:
-    """Steps in turn; what a recorded one costs more, in all and for each instruction.
+    """Take steps in turn: the extra cost of a recorded one, in all and per instruction.
 
-    Seconds of the processor tell more than those of the clock where the host has other work.
+    On a busy host, processor time says more than wall time.
     """
     plain, cpu = recorder.program.step, {"recorded": [], "plain": []}
 
@@ -70,12 +72,12 @@ def overhead(recorder: Recorder, work, repeats: int, fence) -> dict[str, object]
 
 
 def quarter(seconds: list[float]) -> float:
-    """A quarter of the steps are quicker: steadier than the median on a busy host."""
+    """The lower quartile of the steps: steadier than the median on a busy host."""
     return sorted(seconds)[len(seconds) // 4]
 
 
 def between(program: Program, work, plans) -> dict[str, float]:
-    """Once for a recording, and after each of its steps: seconds that are no part of a step."""
+    """Seconds outside of steps: once per recording, and after each of its steps."""
     started = time.perf_counter()
     offset = offset_to_first()
     aligned = time.perf_counter()
@@ -106,7 +108,7 @@ def measured(name: str, repeats: int) -> dict[str, object]:
 
 
 def empty() -> tuple[Recorder, StepInputs]:
-    """The loop alone, without what is tensor work whatever the kernels do."""
+    """The loop alone, without the tensor work that remains when kernels do nothing."""
     program, work = loop_alone()
     recorder = Recorder(program)
     kept = [
@@ -124,7 +126,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
-    if os.environ["RANK"] == "0":  # while the other one waits for it
+    if os.environ["RANK"] == "0":  # while the other rank waits
         results["empty kernels"] = overhead(*empty(), chosen.repeats, lambda: None)
         tell("empty kernels", results["empty kernels"])
     dist.init_process_group("gloo")

@@ -1,12 +1,13 @@
 """The simulator against public measurements: Megatron-style GPT training on A100s.
 
-python bench/vtrain.py
-bench/data/vtrain holds what the vTrain project measured (with its licence). Every run is expressed
-as a Piper strategy of a model made of pure data, compiled by the ordinary builders and simulated on
-device `a100`; nothing is run. Three constants of the device (FITTED) are fitted to a third of the
-runs on one node without tensor parallelism; errors are those of the others.
+    python bench/vtrain.py
 
-docs/simulate.md says what is known of the runs, what is assumed, and what comes out.
+bench/data/vtrain holds measurements of the vTrain project (with its licence). Every run becomes a
+model of pure data, compiled by the ordinary builders and simulated on device `a100`. Nothing runs.
+Three constants of the device (FITTED) are fitted to a third of the runs on one node without tensor
+parallelism. Errors are those of the other runs.
+
+docs/simulate.md says what is known about the runs, what is assumed, and the results.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from piper.strategies import BUILDERS
 
 HERE = Path(__file__).parent
 DATA = HERE / "data" / "vtrain"
-VOCABULARY = 50304  # 50257, made a multiple of 128
+VOCABULARY = 50304  # 50257, rounded up to a multiple of 128
 OPTIMIZER = 30  # bytes that a step moves for each byte of fp16 parameters: see docs/simulate.md
 NETWORK = NETWORKS["a100"]
 SEED = 1
@@ -57,9 +58,9 @@ class Run:
     dp: int
     pp: int
     seconds: float
-    virtual: int = 1  # stages of a device
-    recompute: str = "none"  # all or attention
-    sequence: bool = False  # what tensor parallelism leaves whole is divided along the sequence
+    virtual: int = 1  # stages per device
+    recompute: str = "none"  # "all" or "attention"
+    sequence: bool = False  # sequence parallelism: the rest is divided along the sequence
 
     @property
     def microbatches(self) -> int:
@@ -81,7 +82,7 @@ def runs(file: str, recompute: str) -> list[Run]:
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass does on one device: arithmetic, bytes of other operators, operators."""
+    """The work of a pass on one device: FLOPs, bytes of other operators, number of operators."""
 
     flops: float = 0.0
     traffic: float = 0.0
@@ -109,7 +110,7 @@ def layer(run: Run) -> Work:
 
 
 def attention(run: Run) -> Work:
-    """What selective recomputation does again: scores, softmax, dropout, context."""
+    """What selective recomputation repeats: scores, softmax, dropout, context."""
     tokens, scores = run.micro * run.length, run.micro * run.heads * run.length**2
     return Work(4 * tokens * run.length * run.hidden / run.tp, 9 * scores / run.tp, 4)
 
@@ -179,10 +180,10 @@ def region(run: Run, k: int, stages: int, rows: TensorSpec) -> Region:
 
 
 def gathered(run: Run, network: Network) -> float:
-    """Seconds of the all-reduces of one forward of a layer: two, of a microbatch's activations.
+    """Seconds of the two all-reduces of a microbatch's activations in one forward of a layer.
 
-    They take what the simulator takes for a collective with nothing beside it: rings in each node,
-    then over all its ways out. Reduce-scatter and all-gather together cost the same.
+    They cost what the simulator takes for a collective alone: rings in each node, then over all its
+    uplinks. Reduce-scatter and all-gather together cost the same.
     """
     if run.tp == 1:
         return 0.0
@@ -200,8 +201,10 @@ def gathered(run: Run, network: Network) -> float:
 
 
 def network_of(run: Run, network: Network) -> Network:
-    """One device stands for `tp` that do the same: a node has fewer, each with its part of the way
-    out."""
+    """One device stands for `tp` that do the same.
+
+    So a node has fewer devices, each with its part of the uplink.
+    """
     if run.tp == 1:
         return network
     assert network.uplink is not None
@@ -215,7 +218,7 @@ def network_of(run: Run, network: Network) -> Network:
 @cache
 def compiled(run: Run) -> Compiled:
     name = "1f1b" if run.virtual == 1 else "interleaved-1f1b"
-    if run.microbatches < run.pp:  # which 1F1B does not take
+    if run.microbatches < run.pp:  # 1F1B does not support this
         name = "gpipe"
     more = {} if run.virtual == 1 else {"virtual": run.virtual}
     strategy = BUILDERS[name](pp=run.pp, dp=run.dp, microbatches=run.microbatches, **more)
@@ -234,7 +237,7 @@ def predicted(run: Run, device: DeviceKind, network: Network = NETWORK) -> float
 def with_collectives(
     run: Run, model: Model, costs: Costs, network: Network
 ) -> Iterable[tuple[RegionKey, Figure]]:
-    """What the phases of each stage take, with what their devices exchange."""
+    """Seconds of the phases of each stage, including the collectives of tensor parallelism."""
     once = gathered(run, network) * run.layers / (run.pp * run.virtual)
     again = 1 if run.recompute == "all" else 0
     for one in model.regions:
@@ -249,13 +252,13 @@ FITTED = ("share", "start", "launch")
 
 
 def fit(some: Sequence[Run], device: DeviceKind) -> DeviceKind:
-    """The constants with the least mean error, from several beginnings."""
+    """The constants with the least mean error, from several starting points."""
     begins = [replace(device, start=s, launch=l) for s, l in product((5e-6, 2e-5), (2e-5, 5e-5))]
     return min((climbed(some, one) for one in begins), key=lambda one: error_of(some, one))
 
 
 def climbed(some: Sequence[Run], device: DeviceKind) -> DeviceKind:
-    """One constant after the other, in ever smaller steps."""
+    """Coordinate descent in ever smaller steps."""
     best, least = device, error_of(some, device)
     for step in (1.6, 1.25, 1.1, 1.04):
         again = True
@@ -310,7 +313,7 @@ MEGATRON = [
 
 
 def megatron(run: Run, selective: float) -> list[Run]:
-    """With everything computed again; with attention only, and sequence parallelism."""
+    """Full recomputation; then selective recomputation with sequence parallelism."""
     some = replace(run, recompute="attention", sequence=True, seconds=selective)
     return [replace(run, recompute="all"), some]
 

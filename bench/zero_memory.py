@@ -1,10 +1,11 @@
 """PP=2 x DP=2: the largest microbatch that fits a given memory, beside pipelining x FSDP2.
 
-python bench/zero_memory.py [--budget 64] [--schedules 1f1b]
-Memory is what tensors hold at once at the worst moment of a step (parameters, optimizer, gradients,
-activations, communication buffers), measured alike for all. It grows linearly with the rows of a
-microbatch, so two measurements predict the largest number of rows; that one, and one row more, are
-measured too. Of Piper, what the compiler computes is printed beside it.
+    python bench/zero_memory.py [--budget 64] [--schedules 1f1b]
+
+Memory is the peak of all tensors in a step (parameters, optimizer state, gradients, activations,
+communication buffers), measured the same way for all. It grows linearly with the rows of a
+microbatch, so two measurements predict the largest number of rows. That number and one row more are
+then measured. For Piper, the prediction of the compiler is printed, too.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from memory_meter import Meter  # noqa: E402
 
 PP, DP, PARTS = 2, 2, 4
-Measured = tuple[int, int | None]  # bytes as measured, and as computed before
+Measured = tuple[int, int | None]  # bytes: measured, and predicted by the compiler
 
 
 class Layered(Stage):
-    """Layers are regions too: the unit that Piper gathers, as FSDP2 wraps them one by one."""
+    """Layers are regions, too, because Piper gathers region by region, and FSDP2 layer by layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
@@ -80,7 +81,7 @@ def peer_memory(reshard: bool, name: str, config: LlamaConfig, data: Data) -> Me
 
 
 def metered(step: Callable[[], object], states: list[Tensor], data: Iterable[Tensor]) -> int:
-    """Of the second step: the first one makes the optimizer's state."""
+    """The peak of the second step. The first one makes optimizer state."""
     with Meter(states, data) as meter:
         step()
         meter.peak = 0
@@ -105,7 +106,7 @@ CONTENDERS = {
 def largest(
     memory: Callable[..., Measured], name: str, config: LlamaConfig, length: int, budget: int
 ) -> dict[str, object]:
-    """Rows of the largest microbatch that fits, and all that was measured on the way."""
+    """Rows of the largest microbatch that fits, and all measurements on the way."""
     seen: dict[int, Measured] = {}
 
     def measure(rows: int) -> int:
