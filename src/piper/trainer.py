@@ -169,7 +169,7 @@ class Trainer:
         consistency.agree_on_call("state_dict", self.replicas)
         self._taken = {}  # from now on the model may have these, to evaluate
         programs, model = self._programs, self._job.model
-        everywhere = gather(programs.state.parts(programs.spoken))
+        everywhere = gather(programs.state.parts(programs.reported_states))
         if everywhere is None:
             return None
         found = assembled(part for parts in everywhere for part in parts)
@@ -183,7 +183,7 @@ class Trainer:
         """
         self._enter("save")
         model, programs = checkpoint.described(self._job.model), self._programs
-        checkpoint.save(Path(folder), programs.state, programs.spoken, model, self.steps)
+        checkpoint.save(Path(folder), programs.state, programs.reported_states, model, self.steps)
 
     def resume(self, folder: str | Path, missing_ok: bool = False) -> int:
         """Go on from what `save` wrote, under this or any other strategy; the steps done so far.

@@ -42,10 +42,10 @@ def test_what_was_proven_is_said_in_numbers() -> None:
 
     assert result.exit_code == 0
     assert result.output == (
-        "ok: 2 devices, 27 nodes, 69 instructions, run together on paper\n"
-        "  no deadlock: 8 messages met their receives in order\n"
-        "  nothing lost or doubled: 16 passes, and 8 gradients counted once each in 2 updates\n"
-        "  nothing leaks: 42 buffers freed once each\n"
+        "ok: 2 devices, 27 nodes, 69 instructions, executed together symbolically\n"
+        "  no deadlock: 8 sends matched in order\n"
+        "  nothing lost or duplicated: 16 passes, and 8 gradients counted once each in 2 updates\n"
+        "  no leaks: 42 buffers freed once each\n"
         "  14 orders kept\n"
     )
 

@@ -20,7 +20,7 @@ from piper.names import Phase
 from piper.plan.analyse.memory import Peak
 from piper.sim.prediction import Prediction
 from piper.sim.report import Report
-from piper.view.sweep import Row, ranked, table
+from piper.view.sweep import SweepResult, ranked, table
 
 OTHER = RegionKey("other", Phase.FORWARD)
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
@@ -101,15 +101,17 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
     assert picture.read_text().count("<circle") == 2 + 2  # points, and the legend
 
 
-def row(name: str, seconds: float, peak: int, tokens: int = 100) -> Row:
+def row(name: str, seconds: float, peak: int, tokens: int = 100) -> SweepResult:
     found = Report(seconds, (), (), {})
-    return Row({"k": name}, Prediction(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0))
+    return SweepResult(
+        {"k": name}, Prediction(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0)
+    )
 
 
 def test_the_best_comes_first_and_what_cannot_run_last() -> None:
     rows = [
-        Row({"k": "refused"}, refused="no"), row("too large", 0.1, 2000), row("slow", 3.0, 10),
-        row("quick", 1.0, 500), row("twice the batch", 1.5, 600, tokens=200),
+        SweepResult({"k": "refused"}, refused="no"), row("too large", 0.1, 2000),
+        row("slow", 3.0, 10), row("quick", 1.0, 500), row("twice the batch", 1.5, 600, tokens=200),
     ]  # fmt: skip
 
     def order(by: str) -> list[str]:

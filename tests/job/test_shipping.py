@@ -82,7 +82,7 @@ def test_an_assignment_is_text_on_the_way(name: str, options: dict[str, int]) ->
         runs = {i.region for i in one.plan.instructions if isinstance(i, Run)}
         assert set(one.regions) == runs
         assert set(one.contents) == {state.bucket for state in one.plan.states}
-    assert sum(len(one.spoken) for one in parts) >= len(found.model.buckets)
+    assert sum(len(one.reported_states) for one in parts) >= len(found.model.buckets)
 
 
 def test_the_dropouts_of_regions_are_text_on_the_way() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from pool import run_on
 
-from piper.plan.analyse.channels import needs
+from piper.plan.analyse.required_communicators import needs
 from piper.plan.instructions import Plan, Send
 from piper.strategies import BUILDERS
 
@@ -35,4 +35,4 @@ def test_where_sizes_come_first_a_courier_receives() -> None:
     found = needs([Plan(1, (), (fixed,)), Plan(0, (), (fixed, loose))])
 
     assert found.links == (("pp", 0, 1), ("pp", 0, 2), ("pp", 1, 1))
-    assert found.sized == (("pp", 0, 2),)
+    assert found.dynamic_links == (("pp", 0, 2),)

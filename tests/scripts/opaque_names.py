@@ -52,8 +52,8 @@ from piper.job.pricing import estimate, price  # noqa: E402
 from piper.names import BucketId, RegionId, ValueId  # noqa: E402
 from piper.plan.analyse.memory import peak, timeline  # noqa: E402
 from piper.plan.analyse.traffic import traffic  # noqa: E402
-from piper.view.grid import grid  # noqa: E402
-from piper.view.story import story  # noqa: E402
+from piper.view.schedule_grid import grid  # noqa: E402
+from piper.view.view_data import story  # noqa: E402
 
 PROGRAMS = 60
 

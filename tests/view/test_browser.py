@@ -12,7 +12,7 @@ from browser import CHROMIUM, Browser, Point
 from views import crowd, divided, experts, measured, pipeline
 
 from piper.view.page import page
-from piper.view.story import Story
+from piper.view.view_data import ViewData
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -33,7 +33,7 @@ def browser(chromium: Browser) -> Iterator[Browser]:
     assert chromium.problems == []
 
 
-def opened(browser: Browser, folder: Path, *stories: Story, **how: Any) -> Browser:
+def opened(browser: Browser, folder: Path, *stories: ViewData, **how: Any) -> Browser:
     path = folder / "page.html"
     path.write_text(page(stories))
     browser.open(path, **how)

@@ -12,7 +12,7 @@ from views import measured, pipeline
 from piper.cli import app
 from piper.cli.view import targets
 from piper.errors import StrategyError
-from piper.view.runfile import save_story
+from piper.view.run_file import save_view
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "tiny.py"
 
@@ -43,7 +43,7 @@ def test_a_recorded_run_becomes_a_page_named_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save_story(tmp_path / "run.json", measured(pipeline()))
+    save_view(tmp_path / "run.json", measured(pipeline()))
 
     assert call("run.json") == ["run.html"]
     assert stories(tmp_path / "run.html") == ["1f1b"]
@@ -51,7 +51,7 @@ def test_a_recorded_run_becomes_a_page_named_after_it(
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
     for name in ("1f1b", "zb-h1"):
-        save_story(tmp_path / f"{name}.json", measured(pipeline(name)))
+        save_view(tmp_path / f"{name}.json", measured(pipeline(name)))
 
     call(tmp_path / "1f1b.json", tmp_path / "zb-h1.json", "-o", tmp_path / "both.html")
 
@@ -69,7 +69,7 @@ def test_what_follows_a_script_goes_to_it(tmp_path: Path) -> None:
 
 
 def test_a_second_file_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
-    save_story(tmp_path / "run.json", pipeline())
+    save_view(tmp_path / "run.json", pipeline())
 
     with pytest.raises(StrategyError) as refused:
         call(tmp_path / "run.json", "runn.json")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from piper.cli.agreement import agreement
+from piper.cli.numerics_report import agreement
 from piper.cli.target import inspect, strategy_of
 from piper.errors import Refused
 from piper.plan.check.proof import Proof, prove

@@ -17,9 +17,9 @@ from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes
 from piper.strategies import draw, to_table
 from piper.view.footprint import footprint
-from piper.view.grid import grid, summary
 from piper.view.overlap import overlap
-from piper.view.svg import svg as picture
+from piper.view.schedule_grid import grid, summary
+from piper.view.schedule_svg import svg as picture
 
 if TYPE_CHECKING:
     from piper.job.inspection import Inspected

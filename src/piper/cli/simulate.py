@@ -25,8 +25,8 @@ from piper.ir.model import Model
 from piper.job.pricing import costs_for, predict, price
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
-from piper.view.simulated import text
-from piper.view.sweep import Row, plot, ranked
+from piper.view.simulation_text import text
+from piper.view.sweep import SweepResult, plot, ranked
 from piper.view.sweep import table as sweep_table
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def show_step(
     step, found = machine.price(compiled)
     print(text(found, step))
     if chrome is not None:
-        from piper.view.runfile import save_run
+        from piper.view.run_file import save_run
 
         save_run(chrome, target.stem, compiled.dag, compiled.plans, [step.trace])
     if view is not None:
@@ -186,7 +186,7 @@ def show_step(
 
 def write_page(path: Path, name: str, compiled: Compiled, step: Simulated) -> None:
     from piper.view.page import page
-    from piper.view.story import story
+    from piper.view.view_data import story
 
     path.write_text(page([story(name, compiled.dag, compiled.plans, [step.trace])]))
 
@@ -208,13 +208,13 @@ def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
 
 def sweep(
     target: Path, arguments: Sequence[str], settings: dict[str, list[str]], machine: Machine
-) -> list[Row]:
+) -> list[SweepResult]:
     """The script with every combination of arguments; what is refused says why."""
     combinations = [
         dict(zip(settings, values, strict=True)) for values in product(*settings.values())
     ]
 
-    def one(chosen: dict[str, str]) -> Row:
+    def one(chosen: dict[str, str]) -> SweepResult:
         given = [word for name, value in chosen.items() for word in (f"--{name}", value)]
         return attempt(
             chosen, lambda: machine.price(inspect(target, [*arguments, *given]).compiled)[1]
@@ -225,22 +225,24 @@ def sweep(
     return [one(chosen) for chosen in rows]
 
 
-def attempt(chosen: dict[str, str], made: Callable[[], Prediction]) -> Row:
+def attempt(chosen: dict[str, str], made: Callable[[], Prediction]) -> SweepResult:
     """A script may refuse in any way: that is a row of the table, not the end of it."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return Row(chosen, made())
+            return SweepResult(chosen, made())
     except PiperError as error:
-        return Row(chosen, refused=str(error))
+        return SweepResult(chosen, refused=str(error))
     except SystemExit:
         last = said.getvalue().strip().splitlines()[-1:] or ["the script ended"]
-        return Row(chosen, refused=last[0])
+        return SweepResult(chosen, refused=last[0])
     except Exception as error:
-        return Row(chosen, refused=f"{type(error).__name__}: {error}")
+        return SweepResult(chosen, refused=f"{type(error).__name__}: {error}")
 
 
-def show_sweep(rows: list[Row], sort: Sort, picture: Path | None, json_file: Path | None) -> None:
+def show_sweep(
+    rows: list[SweepResult], sort: Sort, picture: Path | None, json_file: Path | None
+) -> None:
     found = ranked(rows, sort)
     print(sweep_table(found))
     if picture is not None:

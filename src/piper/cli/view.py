@@ -11,10 +11,10 @@ from piper.cli.target import inspect
 from piper.errors import Problem, StrategyError
 from piper.job.pricing import price
 from piper.view.page import page
-from piper.view.picture import png as as_png
-from piper.view.picture import svg as as_svg
-from piper.view.runfile import load_run, save_story
-from piper.view.story import Story, story
+from piper.view.run_file import load_run, save_view
+from piper.view.timeline_picture import png as as_png
+from piper.view.timeline_picture import svg as as_svg
+from piper.view.view_data import ViewData, story
 
 WAYS = "give a .py script that makes a Trainer, or a .json that `piper run --trace` wrote"
 SHOWN = (".py", ".json")
@@ -48,7 +48,7 @@ def view(
     if png:
         as_png(stories[0], png)
     if chrome:
-        save_story(chrome, stories[0])
+        save_view(chrome, stories[0])
     for path in filter(None, (output, svg, png, chrome)):
         print(path)
 
@@ -70,7 +70,7 @@ def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
     return found
 
 
-def told(target: Path, words: list[str]) -> Story:
+def told(target: Path, words: list[str]) -> ViewData:
     """A script is compiled and simulated, not run."""
     if target.suffix == ".json" and words:
         what = f"a recorded run takes no arguments, and `{words[0]}` is no file to compare it with"

@@ -14,10 +14,17 @@ from piper.ir.dag import Dag
 from piper.ir.model import Bucket
 from piper.job.compiler import Compiled
 from piper.names import BucketId, Device, Phase, RegionId, ValueId
-from piper.plan import serial
-from piper.plan.analyse.channels import Needs, exchanging, first_holders, needs
+from piper.plan.analyse.required_communicators import (
+    RequiredCommunicators,
+    reported_states,
+    required_communicators,
+    token_groups,
+)
 from piper.plan.inputs import input_buffers
 from piper.plan.instructions import Instruction, Keep, Load, Plan, Run, Shape
+from piper.plan.serialization import field_values, frozen
+from piper.plan.serialization import from_json as plan_from_json
+from piper.plan.serialization import to_json as plan_to_json
 from piper.runtime.state.device_state import Named
 
 Like = tuple[tuple[Shape, ...], bool]  # the tensors of a buffer, and whether it is a bundle
@@ -28,10 +35,10 @@ class Assignment:
     """One device's part. `needs`, `loss` and `ignored` are the same for all."""
 
     plan: Plan
-    needs: Needs
+    needs: RequiredCommunicators
     loss: str  # its type
     ignored: tuple[Ignored, ...]  # labels that a mean leaves out
-    spoken: tuple[str, ...]  # states that this device gives to a state dict
+    reported_states: tuple[str, ...]  # states that this device gives to a state dict
     contents: Mapping[str, tuple[Named, ...]]  # the parameters of each bucket that is here
     trainable: Mapping[str, bool]  # of each such bucket
     regions: Mapping[str, RegionCode]  # what computes each region that runs here
@@ -57,7 +64,7 @@ class Assignment:
 def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
     """Of every device that there is a plan for."""
     plans, dag = compiled.plans, compiled.dag
-    shared, spoken = needs(plans), first_holders(plans)
+    shared, reported = required_communicators(plans), reported_states(plans)
     loss = captured.model.values[captured.model.loss].specs[0].dtype
     regions, looking = captured.model.regions, captured.experts.codes
     experts = {str(region.id) for region in regions if region.code in looking}
@@ -66,10 +73,10 @@ def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
         found = dict(regions_of(plan, captured, dag))
         yield Assignment(
             plan=plan,
-            needs=replace(shared, exchanging=tuple(exchanging(plan))),
+            needs=replace(shared, token_groups=tuple(token_groups(plan))),
             loss=loss,
             ignored=captured.ignored,
-            spoken=tuple(spoken[plan.device]),
+            reported_states=tuple(reported[plan.device]),
             contents={name: contents(bucket) for name, bucket in buckets.items()},
             trainable={name: bucket.trainable for name, bucket in buckets.items()},
             regions=found,
@@ -129,7 +136,7 @@ def shared_json(one: Assignment) -> str:
         "streams": one.needs.streams,
         "teams": one.needs.teams,
         "links": one.needs.links,
-        "sized": one.needs.sized,
+        "dynamic_links": one.needs.dynamic_links,
         "loss": one.loss,
         "ignored": one.ignored,
     }
@@ -139,12 +146,12 @@ def shared_json(one: Assignment) -> str:
 def own_json(one: Assignment) -> str:
     """What is for one device alone."""
     own = {
-        "plan": serial.to_json(one.plan),
-        "exchanging": one.needs.exchanging,
-        "spoken": one.spoken,
+        "plan": plan_to_json(one.plan),
+        "token_groups": one.needs.token_groups,
+        "reported_states": one.reported_states,
         "contents": one.contents,
         "trainable": one.trainable,
-        "regions": {name: serial.row(region) for name, region in one.regions.items()},
+        "regions": {name: field_values(region) for name, region in one.regions.items()},
         "experts": one.experts,
         "values": grouped(one.values),
     }
@@ -153,17 +160,17 @@ def own_json(one: Assignment) -> str:
 
 def from_json(shared: str, own: str) -> Assignment:
     job, mine = json.loads(shared), json.loads(own)
-    plan = serial.from_json(mine["plan"])
-    values = [(serial.frozen(like), names) for like, names in mine["values"]]
-    ways = {name: serial.frozen(job[name]) for name in ("streams", "teams", "links", "sized")}
-    exchanging = serial.frozen(mine["exchanging"])
+    plan = plan_from_json(mine["plan"])
+    values = [(frozen(like), names) for like, names in mine["values"]]
+    common = {name: frozen(job[name]) for name in ("streams", "teams", "links", "dynamic_links")}
+    token_groups = frozen(mine["token_groups"])
     return Assignment(
         plan=plan,
-        needs=Needs(**ways, exchanging=exchanging, shares=plan.streams),
+        needs=RequiredCommunicators(**common, token_groups=token_groups, shares=plan.streams),
         loss=job["loss"],
-        ignored=serial.frozen(job["ignored"]),
-        spoken=tuple(mine["spoken"]),
-        contents={name: serial.frozen(rows) for name, rows in mine["contents"].items()},
+        ignored=frozen(job["ignored"]),
+        reported_states=tuple(mine["reported_states"]),
+        contents={name: frozen(rows) for name, rows in mine["contents"].items()},
         trainable=mine["trainable"],
         regions={name: region_code(*row) for name, row in mine["regions"].items()},
         experts=tuple(mine["experts"]),

@@ -14,9 +14,9 @@ from piper.ir.model import Model
 from piper.ir.roles import Roles, roles, same_replica
 from piper.ir.training import training_dag
 from piper.names import Device
-from piper.passes.pipeline import run_passes
+from piper.passes.pass_pipeline import run_passes
 from piper.plan.check.check import check
-from piper.plan.check.queues import stops
+from piper.plan.check.hardware_queues import first_blocked
 from piper.plan.instructions import Plan
 from piper.plan.lower.lowering import lower
 
@@ -61,10 +61,10 @@ def compile_strategy(
 def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:
     """Plans that need no more than one queue; if there are none, those that are fast."""
     fast = lower(dag, found.first)
-    if stops(fast) is None:
+    if first_blocked(fast) is None:
         return fast
     safe = lower(dag, found.first, careful=True)
-    return safe if stops(safe) is None else fast
+    return safe if first_blocked(safe) is None else fast
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
-from piper.job.loss_trial import refuse_no_mean
+from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.options import Loss, Options
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device

@@ -35,9 +35,9 @@ from piper.plan.instructions import (
     Update,
 )
 from piper.sim.clock import Simulated, simulate
+from piper.sim.network_demands import Alike
 from piper.sim.prediction import Prediction
 from piper.sim.report import report
-from piper.sim.wiring import Alike
 
 
 def price(

@@ -17,7 +17,7 @@ from piper.job.assignment import Assignment, assignment
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import BatchKind, Job
-from piper.job.shipping import Sending
+from piper.job.shipping import PlanShipping
 from piper.names import Phase
 from piper.runtime.comm.gloo import Comm, ProcessComm
 from piper.runtime.comm.transport import communicators
@@ -47,7 +47,7 @@ class Programs:
 
     def __post_init__(self) -> None:
         self.state = DeviceState(self.job.device)
-        self.sending = Sending(self.job.options.compiled)
+        self.sending = PlanShipping(self.job.options.compiled)
 
     def get(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
         """The program for batches of this kind; compiled at the first one."""
@@ -97,9 +97,9 @@ class Programs:
         self.costs, self.ready = costs, {}
 
     @property
-    def spoken(self) -> set[str]:
+    def reported_states(self) -> set[str]:
         """States that this device gives, where several hold the same."""
-        return {name for one in self.assigned.values() for name in one.spoken}
+        return {name for one in self.assigned.values() for name in one.reported_states}
 
     def close(self) -> None:
         if self.comm is not None:

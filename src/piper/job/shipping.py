@@ -24,7 +24,7 @@ PLAIN = (
 )  # fmt: skip
 
 
-class Sending:
+class PlanShipping:
     """The way of plans and kernels from the first process to the others.
 
     A kernel goes to a process once: what was compiled anew comes as a plan, and finds it there.

@@ -20,7 +20,7 @@ from piper.runtime.observe.clocks import Clock, Offset, offset_to_first
 from piper.runtime.observe.device_times import Times, device_times
 from piper.runtime.observe.profiler import Profiler, uses_accelerator
 from piper.runtime.observe.recorder import Recorder, beginning, merged, on_devices, title
-from piper.view.runfile import save_run
+from piper.view.run_file import save_run
 
 LOG = logging.getLogger("piper")
 NEVER = Window(Path(), first=0, count=0)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from piper.view.story import Story
+from piper.view.view_data import ViewData
 
 SCRIPTS = ("story.js", "lanes.js", "draw.js", "graph.js", "panel.js", "app.js")
 
 
-def page(stories: Sequence[Story]) -> str:
+def page(stories: Sequence[ViewData]) -> str:
     """The page of these stories; of several, the first two are compared when it opens."""
     data = json.dumps([story.to_dict() for story in stories], separators=(",", ":"))
     parts = {

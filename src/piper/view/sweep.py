@@ -11,7 +11,7 @@ from typing import Any
 
 from piper.sim.prediction import Prediction
 from piper.view.footprint import size_text
-from piper.view.simulated import columns, percent, time_text
+from piper.view.simulation_text import columns, percent, time_text
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 70, 30, 190, 50
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SweepResult:
     """One combination of a sweep: what was predicted, or why it was refused."""
 
     settings: Mapping[str, str]
@@ -31,13 +31,13 @@ class Row:
         return {"settings": dict(self.settings), **told}
 
 
-def ranked(rows: Sequence[Row], by: str = "step") -> list[Row]:
+def ranked(rows: Sequence[SweepResult], by: str = "step") -> list[SweepResult]:
     """The best first; what does not fit after what does, what is refused last.
 
     Steps of different batches are compared by the time of a token.
     """
 
-    def key(row: Row) -> tuple[bool, bool, float]:
+    def key(row: SweepResult) -> tuple[bool, bool, float]:
         if row.found is None:
             return True, True, 0.0
         time = row.found.seconds / (row.found.tokens or 1)
@@ -46,7 +46,7 @@ def ranked(rows: Sequence[Row], by: str = "step") -> list[Row]:
     return sorted(rows, key=key)
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[SweepResult]) -> str:
     """A line for each combination."""
     names = list(rows[0].settings)
     heads = [*names, "step", "tokens/s", "bubble", "exposed", "peak memory", ""]
@@ -60,7 +60,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *note_lines(good)])
 
 
-def note_lines(rows: Sequence[Row]) -> Iterator[str]:
+def note_lines(rows: Sequence[SweepResult]) -> Iterator[str]:
     """Each note once, and of which combinations it is if not of all."""
     notes: dict[str, list[str]] = {}
     for row in rows:
@@ -70,7 +70,7 @@ def note_lines(rows: Sequence[Row]) -> Iterator[str]:
         yield note if len(some) == len(rows) else f"{'; '.join(some)}: {note}"
 
 
-def cells(row: Row, found: Prediction) -> list[str]:
+def cells(row: SweepResult, found: Prediction) -> list[str]:
     exposed = sum(found.report.exposed.values()) / (found.seconds or 1.0)
     return [
         *row.settings.values(), time_text(found.seconds), f"{found.rate:,.0f}",
@@ -87,7 +87,7 @@ def settings_text(settings: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def plot(rows: Sequence[Row]) -> str:
+def plot(rows: Sequence[SweepResult]) -> str:
     """Tokens a second against memory, a point for each combination, coloured by what varies first.
 
     Points that are filled fit; the line is what a device has.
@@ -178,7 +178,7 @@ def limit(area: Area, room: float | None) -> Iterator[str]:
         yield f'<text x="{WIDTH - RIGHT + 6}" y="{y + 4}" fill="#c00">a device has this</text>'
 
 
-def point(area: Area, row: Row, found: Prediction, colour: str) -> Iterator[str]:
+def point(area: Area, row: SweepResult, found: Prediction, colour: str) -> Iterator[str]:
     x, y = area.x(found.rate), area.y(found.peak / GIB)
     title = escape(f"{settings_text(row.settings)}: {time_text(found.seconds)}")
     fill = colour if found.fits else "white"

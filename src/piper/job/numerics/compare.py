@@ -13,7 +13,8 @@ from piper.capture import Captured
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
-from piper.job.numerics.apart import (
+from piper.job.numerics.data import chunk, constant_inputs, doubled, like
+from piper.job.numerics.differences import (
     furthest,
     gradient_differences,
     largest,
@@ -21,7 +22,6 @@ from piper.job.numerics.apart import (
     update_differences,
     worst,
 )
-from piper.job.numerics.data import chunk, constant_inputs, doubled, like
 from piper.job.numerics.model import (
     copied,
     free_memory,
@@ -31,7 +31,7 @@ from piper.job.numerics.model import (
     widest,
     without_dropout,
 )
-from piper.job.numerics.plain import Reference, plain
+from piper.job.numerics.reference import Reference, plain
 from piper.job.rehearsal import Rehearsal, rehearsed
 from piper.runtime.state.device_state import BucketState, Part
 

@@ -16,7 +16,7 @@ from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
 from piper.job.numerics.data import chunk, doubled
-from piper.job.numerics.plain import loss_of
+from piper.job.numerics.reference import loss_of
 from piper.plan.analyse.memory import peak
 from piper.runtime.torch_private import DropoutModule
 

@@ -59,7 +59,7 @@ class Run(Base):
 
 @dataclass(frozen=True, slots=True)
 class Keep(Base):
-    """The first part of a sum: from now on `into` is what `value` was."""
+    """The first part of a sum: `into` takes over the buffer of `value`."""
 
     into: str
     value: str
@@ -87,7 +87,7 @@ class Keep(Base):
 
 @dataclass(frozen=True, slots=True)
 class Add(Base):
-    """Another part of a sum, added in place; `value` ends."""
+    """Add another part of a sum in place. `value` ends."""
 
     into: str
     value: str
@@ -119,7 +119,7 @@ class Add(Base):
 
 @dataclass(frozen=True, slots=True)
 class Update(Base):
-    """The optimizer's step on one bucket; clipped if it waits for the total."""
+    """The optimizer step on one bucket. If `clip`, gradients are clipped by the norm first."""
 
     node: str
     bucket: str
@@ -140,7 +140,7 @@ class Update(Base):
 
 @dataclass(frozen=True, slots=True)
 class Free(Base):
-    """These values end."""
+    """Free these values."""
 
     values: Buffers
     waits: Waits = ()

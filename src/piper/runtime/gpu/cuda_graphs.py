@@ -18,7 +18,7 @@ from typing import Any, Protocol, assert_never
 
 import torch
 
-from piper.plan.analyse.segments import Hosted, Recorded, segments
+from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -200,8 +200,8 @@ class Recording:
         replay = self.replayed(segment.at)
         for k, _ in copies:
             slots[k] = None
-        shown = [(slot(n), self.alias(slots[slot(n)])) for n in segment.shown]
-        ended, waits = [slot(n) for n in segment.ended], segment.waits
+        shown = [(slot(n), self.alias(slots[slot(n)])) for n in segment.exported]
+        ended, waits = [slot(n) for n in segment.freed], segment.waits
 
         def act() -> None:
             for w in waits:

@@ -240,7 +240,7 @@ def messages(plans: Sequence[Plan]) -> Iterator[tuple[Event, Event]]:
     meetings = Rendezvous(lambda group: ())
     for plan in plans:
         for at, one in enumerate(plan.instructions):
-            channel = one.meeting(plan.device) if isinstance(one, Send | Recv) else None
+            channel = one.communicator(plan.device) if isinstance(one, Send | Recv) else None
             met = meetings.arrive(channel, (plan.device, at)) if channel else None
             if met:
                 yield met[0], met[1]
