@@ -1,4 +1,4 @@
-"""Stories for tests: compiled strategies of models without torch, as the compiler expects them."""
+"""View data for tests: compiled strategies of models without torch, with predicted times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piper.ir.model import Model
 from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.strategies import BUILDERS
-from piper.view.view_data import DeviceView, ViewData, story
+from piper.view.view_data import DeviceView, ViewData, view_data
 
 SLOW = Costs(link=100.0, latency=0.2, streams={"ep": 60.0})  # messages that can be seen
 
@@ -21,17 +21,17 @@ def compiled(name: str, model: Model, **options: int) -> Compiled:
     return compile_strategy(model, BUILDERS[name](**options), costs=SLOW)
 
 
-def told(name: str, model: Model, **options: int) -> ViewData:
+def built(name: str, model: Model, **options: int) -> ViewData:
     made = compiled(name, model, **options)
-    return story(name, made.dag, made.plans)
+    return view_data(name, made.dag, made.plans)
 
 
 def pipeline(name: str = "1f1b", microbatches: int = 3) -> ViewData:
-    return told(name, chain(2), pp=2, microbatches=microbatches)
+    return built(name, chain(2), pp=2, microbatches=microbatches)
 
 
 def experts() -> ViewData:
-    return told("dualpipev", moe_chain(4), pp=2, dp=2, ep=2, zero=2, microbatches=4)
+    return built("dualpipev", moe_chain(4), pp=2, dp=2, ep=2, zero=2, microbatches=4)
 
 
 def divided() -> ViewData:
@@ -39,7 +39,7 @@ def divided() -> ViewData:
     strategy = BUILDERS["dualpipev"](pp=2, dp=2, ep=2, zero=2, microbatches=4)
     strategy += [Stream("ep", sms=20, priority="high"), Stream("compute", sms=112)]
     made = compile_strategy(moe_chain(4), strategy, costs=SLOW)
-    return story("divided", made.dag, made.plans)
+    return view_data("divided", made.dag, made.plans)
 
 
 def measured(found: ViewData, factor: float = 2.0) -> ViewData:
@@ -66,7 +66,7 @@ def crowd(devices: int = 16, bars: int = 3200) -> ViewData:
     }
     memory = {"at": list(range(bars)), "activations": [100 + k % 50 for k in range(bars)]}
     peak = {"total": 149, "at": 49, "held": {"activations": 149}, "largest": []}
-    told = [DeviceView(d, rows, memory, {"parameters": 40}, peak) for d in range(devices)]
+    views = [DeviceView(d, rows, memory, {"parameters": 40}, peak) for d in range(devices)]
     spans = tuple(Span(k, 1e-3 * k, 1e-3 * k, 1e-3 * k + 9e-4) for k in range(bars))
     trace = Trace("crowd", MEASURED, dict.fromkeys(range(devices), spans))
     empty = {
@@ -77,4 +77,4 @@ def crowd(devices: int = 16, bars: int = 3200) -> ViewData:
         )
     }  # fmt: skip
     orders: dict[str, list[Any]] = {"before": [], "after": [], "maker": []}
-    return ViewData("crowd", empty, orders, tuple(told), (trace,))
+    return ViewData("crowd", empty, orders, tuple(views), (trace,))

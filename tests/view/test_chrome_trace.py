@@ -15,14 +15,14 @@ from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.view.chrome_trace import events
 from piper.view.run_file import load_run, save_run
 from piper.view.trace_bars import bars
-from piper.view.view_data import ViewData, story
+from piper.view.view_data import ViewData, view_data
 
-STORIES = {"pipeline": pipeline, "experts": experts, "measured": lambda: measured(experts())}
+RUNS = {"pipeline": pipeline, "experts": experts, "measured": lambda: measured(experts())}
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", RUNS)
 def test_events_are_complete_and_in_order(name: str) -> None:
-    found = events(STORIES[name]())
+    found = events(RUNS[name]())
 
     timed = [event for event in found if event["ph"] != "M"]
     assert [event["ts"] for event in timed] == sorted(event["ts"] for event in timed)
@@ -33,10 +33,10 @@ def test_events_are_complete_and_in_order(name: str) -> None:
     assert {(e["pid"], e["tid"]) for e in slices} <= named
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", RUNS)
 def test_what_is_on_one_thread_does_not_overlap(name: str) -> None:
     threads = defaultdict(list)
-    for event in events(STORIES[name]()):
+    for event in events(RUNS[name]()):
         if event["ph"] == "X":
             threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
 
@@ -45,13 +45,13 @@ def test_what_is_on_one_thread_does_not_overlap(name: str) -> None:
             assert start >= end - 1e-3
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", RUNS)
 def test_every_arrow_goes_from_a_send_to_its_receive(name: str) -> None:
-    told = STORIES[name]()
-    found = events(told)
+    data = RUNS[name]()
+    found = events(data)
     starts = {event["id"]: event for event in found if event["ph"] == "s"}
     ends = {event["id"]: event for event in found if event["ph"] == "f"}
-    sends = [bar for bar in bars(told, told.traces[0]) if bar.kind == "send"]
+    sends = [bar for bar in bars(data, data.traces[0]) if bar.kind == "send"]
 
     assert starts.keys() == ends.keys() and len(starts) == len(sends) > 0
     for name, start in starts.items():
@@ -99,7 +99,7 @@ def test_a_run_is_saved_for_perfetto_and_for_piper(tmp_path: Path) -> None:
 
     assert any(event["ph"] == "X" for event in json.loads(path.read_text())["traceEvents"])
     found = load_run(path)
-    assert found == story("tiny", made.dag, made.plans, [Trace("tiny", MEASURED, spans, 3)])
+    assert found == view_data("tiny", made.dag, made.plans, [Trace("tiny", MEASURED, spans, 3)])
     assert [bar.start for bar in bars(found, found.traces[0])] == [0.0, 1.0]
 
 
@@ -107,10 +107,10 @@ def test_a_run_is_saved_for_perfetto_and_for_piper(tmp_path: Path) -> None:
     ("text", "what"),
     [
         ("not JSON", "it cannot be read as JSON"),
-        ('{"traceEvents": []}', "it is JSON, but no run that Piper recorded"),
-        ("[1]", "it is JSON, but no run that Piper recorded"),
-        ('{"piper": {"version": 0}}', "another version of Piper wrote it"),
-        ('{"piper": {"version": 1, "name": "x"}}', "a part of it is missing or damaged"),
+        ('{"traceEvents": []}', "it is JSON, but not a run that Piper recorded"),
+        ("[1]", "it is JSON, but not a run that Piper recorded"),
+        ('{"piper": {"version": 0}}', "it was written by another version of Piper"),
+        ('{"piper": {"version": 1, "name": "x"}}', "part of it is missing or damaged"),
     ],
 )
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str, what: str) -> None:
@@ -124,7 +124,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str, what: str) 
     assert "--trace run.json" in str(refused.value)
 
 
-def test_a_story_of_nothing_gives_no_events() -> None:
+def test_empty_view_data_gives_no_events() -> None:
     empty = ViewData("nothing", pipeline().nodes, pipeline().orders, (), ())
 
     assert events(empty) == []

@@ -16,7 +16,7 @@ from piper.view.view_data import ViewData
 LABELS = {"ep": "ep (20 SMs, high)", "compute": "compute (112 SMs)"}
 
 
-def test_a_story_knows_the_streams_with_a_share() -> None:
+def test_view_data_knows_the_streams_with_a_share() -> None:
     found = divided()
 
     assert found.streams == LABELS
@@ -24,11 +24,11 @@ def test_a_story_knows_the_streams_with_a_share() -> None:
     assert ViewData.from_json(found.to_json()).streams == LABELS
 
 
-def test_a_story_of_an_older_file_has_no_shares() -> None:
-    told = experts().to_dict()
-    assert told.pop("streams") == {}
+def test_view_data_of_an_older_file_has_no_shares() -> None:
+    data = experts().to_dict()
+    assert data.pop("streams") == {}
 
-    again = ViewData.from_json(json.dumps(told))
+    again = ViewData.from_json(json.dumps(data))
 
     assert again.streams == {}
 

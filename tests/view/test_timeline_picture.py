@@ -39,14 +39,14 @@ def test_every_kind_has_a_colour_of_its_own_and_is_in_the_legend() -> None:
     text = svg(experts())
 
     assert len(set(FILL.values())) == len(FILL)
-    assert ">exchange of tokens<" in text and ">reduce-scatter<" in text
+    assert ">token all-to-all<" in text and ">reduce-scatter<" in text
     assert ">all-reduce<" not in text
 
 
 def test_the_page_and_the_picture_use_the_same_colours() -> None:
     from piper.view.page import asset
 
-    kinds = dict(re.findall(r'"?([\w-]+)"?: \["[^"]+", "(#\w{6})"\]', asset("story.js")))
+    kinds = dict(re.findall(r'"?([\w-]+)"?: \["[^"]+", "(#\w{6})"\]', asset("run.js")))
 
     assert {kind: kinds[kind] for kind in FILL} == FILL
 

@@ -23,9 +23,9 @@ def call(*arguments: object) -> list[str]:
     return result.output.splitlines()
 
 
-def stories(path: Path) -> list[str]:
+def names(path: Path) -> list[str]:
     data = path.read_text().partition('id="data">')[2].partition("</script>")[0]
-    return [story["name"] for story in json.loads(data)]
+    return [run["name"] for run in json.loads(data)]
 
 
 def test_a_script_becomes_a_page_a_picture_and_a_trace(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_script_becomes_a_page_a_picture_and_a_trace(tmp_path: Path) -> None:
     said = call(SCRIPT, "-o", page, "--svg", svg, "--chrome", trace)
 
     assert said == [str(page), str(svg), str(trace)]
-    assert stories(page) == ["tiny"]
+    assert names(page) == ["tiny"]
     assert svg.read_text().startswith("<svg")
     assert json.loads(trace.read_text())["traceEvents"]
 
@@ -46,7 +46,7 @@ def test_a_recorded_run_becomes_a_page_named_after_it(
     save_view(tmp_path / "run.json", measured(pipeline()))
 
     assert call("run.json") == ["run.html"]
-    assert stories(tmp_path / "run.html") == ["1f1b"]
+    assert names(tmp_path / "run.html") == ["1f1b"]
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
 
     call(tmp_path / "1f1b.json", tmp_path / "zb-h1.json", "-o", tmp_path / "both.html")
 
-    assert stories(tmp_path / "both.html") == ["1f1b", "zb-h1"]
+    assert names(tmp_path / "both.html") == ["1f1b", "zb-h1"]
 
 
 def test_what_follows_a_script_goes_to_it(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_second_file_that_is_not_there_is_not_passed_over(tmp_path: Path) -> N
     with pytest.raises(StrategyError) as refused:
         call(tmp_path / "run.json", "runn.json")
 
-    assert "`runn.json` is no file to compare it with" in str(refused.value)
+    assert "`runn.json` is not a file to compare it with" in str(refused.value)
 
 
 @pytest.mark.parametrize(

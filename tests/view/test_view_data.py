@@ -1,4 +1,4 @@
-"""A story has all that a page shows, and survives JSON."""
+"""View data has all that a page shows, and survives JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 from synthetic import chain, moe_chain
-from views import compiled, experts, pipeline, told
+from views import built, compiled, experts, pipeline
 
 from piper.plan.analyse.memory import peak
 from piper.view.page import page
-from piper.view.view_data import ViewData, different_first, story
+from piper.view.view_data import ViewData, different_first, view_data
 
 
 def row(found: ViewData, node: str) -> dict[str, object]:
@@ -19,7 +19,7 @@ def row(found: ViewData, node: str) -> dict[str, object]:
     return {name: column[k] for name, column in found.nodes.items()}
 
 
-def test_a_story_survives_json() -> None:
+def test_view_data_survives_json() -> None:
     for found in (pipeline(), experts()):
         again = ViewData.from_json(found.to_json())
 
@@ -78,7 +78,7 @@ def test_temporal_edges_name_the_directive_that_asked_for_them() -> None:
 def test_every_instruction_says_what_it_is_and_what_it_waits_for() -> None:
     made = compiled("dualpipev", moe_chain(4), pp=2, dp=2, ep=2, zero=2, microbatches=4)
 
-    found = story("dualpipev", made.dag, made.plans)
+    found = view_data("dualpipev", made.dag, made.plans)
 
     kinds = {kind for one in found.devices for kind in one.instructions["kind"]}
     assert kinds >= {"F", "BI", "BW", "send", "recv", "exchange", "reduce-scatter", "gather"}
@@ -93,7 +93,7 @@ def test_every_instruction_says_what_it_is_and_what_it_waits_for() -> None:
 def test_the_worst_moment_is_that_of_the_plan_and_names_its_buffers() -> None:
     made = compiled("1f1b", chain(2), pp=2, microbatches=3)
 
-    found = story("1f1b", made.dag, made.plans).devices[0]
+    found = view_data("1f1b", made.dag, made.plans).devices[0]
 
     worst = peak(made.dag, made.plans[0])
     assert found.peak["total"] == worst.total
@@ -106,7 +106,7 @@ def test_the_worst_moment_is_that_of_the_plan_and_names_its_buffers() -> None:
 def test_without_a_trace_everything_is_where_the_compiler_expects_it() -> None:
     made = compiled("1f1b", chain(2), pp=2, microbatches=3)
 
-    trace = story("1f1b", made.dag, made.plans).traces[0]
+    trace = view_data("1f1b", made.dag, made.plans).traces[0]
 
     at = [getattr(one, "node", "") for one in made.plans[1].instructions].index("PP1:B@0")
     (span,) = [span for span in trace.spans[1] if span.at == at]
@@ -116,7 +116,7 @@ def test_without_a_trace_everything_is_where_the_compiler_expects_it() -> None:
 def test_of_very_many_devices_one_of_each_kind_is_kept() -> None:
     made = compiled("1f1b", chain(2), pp=2, dp=6, microbatches=2)
 
-    found = story("1f1b", made.dag, made.plans, most=4)
+    found = view_data("1f1b", made.dag, made.plans, most=4)
 
     assert len(found.devices) == 4 and found.left_out == 8
     regions = {found.nodes["region"][k] for one in found.devices for k in one.instructions["node"]}
@@ -144,7 +144,7 @@ def test_a_name_cannot_break_out_of_the_page() -> None:
 
 
 def test_the_page_asks_for_nothing_from_outside() -> None:
-    text = page([told("zb-h1", chain(2), pp=2, microbatches=2)])
+    text = page([built("zb-h1", chain(2), pp=2, microbatches=2)])
 
     assert "src=" not in text and "@import" not in text and "fetch(" not in text
     outside = [part for part in text.split('"') if part.startswith(("http:", "https:"))]

@@ -1,4 +1,4 @@
-"""How a strategy and plain PyTorch agree, as text and tables for a terminal."""
+"""The comparison of a strategy with plain PyTorch, as text and tables for a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from piper.names import amount
+
 if TYPE_CHECKING:
     from piper.job.numerics import Comparison
 
-FEW = 8  # parameters that are shown when all is well
+FEW = 8  # parameters shown if all agree
 
 
-def agreement(found: Comparison, every: bool = False) -> Iterator[str | Table]:
+def numerics_report(found: Comparison, every: bool = False) -> Iterator[str | Table]:
     """Steps, then parameters with the worst first, then the verdict."""
     yield heading(found)
     yield steps_table(found)
@@ -24,11 +26,11 @@ def agreement(found: Comparison, every: bool = False) -> Iterator[str | Table]:
 
 def heading(found: Comparison) -> str:
     replicas = f" of {found.replicas} replicas" if found.replicas > 1 else ""
-    parts = f"{found.microbatches} microbatches{replicas}"
+    parts = f"{amount(found.microbatches, 'microbatch', 'microbatches')}{replicas}"
     return (
-        f"\n{len(found.steps)} steps in {found.dtype}, {parts}: "
+        f"\n{amount(len(found.steps), 'step')} in {found.dtype}, {parts}: "
         "the strategy, and plain PyTorch in one process\n"
-        "on random data like the example, integers from the range that it has"
+        "on random data like the example, with integers from the same range"
     )
 
 
@@ -46,7 +48,7 @@ def steps_table(found: Comparison) -> Table:
 
 
 def parameters_table(found: Comparison, every: bool) -> Table:
-    """All that are wrong, and some of the others."""
+    """All parameters that are wrong, and some of the others."""
     table = table_of("differences of", "first gradient", "all updates", "")
     shown = len(found.parameters) if every else max(FEW, len(found.wrong))
     for one in found.parameters[:shown]:
@@ -62,14 +64,14 @@ def parameters_table(found: Comparison, every: bool) -> Table:
 def verdict(found: Comparison) -> str:
     limit = f"{found.tolerance:.1e} (half of the digits of {found.coarsest})"
     if found.agrees:
-        count = len(found.parameters)
-        return f"ok: losses, gradient norms and {count} parameters agree to {limit}"
+        count = amount(len(found.parameters), "parameter")
+        return f"ok: losses, gradient norms and {count} agree to {limit}"
     steps = sum(not step.difference <= found.tolerance for step in found.steps)
     parameters = f"{len(found.wrong)} of {len(found.parameters)} parameters"
     return (
         f"WRONG: {parameters} and {steps} of {len(found.steps)} steps differ by more than {limit}\n"
-        "  fix: this is a bug of Piper, or a model that does something else in every run; please "
-        "report it with the strategy"
+        "  fix: this is a bug in Piper, unless the model is not deterministic; please report it "
+        "with the strategy"
     )
 
 

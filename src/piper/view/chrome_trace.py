@@ -1,4 +1,4 @@
-"""A story as Chrome trace events, for Perfetto: a process per device, a thread per stream."""
+"""Chrome trace events for Perfetto: a process per device, a thread per stream."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from piper.view.trace_bars import Bar, bars
 from piper.view.view_data import DeviceView, ViewData
 
 Event = dict[str, Any]
-Threads = dict[tuple[int, str, int], int]  # device, stream, row -> thread
+Threads = dict[tuple[int, str, int], int]  # device, stream, track -> thread
 
 MICRO = 1e6
 COMMUNICATION = "communication"
 
 
-def events(story: ViewData) -> list[Event]:
-    """All traces one after the other; names first, then everything by time."""
+def events(data: ViewData) -> list[Event]:
+    """All traces, one after the other. Names come first, then all events by time."""
     threads: Threads = {}
     timed: list[Event] = []
     begin = 0.0
-    for number, trace in enumerate(story.traces):
-        found = bars(story, trace)
-        timed += [slice_of(story, bar, threads, begin) for bar in found]
+    for number, trace in enumerate(data.traces):
+        found = bars(data, trace)
+        timed += [slice_of(data, bar, threads, begin) for bar in found]
         timed += flows(found, threads, begin, number)
-        timed += [one for device in story.devices for one in memory(device, trace, begin)]
+        timed += [one for device in data.devices for one in memory(device, trace, begin)]
         begin += trace.seconds
-    return [*names(story, threads), *sorted(timed, key=lambda event: event["ts"])]
+    return [*names(data, threads), *sorted(timed, key=lambda event: event["ts"])]
 
 
-def names(story: ViewData, threads: Threads) -> Iterator[Event]:
+def names(data: ViewData, threads: Threads) -> Iterator[Event]:
     for device in sorted({device for device, _, _ in threads}):
         yield meta("process_name", device, 0, name=f"device {device}")
         yield meta("process_sort_index", device, 0, sort_index=device)
-    for (device, stream, row), thread in threads.items():
-        name = f"{stream} ({row + 1})" if row else story.label(stream)
+    for (device, stream, track), thread in threads.items():
+        name = f"{stream} ({track + 1})" if track else data.label(stream)
         yield meta("thread_name", device, thread, name=name)
         yield meta(
             "thread_sort_index", device, thread, sort_index=0 if stream == COMPUTE else thread
@@ -48,11 +48,11 @@ def meta(what: str, device: int, thread: int, **arguments: Any) -> Event:
 
 
 def thread_of(bar: Bar, threads: Threads) -> int:
-    return threads.setdefault((bar.device, bar.stream, bar.row), len(threads) + 1)
+    return threads.setdefault((bar.device, bar.stream, bar.track), len(threads) + 1)
 
 
-def slice_of(story: ViewData, bar: Bar, threads: Threads, begin: float) -> Event:
-    nodes = story.nodes
+def slice_of(data: ViewData, bar: Bar, threads: Threads, begin: float) -> Event:
+    nodes = data.nodes
     about: Event = {"instruction": bar.at, "plan": bar.text}
     if bar.node >= 0:
         keys = ("region", "maker", "tags", "source", "bytes", "expected")
@@ -70,7 +70,7 @@ def slice_of(story: ViewData, bar: Bar, threads: Threads, begin: float) -> Event
 
 
 def flows(found: Iterable[Bar], threads: Threads, begin: float, number: int) -> Iterator[Event]:
-    """An arrow from each send to its receive: they are of one node, replica i to replica i."""
+    """An arrow from each send to its receive: the same node, replica i to replica i."""
     sends: dict[int, list[Bar]] = {}
     receives: dict[int, list[Bar]] = {}
     for bar in found:
@@ -96,11 +96,11 @@ def flow(ph: str, name: str, bar: Bar, time: float, threads: Threads, begin: flo
 
 
 def memory(one: DeviceView, trace: Trace, begin: float) -> Iterator[Event]:
-    """What a device holds, as a counter with a line for each kind."""
+    """The memory of a device, as a counter for each kind."""
     spans = {span.at: span for span in trace.spans.get(one.device, ())}
     if not spans:
         return
-    first = min(span.issued for row in trace.spans.values() for span in row)
+    first = min(span.issued for spans_of in trace.spans.values() for span in spans_of)
     kinds = [kind for kind in one.memory if kind != "at"]
     now = 0.0
     for k, at in enumerate(one.memory["at"]):

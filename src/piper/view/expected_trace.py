@@ -1,4 +1,4 @@
-"""A trace of what the compiler expected when it ordered the DAG: drawn where there is no better."""
+"""The trace that the compiler predicted when it scheduled the DAG, if there is no better one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from piper.plan.instructions import Plan
 Times = dict[NodeId, tuple[float, float]]
 
 
-def expected(dag: Dag, plans: Sequence[Plan], name: str = "as the compiler expects") -> Trace:
-    """Every instruction that has a node, at the time of that node."""
+def expected_trace(
+    dag: Dag, plans: Sequence[Plan], name: str = "as predicted by the compiler"
+) -> Trace:
+    """Every instruction of a node, at the predicted time of the node."""
     times = {node.id: when(dag, node) for node in dag.nodes.values() if node.id in dag.times}
     return Trace(name, SIMULATED, {plan.device: spans(plan, times) for plan in plans})
 
@@ -26,7 +28,7 @@ def spans(plan: Plan, times: Times) -> tuple[Span, ...]:
 
 
 def when(dag: Dag, node: Node) -> tuple[float, float]:
-    """Gathers were made after the order: they end where what they are for begins."""
+    """Start and end. Gathers were added after scheduling; they end when their reader starts."""
     start, _ = dag.times[node.id]
     seconds = duration(dag, node)
     if isinstance(node, Collective) and node.kind is Kind.ALL_GATHER:
@@ -38,7 +40,7 @@ def when(dag: Dag, node: Node) -> tuple[float, float]:
 
 
 def duration(dag: Dag, node: Node) -> float:
-    """Messages take no time in the compiler's order; here they take what was expected."""
+    """The predicted time. Messages take no time in the schedule, but have a transfer time."""
     start, end = dag.times.get(node.id, (0.0, 0.0))
     if isinstance(node, Transfer | Collective) and end == start:
         return sum(dag.transits.get(node.id, ()))

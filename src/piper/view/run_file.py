@@ -1,4 +1,4 @@
-"""One file for a run: a Chrome trace that Perfetto opens, and in it all that a page shows."""
+"""The file of a run: a Chrome trace for Perfetto that also contains the data of the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piper.ir.dag import Dag
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan
 from piper.view.chrome_trace import events
-from piper.view.view_data import ViewData, story
+from piper.view.view_data import ViewData, view_data
 
 VERSION = 1
 RECORD = "record a run with `piper run train.py -n 4 --trace run.json`"
@@ -20,34 +20,34 @@ RECORD = "record a run with `piper run train.py -n 4 --trace run.json`"
 def save_run(
     path: Path, name: str, dag: Dag, plans: Sequence[Plan], traces: Sequence[Trace]
 ) -> None:
-    """Write a run: its strategy's DAG and plans, and what was seen of some steps."""
-    save_view(path, story(name, dag, plans, traces))
+    """Write a run: the DAG and plans of its strategy, and the traces of some steps."""
+    save_view(path, view_data(name, dag, plans, traces))
 
 
-def save_view(path: Path, told: ViewData) -> None:
-    """The Chrome trace of a story; Perfetto takes no notice of what it does not know."""
+def save_view(path: Path, data: ViewData) -> None:
+    """Write a Chrome trace with the data under its own key, which Perfetto ignores."""
     found = {
         "displayTimeUnit": "ms",
-        "traceEvents": events(told),
-        "piper": {"version": VERSION, **told.to_dict()},
+        "traceEvents": events(data),
+        "piper": {"version": VERSION, **data.to_dict()},
     }
     path.write_text(json.dumps(found, separators=(",", ":")))
 
 
 def load_run(path: Path) -> ViewData:
-    """Read a run again, or say why this is none."""
+    """Read a run, or raise an error that says why it is not one."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise refusal(path, f"it cannot be read as JSON: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("piper"), dict):
-        raise refusal(path, "it is JSON, but no run that Piper recorded")
+        raise refusal(path, "it is JSON, but not a run that Piper recorded")
     if found["piper"].get("version") != VERSION:
-        raise refusal(path, "another version of Piper wrote it")
+        raise refusal(path, "it was written by another version of Piper")
     try:
         return ViewData.from_dict(found["piper"])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise refusal(path, f"a part of it is missing or damaged ({error!r})") from None
+        raise refusal(path, f"part of it is missing or damaged ({error!r})") from None
 
 
 def refusal(path: Path, what: str) -> StrategyError:

@@ -24,13 +24,13 @@ class Bar:
 
     @property
     def label(self) -> str:
-        """The pass and the microbatch; the index of its first tag where a device has several."""
+        """The pass and the microbatch, as in F3."""
         part = self.node.microbatch
         return f"{self.node.phase}{'' if part is None else part}"
 
 
 def bars(dag: Dag) -> list[Bar]:
-    """When everything runs if F, BI and BW take one unit each and communication none."""
+    """When everything runs, if F, BI and BW take one unit each and communication takes none."""
     ends: dict[NodeId, int] = {}
     free: dict[Device, int] = {}
     found = []
@@ -50,7 +50,7 @@ def bars(dag: Dag) -> list[Bar]:
 
 
 def grid(dag: Dag, width: int | None = None, colour: bool = False) -> str:
-    """One line per device, or for several that do the same; a dot is a bubble."""
+    """One line per device, or for several that do the same. A dot is a bubble."""
     all_bars = bars(dag)
     several = shares_devices(all_bars)
     labels = {id(bar): text(bar, several) for bar in all_bars}
@@ -87,9 +87,11 @@ def paint(cell: str, bar: Bar, colour: bool) -> str:
 
 
 def summary(dag: Dag) -> str:
-    """Length of the step and share of idle time, in units of a forward."""
+    """The length of the step in units of a forward, and the idle fraction."""
     all_bars = bars(dag)
     last = max(bar.end for bar in all_bars)
     busy = sum(bar.end - bar.start for bar in all_bars)
     idle = 1 - busy / (last * len(dag.devices))
-    return f"{last} units long, {idle:.0%} idle (F, BI, BW take 1 unit each, communication none)"
+    return (
+        f"{last} units long, {idle:.0%} idle (F, BI, BW take 1 unit each, communication takes none)"
+    )

@@ -13,7 +13,7 @@ UNIT, ROW, LEFT = 34, 30, 70
 
 
 def svg(dag: Dag) -> str:
-    """One row per device; what is empty is a bubble."""
+    """One row per device. Gaps are bubbles."""
     found = bars(dag)
     width = LEFT + UNIT * max(bar.end for bar in found) + 10
     height = ROW * len(dag.devices) + 44

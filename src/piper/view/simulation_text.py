@@ -1,22 +1,22 @@
-"""What a simulated step tells, as text."""
+"""The report of a simulated step, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from piper.names import Device
+from piper.names import Device, amount
 from piper.plan.instructions import Instruction, Run, Update
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
 from piper.sim.report import HOST, Report
 from piper.view.footprint import devices_text, size_text
 
-SHOWN = 4  # parts of the critical path, and longest pieces of work
+SHOWN = 4  # parts of the critical path, and longest instructions
 ROWS = 16  # devices in the table
 
 
 def text(found: Prediction, step: Simulated) -> str:
-    """Everything, on one screen."""
+    """The whole report."""
     parts = [headline(found), *streams(found.report), memory(found), *found.notes]
     parts.append(bound(found.report))
     return "\n".join([*parts, *longest(step), "", *table(found)])
@@ -25,36 +25,36 @@ def text(found: Prediction, step: Simulated) -> str:
 def headline(found: Prediction) -> str:
     tokens = f", {found.rate:,.0f} tokens/s" if found.tokens else ""
     count = sum(map(len, found.alike.values()))
-    where = f"{count} devices" if count > 1 else "1 device"
-    return (
-        f"step {time_text(found.seconds)} on {where}{tokens}; bubble {percent(found.report.bubble)}"
-    )
+    step = f"step {time_text(found.seconds)} on {amount(count, 'device')}"
+    return f"{step}{tokens}; bubble {percent(found.report.bubble)}"
 
 
 def streams(found: Report) -> Iterator[str]:
-    """What of the communication is waited for."""
+    """The exposed communication of each stream."""
     for stream in sorted(found.messages):
         seconds = found.exposed.get(stream, 0.0)
         yield (
-            f"  {stream:8} exposed {time_text(seconds)} a device, "
+            f"  {stream:8} exposed {time_text(seconds)} per device, "
             f"{percent(found.uncovered[stream])} of its communication"
         )
 
 
 def memory(found: Prediction) -> str:
-    """The fullest devices, and whether they have room."""
+    """The devices with the highest peak, and whether it fits."""
     full = max(found.peaks, key=lambda device: found.peaks[device].total)
-    says = f"peak memory {size_text(found.peak)} on {devices_text(found.alike[full])}"
+    text = f"peak memory {size_text(found.peak)} on {devices_text(found.alike[full])}"
     if found.memory is None:
-        return says
+        return text
     room = size_text(found.memory)
     if found.fits:
-        return f"{says}: fits in {room}"
-    return f"{says}: TOO MUCH, a device has {room}; more stages, microbatches or a ZeRO level help"
+        return f"{text}: fits in {room}"
+    return (
+        f"{text}: does NOT fit in {room}; try more stages, more microbatches or a higher ZeRO level"
+    )
 
 
 def bound(found: Report) -> str:
-    """What the critical path consists of; equal regions of a device are told together.
+    """The parts of the critical path. Phases of one region and device are combined.
 
     >>> from piper.sim.report import Step
     >>> steps = (Step(1, 0, 2.0, 3.0, "pp"), Step(0, 0, 0.0, 2.0, "F", "PP0"))
@@ -79,12 +79,12 @@ def part_text(device: Device | None, name: str, phases: Sequence[str]) -> str:
     if device is not None:
         return f"{' and '.join(sorted(phases, reverse=True))} of {name} on device {device}"
     if name == HOST:
-        return "hosts that start messages"
+        return "hosts starting messages"
     return f"the optimizer ({name})" if name in ("update", "add") else f"messages on {name}"
 
 
 def longest(step: Simulated) -> Iterator[str]:
-    """The longest pieces of work, each kind once."""
+    """The longest instructions, each kind once."""
     found: dict[str, tuple[float, Device]] = {}
     for plan in step.plans:
         for span in step.trace.spans[plan.device]:
@@ -98,7 +98,7 @@ def longest(step: Simulated) -> Iterator[str]:
 
 
 def task(one: Instruction) -> str:
-    """What an instruction does, whichever the microbatch."""
+    """What an instruction does, for any microbatch."""
     match one:
         case Run():
             return f"run {one.region}:{one.phase}"
@@ -109,7 +109,7 @@ def task(one: Instruction) -> str:
 
 
 def table(found: Prediction) -> Iterator[str]:
-    """A line for each device, or for several that do the same for as long."""
+    """A line for each device, or for several with the same numbers."""
     names = sorted(found.report.messages)
     heads = ["devices", "compute", *(f"exposed {name}" for name in names), "bubble", "peak memory"]
     lines: dict[tuple[str, ...], list[Device]] = {}
@@ -121,7 +121,7 @@ def table(found: Prediction) -> Iterator[str]:
     rows = [[devices_text(sorted(alike)), *cells] for cells, alike in lines.items()]
     yield from columns([heads, *rows[:ROWS]])
     if len(rows) > ROWS:
-        yield f"and {len(rows) - ROWS} more lines: --json has them all"
+        yield f"and {len(rows) - ROWS} more lines: --json writes all of them"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -135,12 +135,12 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join([first.ljust(widths[0]), *rest]).rstrip()
 
 
-def percent(share: float) -> str:
+def percent(fraction: float) -> str:
     """
     >>> percent(0.1234), percent(0.004), percent(0.0)
     ('12 %', '0.4 %', '0 %')
     """
-    return f"{100 * share:.1f} %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
+    return f"{100 * fraction:.{1 if 0 < fraction < 0.01 else 0}f} %"
 
 
 def time_text(seconds: float) -> str:

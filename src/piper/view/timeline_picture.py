@@ -1,4 +1,4 @@
-"""A step as a picture for papers, times to scale: SVG, or PNG where matplotlib is installed."""
+"""A step as a picture for papers, to scale: SVG, or PNG if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -22,55 +22,55 @@ FILL = {
 OTHER = "#a9a9a9"
 WORDS = {
     "F": "forward", "B": "backward", "BI": "input gradients", "BW": "weight gradients",
-    "recv": "receive", "exchange": "exchange of tokens",
+    "recv": "receive", "exchange": "token all-to-all", "totals": "loss and norm all-reduce",
 }  # fmt: skip
 WIDTH, LEFT, TOP, HIGH, LOW, SPACE, FOOT, LINE = 960, 84, 8, 22, 8, 8, 46, 18
 LETTER = 6.4  # pixels
-ROWS = 3  # of messages that are under way at once on one stream
+ROWS = 3  # of messages that are in flight at once on one stream
 
 Box = tuple[float, float, float, float]  # x, y, width, height
 
 
-def svg(story: ViewData, trace: Trace | None = None, width: int = WIDTH) -> str:
-    """Every device's compute, and below it a thin row for each stream."""
-    drawing = Drawing(story, trace or story.traces[0], width)
+def svg(data: ViewData, trace: Trace | None = None, width: int = WIDTH) -> str:
+    """The compute of every device, and a thin row below it for each stream."""
+    drawing = Drawing(data, trace or data.traces[0], width)
     return "\n".join(drawing.lines())
 
 
-def png(story: ViewData, path: Path, trace: Trace | None = None, width: int = WIDTH) -> None:
+def png(data: ViewData, path: Path, trace: Trace | None = None, width: int = WIDTH) -> None:
     """The same picture in pixels."""
     if find_spec("matplotlib") is None:
         raise StrategyError(
             str(path),
             Problem(
-                "a PNG is drawn by matplotlib, which is not installed",
-                "pip install matplotlib, or write --svg FILE, which needs nothing",
+                "a PNG needs matplotlib, which is not installed",
+                "pip install matplotlib, or use --svg FILE, which needs nothing",
             ),
         )
-    paint(Drawing(story, trace or story.traces[0], width), path)
+    paint(Drawing(data, trace or data.traces[0], width), path)
 
 
 class Drawing:
-    """Where everything goes; times are scaled to the width."""
+    """The positions of everything. Times are scaled to the width."""
 
-    def __init__(self, story: ViewData, trace: Trace, width: int) -> None:
-        self.bars, self.width, self.story = bars(story, trace), width, story
+    def __init__(self, data: ViewData, trace: Trace, width: int) -> None:
+        self.bars, self.width, self.data = bars(data, trace), width, data
         self.seconds = max((bar.end for bar in self.bars), default=1.0)
         self.scale = (width - LEFT - 10) / self.seconds
         self.rows: dict[tuple[int, str, int], float] = {}
         self.devices: dict[int, float] = {}
         y = float(TOP)
-        for one in story.devices:
-            mine = [bar for bar in self.bars if bar.device == one.device]
-            y = self.place(one.device, mine, y)
+        for one in data.devices:
+            own = [bar for bar in self.bars if bar.device == one.device]
+            y = self.place(one.device, own, y)
         self.foot_y = y
         self.height = y + FOOT + LINE * max((row for _, row, _, _ in self.legend()), default=0)
 
-    def place(self, device: int, mine: Sequence[Bar], y: float) -> float:
-        """Give each row of a device its place; returns where the next device begins."""
+    def place(self, device: int, own: Sequence[Bar], y: float) -> float:
+        """Place the rows of a device. Returns where the next device begins."""
         self.devices[device] = self.rows[device, COMPUTE, 0] = y
         y += HIGH + 2
-        seen = {(bar.stream, min(bar.row, ROWS - 1)) for bar in mine if bar.stream != COMPUTE}
+        seen = {(bar.stream, min(bar.track, ROWS - 1)) for bar in own if bar.stream != COMPUTE}
         for stream in sorted({stream for stream, _ in seen}):
             for row in range(sum(1 for name, _ in seen if name == stream)):
                 self.rows[device, stream, row] = y
@@ -78,19 +78,19 @@ class Drawing:
         return y + SPACE
 
     def box(self, bar: Bar) -> Box:
-        y = self.rows[bar.device, bar.stream, min(bar.row, ROWS - 1)]
+        y = self.rows[bar.device, bar.stream, min(bar.track, ROWS - 1)]
         wide = max(0.6, (bar.end - bar.start) * self.scale - 0.6)
         return LEFT + bar.start * self.scale, y, wide, HIGH if bar.stream == COMPUTE else LOW
 
     def names(self) -> Iterator[tuple[float, float, str, str]]:
-        """Words at the left: x, y, text, and whether it is small."""
+        """Labels on the left: x, y, text, and whether it is small."""
         for device, y in self.devices.items():
             yield 6, y + 15, f"device {device}", ""
         for (_, stream, row), y in self.rows.items():
             if stream != COMPUTE and not row:
-                yield LEFT - 6, y + 7, self.story.label(stream), "small"
-            elif stream in self.story.streams:
-                yield LEFT - 6, y + HIGH, self.story.label(stream), "small"
+                yield LEFT - 6, y + 7, self.data.label(stream), "small"
+            elif stream in self.data.streams:
+                yield LEFT - 6, y + HIGH, self.data.label(stream), "small"
 
     def lines(self) -> Iterator[str]:
         yield (
@@ -110,7 +110,7 @@ class Drawing:
         yield "</svg>\n"
 
     def foot(self) -> Iterator[str]:
-        """How long it is, and what the colours mean."""
+        """The time scale and the legend."""
         y = self.foot_y + 12
         yield (
             f'<text x="{LEFT}" y="{y:g}" fill="#666">0</text><text x="{self.width - 10}" y="{y:g}" '
@@ -122,7 +122,7 @@ class Drawing:
             yield f'<text x="{x + 16:g}" y="{y + 9:g}">{text}</text>'
 
     def legend(self) -> Iterator[tuple[float, int, str, str]]:
-        """x, line, colour and words of each kind that is there."""
+        """x, line, colour and text of each kind that is shown."""
         x, row, used = float(LEFT), 0, {bar.kind for bar in self.bars}
         for kind, fill in FILL.items():
             text = WORDS.get(kind, kind)
@@ -159,7 +159,7 @@ def rect(box: Box, fill: str, inside: str = "") -> str:
 
 
 def paint(drawing: Drawing, path: Path) -> None:
-    """By matplotlib, in the same places."""
+    """Draw with matplotlib, at the same positions."""
     from matplotlib.figure import Figure
 
     size = (drawing.width / 100, drawing.height / 100)

@@ -1,4 +1,4 @@
-"""What a trace shows of a story, as bars: the one thing that files and pictures for papers draw."""
+"""The bars of a trace, for pictures and for Chrome traces."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import Span, Trace
 from piper.view.view_data import DeviceView, ViewData
 
-SILENT = ("load", "keep", "free")  # take no time worth a bar
+SILENT = ("load", "keep", "free")  # too short for a bar
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One instruction in time; `row` keeps apart what overlaps on one stream of one device."""
+    """One instruction in time. Bars that overlap on a stream have different tracks."""
 
     device: Device
     stream: str
-    row: int
+    track: int
     at: int
     kind: str
-    node: int  # in the story's columns, or -1
+    node: int  # index in the node columns, or -1
     text: str
     start: float
     end: float
     label: str  # short: F3, or 1F3 where a device has several stages
 
 
-def bars(story: ViewData, trace: Trace) -> list[Bar]:
-    """By device, then by start; times since the step began."""
+def bars(data: ViewData, trace: Trace) -> list[Bar]:
+    """Sorted by device and start. Times are since the start of the step."""
     begin = min((s.issued for spans in trace.spans.values() for s in spans), default=0.0)
     return [
         bar
-        for one in story.devices
-        for bar in apart(sorted(raw(story, one, trace, begin), key=lambda bar: (bar.start, bar.at)))
+        for one in data.devices
+        for bar in apart(sorted(raw(data, one, trace, begin), key=lambda bar: (bar.start, bar.at)))
     ]
 
 
-def raw(story: ViewData, one: DeviceView, trace: Trace, begin: float) -> Iterator[Bar]:
+def raw(data: ViewData, one: DeviceView, trace: Trace, begin: float) -> Iterator[Bar]:
     columns = one.instructions
-    several = has_several_stages(story, one)
+    several = has_several_stages(data, one)
     for span in trace.spans.get(one.device, ()):
         kind, node = columns["kind"][span.at], columns["node"][span.at]
         if kind in SILENT or span.end <= span.start:
@@ -53,35 +53,35 @@ def raw(story: ViewData, one: DeviceView, trace: Trace, begin: float) -> Iterato
             kind,
             node,
             columns["text"][span.at],
-            *moved(span, begin),
-            label(story, node, kind, several),
+            *since(span, begin),
+            label(data, node, kind, several),
         )
 
 
-def moved(span: Span, begin: float) -> tuple[float, float]:
+def since(span: Span, begin: float) -> tuple[float, float]:
     return span.start - begin, span.end - begin
 
 
 def apart(found: list[Bar]) -> Iterator[Bar]:
-    """Each bar in the first row of its stream that is free; compute has only one."""
+    """Put each bar on the first free track of its stream. Compute has only one track."""
     ends: dict[str, list[float]] = {}
     for bar in found:
-        rows = ends.setdefault(bar.stream, [])
-        free = (k for k, end in enumerate(rows) if end <= bar.start + 1e-12)
-        row = next(free, len(rows)) if bar.stream != COMPUTE else 0
-        rows[row : row + 1] = [bar.end]
-        yield replace(bar, row=row)
+        tracks = ends.setdefault(bar.stream, [])
+        free = (k for k, end in enumerate(tracks) if end <= bar.start + 1e-12)
+        track = next(free, len(tracks)) if bar.stream != COMPUTE else 0
+        tracks[track : track + 1] = [bar.end]
+        yield replace(bar, track=track)
 
 
-def has_several_stages(story: ViewData, one: DeviceView) -> bool:
-    phases, stages = story.nodes["phase"], story.nodes["stage"]
+def has_several_stages(data: ViewData, one: DeviceView) -> bool:
+    phases, stages = data.nodes["phase"], data.nodes["stage"]
     nodes = (node for node in one.instructions["node"] if node >= 0 and phases[node])
     return len({stages[node] for node in nodes}) > 1
 
 
-def label(story: ViewData, node: int, kind: str, several: bool) -> str:
-    if node < 0 or not story.nodes["phase"][node]:
+def label(data: ViewData, node: int, kind: str, several: bool) -> str:
+    if node < 0 or not data.nodes["phase"][node]:
         return kind
-    nodes = story.nodes
+    nodes = data.nodes
     stage = nodes["stage"][node] if several else ""
     return f"{stage}{nodes['phase'][node]}{nodes['microbatch'][node]}"

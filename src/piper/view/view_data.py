@@ -1,4 +1,4 @@
-"""All that a page shows of one strategy or run, as columns: the only thing that pictures read."""
+"""The data that pages and pictures show of one strategy or run, as columns."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from piper.plan.analyse.memory import (
 )
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan, line
-from piper.view.expected_trace import duration, expected
+from piper.view.expected_trace import duration, expected_trace
 
 Columns = Mapping[str, list[Any]]
 
-DEVICES = 64  # shown at most: those beyond do what others do
-LARGEST = 12  # buffers that are named at the peak
+DEVICES = 64  # shown at most
+LARGEST = 12  # buffers that are listed at the peak
 OPTIMIZER_STATE = 2.0  # times the parameters: Adam
 CODED = (
     "kind", "region", "phase", "tags", "stage", "microbatch", "maker", "source", "stream", "text",
-)  # fmt: skip  # often repeated
+)  # fmt: skip  # columns of repeated words
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """What one device does, and what it holds meanwhile."""
+    """The instructions and the memory of one device."""
 
     device: Device
     instructions: Columns  # kind, stream, node (or -1), text, waits
-    memory: Columns  # at (the instruction), then bytes by what they are for
+    memory: Columns  # at (the instruction), then bytes by kind
     lasting: Mapping[str, int]  # bytes that outlive the step
-    peak: Mapping[str, Any]  # total, at, held, and the largest buffers: name, what for, bytes
+    peak: Mapping[str, Any]  # total, at, held, and the largest buffers: name, kind, bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ViewData:
-    """A strategy with what was expected or seen of its steps."""
+    """A compiled strategy with predicted or measured steps."""
 
     name: str
     nodes: Columns
@@ -52,14 +52,16 @@ class ViewData:
     devices: tuple[DeviceView, ...]
     traces: tuple[Trace, ...]
     left_out: int = 0  # devices that are not shown
-    streams: Mapping[str, str] = field(default_factory=dict)  # those with a share, and its label
+    streams: Mapping[str, str] = field(
+        default_factory=dict
+    )  # stream -> label, if it has SMs or a priority
 
     def label(self, stream: str) -> str:
-        """A stream, with what it gets of a GPU where the strategy says so."""
+        """A stream, with its SMs and priority if the strategy sets them."""
         return self.streams.get(stream, stream)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Words that come often are written once and then counted."""
+        """For JSON. Repeated words are written once and then referred to by number."""
         words: dict[str, int] = {}
         return {
             "name": self.name,
@@ -113,18 +115,18 @@ class ViewData:
         return ViewData.from_dict(json.loads(text))
 
     def with_traces(self, traces: Iterable[Trace]) -> ViewData:
-        """The same strategy, seen otherwise; devices that are not shown are left out."""
+        """The same strategy with other traces, of the devices that are shown."""
         shown = {one.device for one in self.devices}
         return replace(self, traces=tuple(only(trace, shown) for trace in traces))
 
 
-def story(
+def view_data(
     name: str, dag: Dag, plans: Sequence[Plan], traces: Sequence[Trace] = (), most: int = DEVICES
 ) -> ViewData:
-    """A compiled strategy; without a trace, with the times that its order was made for."""
+    """The data of a compiled strategy. Without a trace, it has the compiler's predicted times."""
     shown = different_first(plans, most)
     index = {node: k for k, node in enumerate(dag.nodes)}
-    told = ViewData(
+    data = ViewData(
         name,
         node_columns(dag, index),
         order_columns(dag, index),
@@ -133,19 +135,19 @@ def story(
         max(len(plans), len(dag.devices)) - len(shown),
         {share.stream: str(share) for share in dag.streams},
     )
-    return told.with_traces(traces or (expected(dag, shown),))
+    return data.with_traces(traces or (expected_trace(dag, shown),))
 
 
 def different_first(plans: Sequence[Plan], most: int) -> list[Plan]:
-    """So many plans: one of each kind first, so that no part of a pipeline is left out."""
+    """At most so many plans, one of each kind first, so that every pipeline stage is shown."""
     if len(plans) <= most:
         return list(plans)
     alike: dict[tuple[str, ...], list[Plan]] = {}
     for plan in plans:
         nodes = tuple(one.node for one in plan.instructions)
         alike.setdefault(nodes, []).append(plan)
-    rows = [(k, plan.device, plan) for row in alike.values() for k, plan in enumerate(row)]
-    return sorted((plan for _, _, plan in sorted(rows)[:most]), key=lambda plan: plan.device)
+    ranked = [(k, p.device, p) for group in alike.values() for k, p in enumerate(group)]
+    return sorted((plan for _, _, plan in sorted(ranked)[:most]), key=lambda plan: plan.device)
 
 
 def only(trace: Trace, shown: set[Device]) -> Trace:
@@ -153,8 +155,8 @@ def only(trace: Trace, shown: set[Device]) -> Trace:
 
 
 def node_columns(dag: Dag, index: Mapping[NodeId, int]) -> Columns:
-    """One row for each node. `region` is what it computes, or what it communicates for."""
-    regions = homes(dag)
+    """One entry for each node. `region` is what it computes, or communicates for."""
+    regions = regions_of_nodes(dag)
     found = [dag.model.by_id.get(regions[node]) for node in dag.nodes]  # type: ignore[call-overload]
     nodes = list(dag.nodes.values())
     return {
@@ -182,8 +184,8 @@ def microbatch_text(node: Node) -> str:
     return "" if part is None else str(part)
 
 
-def homes(dag: Dag) -> dict[NodeId, str]:
-    """The region of a node; of communication, that of what comes before it, or else behind it."""
+def regions_of_nodes(dag: Dag) -> dict[NodeId, str]:
+    """The region of each node. Communication belongs to the region before it, or else after it."""
     found: dict[NodeId, str] = {}
     order = dag.sequence or tuple(dag.nodes)
     for name in order:
@@ -215,14 +217,14 @@ def kind_of_node(node: Node) -> str:
 
 
 def made_by(node: Node) -> str:
-    """The pass that makes such nodes, where nobody signed."""
+    """The pass that makes such nodes, if the node itself does not say."""
     match node:
         case Transfer():
             return "transfers (a pass, because of place)"
         case Collective():
             return "reductions and gathers (passes, because of replicate)"
         case Exchange():
-            return "exchanges (a pass, because of shard)"
+            return "token all-to-all (a pass, because of shard)"
         case Compute() | Update() | Totals():
             return "capture"
         case _:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from piper.ir.dag import Dag
 from piper.ir.values import Role
-from piper.names import Device
+from piper.names import Device, amount
 from piper.plan.check.check import checked
 from piper.plan.check.symbolic_execution import SymbolicExecution
 from piper.plan.instructions import (
@@ -61,14 +61,6 @@ class Proof:
         collectives = amount(self.collectives, "collective")
         exchanges = amount(self.exchanges, "token all-to-all")
         return f"{sends}, {collectives} and {exchanges} joined by their whole group in order"
-
-
-def amount(count: int, word: str, plural: str = "") -> str:
-    """
-    >>> amount(1, "device"), amount(1200, "device"), amount(2, "pass", "passes")
-    ('1 device', '1,200 devices', '2 passes')
-    """
-    return f"{count:,} {word if count == 1 else plural or word + 's'}"
 
 
 def prove(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None) -> Proof:

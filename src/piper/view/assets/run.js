@@ -1,4 +1,4 @@
-// What the page was given, made ready for drawing: a "view" is one trace of one story.
+// The data of the page, prepared for drawing. A "run" is a strategy with its traces, a "view" one trace of it.
 
 const KINDS = {
   F: ["forward", "#5aa9e6"],
@@ -8,18 +8,18 @@ const KINDS = {
   update: ["update", "#b48ead"],
   send: ["send", "#546680"],
   recv: ["receive", "#9bc4e4"],
-  exchange: ["exchange of tokens", "#cc3344"],
+  exchange: ["token all-to-all", "#cc3344"],
   "reduce-scatter": ["reduce-scatter", "#c18bf4"],
   "all-reduce": ["all-reduce", "#9734b3"],
   gather: ["gather", "#0cb09a"],
-  totals: ["totals", "#8c8577"],
+  totals: ["loss and norm all-reduce", "#8c8577"],
   other: ["other", "#a9a9a9"],
 };
 const KIND_IDS = Object.keys(KINDS);
 const KIND_OF = Object.fromEntries(KIND_IDS.map((id, k) => [id, k]));
 const COMPUTE = "compute";
 const RARE = 1; // bars
-const MOST_ROWS = 3; // of one stream, for messages that are under way at once
+const MOST_ROWS = 3; // of one stream, for messages that are in flight at once
 const MEMORY = {
   parameters: "#546680", optimizer: "#8797b5", "gather buffers": "#0cb09a", gradients: "#1f7a5a",
   activations: "#5aa9e6", moving: "#c18bf4", workspace: "#f4d35e",
@@ -29,64 +29,64 @@ function kindIndex(kind) {
   return kind in KIND_OF ? KIND_OF[kind] : KIND_OF.other;
 }
 
-/** Words instead of their positions; neighbours of every node. */
-function decode(story) {
-  const words = story.words, coded = new Set(story.coded);
+/** Put words back in place of their codes, and find the neighbours of every node. */
+function decode(run) {
+  const words = run.words, coded = new Set(run.coded);
   const plain = (columns) => {
     for (const name of Object.keys(columns)) {
       if (coded.has(name)) columns[name] = columns[name].map((k) => words[k]);
     }
     return columns;
   };
-  plain(story.nodes);
-  plain(story.orders);
-  story.devices.forEach((one) => plain(one.instructions));
-  story.count = story.nodes.id.length;
-  story.nodeOf = new Map(story.nodes.id.map((id, k) => [id, k]));
-  story.after = story.nodes.id.map(() => []);
-  story.nodes.data.forEach((before, k) => before.forEach((p) => story.after[p].push(k)));
-  story.orderAfter = new Map();
-  story.orderBefore = new Map();
-  story.orders.before.forEach((group, k) => group.forEach((n) => put(story.orderAfter, n, k)));
-  story.orders.after.forEach((group, k) => group.forEach((n) => put(story.orderBefore, n, k)));
-  story.tags = story.nodes.tags.map((text) => new Map(text.split(" ").filter(Boolean).map((p) => p.split("="))));
-  return story;
+  plain(run.nodes);
+  plain(run.orders);
+  run.devices.forEach((one) => plain(one.instructions));
+  run.count = run.nodes.id.length;
+  run.nodeOf = new Map(run.nodes.id.map((id, k) => [id, k]));
+  run.after = run.nodes.id.map(() => []);
+  run.nodes.data.forEach((before, k) => before.forEach((p) => run.after[p].push(k)));
+  run.orderAfter = new Map();
+  run.orderBefore = new Map();
+  run.orders.before.forEach((group, k) => group.forEach((n) => put(run.orderAfter, n, k)));
+  run.orders.after.forEach((group, k) => group.forEach((n) => put(run.orderBefore, n, k)));
+  run.tags = run.nodes.tags.map((text) => new Map(text.split(" ").filter(Boolean).map((p) => p.split("="))));
+  return run;
 }
 
-/** A stream, with what it gets of a GPU where the strategy says so. */
-function streamLabel(story, stream) { return (story.streams && story.streams[stream]) || stream; }
+/** A stream, with its SMs and priority if the strategy sets them. */
+function streamLabel(run, stream) { return (run.streams && run.streams[stream]) || stream; }
 
 function put(map, key, value) {
   if (map.has(key)) map.get(key).push(value); else map.set(key, [value]);
 }
 
-/** Temporal neighbours of a node: [node, who asked for it]. */
-function ordered(story, node, forward) {
+/** Temporal neighbours of a node: [node, directive or pass]. */
+function ordered(run, node, forward) {
   const found = new Map();
-  for (const k of (forward ? story.orderAfter : story.orderBefore).get(node) || []) {
-    for (const other of (forward ? story.orders.after : story.orders.before)[k]) found.set(other, story.orders.maker[k]);
+  for (const k of (forward ? run.orderAfter : run.orderBefore).get(node) || []) {
+    for (const other of (forward ? run.orders.after : run.orders.before)[k]) found.set(other, run.orders.maker[k]);
   }
   return [...found];
 }
 
-/** "train: simulated", "train: step 3": what a person tells traces apart by. */
-function traceName(story, trace) {
-  const own = trace.name && trace.name !== story.name ? `: ${trace.name}` : "";
+/** The name of a trace: "train: simulated", "train: step 3". */
+function traceName(run, trace) {
+  const own = trace.name && trace.name !== run.name ? `: ${trace.name}` : "";
   const step = trace.kind === "measured" && !/step/.test(own) ? `, step ${trace.step}` : "";
-  return `${story.name}${own}${step}`;
+  return `${run.name}${own}${step}`;
 }
 
-/** One trace of one story; `stretch` makes it longer, so that another can be compared with it. */
-function makeView(story, trace, stretch = 1) {
+/** One trace of one run. `stretch` scales its time, for comparison with another view. */
+function makeView(run, trace, stretch = 1) {
   let origin = Infinity, last = -Infinity;
   for (const rows of Object.values(trace.devices)) {
     for (const t of rows.issued) origin = Math.min(origin, t);
     for (const t of rows.end) last = Math.max(last, t);
   }
   if (!(last > origin)) [origin, last] = [0, 1];
-  const view = { story, trace, stretch, origin, seconds: last - origin, length: (last - origin) * stretch };
-  view.name = traceName(story, trace);
-  view.devices = story.devices.filter((one) => trace.devices[one.device]).map((one) => makeDevice(view, one));
+  const view = { run, trace, stretch, origin, seconds: last - origin, length: (last - origin) * stretch };
+  view.name = traceName(run, trace);
+  view.devices = run.devices.filter((one) => trace.devices[one.device]).map((one) => makeDevice(view, one));
   view.deviceOf = new Map(view.devices.map((one) => [one.device, one]));
   view.barsOf = new Map();
   view.devices.forEach((one, d) => {
@@ -136,7 +136,7 @@ function makeDevice(view, source) {
   one.late = Uint8Array.from(shown, (k) => (rows.late ? rows.late[k] : 0));
   one.kind = Uint8Array.from(one.at, (at) => kindIndex(plan.kind[at]));
   one.at.forEach((at, b) => { one.barOf[at] = b; });
-  one.shade = shades(view.story, one);
+  one.shade = shades(view.run, one);
   one.lanes = makeLanes(one);
   const compute = one.lanes[0].rows[0];
   one.gaps = findGaps(view, one, compute);
@@ -148,14 +148,14 @@ function makeDevice(view, source) {
 }
 
 /** Stages that share a device take turns in two shades. */
-function shades(story, one) {
+function shades(run, one) {
   const stages = new Map();
   const found = new Uint8Array(one.count);
   one.several = false;
   for (let b = 0; b < one.count; b++) {
     const node = one.plan.node[one.at[b]];
-    if (node < 0 || !story.nodes.phase[node]) continue;
-    const first = story.nodes.stage[node];
+    if (node < 0 || !run.nodes.phase[node]) continue;
+    const first = run.nodes.stage[node];
     if (!stages.has(first)) stages.set(first, stages.size);
     found[b] = stages.get(first) % 2;
   }
@@ -163,7 +163,7 @@ function shades(story, one) {
   return found;
 }
 
-/** Compute first, then each stream as it comes; what overlaps goes in rows of its own. */
+/** Compute first, then the streams in order of appearance. Overlapping bars get rows of their own. */
 function makeLanes(one) {
   const streams = new Map([[COMPUTE, []]]);
   for (let b = 0; b < one.count; b++) put(streams, one.plan.stream[one.at[b]], b);
@@ -187,7 +187,7 @@ function makeLanes(one) {
   });
 }
 
-/** What hardly ever happens shares the lane of another stream. */
+/** A stream with very few bars shares the lane of another stream. */
 function fold(streams, name, one) {
   const [host] = [...streams.keys()].filter((other) => other !== COMPUTE && other !== name).sort((a, b) => streams.get(b).length - streams.get(a).length);
   streams.get(host).push(...streams.get(name));
@@ -207,7 +207,7 @@ function makeRow(one, bars) {
   return row;
 }
 
-/** The first k with values[k] > t, in a rising array. */
+/** The first k with values[k] > t, in a sorted array. */
 function firstAbove(values, t) {
   let low = 0, high = values.length;
   while (low < high) {
@@ -217,7 +217,7 @@ function firstAbove(values, t) {
   return low;
 }
 
-/** Where compute stands still, and the instruction that it waits for (or -1). */
+/** Where compute is idle, and the instruction that it waits for (or -1). */
 function findGaps(view, one, row) {
   const gaps = [], least = view.length * 1e-6;
   let before = 0, from = 0;
@@ -243,7 +243,7 @@ function causeOf(one, from, to) {
   return cause;
 }
 
-/** When any message is under way, as intervals that do not touch. */
+/** When any message is in flight, as disjoint intervals. */
 function union(one) {
   const found = [];
   for (let b = 0; b < one.count; b++) {
@@ -256,7 +256,7 @@ function union(one) {
   return { n: found.length, start: Float64Array.from(starts), end: Float64Array.from(ends) };
 }
 
-/** How much of a time falls in rising intervals that do not overlap. */
+/** How much of a time span is covered by sorted, disjoint intervals. */
 function covered(row, start, end) {
   let sum = 0;
   for (let k = firstAbove(row.end, start); k < row.n && row.start[k] < end; k++) {
@@ -265,7 +265,7 @@ function covered(row, start, end) {
   return sum;
 }
 
-/** Bytes over time: a message's memory is there when it is posted, a result's when it is made. */
+/** Bytes over time. A message allocates when it is posted, a computation when it ends. */
 function memoryOf(view, one) {
   const { at, ...held } = one.source.memory, fixed = one.source.lasting, n = at.length + 1;
   const there = new Set([...Object.keys(fixed).filter((kind) => fixed[kind]), ...Object.keys(held)]);
@@ -312,7 +312,7 @@ function bytes(size) {
   return `${unit ? size.toFixed(1) : size.toFixed(0)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 }
 
-/** How a view that is not to scale says so. */
+/** The note of a view that is not to scale. */
 function stretchText({ stretch }) {
   if (Math.abs(stretch - 1) < 1e-9) return "";
   return stretch < 1 ? `, drawn ${(1 / stretch).toFixed(1)}x shorter` : `, drawn ${stretch.toFixed(1)}x longer`;
@@ -324,7 +324,7 @@ function percent(share) {
 
 /** F3, or 1F3 where a device has several stages; of a message, its name. */
 function shortLabel(view, one, b) {
-  const at = one.at[b], node = one.plan.node[at], nodes = view.story.nodes;
+  const at = one.at[b], node = one.plan.node[at], nodes = view.run.nodes;
   if (node < 0) return one.plan.kind[at];
   if (!nodes.phase[node]) return one.plan.kind[at] === "update" ? "U" : KINDS[KIND_IDS[one.kind[b]]][0];
   return `${one.several ? nodes.stage[node] : ""}${nodes.phase[node]}${nodes.microbatch[node]}`;
@@ -332,5 +332,5 @@ function shortLabel(view, one, b) {
 
 function longLabel(view, one, b) {
   const at = one.at[b], node = one.plan.node[at];
-  return node < 0 ? one.plan.text[at] : view.story.nodes.id[node];
+  return node < 0 ? one.plan.text[at] : view.run.nodes.id[node];
 }
