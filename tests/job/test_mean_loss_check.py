@@ -32,7 +32,7 @@ def test_an_example_of_zeros_does_not_hide_a_mask() -> None:
     full = torch.ones_like(y)
     trainer = Trainer(Net(), masked, PARTS, example=(x, full), device="cpu")
 
-    with pytest.raises(InputError, match="on made-up outputs"):
+    with pytest.raises(InputError, match="on random outputs"):
         trainer.step(x, y)
     trainer.step(x, full)
 

@@ -48,7 +48,7 @@ from synthetic import chain, moe_chain  # noqa: E402
 from piper import strategies  # noqa: E402
 from piper.ir.model import Model  # noqa: E402
 from piper.job.compiler import Compiled, compile_strategy  # noqa: E402
-from piper.job.pricing import estimate, price  # noqa: E402
+from piper.job.pricing import predict, price  # noqa: E402
 from piper.names import BucketId, RegionId, ValueId  # noqa: E402
 from piper.plan.analyse.memory import peak, timeline  # noqa: E402
 from piper.plan.analyse.traffic import traffic  # noqa: E402
@@ -108,7 +108,7 @@ def without_names(one: Compiled) -> Iterator[Any]:
     yield [(k["kind"], k["microbatch"], k["stage"]) for k in [shown.nodes]]
     yield grid(one.dag)
     found = price(one)
-    yield round(found.seconds, 12), estimate(one, found).tokens
+    yield round(found.seconds, 12), predict(one, found).tokens
     for plan in one.plans:
         yield [(i.kind, i.stream, i.waits, len(i.uses), len(i.ends)) for i in plan.instructions]
         worst = peak(one.dag, plan)

@@ -1,4 +1,4 @@
-"""What one device has to know of a job that was compiled for all: its own part, and no more."""
+"""What one device needs of a compiled job: its plan, parameters, regions and communicators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from piper.plan.serialization import from_json as plan_from_json
 from piper.plan.serialization import to_json as plan_to_json
 from piper.runtime.state.device_state import Named
 
-Like = tuple[tuple[Shape, ...], bool]  # the tensors of a buffer, and whether it is a bundle
+Tensors = tuple[tuple[Shape, ...], bool]  # the tensors of a buffer, and whether it is a bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,22 @@ class Assignment:
 
     plan: Plan
     needs: RequiredCommunicators
-    loss: str  # its type
+    loss: str  # dtype of the loss
     ignored: tuple[Ignored, ...]  # labels that a mean leaves out
-    reported_states: tuple[str, ...]  # states that this device gives to a state dict
-    contents: Mapping[str, tuple[Named, ...]]  # the parameters of each bucket that is here
+    reported_states: tuple[str, ...]  # states that this device reports in a state dict
+    contents: Mapping[str, tuple[Named, ...]]  # the parameters of each local bucket
     trainable: Mapping[str, bool]  # of each such bucket
-    regions: Mapping[str, RegionCode]  # what computes each region that runs here
-    experts: tuple[str, ...]  # regions that look like regions of experts
-    values: Mapping[str, Like]  # what kernels read and write, as far as it is known before
+    regions: Mapping[str, RegionCode]  # the code of each local region
+    experts: tuple[str, ...]  # regions that look tensors regions of experts
+    values: Mapping[str, Tensors]  # what kernels read and write, if known in advance
 
-    def known(self, buffer: str) -> Like:
-        """What a buffer of the plan holds."""
+    def known(self, buffer: str) -> Tensors:
+        """The tensors of a buffer."""
         return self.values[buffer]
 
     @property
     def codes(self) -> dict[str, str]:
-        """What each region's costs are known by: shares of experts have those of the whole."""
+        """The key of each region's costs. Parts of experts have the code of all experts."""
         return {name: region.code for name, region in self.regions.items()}
 
     @property
@@ -62,12 +62,12 @@ class Assignment:
 
 
 def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
-    """Of every device that there is a plan for."""
+    """The assignments of all devices that have a plan."""
     plans, dag = compiled.plans, compiled.dag
     shared, reported = required_communicators(plans), reported_states(plans)
     loss = captured.model.values[captured.model.loss].specs[0].dtype
-    regions, looking = captured.model.regions, captured.experts.codes
-    experts = {str(region.id) for region in regions if region.code in looking}
+    regions, expert_codes = captured.model.regions, captured.experts.codes
+    experts = {str(region.id) for region in regions if region.code in expert_codes}
     for plan in plans:
         buckets = {s.bucket: captured.model.buckets[BucketId(s.bucket)] for s in plan.states}
         found = dict(regions_of(plan, captured, dag))
@@ -86,7 +86,7 @@ def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
 
 
 def assignment(captured: Captured, compiled: Compiled, device: Device) -> Assignment:
-    """Of one device, where all of them are in this process."""
+    """The assignment of one device."""
     return next(one for one in assignments(captured, compiled) if one.plan.device == device)
 
 
@@ -103,8 +103,8 @@ def regions_of(plan: Plan, captured: Captured, dag: Dag) -> Iterator[tuple[str, 
         yield name, captured.code(name, cut.ways if cut else 1)
 
 
-def known_values(plan: Plan, dag: Dag) -> Iterator[tuple[str, Like]]:
-    """What kernels read and write. A sum is like its first part."""
+def known_values(plan: Plan, dag: Dag) -> Iterator[tuple[str, Tensors]]:
+    """The tensors that kernels read and write. A sum has those of its first part."""
     inputs = {name: value for name, (value, _) in input_buffers(dag).items()}
     parts = {one.into: one.value for one in plan.instructions if isinstance(one, Keep)}
     for buffer in dict.fromkeys(chain.from_iterable(map(touched, plan.instructions))):
@@ -122,16 +122,16 @@ def touched(one: Instruction) -> tuple[str, ...]:
     return ()
 
 
-def grouped(values: Mapping[str, Like]) -> list[tuple[Like, list[str]]]:
-    """Microbatches have the same, and very many do."""
-    found: dict[Like, list[str]] = {}
-    for name, like in values.items():
-        found.setdefault(like, []).append(name)
+def grouped(values: Mapping[str, Tensors]) -> list[tuple[Tensors, list[str]]]:
+    """Values by tensors, which are the same for all microbatches."""
+    found: dict[Tensors, list[str]] = {}
+    for name, tensors in values.items():
+        found.setdefault(tensors, []).append(name)
     return list(found.items())
 
 
 def shared_json(one: Assignment) -> str:
-    """What all devices are told."""
+    """The part that all devices share."""
     shared = {
         "streams": one.needs.streams,
         "teams": one.needs.teams,
@@ -144,7 +144,7 @@ def shared_json(one: Assignment) -> str:
 
 
 def own_json(one: Assignment) -> str:
-    """What is for one device alone."""
+    """The part of one device."""
     own = {
         "plan": plan_to_json(one.plan),
         "token_groups": one.needs.token_groups,
@@ -159,22 +159,22 @@ def own_json(one: Assignment) -> str:
 
 
 def from_json(shared: str, own: str) -> Assignment:
-    job, mine = json.loads(shared), json.loads(own)
-    plan = plan_from_json(mine["plan"])
-    values = [(frozen(like), names) for like, names in mine["values"]]
+    job, parts = json.loads(shared), json.loads(own)
+    plan = plan_from_json(parts["plan"])
+    values = [(frozen(tensors), names) for tensors, names in parts["values"]]
     common = {name: frozen(job[name]) for name in ("streams", "teams", "links", "dynamic_links")}
-    token_groups = frozen(mine["token_groups"])
+    token_groups = frozen(parts["token_groups"])
     return Assignment(
         plan=plan,
         needs=RequiredCommunicators(**common, token_groups=token_groups, shares=plan.streams),
         loss=job["loss"],
         ignored=frozen(job["ignored"]),
-        reported_states=tuple(mine["reported_states"]),
-        contents={name: frozen(rows) for name, rows in mine["contents"].items()},
-        trainable=mine["trainable"],
-        regions={name: region_code(*row) for name, row in mine["regions"].items()},
-        experts=tuple(mine["experts"]),
-        values={name: like for like, names in values for name in names},
+        reported_states=tuple(parts["reported_states"]),
+        contents={name: frozen(rows) for name, rows in parts["contents"].items()},
+        trainable=parts["trainable"],
+        regions={name: region_code(*row) for name, row in parts["regions"].items()},
+        experts=tuple(parts["experts"]),
+        values={name: tensors for tensors, names in values for name in names},
     )
 
 

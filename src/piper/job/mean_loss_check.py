@@ -1,4 +1,4 @@
-"""Whether a loss is a mean over rows: else microbatches have another loss than the whole batch."""
+"""Check that a loss is a mean over samples. Otherwise microbatches change the loss."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from piper.job.loss_reduction import Ignored, refuse_ignored
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
-MOST = 2**25  # numbers that are tried: of a larger output, fewer rows, and some of the tokens
-Output = tuple[list[Any], Any]  # leaves, with (shape, type) for tensors, and how they hang together
+MOST = 2**25  # elements to try; of larger outputs, fewer samples and tokens
+Output = tuple[list[Any], Any]  # leaves, (shape, dtype) for tensors, and their nesting
 
 
 def refuse_no_mean(
@@ -25,18 +25,21 @@ def refuse_no_mean(
     parts: int,
     ignored: Sequence[Ignored] = (),
 ) -> None:
-    """Try it on made-up outputs and the labels of the batch: two halves of some rows, and all.
+    """Evaluate the loss on random outputs and the labels of the batch: on some samples, and on the
+    two halves of them.
 
-    What cannot be tried (outputs that are no numbers of rows, losses that want special ones) is
-    left alone; so are labels that are ignored, which have a message of their own.
+    A loss that cannot be evaluated like this is accepted. Ignored labels have their own error.
     """
-    if loss_fn is None or is_refused(batch, ignored):
+    if loss_fn is None or has_ignored_labels(batch, ignored):
         return
     labels = batch.arguments[-1]
-    rows = max(tensor.shape[0] for tensor in batch.tensors if tensor.dim()) // parts
+    samples = max(tensor.shape[0] for tensor in batch.tensors if tensor.dim()) // parts
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
-    with torch.random.fork_rng(devices=[]):  # the user's numbers are left as they are
-        found = [outcome(own, reading, labels, rows) for reading in readings(output, rows)]
+    with torch.random.fork_rng(devices=[]):  # do not change the user's random state
+        found = [
+            outcome(own, interpretation, labels, samples)
+            for interpretation in interpretations(output, samples)
+        ]
     wrong = [
         numbers for numbers in found if numbers and not is_mean(*numbers, coarse(output, batch))
     ]
@@ -45,22 +48,25 @@ def refuse_no_mean(
         raise InputError(
             "loss",
             Problem(
-                f"on made-up outputs it is {whole:.4g} for some rows together, and {mean:.4g} in "
+                f"on random outputs it is {whole:.4g} for some rows together, and {mean:.4g} in "
                 "the mean of two halves of them: microbatches would not add up to the whole batch",
-                'if it is a sum, give the Trainer reduction="sum"; if rows weigh differently, '
-                "loss_weight=lambda *microbatch: what its rows weigh; if you want the mean of "
-                "microbatches, whatever the whole would be, loss_weight=lambda *microbatch: 1",
+                'if it is a sum, give the Trainer reduction="sum"; if rows have different '
+                "weights, loss_weight=lambda *microbatch: the weight of its rows; if you want the "
+                "mean of the microbatches anyway, loss_weight=lambda *microbatch: 1",
             ),
         )
 
 
 def outcome(
-    loss_fn: Callable[..., Any], output: Output, labels: Any, rows: int
+    loss_fn: Callable[..., Any], output: Output, labels: Any, samples: int
 ) -> tuple[float, float, float] | None:
-    """The loss of some rows, the mean of two halves, and the largest of all; None: not tried."""
+    """The loss of some samples, the mean of its halves, and the largest of these losses.
+
+    None if it cannot be evaluated, or is not deterministic.
+    """
     try:
-        whole, halves = tried(loss_fn, output, labels, rows)
-        again, _ = tried(loss_fn, output, labels, rows)
+        whole, halves = tried(loss_fn, output, labels, samples)
+        again, _ = tried(loss_fn, output, labels, samples)
     except Exception:
         return None
     size = max(map(abs, (whole, *halves)))
@@ -72,56 +78,60 @@ def is_mean(whole: float, mean: float, size: float, within: float) -> bool:
 
 
 def coarse(output: Output, batch: Batch) -> float:
-    """How far apart equal losses may be: they may be computed in types of what they are given."""
+    """The tolerance: the loss may be computed in the types of the outputs or the batch."""
     types = [leaf[1] for leaf in output[0] if is_tensor(leaf)]
     types += [tensor.dtype for tensor in batch.tensors]
     return 2e-2 if {torch.bfloat16, torch.float16} & set(types) else 1e-3
 
 
-def readings(output: Output, rows: int) -> list[Output]:
-    """A vector beside matrices may have a number for each row, or as many by chance."""
+def interpretations(output: Output, samples: int) -> list[Output]:
+    """A vector next to matrices may have one element per sample, or as many by chance."""
     leaves, spec = output
-    vectors = [has_rows(leaf, rows) and len(leaf[0]) == 1 for leaf in leaves]
-    matrices = [has_rows(leaf, rows) and len(leaf[0]) > 1 for leaf in leaves]
+    vectors = [is_batched(leaf, samples) and len(leaf[0]) == 1 for leaf in leaves]
+    matrices = [is_batched(leaf, samples) and len(leaf[0]) > 1 for leaf in leaves]
     if not any(vectors) or not any(matrices):
         return [output]
-    fixed = [Fixed(leaf) if alone else leaf for leaf, alone in zip(leaves, vectors, strict=True)]
+    fixed = [
+        Unbatched(leaf) if alone else leaf for leaf, alone in zip(leaves, vectors, strict=True)
+    ]
     return [output, (fixed, spec)]
 
 
-class Fixed(tuple[Any, ...]):
-    """An output without rows."""
+class Unbatched(tuple[Any, ...]):
+    """An output without a batch dimension."""
 
     __slots__ = ()
 
 
 def tried(
-    loss_fn: Callable[..., Any], output: Output, labels: Any, rows: int
+    loss_fn: Callable[..., Any], output: Output, labels: Any, samples: int
 ) -> tuple[float, list[float]]:
     """The loss of two parts together, and of each: two microbatches, or two halves of one."""
-    (leaves, spec), labels = thinned(output, labels, rows)
+    (leaves, spec), labels = thinned(output, labels, samples)
     given = [t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim()]
-    fits = MOST * rows // max(1, 2 * sum(map(numel, leaves)))
-    unit = min(fits, rows if given[0].shape[0] >= 2 * rows else rows // 2)
+    fits = MOST * samples // max(1, 2 * sum(map(numel, leaves)))
+    unit = min(fits, samples if given[0].shape[0] >= 2 * samples else samples // 2)
     if not unit:
-        raise ValueError("too few rows, or too much to try")
+        raise ValueError("too few samples, or too many elements")
     draw = torch.Generator().manual_seed(0)
-    made = [like(leaf, rows, 2 * unit, draw, given[0].device) for leaf in leaves]
+    made = [like(leaf, samples, 2 * unit, draw, given[0].device) for leaf in leaves]
 
     def loss(part: int, parts: int) -> float:
-        mine = [cut(one, leaf, rows, part, parts) for one, leaf in zip(made, leaves, strict=True)]
+        outputs = [
+            cut(one, leaf, samples, part, parts) for one, leaf in zip(made, leaves, strict=True)
+        ]
         some = pytree.tree_map_only(torch.Tensor, lambda t: t[: 2 * unit] if t.dim() else t, labels)
         wanted = pytree.tree_map_only(torch.Tensor, lambda t: part_of(t, part, parts), some)
         with torch.no_grad():
-            return float(loss_fn(pytree.tree_unflatten(mine, spec), wanted))
+            return float(loss_fn(pytree.tree_unflatten(outputs, spec), wanted))
 
     return loss(0, 1), [loss(0, 2), loss(1, 2)]
 
 
-def thinned(output: Output, labels: Any, rows: int) -> tuple[Output, Any]:
-    """Every so many tokens of long rows: those that count may be at either end."""
+def thinned(output: Output, labels: Any, samples: int) -> tuple[Output, Any]:
+    """Keep every n-th token of long samples: ignored tokens may be at either end."""
     leaves, spec = output
-    step = -(-2 * sum(map(numel, leaves)) // (rows * MOST))
+    step = -(-2 * sum(map(numel, leaves)) // (samples * MOST))
     first = next(t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim())
     if step <= 1 or first.dim() < 2:
         return output, labels
@@ -147,34 +157,34 @@ def is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[1], torch.dtype)
 
 
-def has_rows(leaf: Any, rows: int) -> bool:
-    """A single number that stands alone has none, whatever the number of rows."""
-    batched = is_tensor(leaf) and not isinstance(leaf, Fixed) and leaf[0][:1] == (rows,)
+def is_batched(leaf: Any, samples: int) -> bool:
+    """Whether an output has a batch dimension. A single number has none."""
+    batched = is_tensor(leaf) and not isinstance(leaf, Unbatched) and leaf[0][:1] == (samples,)
     return batched and torch.Size(leaf[0]).numel() > 1
 
 
-def like(leaf: Any, rows: int, wanted: int, draw: torch.Generator, device: torch.device) -> Any:
-    """Numbers for an output, for so many rows where it has rows."""
+def like(leaf: Any, samples: int, wanted: int, draw: torch.Generator, device: torch.device) -> Any:
+    """Random values for an output, for `wanted` samples if it is batched."""
     if not is_tensor(leaf):
         return leaf
     shape, dtype = leaf
-    if has_rows(leaf, rows):
+    if is_batched(leaf, samples):
         shape = (wanted, *shape[1:])
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype, device=device)
     kind = torch.float64 if dtype is torch.float64 else torch.float32
     made = torch.randn(shape, generator=draw, dtype=kind)
-    if has_rows(leaf, rows):  # halves that are unlike each other
+    if is_batched(leaf, samples):  # so that the halves differ
         made *= torch.linspace(0.5, 3.0, wanted, dtype=kind).view(-1, *[1] * (len(shape) - 1))
     return made.to(device)
 
 
-def cut(made: Any, leaf: Any, rows: int, part: int, parts: int) -> Any:
-    return part_of(made, part, parts) if has_rows(leaf, rows) else made
+def cut(made: Any, leaf: Any, samples: int, part: int, parts: int) -> Any:
+    return part_of(made, part, parts) if is_batched(leaf, samples) else made
 
 
-def is_refused(batch: Batch, ignored: Sequence[Ignored]) -> bool:
-    """By a step, with a message of its own."""
+def has_ignored_labels(batch: Batch, ignored: Sequence[Ignored]) -> bool:
+    """Whether a step would raise an error about ignored labels."""
     try:
         refuse_ignored(batch, ignored)
     except InputError:

@@ -1,4 +1,4 @@
-"""How far what devices have is from what it should be."""
+"""Differences between the tensors of devices and the reference."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 from piper.job.numerics.reference import Reference
 from piper.runtime.state.device_state import Part
 
-FLOOR = 1e-3  # of the largest of all parameters: what is smaller is compared with this
+FLOOR = 1e-3  # scales are at least this fraction of the largest
 
 
 def gradient_differences(parts: Sequence[Part], reference: Reference) -> dict[str, float]:
     expected = {name: grad.flatten() for name, grad in reference.gradients.items()}
-    for part in parts:  # what plain PyTorch has no gradient of should be zero
+    for part in parts:  # zero, if plain PyTorch has no gradient
         zeros = torch.zeros(part.shape, dtype=part.values.dtype).flatten()
         expected.setdefault(part.name, zeros)
     nothing = {name: torch.zeros_like(grad) for name, grad in expected.items()}
-    return furthest(parts, expected, nothing, scales(expected))
+    return largest_differences(parts, expected, nothing, scales(expected))
 
 
 def update_differences(parts: Sequence[Part], reference: Reference) -> dict[str, float]:
-    """Elements whose gradient is near rounding noise count as equal: optimizers like Adam divide
-    by its size, so that their step along it is noise as well."""
+    """Elements whose gradient is rounding noise count as equal: optimizers like Adam divide by its
+    size, so their update is noise as well."""
     eps = float(torch.finfo(reference.coarsest).eps)
     before = {name: p.flatten() for name, p in reference.initial.items()}
     after = {name: p.flatten() for name, p in reference.final.items()}
@@ -35,18 +35,17 @@ def update_differences(parts: Sequence[Part], reference: Reference) -> dict[str,
         name: ((least < eps**0.25 * sizes[name]) & (reference.most[name] > 0)).flatten()
         for name, least in reference.least.items()
     }
-    return furthest(parts, after, before, scales(moved), noise, rounding=4)
+    return largest_differences(parts, after, before, scales(moved), noise, rounding=4)
 
 
 def scales(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """What differences are relative to: the largest number of a parameter, but not less than a
-    thousandth of the largest of all. (Some gradients are zero but for rounding: that of a bias
-    before a softmax.)"""
+    """The scale of each parameter: its largest element, but at least a thousandth of the largest of
+    all. (Some gradients are zero up to rounding, such as that of a bias before a softmax.)"""
     floor = FLOOR * largest(tensors.values())
     return {name: max(largest([tensor]), floor) for name, tensor in tensors.items()}
 
 
-def furthest(
+def largest_differences(
     parts: Sequence[Part],
     expected: Mapping[str, torch.Tensor],
     otherwise: Mapping[str, torch.Tensor],
@@ -56,8 +55,8 @@ def furthest(
 ) -> dict[str, float]:
     """The largest difference of each tensor over all parts of it, on whatever device.
 
-    `otherwise`: what it is where no device has it; `noise`: elements that may be anything;
-    `rounding`: how many last digits (ulps) may differ, whatever the scale.
+    `otherwise` is used where no device has a value. `noise` marks elements that are not compared.
+    `rounding` is the number of ulps that may differ at any scale.
     """
     found = dict.fromkeys(expected, 0.0)
     missing = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in expected.items()}
@@ -93,5 +92,5 @@ def ratio(difference: float, scale: float) -> float:
 
 
 def worst(*numbers: float) -> float:
-    """The largest; what is not a number is worse than any."""
+    """The largest. NaN counts as infinite."""
     return max((inf if isnan(number) else number for number in numbers), default=0.0)

@@ -1,4 +1,4 @@
-"""Plain training: autograd in one process, which is what every strategy must come to."""
+"""The reference: plain training by autograd in one process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from piper.runtime.torch_private import TorchDispatchMode, pytree
 
 @dataclass
 class Reference:
-    """What plain PyTorch gave."""
+    """The results of plain PyTorch."""
 
     losses: list[list[float]] = field(default_factory=list)  # of each microbatch, by step
     loss: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # of the first step
-    least: dict[str, torch.Tensor] = field(default_factory=dict)  # of all steps, without signs
+    least: dict[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # smallest absolute value over all steps
     most: dict[str, torch.Tensor] = field(default_factory=dict)
     initial: dict[str, torch.Tensor] = field(default_factory=dict)
     final: dict[str, torch.Tensor] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     coarsest: torch.dtype = torch.float64
 
-    def strange(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if all(map(isfinite, self.loss)):
             return []
         return ["plain PyTorch's own loss is not finite on these data: give another example"]
@@ -67,7 +69,7 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        found.note(model)  # after the step, as Piper's are seen: it may change gradients
+        found.note(model)  # after the step, like Piper's: it may change gradients
         found.losses.append(losses)
         found.loss.append(sum(w * v for w, v in zip(weights, losses, strict=True)))
     found.coarsest = types.coarsest
@@ -79,7 +81,7 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
 def clipped(parameters: Sequence[torch.Tensor], limit: float | None) -> float:
     """Clip as torch does, by a norm in double precision.
 
-    torch's own is added up in the gradients' type, which a CPU does badly when they are long.
+    torch's own norm is summed in the type of the gradients, which is inaccurate on a CPU.
     """
     norms = [p.grad.detach().double().norm() for p in parameters if p.grad is not None]
     norm = torch.stack(norms).norm() if norms else torch.zeros((), dtype=torch.float64)
@@ -96,7 +98,7 @@ def loss_of(model: torch.nn.Module, job: Job, batch: Batch) -> Any:
 
 
 def weights_of(job: Job, pieces: Sequence[Batch]) -> list[float]:
-    """What each microbatch counts in the loss of the whole batch, as the Trainer's page says."""
+    """The factor of each microbatch in the loss of the batch, as docs/trainer.md defines it."""
     weight = job.options.loss_weight
     own = [1.0 if weight is None else float(weight(*piece.arguments)) for piece in pieces]
     if job.reduction.kind == "mean":
@@ -105,7 +107,7 @@ def weights_of(job: Job, pieces: Sequence[Batch]) -> list[float]:
 
 
 class Types(TorchDispatchMode):  # type: ignore[misc]
-    """Remembers the coarsest floating-point type that anything was computed in."""
+    """Remembers the coarsest floating-point type of any operation."""
 
     def __init__(self) -> None:
         super().__init__()
