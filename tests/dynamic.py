@@ -7,7 +7,7 @@ from small_models import Sifted
 from torch import Tensor
 
 from piper.directives import Strategy
-from piper.plan.analyse.channels import Needs
+from piper.plan.analyse.required_communicators import RequiredCommunicators
 from piper.plan.instructions import Shape
 from piper.runtime.comm.gloo import ProcessComm
 from piper.trainer import Trainer
@@ -59,7 +59,7 @@ def converse(rank: int) -> list[list[Tensor]]:
     """Three messages on one link, all posted before the first of them is waited for."""
     link = ("pp", 0, 1)
     comm = ProcessComm()
-    comm.extend(Needs(streams=["pp"], links=[link], sized=[link]))
+    comm.extend(RequiredCommunicators(streams=["pp"], links=[link], dynamic_links=[link]))
     if rank == 0:
         pairs = zip(SENT, SHAPES, strict=True)
         sends = [comm.send(tuple(sent), shapes, 1, "pp") for sent, shapes in pairs]

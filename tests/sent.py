@@ -41,7 +41,7 @@ def train(rank: int) -> tuple[list[float], list[str], list[str], list[str]]:
         losses = [trainer.step(*batch).loss for batch in data()]
         losses += [trainer.step(x[:4], y[:4]).loss for x, y in data()]
     (first, _) = trainer._programs.assigned.values()
-    there = [f"{code} {phase}" for code, phase, _ in trainer._programs.sending.kernels.made]
+    there = [f"{code} {phase}" for code, phase, _ in trainer._programs.shipping.kernels.made]
     trainer.close()
     return losses, sorted(first.codes), sorted(first.contents), there
 

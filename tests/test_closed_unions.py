@@ -67,16 +67,16 @@ def forgotten(folder: Path, module: str, before: str, after: str) -> set[str]:
             "plan/instructions/__init__.py", "\nInstruction = (\n    ", FLUSH,
             {
                 "plan/instructions/__init__",  # how it prints
-                "plan/check/paper",  # its execution: on paper,
-                "runtime/execute", "runtime/gpu/cuda_graphs",  # for real, in a recorded segment
+                "plan/check/symbolic_execution",  # its symbolic execution,
+                "runtime/execute", "runtime/gpu/cuda_graphs",  # its execution, its recording
                 "job/pricing",  # its price
             },
         ),
         (
             "ir/nodes.py", "Node = ", BARRIER,
             {
-                "ir/text", "passes/schedule", "plan/lower/device_work", "view/story", "ir/sizes",
-                
+                "ir/sizes", "ir/text", "passes/schedule", "plan/lower/device_work",
+                "view/view_data",
             },
         ),
     ],

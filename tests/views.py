@@ -1,4 +1,4 @@
-"""Stories for tests: compiled strategies of models without torch, as the compiler expects them."""
+"""View data for tests: compiled strategies of models without torch, with predicted times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piper.ir.model import Model
 from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.strategies import BUILDERS
-from piper.view.story import DeviceStory, Story, story
+from piper.view.view_data import DeviceView, ViewData, view_data
 
 SLOW = Costs(link=100.0, latency=0.2, streams={"ep": 60.0})  # messages that can be seen
 
@@ -21,28 +21,28 @@ def compiled(name: str, model: Model, **options: int) -> Compiled:
     return compile_strategy(model, BUILDERS[name](**options), costs=SLOW)
 
 
-def told(name: str, model: Model, **options: int) -> Story:
+def built(name: str, model: Model, **options: int) -> ViewData:
     made = compiled(name, model, **options)
-    return story(name, made.dag, made.plans)
+    return view_data(name, made.dag, made.plans)
 
 
-def pipeline(name: str = "1f1b", microbatches: int = 3) -> Story:
-    return told(name, chain(2), pp=2, microbatches=microbatches)
+def pipeline(name: str = "1f1b", microbatches: int = 3) -> ViewData:
+    return built(name, chain(2), pp=2, microbatches=microbatches)
 
 
-def experts() -> Story:
-    return told("dualpipev", moe_chain(4), pp=2, dp=2, ep=2, zero=2, microbatches=4)
+def experts() -> ViewData:
+    return built("dualpipev", moe_chain(4), pp=2, dp=2, ep=2, zero=2, microbatches=4)
 
 
-def divided() -> Story:
+def divided() -> ViewData:
     """Experts, and a GPU divided between them and compute."""
     strategy = BUILDERS["dualpipev"](pp=2, dp=2, ep=2, zero=2, microbatches=4)
     strategy += [Stream("ep", sms=20, priority="high"), Stream("compute", sms=112)]
     made = compile_strategy(moe_chain(4), strategy, costs=SLOW)
-    return story("divided", made.dag, made.plans)
+    return view_data("divided", made.dag, made.plans)
 
 
-def measured(found: Story, factor: float = 2.0) -> Story:
+def measured(found: ViewData, factor: float = 2.0) -> ViewData:
     """As if a run had been seen in which everything took longer."""
     before = found.traces[0]
     spans = {
@@ -54,7 +54,7 @@ def measured(found: Story, factor: float = 2.0) -> Story:
     return found.with_traces([Trace("seen", MEASURED, spans, step=7)])
 
 
-def crowd(devices: int = 16, bars: int = 3200) -> Story:
+def crowd(devices: int = 16, bars: int = 3200) -> ViewData:
     """Very many bars: each device computes, and every third piece of work sends something."""
     kinds = ["F", "BI", "send", "BW"]
     rows: dict[str, list[Any]] = {
@@ -66,7 +66,7 @@ def crowd(devices: int = 16, bars: int = 3200) -> Story:
     }
     memory = {"at": list(range(bars)), "activations": [100 + k % 50 for k in range(bars)]}
     peak = {"total": 149, "at": 49, "held": {"activations": 149}, "largest": []}
-    told = [DeviceStory(d, rows, memory, {"parameters": 40}, peak) for d in range(devices)]
+    views = [DeviceView(d, rows, memory, {"parameters": 40}, peak) for d in range(devices)]
     spans = tuple(Span(k, 1e-3 * k, 1e-3 * k, 1e-3 * k + 9e-4) for k in range(bars))
     trace = Trace("crowd", MEASURED, dict.fromkeys(range(devices), spans))
     empty = {
@@ -77,4 +77,4 @@ def crowd(devices: int = 16, bars: int = 3200) -> Story:
         )
     }  # fmt: skip
     orders: dict[str, list[Any]] = {"before": [], "after": [], "maker": []}
-    return Story("crowd", empty, orders, tuple(told), (trace,))
+    return ViewData("crowd", empty, orders, tuple(views), (trace,))

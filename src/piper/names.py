@@ -1,4 +1,4 @@
-"""Words every layer shares."""
+"""Names that all layers share."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,17 +10,17 @@ RegionId = NewType("RegionId", str)
 BucketId = NewType("BucketId", str)
 Device = int
 
-PASS = "PASS"  # the filter key that means a phase
-RUN = "RUN"  # the filter key that counts the regions of equal tags, in program order
+PASS = "PASS"  # the filter key for phases
+RUN = "RUN"  # the filter key that numbers regions with equal tags, in program order
 COMPUTE = "compute"  # the stream on which regions run
 TOTALS_STREAM = "totals"  # the stream of the loss and norm all-reduce
-WEIGHTS_STREAM = "weights"  # the stream of copies of parameters
+WEIGHTS_STREAM = "weights"  # the stream that refreshes copies of parameters
 NORMAL, HIGH = "normal", "high"  # priorities of a stream
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a stream gets of a GPU: so many of its SMs (None: any), and whether it goes first.
+    """The SMs of a GPU that a stream may use (None: any), and its priority.
 
     >>> print(Share("ep", 20, HIGH))
     ep (20 SMs, high)
@@ -37,7 +37,7 @@ class Share:
 
 
 class Phase(StrEnum):
-    """What part of the work on a region a node does."""
+    """The part of a region's work that a node does."""
 
     FORWARD = "F"
     BACKWARD = "B"  # whole backward: BI and BW together
@@ -46,3 +46,11 @@ class Phase(StrEnum):
 
 
 F, B, BI, BW = Phase.FORWARD, Phase.BACKWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT
+
+
+def amount(count: int, word: str, plural: str = "") -> str:
+    """
+    >>> amount(1, "device"), amount(1200, "device"), amount(2, "pass", "passes")
+    ('1 device', '1,200 devices', '2 passes')
+    """
+    return f"{count:,} {word if count == 1 else plural or word + 's'}"

@@ -1,4 +1,4 @@
-"""Compile a strategy for a model, and train: the public face of everything below."""
+"""The Trainer: compiles a strategy for a model, and trains."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from piper.runtime.steps_in_flight import steps_on
 
 
 class Trainer:
-    """Trains a model under a strategy; the same script runs on every device.
+    """Trains a model under a strategy. The same script runs on every device.
 
     `example` is one whole batch of a replica, as `step` gets it; every process gives the batch of
     its replica (`trainer.replica` of `trainer.replicas`). The loss is
     `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a
     "mean" over the batch unless `reduction="sum"` (say which if `loss_fn` is None). If microbatches
-    weigh differently (ignored tokens), give `loss_weight(*microbatch)`, the number of tokens that
-    count; with `reduction="sum"`, the loss is then the sum divided by the total weight.
+    have different weights (ignored tokens), give `loss_weight(*microbatch)`, the number of tokens
+    that count; with `reduction="sum"`, the loss is then the sum divided by the total weight.
 
     `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
     optimizer (what it makes is stepped after every step); `max_norm` clips by the norm over all
     devices; `compiled` runs the regions through Inductor, `graphs` as CUDA graphs where their
     shapes allow (both may be on; graphs need a GPU); `init(name, tensor)` fills parameters of a
     model on `meta`; `seed` is for dropout and such models; `costs` is what `tune` gave, or a file
-    of it. `device` is "cuda" or "cpu", by default a GPU where there is one. A process that is
-    waited for is given up after `timeout` seconds.
+    of it. `device` is "cuda" or "cpu", by default a GPU if there is one. Waiting for another
+    process fails after `timeout` seconds.
     """
 
     @names_options
@@ -84,13 +84,13 @@ class Trainer:
         if is_inspecting():
             raise inspected(job, first)
         self.rank = join(timeout, job.device.type == "cuda")
-        self.steps = 0  # that were done, also before `resume`
+        self.steps = 0  # done so far, including those before `resume`
         self._programs = Programs(job, self.rank, len(example))
-        self._pace, self._recording = steps_on(job.device), from_environment()
-        self._stepped: set[BatchKind] = set()  # kinds of batches that were met
+        self._in_flight, self._recording = steps_on(job.device), from_environment()
+        self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
         self._broken = False
         self._programs.get(first, job.kind(first), self.steps)
-        self._taken = consistency.digests(model)  # of what it has a copy of now
+        self._digests = consistency.digests(model)  # of the values that were copied
 
     @property
     def _job(self) -> Job:
@@ -98,17 +98,17 @@ class Trainer:
 
     @property
     def strategy(self) -> Strategy:
-        """What was compiled."""
+        """The strategy that was compiled."""
         return self._job.strategy
 
     @property
     def replica(self) -> int:
-        """Which part of the data this process must load."""
+        """The part of the data that this process must load."""
         return self._job.feeds.feed(self.rank)
 
     @property
     def replicas(self) -> int:
-        """In how many parts the data is divided.
+        """The number of parts of the data.
 
         Replicas that share devices (as in DualPipe) share a batch: they count as one here.
         """
@@ -116,21 +116,21 @@ class Trainer:
 
     def step(self, *batch: Any) -> Metrics:
         """One optimizer step on one batch."""
-        self._refuse_over()
+        self._refuse_closed()
         given, kind = self._batch_of(batch)
         own = self._job.weights(given)
-        self._pace.begin()
+        self._in_flight.begin()
         program, inputs = self._ready(given, kind, own)
         try:
             with on_compute_stream(program.plan, program.device):
                 recorded = self._recording.step(self.steps + 1, program, inputs)
         except BaseException:
-            self._pace.forget()
+            self._in_flight.forget()
             self._broken = world() > 1
             raise
         self._programs.state.advance()
-        self.steps, self._taken = self.steps + 1, {}
-        metrics = Metrics(self.steps, self.replicas * given.tokens, self._pace.end(program))
+        self.steps, self._digests = self.steps + 1, {}
+        metrics = Metrics(self.steps, self.replicas * given.tokens, self._in_flight.end(program))
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
         return metrics
 
@@ -145,10 +145,10 @@ class Trainer:
         self._recording = recording(path, self.steps + 1, steps, profile)
 
     def tune(self, *batch: Any, rounds: int = 2) -> Costs:
-        """Measure what everything takes, and order overlapping work by it from now on.
+        """Measure all costs, and schedule overlapping work by them from now on.
 
-        Every process must call it. Parameters and optimizers stay as they are. `costs.to_json()`
-        is for a file that `Trainer(costs=...)` reads next time.
+        Every process must call it. Parameters and optimizers do not change. Write `costs.to_json()`
+        to a file, and `Trainer(costs=...)` reads it next time.
         """
         self._enter("tune")
         given, kind = self._batch_of(batch)
@@ -167,28 +167,28 @@ class Trainer:
         Every process must call it; the others get None.
         """
         consistency.agree_on_call("state_dict", self.replicas)
-        self._taken = {}  # from now on the model may have these, to evaluate
+        self._digests = {}  # the user may load these into the model, to evaluate
         programs, model = self._programs, self._job.model
-        everywhere = gather(programs.state.parts(programs.spoken))
+        everywhere = gather(programs.state.parts(programs.reported_states))
         if everywhere is None:
             return None
         found = assembled(part for parts in everywhere for part in parts)
         return programs.state.whole(found, model.state_dict(), programs.aliases)
 
     def save(self, folder: str | Path) -> None:
-        """Write all that `resume` needs to go on from here. Every process calls it.
+        """Write a checkpoint for `resume`. Every process calls it.
 
-        An older checkpoint in the folder stays until this one is whole. All processes must see the
-        same folder.
+        An older checkpoint in the folder stays until this one is complete. All processes must see
+        the same folder.
         """
         self._enter("save")
         model, programs = checkpoint.described(self._job.model), self._programs
-        checkpoint.save(Path(folder), programs.state, programs.spoken, model, self.steps)
+        checkpoint.save(Path(folder), programs.state, programs.reported_states, model, self.steps)
 
     def resume(self, folder: str | Path, missing_ok: bool = False) -> int:
-        """Go on from what `save` wrote, under this or any other strategy; the steps done so far.
+        """Continue from what `save` wrote, under any strategy. Returns the steps done so far.
 
-        Every process calls it, before the first step. `missing_ok`: nothing there is a beginning.
+        Every process calls it, before the first step. `missing_ok`: start anew if there is nothing.
         """
         self._enter("resume")
         model, state = checkpoint.described(self._job.model), self._programs.state
@@ -196,45 +196,45 @@ class Trainer:
         return self.steps
 
     def close(self) -> None:
-        """Give back the communicators; the process may go on with another Trainer."""
+        """Release the communicators. The process may make another Trainer."""
         self._recording.finish()
-        self._pace.finish()
+        self._in_flight.finish()
         self._programs.close()
 
     def _enter(self, call: str) -> None:
-        """Of what all processes must do together; a step has its own way."""
-        self._refuse_over()
+        """Begin a call that all processes must make together. A step has its own check."""
+        self._refuse_closed()
         consistency.agree_on_call(call, self.replicas)
 
-    def _refuse_over(self) -> None:
+    def _refuse_closed(self) -> None:
         consistency.refuse_over(self._programs.comm is None, self._broken)
 
     def _batch_of(self, batch: tuple[Any, ...]) -> tuple[Batch, BatchKind]:
-        """The door: behind it there are typed values only."""
+        """The batch as a typed value, and its kind."""
         given = Batch.of(batch)
         return given, self._job.kind(given)
 
     def _ready(
         self, batch: Batch, kind: BatchKind, own: Sequence[float]
     ) -> tuple[Program, StepInputs]:
-        """The program for a batch, and what it is given."""
-        shares = self._job.reduction.shares(own, self._agreed(batch, kind, sum(own)))
+        """The program for a batch, and its inputs."""
+        shares = self._job.reduction.shares(own, self._total_weight(batch, kind, sum(own)))
         program = self._programs.get(batch, kind, self.steps)
         inputs = self._job.inputs(
-            batch, shares, program.ignored, self.steps, self.replica, self._pace.moved
+            batch, shares, program.ignored, self.steps, self.replica, self._in_flight.moved
         )
         return program, inputs
 
-    def _agreed(self, batch: Batch, kind: BatchKind, own: float) -> float:
-        """The weight of the batches of all replicas; refused if processes do different things."""
+    def _total_weight(self, batch: Batch, kind: BatchKind, own: float) -> float:
+        """The total weight of all replicas. Checks that all processes take the same step."""
         everyone = own * self.replicas
-        consistency.refuse_too_late(self._taken, self._job.model)
+        consistency.refuse_too_late(self._digests, self._job.model)
         if not self._stepped:
-            self._job.try_mean(batch)  # of real data: an example may be zeros
+            self._job.try_mean(batch)  # on real data: an example may be zeros
         if world() > 1:
             data = batch.tensors
             if kind in self._stepped and any(one.is_cuda for one in data):
-                data = ()  # to look at them would be to wait for the GPU
+                data = ()  # reading them would wait for the GPU
             everyone = consistency.agree_on_step(kind, data, self.replica, self.replicas, own)
         self._stepped.add(kind)
         refuse_weightless(everyone)

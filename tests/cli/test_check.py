@@ -42,10 +42,10 @@ def test_what_was_proven_is_said_in_numbers() -> None:
 
     assert result.exit_code == 0
     assert result.output == (
-        "ok: 2 devices, 27 nodes, 69 instructions, run together on paper\n"
-        "  no deadlock: 8 messages met their receives in order\n"
-        "  nothing lost or doubled: 16 passes, and 8 gradients counted once each in 2 updates\n"
-        "  nothing leaks: 42 buffers freed once each\n"
+        "ok: 2 devices, 27 nodes, 69 instructions, executed together symbolically\n"
+        "  no deadlock: 8 sends matched in order\n"
+        "  nothing lost or duplicated: 16 passes, and 8 gradients counted once each in 2 updates\n"
+        "  no leaks: 42 buffers freed once each\n"
         "  14 orders kept\n"
     )
 
@@ -63,7 +63,7 @@ def test_numerics_compares_with_plain_pytorch() -> None:
     assert result.exit_code == 0, result.output
     assert rows[6:8] == [
         "2 steps in float64, 4 microbatches: the strategy, and plain PyTorch in one process",
-        "on random data like the example, integers from the range that it has",
+        "on random data like the example, with integers from the same range",
     ]
     assert [row.split()[-1] for row in rows[9:11]] == ["agree", "agree"]
     assert rows[-1] == (

@@ -69,7 +69,7 @@ def test_show_draws_the_schedule_of_a_script() -> None:
     assert drawn[:3] == [
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 --",
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
-        "15 units long, 20% idle (F, BI, BW take 1 unit each, communication none)",
+        "15 units long, 20% idle (F, BI, BW take 1 unit each, communication takes none)",
     ]
     assert drawn[3].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
     assert drawn[3].endswith("; sends 384 B on pp")
@@ -106,7 +106,7 @@ def test_show_says_what_the_times_of_overlapping_work_stand_on() -> None:
 
     drawn = call("show", str(experts)).splitlines()
 
-    assert any("% of it behind compute" in line for line in drawn)
+    assert any("% hidden behind compute" in line for line in drawn)
     assert drawn[-1] == "nothing was measured: regions are estimated from FLOPs and bytes"
 
 

@@ -20,7 +20,7 @@ from piper.names import Phase
 from piper.plan.analyse.memory import Peak
 from piper.sim.prediction import Prediction
 from piper.sim.report import Report
-from piper.view.sweep import Row, ranked, table
+from piper.view.sweep import SweepResult, ranked, table
 
 OTHER = RegionKey("other", Phase.FORWARD)
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
@@ -38,7 +38,7 @@ def test_a_step_is_told_on_one_screen() -> None:
     assert re.fullmatch(
         r"step [\d.]+ (us|ms) on 2 devices, [\d,]+ tokens/s; bubble \d+ %", lines[0]
     )
-    assert re.fullmatch(r"  pp +exposed \d+ us a device, \d+ % of its communication", lines[1])
+    assert re.fullmatch(r"  pp +exposed \d+ us per device, \d+ % of its communication", lines[1])
     assert "peak memory 4.6 KiB on device 0: fits in 131.3 GiB" in lines
     assert any(re.match(r"bound by \d+ % F and B of PP0 on device 0, ", line) for line in lines)
     table = lines.index(next(line for line in lines if line.startswith("devices")))
@@ -90,7 +90,7 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
     assert found[0].split() == ["pp", "step", "tokens/s", "bubble", "exposed", "peak", "memory"]
     assert sorted(line.split()[0] for line in found[1:3]) == ["2", "4"]
     assert found[3:] == [
-        "pp=8: refused",
+        "pp=8: not supported",
         "    1f1b: microbatches=4 is too few to fill 8 stages",
         "      fix: write microbatches=8 or more, or use gpipe, which takes any number",
         "nothing was measured: regions are estimated from FLOPs and bytes",
@@ -101,15 +101,17 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
     assert picture.read_text().count("<circle") == 2 + 2  # points, and the legend
 
 
-def row(name: str, seconds: float, peak: int, tokens: int = 100) -> Row:
+def row(name: str, seconds: float, peak: int, tokens: int = 100) -> SweepResult:
     found = Report(seconds, (), (), {})
-    return Row({"k": name}, Prediction(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0))
+    return SweepResult(
+        {"k": name}, Prediction(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0)
+    )
 
 
 def test_the_best_comes_first_and_what_cannot_run_last() -> None:
     rows = [
-        Row({"k": "refused"}, refused="no"), row("too large", 0.1, 2000), row("slow", 3.0, 10),
-        row("quick", 1.0, 500), row("twice the batch", 1.5, 600, tokens=200),
+        SweepResult({"k": "refused"}, refused="no"), row("too large", 0.1, 2000),
+        row("slow", 3.0, 10), row("quick", 1.0, 500), row("twice the batch", 1.5, 600, tokens=200),
     ]  # fmt: skip
 
     def order(by: str) -> list[str]:
@@ -133,7 +135,10 @@ def test_a_note_on_some_rows_names_them() -> None:
 def test_a_script_that_refuses_an_argument_has_its_word_in_the_row() -> None:
     found = call("--set", "pp=2,many")
 
-    assert "pp=many: refused\n    tiny.py: error: argument --pp: invalid int value: 'many'" in found
+    assert (
+        "pp=many: not supported\n    tiny.py: error: argument --pp: invalid int value: 'many'"
+        in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +186,7 @@ def test_costs_are_measured_here_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     told = call("--profile", str(file))
 
     found = Costs.from_json(file.read_text())
-    assert f"wrote {file}: {len(found.figures) - 1} passes of regions" in told
+    assert f"wrote {file}: {len(found.figures) - 1} costs of regions and phases" in told
     assert found.figures[OTHER].seconds == 1.0 and found.cores == 2.0
     assert call("--costs", str(file)).splitlines()[-4:] == told.splitlines()[-4:]
     with pytest.raises(StrategyError, match="leave out --device and --costs"):

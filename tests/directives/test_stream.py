@@ -14,7 +14,7 @@ from piper.ir.filters import where
 from piper.ir.text import text
 from piper.job.compiler import compile_strategy
 from piper.names import Share
-from piper.plan.serial import from_json, to_json
+from piper.plan.serialization import from_json, to_json
 from piper.strategies import dualpipev
 
 TWO = [Place(where(PP=0), [0]), Place(where(PP=1), [1]), Split("MB", 2)]

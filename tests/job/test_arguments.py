@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from piper import Place, Trainer, where
 from piper.errors import PiperError
+from piper.names import amount
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)
 MODEL = nn.Linear(3, 3)
@@ -39,10 +40,10 @@ def trainer(
     [
         ({"model": functional.mse_loss}, "model: it is of type function", "Trainer(model, loss_fn"),
         ({"loss_fn": 1.0}, "loss_fn: it is of type float", "a function of the model's output"),
-        ({"optimizer": MADE}, "optimizer: it is of type SGD, made already", ADAMW),
+        ({"optimizer": MADE}, "optimizer: it is of type SGD, already made", ADAMW),
         ({"optimizer": None}, "optimizer: it is None", ADAMW),
         ({"optimizer": lambda: MADE}, "optimizer: it cannot be called with parameters", ADAMW),
-        ({"lr_scheduler": StepLR(MADE, 3)}, "it is of type StepLR, made already", COSINE),
+        ({"lr_scheduler": StepLR(MADE, 3)}, "it is of type StepLR, already made", COSINE),
         ({"lr_scheduler": StepLR}, "lr_scheduler: it cannot be called with an optimizer", COSINE),
         ({"max_nrom": 1.0}, "Trainer: it has no option max_nrom", "write max_norm=..."),
         (
@@ -50,15 +51,15 @@ def trainer(
             "Trainer: it has no option colour",
             "it may have optimizer, lr_scheduler, ",
         ),
-        ({"max_norm": -1.0}, "max_norm: -1.0 is no norm", NORM),
-        ({"max_norm": "1.0"}, "max_norm: '1.0' is no norm", NORM),
-        ({"max_norm": True}, "max_norm: True is no norm", NORM),
+        ({"max_norm": -1.0}, "max_norm: -1.0 is not a norm", NORM),
+        ({"max_norm": "1.0"}, "max_norm: '1.0' is not a norm", NORM),
+        ({"max_norm": True}, "max_norm: True is not a norm", NORM),
         ({"strategy": "1f1b"}, "strategy: it is a string, '1f1b'", "piper.strategies.one_f_one_b("),
         ({"example": X}, "example: it is of type Tensor", EXAMPLE),
         ({"example": [X, Y]}, "example: it is of type list", EXAMPLE),
         (
             {"example": (X.numpy(), Y.numpy())},
-            "no tensor with rows, but ndarray",
+            "no tensor with rows, only ndarray",
             "torch.as_tensor",
         ),
         ({"example": (X[:0], Y[:0])}, "batch: it has no rows", "leave out empty batches"),
@@ -91,7 +92,7 @@ def test_a_step_has_the_arguments_of_the_example(batch: Any, count: int, fix: st
     with pytest.raises(PiperError) as error:
         trainer().step(*batch)
 
-    what = f"batch: step was given {count} argument(s), and the example has 2: "
+    what = f"batch: step was given {amount(count, 'argument')}, but the example has 2: "
     assert str(error.value).startswith(what)
     assert str(error.value).endswith(f"\n  fix: {fix}")
 

@@ -18,7 +18,7 @@ def test_processes_that_agree_go_on() -> None:
 
 def test_other_initial_weights_are_refused() -> None:
     message = (
-        "model: 0.weight starts with other values on device 1 than on device 0\n"
+        "model: 0.weight starts with different values on device 1 than on device 0\n"
         "  fix: call torch.manual_seed(...) before the model is built, or load a checkpoint"
     )
 
@@ -28,10 +28,10 @@ def test_other_initial_weights_are_refused() -> None:
 @pytest.mark.parametrize(
     ("case", "what"),
     [
-        ("parts", "strategy: device 1 was given another one than device 0"),
-        ("rows", "example: device 1 was given another one than device 0"),
-        ("model", "model: device 1 was given another one than device 0"),
-        ("max_norm", "max_norm: device 1 was given another one than device 0: 2.0, not 1.0"),
+        ("parts", "strategy: device 1 was given a different one than device 0"),
+        ("rows", "example: device 1 was given a different one than device 0"),
+        ("model", "model: device 1 was given a different one than device 0"),
+        ("max_norm", "max_norm: device 1 was given a different one than device 0: 2.0, not 1.0"),
     ],
 )
 def test_another_job_is_refused_before_it_is_compiled(case: str, what: str) -> None:

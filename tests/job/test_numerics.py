@@ -254,9 +254,7 @@ def test_a_model_that_is_too_large_is_refused() -> None:
     with pytest.raises(InputError) as refused:
         refuse_large(found.compiled, free=1000)
 
-    assert "half of the free memory here is 0.0 GiB\n  fix: make the script's model smaller" in str(
-        refused.value
-    )
+    assert "half of the free memory is 0.0 GiB\n  fix: make the model smaller" in str(refused.value)
 
 
 def test_data_are_like_the_example() -> None:
@@ -277,5 +275,5 @@ def test_data_are_like_the_example() -> None:
 def test_an_example_of_zeros_is_pointed_out() -> None:
     zeros = Batch.of((torch.arange(4), torch.zeros(4, dtype=torch.int64)))
 
-    assert "input 1 of the example is one number" in constant_inputs(zeros)[0]
+    assert "input 1 of the example is constant" in constant_inputs(zeros)[0]
     assert constant_inputs(Batch.of((torch.arange(4), torch.zeros(4)))) == []

@@ -110,7 +110,7 @@ def test_gpus_are_known_by_their_name(inspected, caplog, monkeypatch) -> None:
     assert profiling.kind_of(torch.device("cpu")) is None
     assert known.ahead and other.ahead
     assert known.link == 450e9
-    assert "nothing is known of the links of this GPU: say --network" in caplog.text
+    assert "the links of this GPU are not known: give --network" in caplog.text
 
 
 def test_links_and_cores_are_measured(monkeypatch) -> None:

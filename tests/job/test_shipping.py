@@ -82,7 +82,7 @@ def test_an_assignment_is_text_on_the_way(name: str, options: dict[str, int]) ->
         runs = {i.region for i in one.plan.instructions if isinstance(i, Run)}
         assert set(one.regions) == runs
         assert set(one.contents) == {state.bucket for state in one.plan.states}
-    assert sum(len(one.spoken) for one in parts) >= len(found.model.buckets)
+    assert sum(len(one.reported_states) for one in parts) >= len(found.model.buckets)
 
 
 def test_the_dropouts_of_regions_are_text_on_the_way() -> None:
@@ -97,7 +97,7 @@ def test_the_dropouts_of_regions_are_text_on_the_way() -> None:
 
 def test_after_a_step_that_failed_there_is_no_other() -> None:
     """What it had sent could be taken for what the next one sends; a new Trainer has its own."""
-    told = "trainer: a step failed: its messages are under way\n  fix: make a new Trainer"
+    told = "trainer: a step failed, and its messages are still in flight\n  fix: make a new Trainer"
 
     for first, said, losses in run_on(2, sent.after_a_failure):
         assert said == told

@@ -13,7 +13,7 @@ from piper.ir.model import Model
 from piper.ir.nodes import Transfer
 from piper.ir.rules import LOWERABLE, require
 from piper.ir.training import training_dag
-from piper.passes.homes import with_homes
+from piper.passes.bucket_homes import with_homes
 from piper.passes.transfers import insert_transfers
 
 

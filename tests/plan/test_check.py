@@ -135,7 +135,7 @@ def test_a_refusal_shows_the_device_and_the_instruction() -> None:
     text = refusal(compiled, changed(compiled.plans, plan, at, waits=()))
 
     assert text == (
-        "device 1: h0>1 is read before it is there\n"
+        "device 1: h0>1 is read before it is written\n"
         "  *    0 recv    h0>1 from 0 on pp\n"
         "       1 load    y\n"
         "  >    2 run     PP1:F (w:PP1, h0>1, y) -> loss, saved:PP1\n"

@@ -20,7 +20,7 @@ from piper.job.assignment import Assignment
 from piper.job.job import Job
 from piper.job.rehearsal import Rehearsal, rehearse
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
-from piper.plan.analyse.segments import Hosted, Recorded, segments
+from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
 from piper.plan.instructions import Recv, Run
 from piper.runtime.gpu.cuda_graphs import Graphs, put, record_graphs
 from piper.strategies import BUILDERS

@@ -272,4 +272,4 @@ def test_piper_run_says_when_no_step_was_in_the_window(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert "no trace was written: no piper.Trainer came to step 9\n  fix: " in done.stderr
+    assert "no trace was written: no piper.Trainer reached step 9\n  fix: " in done.stderr

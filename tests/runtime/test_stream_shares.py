@@ -16,7 +16,7 @@ from torch import nn
 from piper import Place, Stream, Trainer, where
 from piper.errors import StrategyError
 from piper.names import Share
-from piper.plan.analyse.channels import Needs
+from piper.plan.analyse.required_communicators import RequiredCommunicators
 from piper.plan.instructions import Plan
 from piper.runtime.comm import nccl
 from piper.runtime.comm.nccl import CudaComm
@@ -102,9 +102,9 @@ def test_every_communicator_has_the_options_of_its_stream(
     team, threads = (0, 1), []
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(nccl, "CudaExchangeThread", lambda *given: threads.append(given))
-    needs = Needs(
+    needs = RequiredCommunicators(
         streams=["pp"], teams=[("dp", team), ("ep", team), ("gather", team)],
-        links=[("pp", 2, 0)], exchanging=[("ep", team)], shares=(EP, PP, DP),
+        links=[("pp", 2, 0)], token_groups=[("ep", team)], shares=(EP, PP, DP),
     )  # fmt: skip
 
     QuietComm().extend(needs)
@@ -125,7 +125,7 @@ def test_no_communicator_has_options_where_no_stream_has_a_share(
 ) -> None:
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
 
-    QuietComm().extend(Needs(["pp"], [("dp", (0, 1))], [("pp", 0, 1)]))
+    QuietComm().extend(RequiredCommunicators(["pp"], [("dp", (0, 1))], [("pp", 0, 1)]))
 
     assert {limits for _, _, limits in groups} == {None}
 
@@ -139,7 +139,7 @@ def test_where_sizes_come_first_both_ends_have_queues_of_their_own(
     monkeypatch.setattr(nccl, "CudaExchangeThread", lambda *given: threads.append(given))
 
     links = [("pp", 0, 1), ("pp", 1, 0)]
-    QuietComm().extend(Needs(["pp"], links=links, sized=links[:1]))
+    QuietComm().extend(RequiredCommunicators(["pp"], links=links, dynamic_links=links[:1]))
 
     assert [limits for _, backend, limits in groups if backend == "nccl"] == [(True, None), None]
     assert threads == asked  # only the receiver has one
@@ -151,10 +151,10 @@ def test_a_link_on_which_sizes_come_first_only_later_gets_another_communicator(
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     comm, links = QuietComm(), [("pp", 0, 1), ("pp", 1, 0)]
 
-    comm.extend(Needs(["pp"], links=links))
+    comm.extend(RequiredCommunicators(["pp"], links=links))
     first = comm.groups["pp", 0, 1]
-    comm.extend(Needs(["pp"], links=links, sized=links[:1]))
-    comm.extend(Needs(["pp"], links=links, sized=links[:1]))
+    comm.extend(RequiredCommunicators(["pp"], links=links, dynamic_links=links[:1]))
+    comm.extend(RequiredCommunicators(["pp"], links=links, dynamic_links=links[:1]))
 
     asked = [limits for _, backend, limits in groups if backend == "nccl"]
     assert asked == [None, None, (True, None)]

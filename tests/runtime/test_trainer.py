@@ -91,8 +91,9 @@ def test_ignored_tokens_without_weights_are_refused() -> None:
         rehearse(Net(), functional.cross_entropy, [*TWO, Split("MB", 2)], [batch])
 
     assert str(refused.value) == (
-        "batch: it has labels that cross_entropy ignores (-100), so microbatches weigh differently"
-        "\n  fix: give the Trainer loss_weight=lambda *microbatch: the number of labels that count"
+        "batch: it has labels that cross_entropy ignores (-100), so microbatches have different "
+        "weights\n  fix: give the Trainer loss_weight=lambda *microbatch: the number of labels "
+        "that count"
     )
 
 
@@ -106,7 +107,7 @@ def test_a_microbatch_that_weighs_nothing_is_refused() -> None:
         )  # fmt: skip
 
     assert str(refused.value) == (
-        "batch: microbatch 0 weighs 0: a mean over nothing is not a number\n"
+        "batch: microbatch 0 has weight 0: a mean over nothing is not a number\n"
         '  fix: use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)'
     )
 
@@ -246,7 +247,7 @@ def test_a_model_may_return_its_loss() -> None:
 
     assert_equal(result, plainly(Net(), functional.mse_loss, data()))
     assert_equal(weighed, plainly(Net(), functional.mse_loss, data()))
-    with pytest.raises(InputError, match="the model gives its own loss, of each of 2 parts"):
+    with pytest.raises(InputError, match="the model computes its own loss, for each of 2 parts"):
         rehearse(Whole(), None, strategy, data(), optimizer=SGD)
 
 
@@ -265,7 +266,7 @@ def test_a_model_may_return_its_loss() -> None:
         ),
         (
             (1.0, 2.0),
-            "batch: it has no tensor with rows, but float, float\n"
+            "batch: it has no tensor with rows, only float, float\n"
             "  fix: give tensors: torch.as_tensor(...)",
         ),
     ],
@@ -439,9 +440,9 @@ def test_means_that_may_weigh_microbatches_differently_are_refused(loss_fn) -> N
         rehearse(Net(), loss_fn, [*TWO, Split("MB", 2)], [batch])
 
     assert str(refused.value) == (
-        "loss: cross_entropy weighs classes, or its labels are computed, so microbatches may "
-        "weigh differently\n  fix: give the Trainer loss_weight=lambda *microbatch: the weight "
-        "of its labels, or 1 if all weigh the same"
+        "loss: cross_entropy has class weights, or its labels are computed, so microbatches may "
+        "have different weights\n  fix: give the Trainer loss_weight=lambda *microbatch: the "
+        "weight of its labels, or 1 if all have the same weight"
     )
 
 
@@ -452,6 +453,6 @@ def test_a_rehearsal_of_different_batches_is_refused() -> None:
         rehearse(Net(), functional.mse_loss, TWO, batches)
 
     assert str(refused.value) == (
-        "batch 1: it has other shapes or numbers than the first one\n"
+        "batch 1: its shapes or numbers differ from those of the first one\n"
         "  fix: rehearse batches of one shape, with the same numbers among their inputs"
     )

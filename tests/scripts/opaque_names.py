@@ -52,8 +52,8 @@ from piper.job.pricing import predict, price  # noqa: E402
 from piper.names import BucketId, RegionId, ValueId  # noqa: E402
 from piper.plan.analyse.memory import peak, timeline  # noqa: E402
 from piper.plan.analyse.traffic import traffic  # noqa: E402
-from piper.view.grid import grid  # noqa: E402
-from piper.view.story import story  # noqa: E402
+from piper.view.schedule_grid import grid  # noqa: E402
+from piper.view.view_data import view_data  # noqa: E402
 
 PROGRAMS = 60
 
@@ -104,7 +104,7 @@ def hidden(model: Model) -> Model:
 
 
 def without_names(one: Compiled) -> Iterator[Any]:
-    shown = story("it", one.dag, one.plans)
+    shown = view_data("it", one.dag, one.plans)
     yield [(k["kind"], k["microbatch"], k["stage"]) for k in [shown.nodes]]
     yield grid(one.dag)
     found = price(one)

@@ -12,7 +12,7 @@ from browser import CHROMIUM, Browser, Point
 from views import crowd, divided, experts, measured, pipeline
 
 from piper.view.page import page
-from piper.view.story import Story
+from piper.view.view_data import ViewData
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -33,9 +33,9 @@ def browser(chromium: Browser) -> Iterator[Browser]:
     assert chromium.problems == []
 
 
-def opened(browser: Browser, folder: Path, *stories: Story, **how: Any) -> Browser:
+def opened(browser: Browser, folder: Path, *runs: ViewData, **how: Any) -> Browser:
     path = folder / "page.html"
-    path.write_text(page(stories))
+    path.write_text(page(runs))
     browser.open(path, **how)
     return browser
 
@@ -45,7 +45,7 @@ def box(browser: Browser, node: str, device: int, view: int = 0) -> dict[str, fl
     return browser.js(
         f"""(() => {{
           const view = piper.S.views[{view}], one = view.deviceOf.get({device});
-          const k = view.story.nodeOf.get({json.dumps(node)}), d = view.devices.indexOf(one);
+          const k = view.run.nodeOf.get({json.dumps(node)}), d = view.devices.indexOf(one);
           const b = view.barsOf.get(k).find(([at]) => at === d)[1];
           const stage = document.getElementById("canvas").getBoundingClientRect();
           const {{ x, y, w, h }} = piper.locate(view, one, b);
@@ -130,7 +130,7 @@ def test_it_is_drawn_on_light_and_on_dark_ground(
 def test_communication_has_lanes_of_its_own_below_compute(browser: Browser, tmp_path: Path) -> None:
     found = opened(browser, tmp_path, experts())
 
-    name = found.js("piper.S.views[0].story.nodes.id.find((id) => id.startsWith('to PP0.EP0:F'))")
+    name = found.js("piper.S.views[0].run.nodes.id.find((id) => id.startsWith('to PP0.EP0:F'))")
     message, compute = box(browser, name, 0), box(browser, "PP0:F@0", 0)
 
     assert colour(browser, name, 0) == EXCHANGE
@@ -145,7 +145,7 @@ def test_waiting_is_striped_and_says_what_for(browser: Browser, tmp_path: Path) 
 
     row = {pixel(browser, before["x"] - 20 + k, before["y"] + 8) for k in range(16)}
     assert len(row) > 1
-    assert selected(browser) == "device 1 stands still"
+    assert selected(browser) == "device 1 is idle"
     assert "receive: send h0@0>1" in panel(browser)
 
 
@@ -286,7 +286,7 @@ def test_the_mouse_over_a_message_tells_how_much_of_it_is_hidden(
     browser: Browser, tmp_path: Path
 ) -> None:
     found = opened(browser, tmp_path, experts())
-    name = found.js("piper.S.views[0].story.nodes.id.find((id) => id.startsWith('to PP0.EP0:F'))")
+    name = found.js("piper.S.views[0].run.nodes.id.find((id) => id.startsWith('to PP0.EP0:F'))")
 
     browser.mouse("mouseMoved", *middle(browser, name, 0))
     browser.settle()
@@ -330,7 +330,7 @@ def test_what_is_selected_in_one_is_selected_in_the_other(browser: Browser, tmp_
     browser.click(*middle(browser, "PP1:F@2", 1))
 
     twin = "piper.S.twin"
-    other = browser.js(f"{twin}.view.story.nodes.id[{twin}.one.plan.node[{twin}.one.at[{twin}.b]]]")
+    other = browser.js(f"{twin}.view.run.nodes.id[{twin}.one.plan.node[{twin}.one.at[{twin}.b]]]")
     assert other == "PP1:F@2"
     assert browser.js(f"{twin}.view === piper.S.views[1] && {twin}.one.device === 1")
     assert "in zb-h1" in panel(browser)

@@ -9,26 +9,26 @@ from html import unescape
 
 from views import divided, experts
 
-from piper.view.chrome import events
-from piper.view.picture import svg
-from piper.view.story import Story
+from piper.view.chrome_trace import events
+from piper.view.timeline_picture import svg
+from piper.view.view_data import ViewData
 
 LABELS = {"ep": "ep (20 SMs, high)", "compute": "compute (112 SMs)"}
 
 
-def test_a_story_knows_the_streams_with_a_share() -> None:
+def test_view_data_knows_the_streams_with_a_share() -> None:
     found = divided()
 
     assert found.streams == LABELS
     assert [found.label(name) for name in ("ep", "pp")] == ["ep (20 SMs, high)", "pp"]
-    assert Story.from_json(found.to_json()).streams == LABELS
+    assert ViewData.from_json(found.to_json()).streams == LABELS
 
 
-def test_a_story_of_an_older_file_has_no_shares() -> None:
-    told = experts().to_dict()
-    assert told.pop("streams") == {}
+def test_view_data_of_an_older_file_has_no_shares() -> None:
+    data = experts().to_dict()
+    assert data.pop("streams") == {}
 
-    again = Story.from_json(json.dumps(told))
+    again = ViewData.from_json(json.dumps(data))
 
     assert again.streams == {}
 

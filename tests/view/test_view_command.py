@@ -12,7 +12,7 @@ from views import measured, pipeline
 from piper.cli import app
 from piper.cli.view import targets
 from piper.errors import StrategyError
-from piper.view.runfile import save_story
+from piper.view.run_file import save_view
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "tiny.py"
 
@@ -23,9 +23,9 @@ def call(*arguments: object) -> list[str]:
     return result.output.splitlines()
 
 
-def stories(path: Path) -> list[str]:
+def names(path: Path) -> list[str]:
     data = path.read_text().partition('id="data">')[2].partition("</script>")[0]
-    return [story["name"] for story in json.loads(data)]
+    return [run["name"] for run in json.loads(data)]
 
 
 def test_a_script_becomes_a_page_a_picture_and_a_trace(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_script_becomes_a_page_a_picture_and_a_trace(tmp_path: Path) -> None:
     said = call(SCRIPT, "-o", page, "--svg", svg, "--chrome", trace)
 
     assert said == [str(page), str(svg), str(trace)]
-    assert stories(page) == ["tiny"]
+    assert names(page) == ["tiny"]
     assert svg.read_text().startswith("<svg")
     assert json.loads(trace.read_text())["traceEvents"]
 
@@ -43,19 +43,19 @@ def test_a_recorded_run_becomes_a_page_named_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save_story(tmp_path / "run.json", measured(pipeline()))
+    save_view(tmp_path / "run.json", measured(pipeline()))
 
     assert call("run.json") == ["run.html"]
-    assert stories(tmp_path / "run.html") == ["1f1b"]
+    assert names(tmp_path / "run.html") == ["1f1b"]
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
     for name in ("1f1b", "zb-h1"):
-        save_story(tmp_path / f"{name}.json", measured(pipeline(name)))
+        save_view(tmp_path / f"{name}.json", measured(pipeline(name)))
 
     call(tmp_path / "1f1b.json", tmp_path / "zb-h1.json", "-o", tmp_path / "both.html")
 
-    assert stories(tmp_path / "both.html") == ["1f1b", "zb-h1"]
+    assert names(tmp_path / "both.html") == ["1f1b", "zb-h1"]
 
 
 def test_what_follows_a_script_goes_to_it(tmp_path: Path) -> None:
@@ -69,12 +69,12 @@ def test_what_follows_a_script_goes_to_it(tmp_path: Path) -> None:
 
 
 def test_a_second_file_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
-    save_story(tmp_path / "run.json", pipeline())
+    save_view(tmp_path / "run.json", pipeline())
 
     with pytest.raises(StrategyError) as refused:
         call(tmp_path / "run.json", "runn.json")
 
-    assert "`runn.json` is no file to compare it with" in str(refused.value)
+    assert "`runn.json` is not a file to compare it with" in str(refused.value)
 
 
 @pytest.mark.parametrize(

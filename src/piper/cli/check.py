@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from piper.cli.agreement import agreement
+from piper.cli.numerics_report import numerics_report
 from piper.cli.target import inspect, strategy_of
 from piper.errors import Refused
+from piper.names import amount
 from piper.plan.check.proof import Proof, prove
 
 if TYPE_CHECKING:
@@ -30,26 +31,31 @@ def check(
     context: typer.Context,
     target: Annotated[Path, typer.Argument(exists=True, dir_okay=False)],
     numerics: Annotated[
-        bool, typer.Option("--numerics", help="train a few steps both ways, here, and compare")
+        bool,
+        typer.Option("--numerics", help="train a few steps with and without Piper, and compare"),
     ] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="of --numerics [default: 3]")] = None,
-    seed: Annotated[int | None, typer.Option(help="of the data of --numerics")] = None,
-    every: Annotated[bool, typer.Option("--all", help="every parameter of --numerics")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="steps of --numerics [default: 3]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of the data of --numerics")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="show every parameter of --numerics")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Check TARGET: compile a script's strategy for its model, or read a .json or .csv file.
 
-    Exit code 0 means: every rewrite gave a valid DAG, and all plans together neither deadlock nor
-    lose, double or swap anything; with --numerics also, that losses, gradients and parameters are
-    those of plain PyTorch. 1: it is wrong, or they are not. 2: wrong usage. What follows TARGET is
+    Exit code 0: every rewrite gave a valid DAG, and the plans do not deadlock and do not lose,
+    duplicate or swap anything. With --numerics, losses, gradients and parameters also equal those
+    of plain PyTorch. 1: one of these does not hold. 2: wrong usage. Arguments after TARGET are
     passed on to the script; write `--` before options that are named like these.
     """
     refuse_misplaced(numerics, steps=steps, seed=seed, all=every or None)
     if target.suffix in (".json", ".csv"):
         refuse_misplaced(False, numerics=numerics or None)
-        found = len(strategy_of(target))
-        words = f"ok: {found} directives, readable and consistent in themselves"
-        print(as_text(ok=True, directives=found) if as_json else words)
+        count = len(strategy_of(target))
+        text = f"ok: {amount(count, 'directive')}, readable and consistent"
+        print(as_text(ok=True, directives=count) if as_json else text)
         return
     try:
         inspected = inspect(target, context.args)
@@ -80,14 +86,14 @@ def compared(
         print(proof)
         terminal = Console()
         console = terminal if terminal.is_terminal else Console(width=160)
-        for piece in agreement(found, every):
+        for piece in numerics_report(found, every):
             console.print(piece, highlight=False, soft_wrap=isinstance(piece, str))
     if not found.agrees:
         raise typer.Exit(1)
 
 
 def as_text(**found: Any) -> str:
-    """JSON; a difference that is not finite is null."""
+    """JSON. Differences that are not finite become null."""
     return json.dumps(finite(found), allow_nan=False)
 
 
@@ -100,11 +106,11 @@ def finite(value: Any) -> Any:
 
 
 def refuse_misplaced(allowed: bool, **given: object) -> None:
-    """An option that says nothing here was meant for the script, or for something else."""
+    """An option that does not apply here was probably meant for the script."""
     for name, value in given.items():
         if value is not None and not allowed:
             wanted = "a script" if name == "numerics" else "--numerics"
             raise typer.BadParameter(
-                f"it goes with {wanted}; to give it to the script, write it after `--`",
+                f"it needs {wanted}; to pass it to the script, write it after `--`",
                 param_hint=f"--{name}",
             )

@@ -1,4 +1,4 @@
-"""piper run: start a script on local processes, or on a cluster, one per device."""
+"""piper run: start a script on local processes or on a cluster, one process per device."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -30,7 +30,10 @@ def run(
         typer.Option(help="a cluster: ray (on this machine), ray:HOST:PORT or ray://HOST:PORT"),
     ] = None,
     share_gpu: Annotated[
-        bool, typer.Option("--share-gpu", help="all on one GPU, each with its share of it")
+        bool,
+        typer.Option(
+            "--share-gpu", help="run all processes on one GPU, each with a part of its SMs"
+        ),
     ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="record some steps in this file", dir_okay=False)
@@ -39,10 +42,10 @@ def run(
         str, typer.Option(help="which steps to record, FIRST:COUNT")
     ] = f"{FIRST}:{COUNT}",
     trace_profile: Annotated[
-        bool, typer.Option("--trace-profile", help="with the operators of each instruction")
+        bool, typer.Option("--trace-profile", help="also record the operators of each instruction")
     ] = False,
 ) -> None:
-    """Run SCRIPT on N processes; what follows is passed on to it."""
+    """Run SCRIPT on N processes. Arguments after it are passed on to it."""
     start = launcher(on, share_gpu)
     sharing: AbstractContextManager[Mapping[str, str]]
     sharing = shared_gpu(processes) if share_gpu else nullcontext({})
@@ -58,12 +61,12 @@ def run(
 
 
 def launcher(on: str | None, share_gpu: bool) -> Callable[..., int]:
-    """What starts the processes."""
+    """The function that starts the processes."""
     if on is None:
         return run_local
     if share_gpu:
         what = "the processes of a cluster have GPUs of their own"
-        fix = "leave --share-gpu out, or leave --on out and use a GPU of this machine"
+        fix = "leave out --share-gpu, or leave out --on and use a GPU of this machine"
         raise InputError("--share-gpu", Problem(what, fix))
     return partial(run_on_ray, address_of(on))
 
@@ -84,9 +87,9 @@ def outcome(window: Window, wrote: bool, code: int, on: str | None = None) -> st
     if on not in (None, "ray"):
         return (
             f"piper: there is no trace in {window.path} on this host\n"
-            f"  fix: look on the host of device 0, or let the script come to {window.text}"
+            f"  fix: look on the host of device 0, or let the script reach {window.text}"
         )
     return (
-        f"piper: no trace was written: no piper.Trainer came to {window.text}\n"
+        f"piper: no trace was written: no piper.Trainer reached {window.text}\n"
         "  fix: let the script take more steps, or write --trace-steps 1:1"
     )

@@ -13,7 +13,7 @@ from piper.strategies import BUILDERS, draw, to_csv, to_table
 
 
 class Format(StrEnum):
-    """How to print it."""
+    """Output formats."""
 
     GRID = "grid"
     CSV = "csv"
@@ -31,7 +31,7 @@ def schedule(
     virtual: Annotated[int | None, typer.Option(help="stages per rank (interleaved)")] = None,
     dp: Annotated[int, typer.Option(help="replicas of every stage", min=1)] = 1,
     zero: Annotated[int, typer.Option(help="ZeRO level of the replicas", min=0, max=3)] = 0,
-    format: Annotated[Format, typer.Option(help="csv is PyTorch's form")] = Format.GRID,
+    format: Annotated[Format, typer.Option(help="csv is the format of PyTorch")] = Format.GRID,
 ) -> None:
     """Print the order in which a schedule runs."""
     if name not in BUILDERS:

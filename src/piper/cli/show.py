@@ -17,9 +17,9 @@ from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes
 from piper.strategies import draw, to_table
 from piper.view.footprint import footprint
-from piper.view.grid import grid, summary
 from piper.view.overlap import overlap
-from piper.view.svg import svg as picture
+from piper.view.schedule_grid import grid, summary
+from piper.view.schedule_svg import svg as picture
 
 if TYPE_CHECKING:
     from piper.job.inspection import Inspected
@@ -40,7 +40,7 @@ def show(
     plan: Annotated[int | None, typer.Option(help="print the plan of this device")] = None,
     svg: Annotated[Path | None, typer.Option(help="write the schedule as a picture")] = None,
     after: Annotated[
-        int | None, typer.Option(help="print the DAG after so many directives")
+        int | None, typer.Option(help="print the DAG after this many directives")
     ] = None,
 ) -> None:
     """Show TARGET: a training script (.py), a strategy (.json) or a schedule (.csv)."""
@@ -67,10 +67,10 @@ def show(
 
 
 def show_schedule(found: Inspected) -> None:
-    """In time; with experts, whose stages have many regions, slot by slot where orders say so."""
+    """A grid over time. With sharded experts and orders, the slots of the orders instead."""
     dag, strategy = found.compiled.dag, found.job.strategy
     if dag.shardings and any(isinstance(one, Order) for one in strategy):
-        with suppress(StrategyError):  # orders that are no table of a pipeline
+        with suppress(StrategyError):  # not a pipeline schedule
             print(draw(to_table(strategy)))
             return
     console = Console(soft_wrap=True)
@@ -79,6 +79,6 @@ def show_schedule(found: Inspected) -> None:
 
 
 def show_strategy(target: Path) -> None:
-    """The order as a picture where it is a pipeline, the directives otherwise."""
+    """The schedule table of a .csv file, the directives of a .json file."""
     strategy = strategy_of(target)
     print(draw(to_table(strategy)) if target.suffix == ".csv" else strategy)

@@ -1,4 +1,4 @@
-"""piper simulate: what a strategy would take on a machine, before it runs."""
+"""piper simulate: predict the step time and memory of a strategy, before it runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from piper.costs.links import NETWORKS, Network
 from piper.errors import PiperError, Problem, StrategyError
 from piper.ir.model import Model
 from piper.job.pricing import costs_for, predict, price
+from piper.names import amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
-from piper.view.simulated import text
-from piper.view.sweep import Row, plot, ranked
+from piper.view.simulation_text import text
+from piper.view.sweep import SweepResult, plot, ranked
 from piper.view.sweep import table as sweep_table
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ CPU = "cpu"
 
 
 class Sort(StrEnum):
-    """What the best of a sweep has least of."""
+    """What a sweep minimizes."""
 
     STEP = "step"
     MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """Where a strategy is simulated; what is not given is what it was compiled with."""
+class SimulatedMachine:
+    """The hardware to simulate. What is not given is as the strategy was compiled."""
 
     device: str | None = None
     costs: Costs | None = None
@@ -82,10 +83,12 @@ def simulate(
     device: Annotated[str | None, typer.Option(help="h100, h200, h800, a100 or cpu")] = None,
     costs: Annotated[Path | None, typer.Option(help="a file of measured costs")] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="measure costs here, in one process, and write them")
+        Path | None, typer.Option(help="measure costs on this machine, and write them to this file")
     ] = None,
-    network: Annotated[str | None, typer.Option(help="like --device, or a file")] = None,
-    per_node: Annotated[int | None, typer.Option(help="devices of a node", min=1)] = None,
+    network: Annotated[
+        str | None, typer.Option(help="a name like those of --device, or a file")
+    ] = None,
+    per_node: Annotated[int | None, typer.Option(help="devices per node", min=1)] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="an argument of the script: name=4,8,16")
     ] = None,
@@ -93,15 +96,16 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="draw a sweep: .svg")] = None,
     view: Annotated[Path | None, typer.Option(help="write a page of the step: .html")] = None,
     chrome: Annotated[Path | None, typer.Option(help="write a trace for Perfetto: .json")] = None,
-    json: Annotated[Path | None, typer.Option(help="write all figures")] = None,
+    json: Annotated[Path | None, typer.Option(help="write all numbers to this file")] = None,
     optimizer: Annotated[
-        float, typer.Option(help="its state, in multiples of the parameters (Adam: 2)", min=0.0)
+        float,
+        typer.Option(help="size of its state, in multiples of the parameters (Adam: 2)", min=0.0),
     ] = 2.0,
 ) -> None:
-    """Say how long a step of TARGET takes on a machine, what bounds it, and what memory it needs.
+    """Predict how long a step of TARGET takes, what bounds it, and how much memory it needs.
 
-    TARGET is run up to its Trainer; nothing is started, so models on `meta` may have any size.
-    What follows it is passed on to it. With --set, all combinations are tried.
+    TARGET runs up to its Trainer. Nothing is trained, so models on `meta` may have any size.
+    Arguments after TARGET are passed on to it. With --set, all combinations are simulated.
     """
     if profile is not None:
         refuse_two_costs(device, costs)
@@ -115,18 +119,18 @@ def simulate(
 
 
 def measure(target: Path, arguments: Sequence[str], into: Path, network: str | None) -> str | None:
-    """What the script's model takes on this machine; figures of other models in the file stay.
+    """Measure the script's model on this machine. Costs of other models in the file stay.
 
-    The network, which one GPU cannot measure, is that of its kind unless another is given.
+    One GPU cannot measure a network. Returns the network of its kind, unless another is given.
     """
     from piper.job.profiling import kind_of, profile
 
     found = inspect(target, list(arguments))
-    print("measuring every region in one process, then what lies between processes ...", flush=True)
+    print("measuring every region in one process, then links between processes ...", flush=True)
     new = profile(found.job, found.example)
     known = Costs.from_json(into.read_text()).figures if into.exists() else {}
     into.write_text(replace(new, figures={**known, **new.figures}).to_json())
-    print(f"wrote {into}: {len(new.figures)} passes of regions", flush=True)
+    print(f"wrote {into}: {amount(len(new.figures), 'cost')} of regions and phases", flush=True)
     return network or kind_of(found.job.device)
 
 
@@ -142,8 +146,8 @@ def machine_of(
     network: str | None,
     per_node: int | None,
     optimizer: float = 2.0,
-) -> Machine:
-    """What the options say. A device brings the network of its kind."""
+) -> SimulatedMachine:
+    """The machine that the options describe. A device implies the network of its kind."""
     measured = Costs.from_json(costs.read_text()) if costs else None
     if device not in (None, CPU):
         device_kind(device)
@@ -151,7 +155,7 @@ def machine_of(
     between = network_of(name) if name else None
     if per_node is not None:
         between = replace(between or Network(), per_node=per_node)
-    return Machine(device, measured, between, optimizer)
+    return SimulatedMachine(device, measured, between, optimizer)
 
 
 def network_of(name: str) -> Network:
@@ -166,7 +170,7 @@ def network_of(name: str) -> Network:
 def show_step(
     target: Path,
     arguments: Sequence[str],
-    machine: Machine,
+    machine: SimulatedMachine,
     view: Path | None,
     chrome: Path | None,
     json_file: Path | None,
@@ -175,7 +179,7 @@ def show_step(
     step, found = machine.price(compiled)
     print(text(found, step))
     if chrome is not None:
-        from piper.view.runfile import save_run
+        from piper.view.run_file import save_run
 
         save_run(chrome, target.stem, compiled.dag, compiled.plans, [step.trace])
     if view is not None:
@@ -186,9 +190,9 @@ def show_step(
 
 def write_page(path: Path, name: str, compiled: Compiled, step: Simulated) -> None:
     from piper.view.page import page
-    from piper.view.story import story
+    from piper.view.view_data import view_data
 
-    path.write_text(page([story(name, compiled.dag, compiled.plans, [step.trace])]))
+    path.write_text(page([view_data(name, compiled.dag, compiled.plans, [step.trace])]))
 
 
 def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
@@ -207,41 +211,46 @@ def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
 
 
 def sweep(
-    target: Path, arguments: Sequence[str], settings: dict[str, list[str]], machine: Machine
-) -> list[Row]:
-    """The script with every combination of arguments; what is refused says why."""
+    target: Path,
+    arguments: Sequence[str],
+    settings: dict[str, list[str]],
+    machine: SimulatedMachine,
+) -> list[SweepResult]:
+    """Simulate the script with every combination of arguments."""
     combinations = [
         dict(zip(settings, values, strict=True)) for values in product(*settings.values())
     ]
 
-    def one(chosen: dict[str, str]) -> Row:
+    def one(chosen: dict[str, str]) -> SweepResult:
         given = [word for name, value in chosen.items() for word in (f"--{name}", value)]
         return attempt(
             chosen, lambda: machine.price(inspect(target, [*arguments, *given]).compiled)[1]
         )
 
     console = Console(stderr=True)
-    rows = track(combinations, "simulating", console=console, disable=not console.is_terminal)
-    return [one(chosen) for chosen in rows]
+    results = track(combinations, "simulating", console=console, disable=not console.is_terminal)
+    return [one(chosen) for chosen in results]
 
 
-def attempt(chosen: dict[str, str], made: Callable[[], Prediction]) -> Row:
-    """A script may refuse in any way: that is a row of the table, not the end of it."""
-    said = io.StringIO()
+def attempt(chosen: dict[str, str], made: Callable[[], Prediction]) -> SweepResult:
+    """Simulate one combination. An error of the script is a result, not the end of the sweep."""
+    output = io.StringIO()
     try:
-        with redirect_stderr(said):
-            return Row(chosen, made())
+        with redirect_stderr(output):
+            return SweepResult(chosen, made())
     except PiperError as error:
-        return Row(chosen, refused=str(error))
+        return SweepResult(chosen, refused=str(error))
     except SystemExit:
-        last = said.getvalue().strip().splitlines()[-1:] or ["the script ended"]
-        return Row(chosen, refused=last[0])
+        last = output.getvalue().strip().splitlines()[-1:] or ["the script ended"]
+        return SweepResult(chosen, refused=last[0])
     except Exception as error:
-        return Row(chosen, refused=f"{type(error).__name__}: {error}")
+        return SweepResult(chosen, refused=f"{type(error).__name__}: {error}")
 
 
-def show_sweep(rows: list[Row], sort: Sort, picture: Path | None, json_file: Path | None) -> None:
-    found = ranked(rows, sort)
+def show_sweep(
+    results: list[SweepResult], sort: Sort, picture: Path | None, json_file: Path | None
+) -> None:
+    found = ranked(results, sort)
     print(sweep_table(found))
     if picture is not None:
         picture.write_text(plot(found))
@@ -251,5 +260,5 @@ def show_sweep(rows: list[Row], sort: Sort, picture: Path | None, json_file: Pat
 
 def refuse_one_step(*files: Path | None) -> None:
     if any(files):
-        problem = Problem("--view and --chrome show one step", "leave out --set, or them")
+        problem = Problem("--view and --chrome show one step", "leave out --set, or leave them out")
         raise StrategyError("simulate", problem)

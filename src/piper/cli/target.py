@@ -1,4 +1,4 @@
-"""What show and check look at: a training script, a strategy in JSON, or a schedule in CSV."""
+"""Targets of commands: a training script, a strategy in JSON, or a schedule in CSV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def strategy_of(path: Path) -> Strategy:
 
 
 def inspect(script: Path, arguments: list[str]) -> Inspected:
-    """Run a script up to its Trainer, compile everything, start nothing."""
+    """Run a script up to its Trainer and compile, but do not train."""
     from piper.job.inspection import Inspected, inspecting
 
     sys.argv = [str(script), *arguments]

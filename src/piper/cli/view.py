@@ -11,10 +11,10 @@ from piper.cli.target import inspect
 from piper.errors import Problem, StrategyError
 from piper.job.pricing import price
 from piper.view.page import page
-from piper.view.picture import png as as_png
-from piper.view.picture import svg as as_svg
-from piper.view.runfile import load_run, save_story
-from piper.view.story import Story, story
+from piper.view.run_file import load_run, save_view
+from piper.view.timeline_picture import png as as_png
+from piper.view.timeline_picture import svg as as_svg
+from piper.view.view_data import ViewData, view_data
 
 WAYS = "give a .py script that makes a Trainer, or a .json that `piper run --trace` wrote"
 SHOWN = (".py", ".json")
@@ -29,32 +29,32 @@ def add_to(app: typer.Typer) -> None:
 def view(
     context: typer.Context,
     target: Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="TARGET")],
-    output: Annotated[Path | None, typer.Option("-o", help="where the page goes")] = None,
+    output: Annotated[Path | None, typer.Option("-o", help="write the page to this file")] = None,
     svg: Annotated[Path | None, typer.Option(help="write a picture of the first step")] = None,
-    png: Annotated[Path | None, typer.Option(help="the same in pixels (needs matplotlib)")] = None,
+    png: Annotated[Path | None, typer.Option(help="the same as PNG (needs matplotlib)")] = None,
     chrome: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
 ) -> None:
     """Show TARGET [ARGUMENTS] [TARGET2 [ARGUMENTS]] in one HTML page that needs no network.
 
     A target is a training script (.py) or a recorded run (.json); two are compared.
     """
-    stories = [told(path, rest) for path, rest in targets(target, context.args)]
+    runs = [data_of(path, rest) for path, rest in targets(target, context.args)]
     if output is None and not (svg or png or chrome):
         output = Path(f"{target.stem}.html")
     if output:
-        output.write_text(page(stories), encoding="utf-8")
+        output.write_text(page(runs), encoding="utf-8")
     if svg:
-        svg.write_text(as_svg(stories[0]), encoding="utf-8")
+        svg.write_text(as_svg(runs[0]), encoding="utf-8")
     if png:
-        as_png(stories[0], png)
+        as_png(runs[0], png)
     if chrome:
-        save_story(chrome, stories[0])
+        save_view(chrome, runs[0])
     for path in filter(None, (output, svg, png, chrome)):
         print(path)
 
 
 def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
-    """What follows a target goes to it; a file that is no value of an option is the second.
+    """Split the command line. The second target is a file that is not the value of an option.
 
     >>> targets(Path("a.py"), ["--schedule", "zbv", "--steps", "3"])
     [(PosixPath('a.py'), ['--schedule', 'zbv', '--steps', '3'])]
@@ -70,14 +70,16 @@ def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
     return found
 
 
-def told(target: Path, words: list[str]) -> Story:
-    """A script is compiled and simulated, not run."""
+def data_of(target: Path, words: list[str]) -> ViewData:
+    """Load a recorded run, or compile and simulate a script."""
     if target.suffix == ".json" and words:
-        what = f"a recorded run takes no arguments, and `{words[0]}` is no file to compare it with"
+        what = (
+            f"a recorded run takes no arguments, and `{words[0]}` is not a file to compare it with"
+        )
         raise StrategyError(str(target), Problem(what, WAYS))
     if target.suffix == ".json":
         return load_run(target)
     if target.suffix != ".py":
         raise StrategyError(str(target), Problem(f"`{target.suffix}` cannot be shown", WAYS))
     found = inspect(target, words).compiled
-    return story(" ".join([target.stem, *words]), found.dag, found.plans, [price(found).trace])
+    return view_data(" ".join([target.stem, *words]), found.dag, found.plans, [price(found).trace])

@@ -1,4 +1,4 @@
-"""What a user gives a Trainer, looked at before all else: wrong things say what to write."""
+"""Check the arguments of a Trainer. Errors say what to write instead."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from piper.errors import InputError, Problem, no_option
 from piper.job.batch import Batch
+from piper.names import amount
 from piper.runtime.state.optimizers import SCHEDULER
 
 Given = ParamSpec("Given")
@@ -19,7 +20,7 @@ Made = TypeVar("Made")
 
 
 def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Say which option was meant, where Python would say only that it knows none of this name.
+    """Suggest an option for a misspelt name, where Python would only say that it is unknown.
 
     The signature stays as it is written: type checkers and `help` see every option.
     """
@@ -53,7 +54,7 @@ def refuse_wrong_options(optimizer: Any, lr_scheduler: Any, max_norm: Any) -> No
         raise no("lr_scheduler", lr_scheduler, SCHEDULER)
     if max_norm is not None and not is_norm(max_norm):
         raise InputError(
-            "max_norm", Problem(f"{max_norm!r} is no norm", "write a number above 0, or None")
+            "max_norm", Problem(f"{max_norm!r} is not a norm", "write a number above 0, or None")
         )
 
 
@@ -75,7 +76,7 @@ def is_norm(found: Any) -> bool:
 
 
 def counting_arguments(make: Callable[[], Made], batch: Batch, count: int) -> Made:
-    """Make something of a batch. If it fails, and the example had `count` arguments, say so."""
+    """Call `make`. If it fails and the batch has another number of arguments, say so."""
     try:
         return make()
     except TypeError as error:
@@ -84,11 +85,13 @@ def counting_arguments(make: Callable[[], Made], batch: Batch, count: int) -> Ma
             raise
         inside = len(given) == 1 and isinstance(given[0], list | tuple)
         fix = "write trainer.step(*batch)" if inside else "give step what the example has"
-        what = f"step was given {len(given)} argument(s), and the example has {count}: {error}"
+        what = (
+            f"step was given {amount(len(given), 'argument')}, but the example has {count}: {error}"
+        )
         raise InputError("batch", Problem(what, fix)) from error
 
 
 def no(name: str, found: Any, fix: str) -> InputError:
     kind = "None" if found is None else f"of type {type(found).__name__}"
     made = isinstance(found, torch.optim.Optimizer | LRScheduler)
-    return InputError(name, Problem(f"it is {kind}{', made already' * made}", fix))
+    return InputError(name, Problem(f"it is {kind}{', already made' * made}", fix))

@@ -1,4 +1,4 @@
-"""What one device has to know of a job that was compiled for all: its own part, and no more."""
+"""What one device needs of a compiled job: its plan, parameters, regions and communicators."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from piper.ir.dag import Dag
 from piper.ir.model import Bucket
 from piper.job.compiler import Compiled
 from piper.names import BucketId, Device, Phase, RegionId, ValueId
-from piper.plan import serial
-from piper.plan.analyse.channels import Needs, exchanging, first_holders, needs
+from piper.plan.analyse.required_communicators import (
+    RequiredCommunicators,
+    reported_states,
+    required_communicators,
+    token_groups,
+)
 from piper.plan.inputs import input_buffers
 from piper.plan.instructions import Instruction, Keep, Load, Plan, Run, Shape
+from piper.plan.serialization import field_values, frozen
+from piper.plan.serialization import from_json as plan_from_json
+from piper.plan.serialization import to_json as plan_to_json
 from piper.runtime.state.device_state import Named
 
-Like = tuple[tuple[Shape, ...], bool]  # the tensors of a buffer, and whether it is a bundle
+Tensors = tuple[tuple[Shape, ...], bool]  # the tensors of a buffer, and whether it is a bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +35,23 @@ class Assignment:
     """One device's part. `needs`, `loss` and `ignored` are the same for all."""
 
     plan: Plan
-    needs: Needs
-    loss: str  # its type
+    needs: RequiredCommunicators
+    loss: str  # dtype of the loss
     ignored: tuple[Ignored, ...]  # labels that a mean leaves out
-    spoken: tuple[str, ...]  # states that this device gives to a state dict
-    contents: Mapping[str, tuple[Named, ...]]  # the parameters of each bucket that is here
+    reported_states: tuple[str, ...]  # states that this device reports in a state dict
+    contents: Mapping[str, tuple[Named, ...]]  # the parameters of each local bucket
     trainable: Mapping[str, bool]  # of each such bucket
-    regions: Mapping[str, RegionCode]  # what computes each region that runs here
-    experts: tuple[str, ...]  # regions that look like regions of experts
-    values: Mapping[str, Like]  # what kernels read and write, as far as it is known before
+    regions: Mapping[str, RegionCode]  # the code of each local region
+    experts: tuple[str, ...]  # regions that look tensors regions of experts
+    values: Mapping[str, Tensors]  # what kernels read and write, if known in advance
 
-    def known(self, buffer: str) -> Like:
-        """What a buffer of the plan holds."""
+    def known(self, buffer: str) -> Tensors:
+        """The tensors of a buffer."""
         return self.values[buffer]
 
     @property
     def codes(self) -> dict[str, str]:
-        """What each region's costs are known by: shares of experts have those of the whole."""
+        """The key of each region's costs. Parts of experts have the code of all experts."""
         return {name: region.code for name, region in self.regions.items()}
 
     @property
@@ -55,21 +62,21 @@ class Assignment:
 
 
 def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
-    """Of every device that there is a plan for."""
+    """The assignments of all devices that have a plan."""
     plans, dag = compiled.plans, compiled.dag
-    shared, spoken = needs(plans), first_holders(plans)
-    model, looking = dag.model, captured.experts.codes
+    shared, reported = required_communicators(plans), reported_states(plans)
+    model, expert_codes = dag.model, captured.experts.codes
     loss = model.values[model.loss].specs[0].dtype
-    experts = {str(region.id) for region in model.regions if region.code in looking}
+    experts = {str(region.id) for region in model.regions if region.code in expert_codes}
     for plan in plans:
         buckets = {s.bucket: model.buckets[BucketId(s.bucket)] for s in plan.states}
         found = dict(regions_of(plan, captured, dag))
         yield Assignment(
             plan=plan,
-            needs=replace(shared, exchanging=tuple(exchanging(plan))),
+            needs=replace(shared, token_groups=tuple(token_groups(plan))),
             loss=loss,
             ignored=captured.ignored,
-            spoken=tuple(spoken[plan.device]),
+            reported_states=tuple(reported[plan.device]),
             contents={name: contents(bucket) for name, bucket in buckets.items()},
             trainable={name: bucket.trainable for name, bucket in buckets.items()},
             regions=found,
@@ -79,7 +86,7 @@ def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
 
 
 def assignment(captured: Captured, compiled: Compiled, device: Device) -> Assignment:
-    """Of one device, where all of them are in this process."""
+    """The assignment of one device."""
     return next(one for one in assignments(captured, compiled) if one.plan.device == device)
 
 
@@ -96,8 +103,8 @@ def regions_of(plan: Plan, captured: Captured, dag: Dag) -> Iterator[tuple[str, 
         yield name, captured.code(dag.model.by_id[name], cut.ways if cut else 1)
 
 
-def known_values(plan: Plan, dag: Dag) -> Iterator[tuple[str, Like]]:
-    """What kernels read and write. A sum is like its first part."""
+def known_values(plan: Plan, dag: Dag) -> Iterator[tuple[str, Tensors]]:
+    """The tensors that kernels read and write. A sum has those of its first part."""
     inputs = {name: value for name, (value, _) in input_buffers(dag).items()}
     parts = {one.into: one.value for one in plan.instructions if isinstance(one, Keep)}
     for buffer in dict.fromkeys(chain.from_iterable(map(touched, plan.instructions))):
@@ -115,21 +122,21 @@ def touched(one: Instruction) -> tuple[str, ...]:
     return ()
 
 
-def grouped(values: Mapping[str, Like]) -> list[tuple[Like, list[str]]]:
-    """Microbatches have the same, and very many do."""
-    found: dict[Like, list[str]] = {}
-    for name, like in values.items():
-        found.setdefault(like, []).append(name)
+def grouped(values: Mapping[str, Tensors]) -> list[tuple[Tensors, list[str]]]:
+    """Values by tensors, which are the same for all microbatches."""
+    found: dict[Tensors, list[str]] = {}
+    for name, tensors in values.items():
+        found.setdefault(tensors, []).append(name)
     return list(found.items())
 
 
 def shared_json(one: Assignment) -> str:
-    """What all devices are told."""
+    """The part that all devices share."""
     shared = {
         "streams": one.needs.streams,
         "teams": one.needs.teams,
         "links": one.needs.links,
-        "sized": one.needs.sized,
+        "dynamic_links": one.needs.dynamic_links,
         "loss": one.loss,
         "ignored": one.ignored,
     }
@@ -137,14 +144,14 @@ def shared_json(one: Assignment) -> str:
 
 
 def own_json(one: Assignment) -> str:
-    """What is for one device alone."""
+    """The part of one device."""
     own = {
-        "plan": serial.to_json(one.plan),
-        "exchanging": one.needs.exchanging,
-        "spoken": one.spoken,
+        "plan": plan_to_json(one.plan),
+        "token_groups": one.needs.token_groups,
+        "reported_states": one.reported_states,
         "contents": one.contents,
         "trainable": one.trainable,
-        "regions": {name: serial.row(region) for name, region in one.regions.items()},
+        "regions": {name: field_values(region) for name, region in one.regions.items()},
         "experts": one.experts,
         "values": grouped(one.values),
     }
@@ -152,22 +159,22 @@ def own_json(one: Assignment) -> str:
 
 
 def from_json(shared: str, own: str) -> Assignment:
-    job, mine = json.loads(shared), json.loads(own)
-    plan = serial.from_json(mine["plan"])
-    values = [(serial.frozen(like), names) for like, names in mine["values"]]
-    ways = {name: serial.frozen(job[name]) for name in ("streams", "teams", "links", "sized")}
-    exchanging = serial.frozen(mine["exchanging"])
+    job, parts = json.loads(shared), json.loads(own)
+    plan = plan_from_json(parts["plan"])
+    values = [(frozen(tensors), names) for tensors, names in parts["values"]]
+    common = {name: frozen(job[name]) for name in ("streams", "teams", "links", "dynamic_links")}
+    token_groups = frozen(parts["token_groups"])
     return Assignment(
         plan=plan,
-        needs=Needs(**ways, exchanging=exchanging, shares=plan.streams),
+        needs=RequiredCommunicators(**common, token_groups=token_groups, shares=plan.streams),
         loss=job["loss"],
-        ignored=serial.frozen(job["ignored"]),
-        spoken=tuple(mine["spoken"]),
-        contents={name: serial.frozen(rows) for name, rows in mine["contents"].items()},
-        trainable=mine["trainable"],
-        regions={name: region_code(*row) for name, row in mine["regions"].items()},
-        experts=tuple(mine["experts"]),
-        values={name: like for like, names in values for name in names},
+        ignored=frozen(job["ignored"]),
+        reported_states=tuple(parts["reported_states"]),
+        contents={name: frozen(rows) for name, rows in parts["contents"].items()},
+        trainable=parts["trainable"],
+        regions={name: region_code(*row) for name, row in parts["regions"].items()},
+        experts=tuple(parts["experts"]),
+        values={name: tensors for tensors, names in values for name in names},
     )
 
 

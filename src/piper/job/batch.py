@@ -1,4 +1,4 @@
-"""What a step is given, as one value: made at the door, and cut into microbatches from there."""
+"""The batch of a step as one value, which can be split into microbatches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from piper.errors import InputError, Problem
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
-Shapes = tuple[Any, ...]  # of each leaf its shape and type, or its text; then how they are nested
+Shapes = tuple[Any, ...]  # shape and dtype (or text) of each leaf, then their nesting
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The arguments of a step, taken apart: tensors with rows, and whatever else a model takes."""
+    """The arguments of a step, flattened: tensors, and whatever else a model takes."""
 
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
@@ -30,7 +30,7 @@ class Batch:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """As the model takes them; the last one is for the loss function."""
+        """As the model takes them. The last one is for the loss function."""
         found: tuple[Any, ...] = pytree.tree_unflatten(self.leaves, self.spec)
         return found
 
@@ -40,13 +40,13 @@ class Batch:
 
     @cached_property
     def shapes(self) -> Shapes:
-        """What a program is compiled for: numbers and texts become constants of it."""
+        """What a program is compiled for. Numbers and texts become its constants."""
         leaves = ((tuple(x.shape), x.dtype) if is_tensor(x) else repr(x) for x in self.leaves)
         return (*leaves, str(self.spec))
 
     @property
     def tokens(self) -> int:
-        """Without whole numbers among the inputs, rows."""
+        """Elements of the first integer input, else samples."""
         counts = (t.numel() for t in self.tensors if not t.is_floating_point())
         rows = (t.shape[0] for t in self.tensors if t.dim())
         return next(counts, next(rows, 1))
@@ -56,7 +56,7 @@ class Batch:
         return replace(self, leaves=tuple(change(x) if is_tensor(x) else x for x in self.leaves))
 
     def part(self, part: int, parts: int) -> Batch:
-        """One microbatch, or what one replica gets."""
+        """One microbatch, or the part of one replica."""
         return self.map(lambda tensor: part_of(tensor, part, parts))
 
     def parts(self, parts: int) -> list[Batch]:
@@ -68,11 +68,11 @@ def is_tensor(leaf: Any) -> bool:
 
 
 def refuse_uneven(batch: Batch, parts: int) -> None:
-    """All tensors with rows have equally many, and a number that divides into microbatches."""
+    """All tensors must have the same number of rows, divisible by the number of microbatches."""
     rows = [tensor.shape[0] for tensor in batch.tensors if tensor.dim()]
     if not rows:
         kinds = ", ".join(type(leaf).__name__ for leaf in batch.leaves) or "nothing"
-        what = f"it has no tensor with rows, but {kinds}"
+        what = f"it has no tensor with rows, only {kinds}"
         raise InputError("batch", Problem(what, "give tensors: torch.as_tensor(...)"))
     if len(set(rows)) > 1:
         raise InputError(

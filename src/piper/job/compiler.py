@@ -1,4 +1,4 @@
-"""The whole pipeline in one short function: regions, directives, passes, plans, check."""
+"""Compile a strategy: directives, passes, lowering, check."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from piper.ir.model import Model
 from piper.ir.roles import Roles, roles, same_replica
 from piper.ir.training import training_dag
 from piper.names import Device
-from piper.passes.pipeline import run_passes
+from piper.passes.pass_pipeline import run_passes
 from piper.plan.check.check import check
-from piper.plan.check.queues import stops
+from piper.plan.check.hardware_queues import first_blocked
 from piper.plan.instructions import Plan
 from piper.plan.lower.lowering import lower
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The final DAG and the plans of all devices, checked together; or of one for each role."""
+    """The final DAG and the checked plans of all devices, or of one device per role."""
 
     dag: Dag
     plans: tuple[Plan, ...]
@@ -44,10 +44,10 @@ def compile_strategy(
     costs: Costs | None = None,
     by_role: bool = False,
 ) -> Compiled:
-    """What every device does in a step of this model under this strategy.
+    """Compile a model and a strategy to plans.
 
-    `by_role`: plans are made and checked for one device of each role only, which is all that a job
-    of very many devices needs before it runs.
+    `by_role`: make and check plans for one device of each role only. That is enough to inspect a
+    job with very many devices.
     """
     with collector_off():
         known = Costs() if costs is None else costs
@@ -59,17 +59,17 @@ def compile_strategy(
 
 
 def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:
-    """Plans that need no more than one queue; if there are none, those that are fast."""
+    """The fast plans if they finish with one hardware queue, else careful ones if these do."""
     fast = lower(dag, found.first)
-    if stops(fast) is None:
+    if first_blocked(fast) is None:
         return fast
     safe = lower(dag, found.first, careful=True)
-    return safe if stops(safe) is None else fast
+    return safe if first_blocked(safe) is None else fast
 
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Compiling makes very many objects and no cycles: the collector would only search in vain."""
+    """Compiling makes very many objects but no cycles, so the collector would find nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:

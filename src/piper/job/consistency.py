@@ -1,4 +1,4 @@
-"""All processes must be given the same job and the same first parameters, or nothing is exact."""
+"""Check that all processes have the same job, initial parameters, calls and batches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from piper.errors import InputError, PeerLost, Problem, StrategyError
 
 SAMPLE = 1024  # elements of each parameter that are compared: enough to tell two random ones apart
 SHORT = 60  # characters that a message can show; a digest is longer
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # no two processes have the same
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs between processes
 Digests = dict[str, str]
 
 
 def refuse_disagreement(given: Mapping[str, str], model: torch.nn.Module) -> None:
-    """Compare with the first process what every process was given, and its first parameters."""
+    """Compare the arguments and initial parameters of every process with those of the first."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     texts = {name: ADDRESS.sub("", text) for name, text in given.items()}
@@ -32,10 +32,10 @@ def refuse_disagreement(given: Mapping[str, str], model: torch.nn.Module) -> Non
     for rank, (theirs, values) in enumerate(everyone):
         for name, found in wanted.items():
             if theirs[name] != found:
-                raise given_otherwise(rank, name, found, theirs[name])
+                raise different_argument(rank, name, found, theirs[name])
         for name, found in weights.items():
             if values.get(name) != found:
-                raise other_values(rank, name)
+                raise different_values(rank, name)
 
 
 def structure(model: torch.nn.Module) -> str:
@@ -46,7 +46,7 @@ def structure(model: torch.nn.Module) -> str:
 
 
 def flags(model: torch.nn.Module) -> tuple[bool, ...]:
-    """What a user may switch between steps, and a captured step would not notice."""
+    """Flags that a user may change between steps, and that a captured step depends on."""
     return (
         *(module.training for module in model.modules()),
         *(parameter.requires_grad for parameter in model.parameters()),
@@ -59,7 +59,7 @@ def digests(model: torch.nn.Module) -> Digests:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Not on meta; nor was its memory given back, which a Trainer does not need any more."""
+    """Whether it has memory: it is not on meta, and its storage was not released."""
     return not tensor.is_meta and tensor.numel() > 0 and tensor.untyped_storage().nbytes() > 0
 
 
@@ -71,8 +71,10 @@ def sample(tensor: torch.Tensor) -> bytes:
 
 
 def fingerprint(batch: Iterable[torch.Tensor]) -> int:
-    """A number that different data hardly share. Types and shapes are compared besides; it is
-    taken in every step, so the bytes are taken as they are."""
+    """A checksum of some elements. Types and shapes are compared separately.
+
+    It is computed in every step, so it uses the raw bytes.
+    """
     found = 0
     for tensor in batch:
         some = spread(tensor.detach()).cpu().contiguous()
@@ -81,7 +83,7 @@ def fingerprint(batch: Iterable[torch.Tensor]) -> int:
 
 
 def spread(tensor: torch.Tensor) -> torch.Tensor:
-    """Some of its elements, from all over it; never a copy of the whole."""
+    """Evenly spaced elements of a tensor, without a copy of the whole."""
     step = max(1, tensor.numel() // SAMPLE)
     if tensor.is_contiguous():
         return tensor.flatten()[::step]
@@ -100,30 +102,30 @@ def digest(parts: Iterable[bytes]) -> str:
     return total.hexdigest()
 
 
-def given_otherwise(rank: int, name: str, first: str, other: str) -> Exception:
+def different_argument(rank: int, name: str, first: str, other: str) -> Exception:
     kind = StrategyError if name == "strategy" else InputError
     text = f": {other}, not {first}" if max(len(first), len(other)) < SHORT else ""
     return kind(
         name,
         Problem(
-            f"device {rank} was given another one than device 0{text}",
+            f"device {rank} was given a different one than device 0{text}",
             "let every process build the same model, strategy and example, with the same options",
         ),
     )
 
 
-def other_values(rank: int, name: str) -> Exception:
+def different_values(rank: int, name: str) -> Exception:
     return InputError(
         "model",
         Problem(
-            f"{name} starts with other values on device {rank} than on device 0",
+            f"{name} starts with different values on device {rank} than on device 0",
             "call torch.manual_seed(...) before the model is built, or load a checkpoint",
         ),
     )
 
 
 def refuse_too_late(taken: Digests, model: torch.nn.Module) -> None:
-    """A Trainer copies a model's values when it is made: what is loaded after that is not seen."""
+    """A Trainer copies the model when it is made. Values that are loaded later have no effect."""
     changed = [
         name
         for name, one in model.named_parameters()
@@ -146,38 +148,38 @@ def agree_on_step(
     feeds: int,
     own: float,
 ) -> float:
-    """One small message before each step: that all processes take a step of the same kind, and
-    what the batches of all replicas weigh together.
+    """One small all-reduce before each step. It checks that all processes take a step of the same
+    kind, and returns the total weight of the batches of all replicas.
 
-    `kind` is what a program is compiled for. Processes of one replica must have been given the
-    same data; `batch` is empty where they cannot be looked at.
+    `kind` is what a program is compiled for. The processes of one replica must have the same data;
+    `batch` is empty if reading it would wait for the GPU.
     """
     mine = torch.full((2 + 3 * feeds,), float("-inf"), dtype=torch.float64)
     mine[2 + feed] = own
     if batch:
         seen = fingerprint(batch)
         mine[2 + feeds + feed], mine[2 + 2 * feeds + feed] = seen, -seen
-    most = met(kind, mine)
+    most = agreed(kind, mine)
     data = most[2 + feeds :].view(2, feeds)
-    other = (data[0] != -data[1]) & data[0].isfinite()  # infinite: nobody gave any
+    other = (data[0] != -data[1]) & data[0].isfinite()  # infinite: no data was compared
     if other.any():
         raise different_data(int(other.nonzero()[0]))
     return float(most[2 : 2 + feeds].sum())
 
 
 def agree_on_call(call: str, feeds: int) -> None:
-    """That all processes are in the same call: one that is not is in a step, or in another."""
+    """Check that all processes are in the same call, not in a step or another call."""
     if dist.is_initialized() and dist.get_world_size() > 1:
-        met((call,), torch.zeros(2 + 3 * feeds, dtype=torch.float64))
+        agreed((call,), torch.zeros(2 + 3 * feeds, dtype=torch.float64))
 
 
-def met(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:
-    """The most that any process has, of each number; the first two tell what they are doing."""
+def agreed(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:
+    """The maximum over processes of each number. The first two encode the kind of call."""
     most = mine.clone()
     most[0], most[1] = kind_number(kind), -kind_number(kind)
     try:
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    except RuntimeError as error:  # between two steps, too, a lost peer is only a symptom
+    except RuntimeError as error:  # a lost peer is a symptom here, too
         raise PeerLost(dist.get_rank(), f"the start of {call_of(kind)}", str(error)) from error
     if most[0] != -most[1]:
         raise different_steps(kind)
@@ -186,12 +188,12 @@ def met(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:
 
 @cache
 def kind_number(kind: tuple[object, ...]) -> int:
-    """Made once for each kind of step: a model may have very many flags."""
+    """Cached, because a model may have very many flags."""
     return number(repr(kind))
 
 
 def number(text: str) -> int:
-    """As many bits of a digest as a float64 holds."""
+    """As many bits of a digest as fit in a float64."""
     return int(digest([text.encode()])[:12], 16)
 
 
@@ -209,7 +211,7 @@ def different_steps(kind: tuple[object, ...]) -> Exception:
             ),
         )
     here, there = short(everyone[0]), short(everyone[other])
-    apart = "a model in another mode" if here == there else "a batch of other shapes"
+    apart = "a model in a different mode" if here == there else "a batch of different shapes"
     shapes = "" if here == there else f": {there}, not {here}"
     return InputError(
         "batch",
@@ -222,7 +224,7 @@ def different_steps(kind: tuple[object, ...]) -> Exception:
 
 
 def call_of(kind: object) -> str:
-    """A step's kind is its shapes and flags, that of another call its name."""
+    """The name of a call. The kind of a step is its shapes and flags."""
     return str(kind[0]) if isinstance(kind, tuple) and len(kind) == 1 else "step"
 
 
@@ -247,9 +249,11 @@ def short(kind: object) -> str:
 
 
 def refuse_over(closed: bool, broken: bool) -> None:
-    """After a step that failed, what it sent could be taken for what the next one sends."""
+    """After a failed step, its messages could be mistaken for those of the next one."""
     again = "make a new Trainer"
     if closed:
         raise InputError("trainer", Problem("it is closed", again))
     if broken:
-        raise InputError("trainer", Problem("a step failed: its messages are under way", again))
+        raise InputError(
+            "trainer", Problem("a step failed, and its messages are still in flight", again)
+        )

@@ -1,4 +1,4 @@
-"""Look at what a script would train, without training: its Trainer compiles, and says so."""
+"""Inspect what a script would train: its Trainer compiles, and raises the result."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
 
-MANY = 64  # devices, above which tools look at one of each role
+MANY = 64  # devices; above that, tools compile one device per role
 _looking = False
 
 
 class Inspected(BaseException):
-    """Raised instead of training when a tool only wants to look; nothing was started."""
+    """Raised instead of training, for tools. Nothing was started."""
 
     def __init__(self, job: Job, example: Batch, captured: Captured, compiled: Compiled) -> None:
         super().__init__("inspected")

@@ -1,4 +1,4 @@
-"""What to train, and how to compile it. Nothing here needs another process: a Trainer runs it."""
+"""A job: what to train, and how to compile it. A Trainer runs it on all processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
-from piper.job.loss_trial import refuse_no_mean
+from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.options import Loss, Options
+from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
 from piper.runtime.state.initial_values import initial_values
 
 LOG = logging.getLogger("piper")
-BatchKind = tuple[Shapes, tuple[bool, ...]]  # what a program is for: shapes, and model flags
+BatchKind = tuple[
+    Shapes, tuple[bool, ...]
+]  # what a program is compiled for: shapes, and model flags
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +40,12 @@ class Job:
     loss_fn: Loss | None
     strategy: Strategy
     options: Options = Options()
-    captures: dict[BatchKind, Captured] = field(default_factory=dict, repr=False)  # by microbatch
+    captures: dict[BatchKind, Captured] = field(
+        default_factory=dict, repr=False
+    )  # by kind of microbatch
 
     def __post_init__(self) -> None:
-        """What is wrong is refused now, before this process waits for any other."""
+        """Check everything now, before this process waits for any other."""
         refuse_wrong_model(self.model, self.loss_fn)
         _ = self.device, self.reduction, self.costs, self.initial
 
@@ -59,22 +64,22 @@ class Job:
 
     @cached_property
     def costs(self) -> Costs:
-        """Those that were measured, or else estimates, for the mode in which regions run."""
+        """Measured costs if given, else estimates, for the mode in which regions run."""
         return read_costs(self.options.costs, mode_of(self.options.compiled, self.options.graphs))
 
     @property
     def replicas(self) -> int:
-        """In how many parts the data is divided; replicas that share devices share a batch."""
+        """The number of parts of the data. Replicas that share devices share a batch."""
         return len(self.feeds.feeds)
 
     @property
     def microbatches(self) -> int:
-        """In how many the batch of a process is cut."""
+        """Microbatches in the batch of a process."""
         return self.strategy.microbatches * len(self.feeds.feeds[0])
 
     @property
     def all_microbatches(self) -> int:
-        """Of all replicas together."""
+        """Microbatches of all replicas together."""
         return self.microbatches * self.replicas
 
     @cached_property
@@ -83,14 +88,14 @@ class Job:
         return initial_values(self.model, self.options.seed, self.options.init)
 
     def under(self, strategy: Strategy) -> Job:
-        """The same under another strategy; what is captured is captured for both."""
+        """The same job with another strategy. Both share their captures."""
         return replace(self, strategy=strategy)
 
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)
 
     def capture(self, batch: Batch) -> Captured:
-        """The model as data, for microbatches of this batch; once for each kind of them."""
+        """Capture the model for microbatches of this batch, once for each kind of microbatch."""
         one, started = batch.part(0, self.microbatches), time.perf_counter()
         kind = self.kind(one)
         if kind not in self.captures:
@@ -105,7 +110,7 @@ class Job:
     ) -> tuple[Captured, Compiled]:
         """Capture the model for this kind of batch, apply the strategy, and check the plans.
 
-        `costs`: others than those of the options; `by_role`: of one device for each role only.
+        `costs` replaces those of the options. `by_role` makes plans for one device per role only.
         """
         refuse_uneven(batch, self.microbatches)
         captured, started = self.capture(batch), time.perf_counter()
@@ -124,21 +129,21 @@ class Job:
 
     @property
     def relies_on_mean(self) -> bool:
-        """Whether microbatches that weigh the same must add up to the whole batch."""
+        """Whether the mean loss of the microbatches must be the loss of the whole batch."""
         return self.all_microbatches > 1 and self.reduction.is_plain_mean
 
     def captured(self, batch: Batch) -> Captured | None:
-        """What was captured before, on the process that captures."""
+        """What was captured before. None on processes that do not capture."""
         return self.captures.get(self.kind(batch.part(0, self.microbatches)))
 
     def try_mean(self, batch: Batch) -> None:
-        """On the process that captured the model."""
+        """Check that the loss is a mean, on the process that captured the model."""
         found = self.captured(batch)
         if found is not None and self.relies_on_mean:
             refuse_no_mean(self.loss_fn, found.output, batch, self.microbatches, found.ignored)
 
     def weights(self, batch: Batch) -> list[float]:
-        """What each microbatch of this batch weighs."""
+        """The weight of each microbatch of this batch."""
         return self.reduction.weights(batch, self.microbatches)
 
     def inputs(
@@ -150,7 +155,7 @@ class Job:
         feed: int = 0,
         move: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> StepInputs:
-        """A batch as programs take it; dropout is seeded by the step."""
+        """The inputs of a program for one step. Dropout is seeded by the step."""
         if self.relies_on_mean:
             refuse_ignored(batch, ignored)
         moved = batch.map(move or (lambda tensor: tensor.to(self.device)))
@@ -161,9 +166,11 @@ class Job:
 
 def regions_text(captured: Captured) -> str:
     regions = captured.model.regions
-    return f"{len(regions)} regions, {len({region.code for region in regions})} of them unique"
+    unique = len({region.code for region in regions})
+    return f"{amount(len(regions), 'region')}, {unique} of them unique"
 
 
 def plans_text(compiled: Compiled) -> str:
     count = sum(len(plan.instructions) for plan in compiled.plans)
-    return f"and checked {len(compiled.plans)} plans, {count} instructions"
+    plans = amount(len(compiled.plans), "plan")
+    return f"and checked {plans}, {amount(count, 'instruction')}"

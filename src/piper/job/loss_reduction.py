@@ -10,24 +10,24 @@ from piper.errors import InputError, Problem
 from piper.job.batch import Batch
 
 Reduction = Literal["mean", "sum"]
-Weight = Callable[..., Any]  # of the arguments of a microbatch
-Ignored = tuple[int | None, int | None]  # batch tensor, label; None where it cannot be told
+Weight = Callable[..., Any]  # a function of the arguments of a microbatch
+Ignored = tuple[int | None, int | None]  # batch tensor, label; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class LossReduction:
-    """A mean or a sum; `weight` is what the user says that a microbatch weighs."""
+    """A mean or a sum. `weight` is the user's function for the weight of a microbatch."""
 
     kind: Reduction = "mean"
     weight: Weight | None = None
 
     @property
     def is_plain_mean(self) -> bool:
-        """All microbatches weigh the same, which must then be true of their loss."""
+        """Whether all microbatches have the same weight. Then the loss must be a plain mean."""
         return self.kind == "mean" and self.weight is None
 
     def weights(self, batch: Batch, parts: int) -> list[float]:
-        """What each microbatch of a batch weighs."""
+        """The weight of each microbatch of a batch."""
         if self.weight is None:
             return [1.0] * parts
         found = [float(self.weight(*one.arguments)) for one in batch.parts(parts)]
@@ -36,7 +36,7 @@ class LossReduction:
         return found
 
     def shares(self, own: Sequence[float], everyone: float) -> tuple[float, ...]:
-        """What each microbatch counts in the loss; `everyone`: the weight of all replicas.
+        """The factor of each microbatch in the loss. `everyone` is the weight of all replicas.
 
         >>> LossReduction("mean").shares([1.0, 3.0], 8.0), LossReduction("sum").shares([1.0], 8.0)
         ((0.125, 0.375), (1.0,))
@@ -49,16 +49,16 @@ class LossReduction:
 def reduction_of(
     said: str | None, loss_fn: Any, weight: Weight | None, parts: int
 ) -> LossReduction:
-    """What a loss function does can be tried (loss_trial.py); what a model does with its own rows
-    cannot, so its user has to say it."""
+    """The reduction of a loss function is tested (mean_loss_check.py). That of a model's own loss
+    cannot be tested, so the user has to say it."""
     if said is None and loss_fn is None and weight is None and parts > 1:
         raise InputError(
             "reduction",
             Problem(
-                f"the model gives its own loss, of each of {parts} parts of a batch, and Piper "
-                "cannot see what becomes of rows in it",
-                'give the Trainer reduction="mean" if all parts count alike, "sum" if they add up, '
-                "or loss_weight=lambda *microbatch: what it counts",
+                f"the model computes its own loss, for each of {parts} parts of a batch, and Piper "
+                "cannot see how it reduces over rows",
+                'give the Trainer reduction="mean" if all parts count equally, "sum" if they add '
+                "up, or loss_weight=lambda *microbatch: its weight",
             ),
         )
     match said:
@@ -66,28 +66,28 @@ def reduction_of(
             return LossReduction("mean", weight)
         case "sum":
             return LossReduction("sum", weight)
-    raise InputError("reduction", Problem(f"{said!r} is no reduction", 'write "mean" or "sum"'))
+    raise InputError("reduction", Problem(f"{said!r} is not a reduction", 'write "mean" or "sum"'))
 
 
 def refuse_ignored(batch: Batch, ignored: Sequence[Ignored]) -> None:
-    """A mean over the labels that count is not the mean of the microbatches' means."""
+    """With ignored labels, the mean of the batch is not the mean of the microbatches' means."""
     for index, label in ignored:
         if index is None or label is None:
             raise InputError(
                 "loss",
                 Problem(
-                    "cross_entropy weighs classes, or its labels are computed, so microbatches "
-                    "may weigh differently",
+                    "cross_entropy has class weights, or its labels are computed, so microbatches "
+                    "may have different weights",
                     "give the Trainer loss_weight=lambda *microbatch: the weight of its labels, "
-                    "or 1 if all weigh the same",
+                    "or 1 if all have the same weight",
                 ),
             )
         if (batch.tensors[index] == label).any():
             raise InputError(
                 "batch",
                 Problem(
-                    f"it has labels that cross_entropy ignores ({label}), so microbatches weigh "
-                    "differently",
+                    f"it has labels that cross_entropy ignores ({label}), so microbatches have "
+                    "different weights",
                     "give the Trainer loss_weight=lambda *microbatch: the number of labels that "
                     "count",
                 ),
@@ -100,7 +100,7 @@ def refuse_empty(weights: Sequence[float]) -> None:
             raise InputError(
                 "batch",
                 Problem(
-                    f"microbatch {part} weighs {weight:g}: a mean over nothing is not a number",
+                    f"microbatch {part} has weight {weight:g}: a mean over nothing is not a number",
                     'use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)',
                 ),
             )
@@ -111,7 +111,7 @@ def refuse_weightless(everyone: float) -> None:
         raise InputError(
             "batch",
             Problem(
-                "no microbatch of any replica weighs anything",
-                "leave such a batch out, or let loss_weight count something in it",
+                "all microbatches of all replicas have weight 0",
+                "leave such a batch out, or make loss_weight return more than 0",
             ),
         )

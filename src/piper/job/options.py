@@ -1,4 +1,4 @@
-"""How to train: what a Trainer and a rehearsal take beside the model, its loss and the strategy."""
+"""The options of a Trainer or rehearsal, besides model, loss and strategy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADAMW = partial(torch.optim.AdamW, lr=3e-4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """As the user gives them; docs/trainer.md says what each one means."""
+    """Options as the user gives them. docs/trainer.md explains each."""
 
     optimizer: MakeOptimizer = ADAMW
     lr_scheduler: MakeScheduler | None = None

@@ -1,4 +1,4 @@
-"""Put a price on a compiled strategy: the costs of a machine, and its plans on a clock."""
+"""Predict the step time and memory of a compiled strategy on a machine."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from piper.plan.instructions import (
     Update,
 )
 from piper.sim.clock import Simulated, simulate
+from piper.sim.network_demands import Alike
 from piper.sim.prediction import Prediction
 from piper.sim.report import report
-from piper.sim.wiring import Alike
 
 
 def price(
@@ -46,10 +46,10 @@ def price(
     network: Network | None = None,
     name: str = "simulated",
 ) -> Simulated:
-    """A step of a compiled strategy on the clock.
+    """Simulate a step of a compiled strategy.
 
-    Costs are those it was compiled with, unless others are given; so is the network, where all
-    devices are then in one node with equal links.
+    By default, costs are those it was compiled with, and all devices are in one node with equal
+    links.
     """
     found = costs_for(compiled, costs)
     between = network or found.network(len(compiled.roles.of))
@@ -58,12 +58,12 @@ def price(
 
 
 def costs_for(compiled: Compiled, costs: Costs | None) -> Costs:
-    """Of regions that are run in the mode which the strategy was compiled for."""
+    """The costs of regions in the mode that the strategy was compiled for."""
     return (costs or compiled.costs).in_mode(compiled.costs.mode)
 
 
 def alike(roles: Roles, between: Network) -> Alike:
-    """How many devices of its node, and of all, do the same as one of each role."""
+    """How many devices of a role there are, in its node and in total."""
     near = Counter((first, between.node(device)) for device, first in roles.of.items())
     everywhere = Counter(roles.of.values())
 
@@ -82,25 +82,25 @@ def predict(
     optimizer: float = 2.0,
     staging: int = 1,
 ) -> Prediction:
-    """What a step on the clock tells, and what every device holds; `memory` is what one has."""
+    """The report of a simulated step, and the peak memory. `memory` is that of one device."""
     peaks = {plan.device: peak(compiled.dag, plan, optimizer, staging) for plan in compiled.plans}
     alike: dict[Device, list[Device]] = {}
     for device, first in compiled.roles.of.items():
         alike.setdefault(first, []).append(device)
     groups = {first: tuple(devices) for first, devices in alike.items()}
-    said = cost_notes(compiled, costs)
-    return Prediction(report(found), peaks, groups, tokens_of(compiled.dag), memory, said)
+    unmeasured = cost_notes(compiled, costs)
+    return Prediction(report(found), peaks, groups, tokens_of(compiled.dag), memory, unmeasured)
 
 
 def cost_notes(compiled: Compiled, costs: Costs | None = None) -> tuple[str, ...]:
-    """Which times of what the plans run were not measured."""
+    """Notes on times of the plans that were not measured."""
     model = compiled.dag.model
     runs = ((model.by_id[node.region].code, node.phase) for node in compiled.dag.computes)
     return notes(costs_for(compiled, costs), model, runs)
 
 
 def tokens_of(dag: Dag) -> int:
-    """Of a step, on all replicas: elements of the first whole-number input, else rows."""
+    """Tokens of a step on all replicas: elements of the first integer input, else samples."""
     batch = sorted(
         (value.index, value.parts, value.specs[0])
         for value in dag.values.values()
@@ -116,7 +116,7 @@ def tokens_of(dag: Dag) -> int:
 
 @dataclass
 class Prices:
-    """Seconds that instructions take on their device; each kind is worked out once."""
+    """Seconds that instructions take on their device, cached by kind."""
 
     dag: Dag
     costs: Costs
@@ -136,11 +136,11 @@ class Prices:
                     self.runs[key] = self.run(*key)
                 return self.runs[key]
             case Add():
-                return self.costs.addition(self.gone_through(one))
+                return self.costs.addition(self.bytes_processed(one))
             case Update():
-                return self.costs.optimizer(self.gone_through(one))
+                return self.costs.optimizer(self.bytes_processed(one))
             case Total():
-                return self.costs.norm(self.gone_through(one))
+                return self.costs.norm(self.bytes_processed(one))
             case Load() | Keep() | Send() | Recv() | Reduce() | Gather() | Exchange() | Free():
                 return 0.0
             case _:
@@ -150,8 +150,8 @@ class Prices:
         found = self.dag.model.by_id[RegionId(region)]
         return self.costs.region(self.dag.model, found, Phase(phase))
 
-    def gone_through(self, one: Add | Update | Total) -> float:
-        """Bytes of what is added, updated or counted."""
+    def bytes_processed(self, one: Add | Update | Total) -> float:
+        """Bytes that are added, updated or squared."""
         match one:
             case Add():
                 return self.size(one.value)
@@ -161,7 +161,7 @@ class Prices:
                 return sum(map(self.size, one.grads))
 
     def size(self, buffer: str) -> float:
-        """Bytes of a buffer; a sum is as large as its first part."""
+        """Bytes of a buffer. A sum is as large as its first part."""
         if buffer not in self.sizes:
             known = self.dag.values.get(ValueId(self.first_parts.get(buffer, buffer)))
             self.sizes[buffer] = float(known.nbytes) if known else 0.0

@@ -1,4 +1,4 @@
-"""Measure what a model takes on this machine, in one process: a file of costs for the simulator."""
+"""Measure the costs of a model on this machine, in one process, for the simulator."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from piper.runtime.observe.step_timing import stepwatch
 from piper.runtime.state.device_state import DeviceState
 
 LOG = logging.getLogger("piper")
-Timed = list[tuple[Instruction, float, float]]  # its seconds, and its bytes
+Timed = list[tuple[Instruction, float, float]]  # instruction, seconds, bytes
 ROUNDS = 7
-MOST = 16  # processes that measure cores together
+MOST = 16  # processes, at most, that measure cores together
 
 
 def profile(job: Job, example: Batch) -> Costs:
-    """What each pass of each region takes, and what the machine does besides.
+    """Measure every phase of every region, and the other costs of the machine.
 
-    Everything runs in this process, as if all were on one device: whole backwards, then both
-    halves. Equal regions share a figure; those under `Remat` are recomputed here, too. Links and
-    cores are measured by processes of their own; those of GPUs are as on their data sheet.
+    Regions run in this process, all on one device: with whole backwards, then with BI and BW. Equal
+    regions share a measurement. Regions under `Remat` are recomputed here, too. Other processes
+    measure links and cores. Links of GPUs come from their data sheet.
     """
     seen = [row for halves in (False, True) for row in measured(job, example, halves)]
     dag = apply(recomputed(job.strategy), training_dag(job.capture(example).model))
@@ -65,7 +65,7 @@ def profile(job: Job, example: Batch) -> Costs:
 
 
 def measured(job: Job, example: Batch, halves: bool) -> Timed:
-    """Some steps with two microbatches on one device."""
+    """Time some steps with up to two microbatches on one device."""
     parts = 2 - job.microbatches % 2
     alone = job.under(one_device(parts, halves) + recomputed(job.strategy))
     batch = example.part(0, job.microbatches // parts)
@@ -77,7 +77,7 @@ def measured(job: Job, example: Batch, halves: bool) -> Timed:
     inputs = alone.inputs(batch, alone.reduction.shares(own, sum(own)), captured.ignored)
     steps = [step(inputs) for _ in range(ROUNDS + 2)][2:]
     sizes = [
-        prices.gone_through(one) if isinstance(one, Add | Update | Total) else 0.0
+        prices.bytes_processed(one) if isinstance(one, Add | Update | Total) else 0.0
         for one in plan.instructions
     ]
     return [row for seconds in steps for row in zip(plan.instructions, seconds, sizes, strict=True)]
@@ -95,21 +95,21 @@ def recomputed(strategy: Strategy) -> list[Remat]:
 
 
 def runs(seen: Timed, model: Model) -> Iterator[tuple[CodePhase, float]]:
-    """Seconds of each run of a region. Equal regions share their figures."""
+    """Seconds of each run of a region, by code. Equal regions have the same code."""
     for one, seconds, _ in seen:
         if isinstance(one, Run):
             yield (model.by_id[RegionId(one.region)].code, Phase(one.phase)), seconds
 
 
 def per_byte(seen: Timed, kind: type[Instruction]) -> float:
-    """Of all of a kind together: small ones cost more than their bytes."""
+    """Seconds per byte, over all instructions of a kind."""
     rows = [(seconds, size) for one, seconds, size in seen if isinstance(one, kind)]
     total = sum(size for _, size in rows)
     return sum(seconds for seconds, _ in rows) / total if total else 0.0
 
 
 def kind_of(device: torch.device) -> str | None:
-    """What the data sheets call it, if they know it."""
+    """Its name in the data sheets, if it has one."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device).lower()
@@ -117,9 +117,9 @@ def kind_of(device: torch.device) -> str | None:
 
 
 def gpu_costs(kind: str | None, model: Model) -> Costs:
-    """What is known of a GPU besides what is measured."""
+    """Costs of a GPU that are not measured."""
     if kind is None:
-        LOG.warning("nothing is known of the links of this GPU: say --network")
+        LOG.warning("the links of this GPU are not known: give --network")
         return Costs(ahead=True)
     return costs_of_device(DEVICES[kind], model, NETWORKS[kind])
 

@@ -1,4 +1,4 @@
-"""The programs of this process: one for each kind of batch, with the state that they share."""
+"""The programs of this process: one for each kind of batch, with shared state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from piper.job.assignment import Assignment, assignment
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import BatchKind, Job
-from piper.job.shipping import Sending
+from piper.job.shipping import PlanShipping
 from piper.names import Phase
 from piper.runtime.comm.gloo import Comm, ProcessComm
 from piper.runtime.comm.transport import communicators
@@ -33,44 +33,44 @@ LOG = logging.getLogger("piper")
 
 @dataclass
 class Programs:
-    """What this device runs. The first process compiles for all, and sends them their parts."""
+    """The programs of this device. The first process compiles for all."""
 
     job: Job
     rank: int
-    arguments: int  # that the example has
-    costs: Costs | None = None  # that were measured since
+    arguments: int  # of the example
+    costs: Costs | None = None  # measured by `tune`
     ready: dict[BatchKind, Program] = field(default_factory=dict)
-    assigned: dict[BatchKind, Assignment] = field(default_factory=dict)  # what this device is to do
+    assigned: dict[BatchKind, Assignment] = field(default_factory=dict)  # this device's part
     made: dict[BatchKind, Compiled] = field(default_factory=dict)  # on device 0
     aliases: dict[str, str] = field(default_factory=dict)  # of parameters, on device 0
-    comm: ProcessComm | None = None  # None before the first program, and after the end
+    comm: ProcessComm | None = None  # None before the first program and after `close`
 
     def __post_init__(self) -> None:
         self.state = DeviceState(self.job.device)
-        self.sending = Sending(self.job.options.compiled)
+        self.shipping = PlanShipping(self.job.options.compiled)
 
     def get(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
-        """The program for batches of this kind; compiled at the first one."""
+        """The program for batches of this kind, compiled at the first such batch."""
         if kind not in self.ready:
             self.ready[kind] = self.build(batch, kind, steps)
         return self.ready[kind]
 
     def build(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
         if self.comm is None:
-            consistency.refuse_disagreement(given(self.job, batch), self.job.model)
-        mine, kernels = self.assign(batch, kind)
-        self.assigned[kind] = mine
+            consistency.refuse_disagreement(common_arguments(self.job, batch), self.job.model)
+        part, kernels = self.assign(batch, kind)
+        self.assigned[kind] = part
         if self.comm is None:
             self.comm = communicators(self.job.device)
-        self.comm.extend(mine.needs)
-        program = load(self.job, mine, kernels, self.state, self.comm, steps)
+        self.comm.extend(part.needs)
+        program = load(self.job, part, kernels, self.state, self.comm, steps)
         if self.job.device.type == "cuda":
-            self.prepare(program, mine)
+            self.prepare(program, part)
         return program
 
     def assign(self, batch: Batch, kind: BatchKind) -> tuple[Assignment, Kernels]:
         if self.rank:
-            return self.sending.other()
+            return self.shipping.other()
 
         def make() -> tuple[Captured, Compiled]:
             compiling = partial(self.job.compile, batch, self.costs)
@@ -81,25 +81,25 @@ class Programs:
 
         if world() > 1:
             LOG.info("compiling on device 0, for all %d", world())
-            return self.sending.first(make)
+            return self.shipping.first(make)
         captured, compiled = make()
         return assignment(captured, compiled, 0), captured.kernels
 
-    def prepare(self, program: Program, mine: Assignment) -> None:
-        """Before anything is on its way: run every kernel once, and record graphs."""
+    def prepare(self, program: Program, part: Assignment) -> None:
+        """Run every kernel once and record graphs, before any message is in flight."""
         with on_compute_stream(program.plan, program.device):
-            warm(program, mine.known, mine.experts)
+            warm(program, part.known, part.experts)
             if self.job.options.graphs:
-                program.graphs = record_graphs(program, mine.known)
+                program.graphs = record_graphs(program, part.known)
 
     def compile_again(self, costs: Costs) -> None:
-        """With other costs, when a batch comes."""
+        """Compile again with these costs, at the next batch."""
         self.costs, self.ready = costs, {}
 
     @property
-    def spoken(self) -> set[str]:
-        """States that this device gives, where several hold the same."""
-        return {name for one in self.assigned.values() for name in one.spoken}
+    def reported_states(self) -> set[str]:
+        """The states that this device reports. Others may hold the same."""
+        return {name for one in self.assigned.values() for name in one.reported_states}
 
     def close(self) -> None:
         if self.comm is not None:
@@ -108,23 +108,23 @@ class Programs:
 
 
 def load(
-    job: Job, mine: Assignment, kernels: Kernels, state: DeviceState, comm: Comm, steps: int = 0
+    job: Job, part: Assignment, kernels: Kernels, state: DeviceState, comm: Comm, steps: int = 0
 ) -> Program:
-    """Make a plan ready: its parameters, its kernels, its way to the others."""
-    options, trainable = job.options, mine.trainable.__getitem__
-    state.add(mine.plan.states, mine.contents, trainable, job.initial, options.optimizer)
+    """Make a plan executable: with its parameters, kernels and communicators."""
+    options, trainable = job.options, part.trainable.__getitem__
+    state.add(part.plan.states, part.contents, trainable, job.initial, options.optimizer)
     if options.lr_scheduler is not None:
         state.schedule(options.lr_scheduler, steps)
 
     def kernel(region: str, phase: str) -> Kernel:
-        return kernels.get(mine.regions[region], Phase(phase), options.compiled)
+        return kernels.get(part.regions[region], Phase(phase), options.compiled)
 
-    loss = getattr(torch, mine.loss)
-    return Program(mine.plan, kernel, state, comm, loss, ignored=mine.ignored)
+    loss = getattr(torch, part.loss)
+    return Program(part.plan, kernel, state, comm, loss, ignored=part.ignored)
 
 
-def given(job: Job, batch: Batch) -> dict[str, str]:
-    """What all processes must have been given alike."""
+def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
+    """The arguments that must be the same on all processes."""
     names = ("max_norm", "compiled", "graphs", "seed")
     return {
         "strategy": str(job.strategy),

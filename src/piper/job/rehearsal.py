@@ -1,4 +1,4 @@
-"""Try a strategy out in one process: every device is a thread, nothing has to be started."""
+"""Rehearse a strategy in one process: every device is a thread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Watch = Callable[[BucketState], None]
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What every step gave, and the parameters after the last one."""
+    """The results of every step, and the parameters after the last one."""
 
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
@@ -66,9 +66,9 @@ def rehearse(
 ) -> Rehearsal:
     """Train a few steps under a strategy, with all its devices in this process.
 
-    For looking and testing: it is exact, but threads do not make it fast. Options are those of the
-    Trainer. Every batch has the same shape, and is that of all replicas together. `watch` sees
-    every bucket on every device after each of its updates, gradients included.
+    For inspection and tests: it is exact, but threads do not make it fast. Options are those of the
+    Trainer. All batches have the same shape, and each is that of all replicas together. `watch` is
+    called with every bucket on every device after each of its updates; gradients are still there.
     """
     options = Options(
         optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
@@ -80,7 +80,7 @@ def rehearse(
 
 
 def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) -> Rehearsal:
-    """A job, on batches of all its replicas together."""
+    """Rehearse a job on batches of all its replicas together."""
     refuse_different(batches)
     refuse_uneven(batches[0], job.all_microbatches)
     captured, compiled = job.compile(batches[0].part(0, job.replicas))
@@ -93,7 +93,7 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
             program.watch = watch  # type: ignore[method-assign,assignment]
         return program
 
-    steps = [fed(job, captured, number, batch) for number, batch in enumerate(batches)]
+    steps = [step_inputs(job, captured, number, batch) for number, batch in enumerate(batches)]
     seen: list[list[tuple[torch.Tensor, dict[int, float]]]] = [[] for _ in steps]
     record = partial(remember, seen)
     feeds = [job.feeds.feed(plan.device) for plan in compiled.plans]
@@ -107,8 +107,8 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
     )
 
 
-def fed(job: Job, captured: Captured, step: int, batch: Batch) -> list[StepInputs]:
-    """What each feed gets of a batch."""
+def step_inputs(job: Job, captured: Captured, step: int, batch: Batch) -> list[StepInputs]:
+    """The inputs of each replica for one step."""
     parts = batch.parts(job.replicas)
     weights = [job.weights(part) for part in parts]
     everyone = sum(map(sum, weights))
@@ -125,7 +125,7 @@ def refuse_different(batches: Sequence[Batch]) -> None:
             raise InputError(
                 f"batch {number}",
                 Problem(
-                    "it has other shapes or numbers than the first one",
+                    "its shapes or numbers differ from those of the first one",
                     "rehearse batches of one shape, with the same numbers among their inputs",
                 ),
             )

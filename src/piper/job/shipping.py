@@ -1,4 +1,4 @@
-"""One process captures, compiles and checks for all; each of the others is sent its own part."""
+"""The first process compiles for all, and sends every other process its part."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ PLAIN = (
 )  # fmt: skip
 
 
-class Sending:
-    """The way of plans and kernels from the first process to the others.
+class PlanShipping:
+    """Sends plans and kernels from the first process to the others.
 
-    A kernel goes to a process once: what was compiled anew comes as a plan, and finds it there.
+    Every kernel is sent to a process once. A strategy that is compiled again needs a new plan only.
     """
 
     def __init__(self, fused: bool) -> None:
-        self.fused = fused  # kernels go through Inductor, where they are needed
-        self.kernels = Kernels()  # that came from the first process
+        self.fused = fused  # kernels are compiled by Inductor on the receiver
+        self.kernels = Kernels()  # received from the first process
         self.sent: dict[Device, set[Key]] = {}
 
     def first(self, make: Make) -> tuple[Assignment, Kernels]:
-        """Compile, and send every other process its part; or tell all why there is none."""
+        """Compile, and send every other process its part, or the error."""
         try:
             captured, compiled = make()
             found = {one.plan.device: one for one in assignments(captured, compiled)}
-            parcels = self.parcels(found, captured.kernels)
+            shipments = self.shipments(found, captured.kernels)
         except Exception as error:
-            broadcast_text(json.dumps({"refused": as_row(error)}))
+            broadcast_text(json.dumps({"refused": error_fields(error)}))
             raise
         broadcast_text(shared_json(found[FIRST]))
-        send_texts(parcels)
-        for device in parcels:
+        send_texts(shipments)
+        for device in shipments:
             self.sent.setdefault(device, set()).update(self.keys(found[device]))
         return found[FIRST], captured.kernels
 
     def other(self) -> tuple[Assignment, Kernels]:
-        """What the first process sends to this one."""
+        """Receive the part of this process."""
         shared = broadcast_text()
         refused = json.loads(shared).get("refused")
         if refused is not None:
@@ -66,22 +66,22 @@ class Sending:
         keys = ((one.regions[name].graph, phase, self.fused) for name, phase in one.runs)
         return list(dict.fromkeys(keys))
 
-    def parcels(self, found: Mapping[Device, Assignment], kernels: Kernels) -> dict[Device, str]:
+    def shipments(self, found: Mapping[Device, Assignment], kernels: Kernels) -> dict[Device, str]:
         """For each of the others, its assignment and the kernels that it does not have yet."""
         text = cache(kernels.to_json)
-        parcels = {}
+        shipments = {}
         for device, one in found.items():
             if device != FIRST:
                 there = self.sent.get(device, set())
                 new = [key for key in self.keys(one) if key not in there]
                 texts = [(code, phase, text(code, phase, fused)) for code, phase, fused in new]
-                parcels[device] = json.dumps([own_json(one), *texts])
-        return parcels
+                shipments[device] = json.dumps([own_json(one), *texts])
+        return shipments
 
 
-def as_row(error: Exception) -> list[Any]:
+def error_fields(error: Exception) -> list[Any]:
     """
-    >>> as_row(errors.InputError("batch", Problem("it is empty", "give it rows")))
+    >>> error_fields(errors.InputError("batch", Problem("it is empty", "give it rows")))
     ['InputError', 'batch', [('it is empty', 'give it rows')]]
     """
     if isinstance(error, Located):
@@ -91,7 +91,7 @@ def as_row(error: Exception) -> list[Any]:
 
 
 def error_of(kind: str, where: str, problems: list[tuple[str, str]] | None) -> Exception:
-    """The same error again; of what is not known here, its name and its text.
+    """The same error. Of a class that is not known here, its name and text.
 
     >>> error_of("ValueError", "too many", None)
     ValueError('too many')

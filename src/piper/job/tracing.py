@@ -1,4 +1,4 @@
-"""Record a few steps of a run: what every device saw, on one clock, in one file."""
+"""Record a few steps of a run: the times of all devices, on one clock, in one file."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from piper.runtime.observe.clocks import Clock, Offset, offset_to_first
 from piper.runtime.observe.device_times import Times, device_times
 from piper.runtime.observe.profiler import Profiler, uses_accelerator
 from piper.runtime.observe.recorder import Recorder, beginning, merged, on_devices, title
-from piper.view.runfile import save_run
+from piper.view.run_file import save_run
 
 LOG = logging.getLogger("piper")
 NEVER = Window(Path(), first=0, count=0)
 
 
 class Recording:
-    """The steps of a window, as they are taken. All processes do the same.
+    """Records the steps of a window. All processes do the same.
 
-    What was noted of a step goes to the first process right after it, so that this one can write
-    what it has at any time, whatever becomes of the others.
+    The times of a step go to the first process right after it. So the first process can write what
+    it has at any time, even if the others fail.
     """
 
     def __init__(self, window: Window = NEVER, clock: Clock = time.perf_counter_ns) -> None:
         self.window, self.clock = window, clock
-        self.recorder: Recorder | None = None  # of the first recorded step
+        self.recorder: Recorder | None = None  # made at the first recorded step
         self.profiler: Profiler | None = None
         self.offset = Offset()
         self.traces: list[Trace] = []  # on the first process
-        self.zeros: list[int] = []  # when each of them begins, on the first process's clock
-        self.starts: list[list[int]] = []  # of each step here: when the host came to what
+        self.zeros: list[int] = []  # when each trace begins, on the clock of the first process
+        self.starts: list[list[int]] = []  # of each step: when the host reached each instruction
         self.compiled: Compiled | None = None
         self.over = False
 
     def step(self, number: int, program: Program, batch: StepInputs) -> bool:
-        """Take a step, and say whether it was recorded: what was noted is for `keep`."""
+        """Take a step. Returns whether it was recorded, for `keep`."""
         recorder = self.ready(number, program)
         if recorder is None:
             program.step(batch)
@@ -58,18 +58,18 @@ class Recording:
             raise
 
     def ready(self, number: int, program: Program) -> Recorder | None:
-        """What records this step, if it is to be."""
+        """The recorder of this step, if it is to be recorded."""
         if self.over or number not in self.window:
             return None
         if self.recorder is None:
             self.start(program)
         if self.recorder is not None and self.recorder.program is not program:
-            LOG.warning("step %d is not recorded: its batch is of another kind", number)
+            LOG.warning("step %d is not recorded: its batch has different shapes", number)
             return None
         return self.recorder
 
     def start(self, program: Program) -> None:
-        """Set up what the first recorded step needs; it is no part of the step's time."""
+        """Set up before the first recorded step, so that it does not count as time of the step."""
         profile = self.window.profile or uses_accelerator(program)
         self.recorder = Recorder(program, self.clock, named=profile)
         self.offset = offset_to_first(self.clock)
@@ -79,7 +79,7 @@ class Recording:
         atexit.register(self.finish)
 
     def keep(self, number: int, recorded: bool, made: Compiled | None) -> None:
-        """After a step: bring what all devices noted to the first; the last step ends it all."""
+        """After a step: gather the times on the first process, and finish after the last step."""
         if recorded and self.recorder is not None:
             notes = self.recorder.notes()
             self.starts.append(notes.start)
@@ -90,11 +90,11 @@ class Recording:
                 self.compiled = made
         if not self.over and number == self.window.last:
             if self.recorder is not None and uses_accelerator(self.recorder.program):
-                self.ask_the_devices(self.recorder)
+                self.use_device_times(self.recorder)
             self.finish()
 
-    def ask_the_devices(self, recorder: Recorder) -> None:
-        """When GPUs did what their hosts queued. All processes are here, after the last step."""
+    def use_device_times(self, recorder: Recorder) -> None:
+        """Replace host times by GPU times, after the last step. Every process calls it."""
         seen: list[Times] = [{} for _ in self.starts]
         if self.profiler is not None:
             self.profiler.stop()
@@ -108,7 +108,7 @@ class Recording:
             ]
 
     def finish(self) -> None:
-        """Write what there is. Once; it needs none of the other processes."""
+        """Write what was recorded, once. It does not need the other processes."""
         if self.over or self.window is NEVER:
             return
         self.over = True
@@ -118,10 +118,10 @@ class Recording:
         if self.compiled is not None:
             self.save(self.compiled)
         elif self.recorder is None and os.environ.get("RANK", "0") == "0":
-            LOG.warning("nothing was recorded: the Trainer never came to %s", self.window.text)
+            LOG.warning("nothing was recorded: the Trainer never reached %s", self.window.text)
 
     def save(self, made: Compiled) -> None:
-        """A file that cannot be written is no reason to stop training."""
+        """Write the file. If this fails, training goes on."""
         try:
             name = Path(sys.argv[0]).stem or "run"
             self.window.path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,28 +136,28 @@ class Recording:
         LOG.info("recorded %s in %s: open it with `piper view %s`", steps, path, path)
 
 
-class Asked(Recording):
-    """What `piper run --trace` asked for: the first Trainer that comes to its window has it."""
+class EnvironmentRecording(Recording):
+    """The recording of `piper run --trace`, made by the first Trainer that reaches its window."""
 
     taken = False
 
     def start(self, program: Program) -> None:
-        self.over, Asked.taken = Asked.taken, True
+        self.over, EnvironmentRecording.taken = EnvironmentRecording.taken, True
         if not self.over:
             super().start(program)
 
 
 def from_environment() -> Recording:
-    """What the environment asks for, or a recording of nothing."""
+    """The recording that the environment asks for, or one of no steps."""
     window = window_in(os.environ)
-    return Recording() if window is None else Asked(window)
+    return Recording() if window is None else EnvironmentRecording(window)
 
 
 def recording(path: str | Path, first: int, steps: int, profile: bool) -> Recording:
-    """What a script asks for."""
+    """The recording that a script asks for."""
     if steps < 1:
         raise InputError(
-            "record", Problem(f"{steps} steps are nothing to record", "write steps=1 or more")
+            "record", Problem(f"{steps} steps cannot be recorded", "write steps=1 or more")
         )
     return Recording(Window(Path(path), first, steps, profile))
 

@@ -1,4 +1,4 @@
-"""From what devices measured to the costs that a strategy is compiled with."""
+"""Turn the measurements of all devices into costs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from piper.costs import Costs
 from piper.costs.measured import Works, figures_of, medians, works_of
 from piper.costs.modes import Mode
 from piper.names import Phase
-from piper.runtime.observe.measure import Measured, together
+from piper.runtime.observe.measure import Measured, gathered
 
 
-def tuned(seen: Measured, codes: Mapping[str, str], captured: Captured | None, mode: Mode) -> Costs:
-    """What all devices saw; one of them at least has the captured model, which says of what work.
+def tuned(
+    measured: Measured, codes: Mapping[str, str], captured: Captured | None, mode: Mode
+) -> Costs:
+    """The costs that all devices measured. At least one device has the captured model.
 
-    Equal regions take equally long. Regions are measured without CUDA graphs.
+    Equal regions share their times. Regions are measured without CUDA graphs.
     """
-    mine: Works = works_of(captured.model) if captured else {}
-    everyone = together((seen, codes, mine))
+    own: Works = works_of(captured.model) if captured else {}
+    everyone = gathered((measured, codes, own))
     works = {key: work for _, _, found in everyone for key, work in found.items()}
     seconds = medians(
         ((code[region], Phase(phase)), taken)

@@ -1,1 +1,1 @@
-"""Rewrites that nobody has to ask for."""
+"""Rewrites of the DAG that the compiler decides on, without a directive."""

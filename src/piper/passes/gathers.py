@@ -1,7 +1,7 @@
-"""Gather sharded parameters just before use, into a bounded number of buffers.
+"""All-gather sharded parameters just before use, into a bounded number of buffers.
 
-The order of all uses is known by now, so the choice of what to drop is the best one: that which is
-used again last. What is still there when it is used again is not gathered again.
+The order of all uses is known by now, so the best buffer can be evicted: the one whose next use is
+the latest (Belady's rule). Parameters that are still in a buffer are not gathered again.
 """
 
 from __future__ import annotations
@@ -18,46 +18,51 @@ from piper.ir.nodes import Collective, Compute, Kind, Node
 from piper.ir.residency import Residency
 from piper.ir.values import Role, Value
 from piper.names import BucketId, NodeId, ValueId
-from piper.passes.homes import bucket_homes
+from piper.passes.bucket_homes import bucket_homes
 from piper.passes.reductions import gather_of
 
-Need = dict[BucketId, list[int]]  # positions in a lane's order at which a bucket is used
+Need = dict[BucketId, list[int]]  # bucket -> positions of its uses in the order of a lane
 
 
 def place_gathers(dag: Dag) -> Dag:
-    """The DAG with a gather wherever a use finds its parameters dropped, or not there yet.
+    """The DAG with a gather before each use whose parameters are not in a buffer.
 
-    Gathers that happen once per step come as far ahead of their first use.
+    Gathers that run once per step start equally far ahead of their first use.
 
     rewrite:
         F(PP=0) ... B(PP=0)                      zero=3, one buffer, others use it in between
         -->
         gather -> F(PP=0) ... gather -> B(PP=0)
     """
-    rows = lane_orders(dag)
-    done = [Pool(dag, row, how, lane) for lane, row in rows.items() for how in pools(dag, row)]
-    for pool in done:
+    orders = lane_orders(dag)
+    filled = [
+        Pool(dag, order, how, lane) for lane, order in orders.items() for how in pools(dag, order)
+    ]
+    for pool in filled:
         pool.fill()
-    return with_slots(with_gathers(just_ahead(dag, rows), done), done)
+    return with_slots(with_gathers(just_ahead(dag, orders), filled), filled)
 
 
-def just_ahead(dag: Dag, rows: dict[int, list[Compute]]) -> Dag:
-    """Not all at the start: then the first one, which is waited for, would share its link."""
+def just_ahead(dag: Dag, orders: dict[int, list[Compute]]) -> Dag:
+    """Move single gathers next to their first use.
+
+    If all of them started with the step, the first one would share its link with the others.
+    """
     gathers = [node for node in dag.nodes.values() if is_gather(node)]
     singles = {node.writes[0]: node for node in gathers if stays(dag, node)}
     if not singles:
         return dag
     before: dict[NodeId, list[NodeId]] = {}
     moved: set[NodeId] = set()
-    for row in rows.values():
-        for position, node in enumerate(row):
+    for order in orders.values():
+        for position, node in enumerate(order):
             if len(moved) == len(singles):
                 break
             for value in (total[0] for total in node.reads if total[0] in singles):
                 gather = singles[value]
                 if gather.id not in moved:
                     how = dag.residencies[bucket_of(dag, value)]
-                    ahead = row[max(0, position - how.gather_ahead)]
+                    ahead = order[max(0, position - how.gather_ahead)]
                     before.setdefault(ahead.id, []).append(gather.id)
                     moved.add(gather.id)
     sequence: list[NodeId] = []
@@ -68,24 +73,24 @@ def just_ahead(dag: Dag, rows: dict[int, list[Compute]]) -> Dag:
 
 
 def stays(dag: Dag, gather: Collective) -> bool:
-    """What is sent on to other devices cannot wait for its use here."""
+    """Whether only computes read it. A value that is sent on cannot wait for its use here."""
     readers = dag.consumers.get(gather.writes[0], ())
     return all(isinstance(dag.nodes[reader], Compute) for reader in readers)
 
 
 def lane_orders(dag: Dag) -> dict[int, list[Compute]]:
-    """What each lane computes, in order."""
+    """The computes of each lane, in order."""
     table = lanes(dag)
-    rows: dict[int, list[Compute]] = {}
+    orders: dict[int, list[Compute]] = {}
     for name in dag.sequence:
         node = dag.nodes[name]
         if isinstance(node, Compute) and node.devices:
-            rows.setdefault(table[node.devices], []).append(node)
-    return rows
+            orders.setdefault(table[node.devices], []).append(node)
+    return orders
 
 
 def sharded_reads(dag: Dag, node: Compute) -> Iterator[BucketId]:
-    """The buckets that a node uses whole, of which its device has a shard only."""
+    """The buckets that a node reads whole, and of which its device holds a shard only."""
     for total in node.reads:
         known = dag.values[total[0]]
         if known.role is Role.WEIGHTS and not known.copy:
@@ -97,24 +102,24 @@ def sharded_reads(dag: Dag, node: Compute) -> Iterator[BucketId]:
 
 def bucket_of(dag: Dag, value: ValueId) -> BucketId:
     bucket = dag.values[value].bucket
-    assert bucket is not None, f"{value} is no bucket's"
+    assert bucket is not None, f"{value} belongs to no bucket"
     return bucket
 
 
-def pools(dag: Dag, row: list[Compute]) -> list[Residency]:
-    """Buckets that are replicated alike share their buffers."""
+def pools(dag: Dag, order: list[Compute]) -> list[Residency]:
+    """Buckets with the same residency share their buffers."""
     if not any(how.zero == 3 for how in dag.residencies.values()):
         return []
-    buckets = dict.fromkeys(bucket for node in row for bucket in sharded_reads(dag, node))
+    buckets = dict.fromkeys(bucket for node in order for bucket in sharded_reads(dag, node))
     return list(dict.fromkeys(dag.residencies[bucket] for bucket in buckets))
 
 
 @dataclass
 class Pool:
-    """The buffers of one lane, as its work goes on."""
+    """The gather buffers of one lane."""
 
     dag: Dag
-    row: list[Compute]
+    order: list[Compute]
     how: Residency
     lane: int
     before: dict[int, list[Collective]] = field(default_factory=dict)  # gathers, by position
@@ -124,7 +129,7 @@ class Pool:
     def __post_init__(self) -> None:
         self.needs = [
             [b for b in sharded_reads(self.dag, node) if self.dag.residencies[b] == self.how]
-            for node in self.row
+            for node in self.order
         ]
         self.uses: Need = {}
         for position, buckets in enumerate(self.needs):
@@ -132,7 +137,7 @@ class Pool:
                 self.uses.setdefault(bucket, []).append(position)
         self.size = self.how.gather_buffers * max(map(len, self.needs))
         self.resident: dict[BucketId, tuple[int, ValueId]] = {}  # slot, gathered value
-        self.free_from = [0] * self.size  # since when a slot is not in use
+        self.free_from = [0] * self.size  # by slot: the position from which it is free
         self.homes = bucket_homes(self.dag)
 
     def fill(self) -> None:
@@ -141,7 +146,7 @@ class Pool:
                 if bucket not in self.resident:
                     self.gather(position, bucket, keep=buckets)
                 slot, value = self.resident[bucket]
-                self.reads.setdefault(self.row[position].id, {})[weights(bucket)] = value
+                self.reads.setdefault(self.order[position].id, {})[weights(bucket)] = value
                 self.free_from[slot] = position + 1
 
     def gather(self, position: int, bucket: BucketId, keep: list[BucketId]) -> None:
@@ -154,9 +159,9 @@ class Pool:
         self.resident[bucket] = (slot, node.writes[0])
 
     def slot(self, position: int, keep: list[BucketId]) -> int:
-        """A free buffer, or that of the bucket that is used again last.
+        """A free buffer, or else that of the bucket whose next use is the latest.
 
-        One that is idle already is better: the gather can start ahead.
+        A buffer that is idle early enough is better, because the gather can start ahead.
         """
         taken = {slot for slot, _ in self.resident.values()}
         free = [slot for slot in range(self.size) if slot not in taken]
@@ -171,19 +176,19 @@ class Pool:
     def next_use(self, bucket: BucketId, position: int) -> int:
         uses = self.uses[bucket]
         k = bisect_right(uses, position)
-        return uses[k] if k < len(uses) else len(self.row)
+        return uses[k] if k < len(uses) else len(self.order)
 
 
-def with_gathers(dag: Dag, done: list[Pool]) -> Dag:
-    """Gathers stand in the sequence before the work that they were started ahead of."""
-    if not done:
+def with_gathers(dag: Dag, filled: list[Pool]) -> Dag:
+    """Insert gathers in the sequence before the nodes ahead of which they start."""
+    if not filled:
         return dag
     ahead: dict[NodeId, list[Collective]] = {}
     reads: dict[NodeId, dict[ValueId, ValueId]] = {}
     values: dict[ValueId, Value] = {}
-    for pool in done:
+    for pool in filled:
         for position, gathers in pool.before.items():
-            ahead.setdefault(pool.row[position].id, []).extend(gathers)
+            ahead.setdefault(pool.order[position].id, []).extend(gathers)
         for name, changed in pool.reads.items():
             reads.setdefault(name, {}).update(changed)
         values |= pool.values
@@ -205,12 +210,12 @@ def is_gather(node: Node) -> TypeGuard[Collective]:
     return isinstance(node, Collective) and node.kind is Kind.ALL_GATHER
 
 
-def with_slots(dag: Dag, done: list[Pool]) -> Dag:
-    """Give every gather a buffer: pools one after the other, single gathers one of their own."""
+def with_slots(dag: Dag, filled: list[Pool]) -> Dag:
+    """Number the buffers: those of each pool in turn, then one for each single gather."""
     table = lanes(dag)
     first: dict[int, int] = {}  # by lane: the next slot
     numbered: list[Node] = []
-    for pool in done:
+    for pool in filled:
         base = first.get(pool.lane, 0)
         first[pool.lane] = base + pool.size
         for node in (node for nodes in pool.before.values() for node in nodes):

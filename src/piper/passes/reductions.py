@@ -1,4 +1,4 @@
-"""Put between the gradients of a bucket and its update what its replicas exchange."""
+"""Reduce gradients over replicas, between backward and update."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from piper.ir.nodes import Collective, Compute, Kind, Node, Precedence, Sum, Tot
 from piper.ir.residency import Residency
 from piper.ir.values import Role, TensorSpec, Value
 from piper.names import BucketId, ValueId
-from piper.passes.homes import Devices, bucket_homes
+from piper.passes.bucket_homes import Devices, bucket_homes
 
 FIRST_UPDATES = Maker("updates do not wait")
 
 
 def place_reductions(dag: Dag) -> Dag:
-    """Replicas add up their gradients; those that shard parameters gather them before use.
+    """Replicas reduce their gradients. Sharded parameters are gathered before use.
 
     rewrite:
         B@0, B@1 -> Update                                       on devices [0, 2]
         -->
         B@0, B@1 -> all-reduce -> Update                         zero=0
-        gather -> F, B;  B@0, B@1 -> reduce-scatter -> Update    zero=1: of a shard
+        gather -> F, B;  B@0, B@1 -> reduce-scatter -> Update    zero=1: updates a shard
         B@0 -> reduce-scatter -> Update                          zero=2: as gradients come
         B@1 -> reduce-scatter -/                                 zero=3: gathers come later,
                                                                  and it may reduce as zero=1 does
     """
     if not dag.residencies:
         return dag
-    work = Work(dag)
-    reduced = {node.id: work.reduced(node) for node in updates(dag)}
+    reductions = Reductions(dag)
+    reduced = {node.id: reductions.reduced(node) for node in updates(dag)}
     read = {dag.nodes[name].reads[0]: node.reads[0] for name, node in reduced.items()}
-    work.shard_states()
-    nodes = [work.rewired(reduced.get(node.id, node), read) for node in dag.nodes.values()]
-    after = dag.with_values(work.values).with_nodes((*nodes, *work.made))
-    after = after.known_to(replace(after, residencies=work.residencies))
+    reductions.shard_states()
+    nodes = [reductions.rewired(reduced.get(node.id, node), read) for node in dag.nodes.values()]
+    after = dag.with_values(reductions.values).with_nodes((*nodes, *reductions.made))
+    after = after.known_to(replace(after, residencies=reductions.residencies))
     return after.with_precedences(updates_before_totals(after))
 
 
@@ -55,7 +55,7 @@ def updates(dag: Dag) -> list[Update]:
 
 
 def updates_before_totals(dag: Dag) -> Iterator[Precedence]:
-    """A norm that nothing waits for must not keep updates from starting."""
+    """Updates start first, unless they clip: nothing waits for the norm then."""
     steps = updates(dag)
     if steps and not any((TOTALS,) in step.reads for step in steps):
         totals = [node.id for node in dag.nodes.values() if isinstance(node, Totals)]
@@ -63,14 +63,14 @@ def updates_before_totals(dag: Dag) -> Iterator[Precedence]:
 
 
 @dataclass
-class Work:
-    """What one run of the pass has made so far."""
+class Reductions:
+    """The state of the pass: the collectives and values so far."""
 
     dag: Dag
     made: list[Collective] = field(default_factory=list)
     values: dict[ValueId, Value] = field(default_factory=dict)
     whole: dict[ValueId, ValueId] = field(default_factory=dict)  # sharded state -> gathered
-    residencies: dict[BucketId, Residency] = field(default_factory=dict)  # as they turn out
+    residencies: dict[BucketId, Residency] = field(default_factory=dict)  # the final ones
 
     def __post_init__(self) -> None:
         self.homes = bucket_homes(self.dag)
@@ -81,7 +81,7 @@ class Work:
         return messages(self.dag.held(bucket), how.message_bytes, how.ways)
 
     def reduced(self, update: Update) -> Update:
-        """The update, reading what its replicas added up together."""
+        """The update, which now reads the reduced gradient."""
         bucket = update.bucket
         how = self.dag.residencies.get(bucket)
         if how is None or len(how.devices) == 1:
@@ -96,14 +96,14 @@ class Work:
         return replace(update, reads=(total, *update.reads[1:]))
 
     def parts(self, total: Sum, how: Residency, home: Devices) -> list[Sum]:
-        """What is scattered at once: all of it, or the gradients of each microbatch."""
+        """The parts that are scattered at once: all, or the gradients of each microbatch."""
         if how.once:
             return [total]
         found: dict[tuple[Devices | None, int | None], list[ValueId]] = {}
         for value in total:
             maker = self.dag.nodes[self.dag.producers[value]]
             assert isinstance(maker, Compute)
-            here = maker.devices == home  # elsewhere they are added up before they are sent
+            here = maker.devices == home  # otherwise they are added up before they are sent
             found.setdefault((maker.devices, maker.microbatch if here else None), []).append(value)
         return [tuple(values) for values in found.values()]
 
@@ -148,7 +148,7 @@ class Work:
         return name
 
     def shard_states(self) -> None:
-        """Sharded parameters are gathered once per step, or (zero=3) wherever they are used.
+        """Gather sharded parameters once per step, or (zero=3) wherever they are used.
 
         Frozen parameters are sharded with zero=3 only, buffers never.
         """
@@ -174,7 +174,7 @@ class Work:
         self.made.append(replace(gather, devices=self.homes[bucket]))
 
     def rewired(self, node: Node, read: dict[Sum, Sum]) -> Node:
-        """Computes read gathered parameters, totals read what updates read."""
+        """Computes read gathered parameters. The norm is over the gradients that updates read."""
         if isinstance(node, Totals):
             return replace(node, reads=(node.reads[0], *(read[t] for t in node.reads[1:])))
         if not isinstance(node, Compute) or not any(t[0] in self.whole for t in node.reads):
@@ -199,7 +199,7 @@ def gradient(specs: tuple[TensorSpec, ...], role: Role, bucket: BucketId) -> Val
 def gather_of(
     dag: Dag, bucket: BucketId, how: Residency, number: int | None = None
 ) -> tuple[Collective, Value]:
-    """A node that puts the shards of a bucket together, and what it gives."""
+    """The all-gather of a bucket, and its result."""
     specs, name = dag.held(bucket), whole_weights(bucket, number)
     node = Collective(
         id=collective_id(Kind.ALL_GATHER, name), kind=Kind.ALL_GATHER, reads=((weights(bucket),),),

@@ -1,10 +1,10 @@
-"""Put all nodes in one order in time, which every device follows.
+"""Schedule all nodes: one sequence in time, which every device follows.
 
-A list scheduler on a clock: each lane (devices with one common list) runs the best ready node as
-soon as it is free. Orders leave it no choice, but for what may overlap: there the node with the
-longest way to go is best, so that one's communication hides behind the other's compute. Without an
-order it works like 1F1B, backward first and no more microbatches in flight than the rest of the
-pipeline needs.
+This is a list scheduler. Each lane (devices that run the same nodes) runs the best ready node as
+soon as it is free. `Order` directives leave it no choice, except inside a slot: there the node with
+the longest path to the end goes first, so that the communication of one part hides behind the
+compute of another. Without an order, the schedule is like 1F1B: backward first, and no more
+microbatches in flight than the rest of the pipeline needs.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from piper.ir.graph import Topology
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
 from piper.ir.sizes import node_bytes
 from piper.names import BI, BW, B, F, NodeId, Phase, RegionId
-from piper.passes.ranks import ranks
+from piper.passes.upward_ranks import upward_ranks
 
 RANK = {B: 0, BI: 0, F: 1, BW: 2}
-BESIDE = -1  # the lane of what runs beside compute: transfers, collectives, totals
+ASYNCHRONOUS = -1  # the lane of all communication
 Priority = tuple[float, float, int]
 
 
 def schedule(dag: Dag, costs: Costs) -> Dag:
-    """The DAG with its `sequence`: all nodes, by the time they start; and these times."""
-    clock = Clock(dag, costs)
-    sequence = tuple(clock.run())
-    return dag.known_to(replace(dag, sequence=sequence, times=clock.times))
+    """The DAG with its `sequence` (all nodes by start time) and the predicted times."""
+    scheduler = ListScheduler(dag, costs)
+    sequence = tuple(scheduler.run())
+    return dag.known_to(replace(dag, sequence=sequence, times=scheduler.times))
 
 
 @dataclass
-class Clock:
-    """The state of one run: what is ready, which lanes are free, what ends when."""
+class ListScheduler:
+    """The state of the scheduler: ready nodes, busy lanes, and running nodes by end time."""
 
     dag: Dag
     costs: Costs
@@ -45,11 +45,11 @@ class Clock:
     ready: dict[int, list[tuple[Priority, int]]] = field(default_factory=dict)  # heaps, by lane
     endings: list[tuple[float, int]] = field(default_factory=list)  # heap of (time, vertex)
     busy: set[int] = field(default_factory=set)  # lanes
-    flying: dict[RegionId, int] = field(default_factory=dict)  # forwards without their backward
-    held: dict[RegionId, list[int]] = field(default_factory=dict)  # forwards over the limit
+    in_flight: dict[RegionId, int] = field(default_factory=dict)  # microbatches, by region
+    held: dict[RegionId, list[int]] = field(default_factory=dict)  # forwards held back by the limit
     sequence: list[NodeId] = field(default_factory=list)
     times: dict[NodeId, tuple[float, float]] = field(default_factory=dict)  # start, end
-    links: dict[tuple[int, str], float] = field(default_factory=dict)  # free again from then on
+    links: dict[tuple[int, str], float] = field(default_factory=dict)  # free from this time on
     arrivals: int = 0
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Clock:
         table = lanes(self.dag)
         self.lane = [lane_of(node, table) for node in self.nodes]
         self.cost = durations(self.dag, self.costs)
-        self.rank = ranks(self.dag, self.cost)
+        self.rank = upward_ranks(self.dag, self.cost)
         self.table = table
         self.limit = flight_limits(self.dag, table)
         orders = [p for p in self.dag.precedences if p.maker.is_order]
@@ -76,19 +76,19 @@ class Clock:
         return self.sequence
 
     def arrive(self, vertices: list[int], now: float) -> None:
-        """These wait for nothing any more."""
+        """These vertices have become ready."""
         for k in vertices:
             if k >= len(self.nodes):
                 self.end(k, now)
-            elif self.lane[k] == BESIDE:
+            elif self.lane[k] == ASYNCHRONOUS:
                 self.begin(k, self.link_free(self.nodes[k], now, self.cost[k]), self.cost[k])
-            elif not self.hold(k):
+            elif not self.hold_back(k):
                 self.arrivals += 1
                 rank = self.priority(k)
                 heappush(self.ready.setdefault(self.lane[k], []), (rank, k))
 
     def priority(self, k: int) -> Priority:
-        """Where tokens travel, what an order names goes by the way it has before it."""
+        """With sharded experts, ordered nodes go by upward rank."""
         node = self.nodes[k]
         if self.rank and node.id in self.ordered:
             return (-1, -self.rank[k], k)
@@ -100,7 +100,7 @@ class Clock:
         heappush(self.endings, (now + cost, k))
 
     def link_free(self, node: Node, now: float, cost: float) -> float:
-        """When it can start: exchanges of a stream go one after the other."""
+        """When it can start. The token all-to-alls of a stream run one after the other."""
         if not isinstance(node, Exchange):
             return now
         link = self.table[node.devices], node.stream
@@ -119,7 +119,7 @@ class Clock:
     def end(self, k: int, now: float) -> None:
         if k < len(self.nodes):
             self.busy.discard(self.lane[k])
-            self.land(self.nodes[k], now)
+            self.finish_microbatch(self.nodes[k], now)
         free = []
         for after in self.graph.successors[k]:
             self.left[after] -= 1
@@ -127,30 +127,30 @@ class Clock:
                 free.append(after)
         self.arrive(free, now)
 
-    def hold(self, k: int) -> bool:
-        """Whether to keep a forward back: its region has enough microbatches in flight."""
+    def hold_back(self, k: int) -> bool:
+        """Hold back a forward if its region has enough microbatches in flight. Returns whether."""
         node = self.nodes[k]
         if not isinstance(node, Compute) or node.phase is not F or node.region not in self.limit:
             return False
-        full = self.flying.get(node.region, 0) >= self.limit[node.region]
+        full = self.in_flight.get(node.region, 0) >= self.limit[node.region]
         if full and node.id not in self.ordered:
             self.held.setdefault(node.region, []).append(k)
             return True
-        self.flying[node.region] = self.flying.get(node.region, 0) + 1
+        self.in_flight[node.region] = self.in_flight.get(node.region, 0) + 1
         return False
 
-    def land(self, node: Node, now: float) -> None:
-        """A microbatch is through this region; one that was held back may start."""
+    def finish_microbatch(self, node: Node, now: float) -> None:
+        """A microbatch has finished in this region, so one that was held back may start."""
         if isinstance(node, Compute) and node.phase in (B, BW):
-            self.flying[node.region] -= 1
+            self.in_flight[node.region] -= 1
             if self.held.get(node.region):
                 self.arrive([self.held[node.region].pop(0)], now)
 
     def release_held(self) -> bool:
-        """Nothing else can run: a limit must not stop the step."""
+        """Start a held-back forward if nothing else can run: a limit must not stop the step."""
         for region, waiting in self.held.items():
             if waiting:
-                self.flying[region] = 0
+                self.in_flight[region] = 0
                 self.arrive([waiting.pop(0)], 0.0)
                 return True
         return any(self.ready.values())
@@ -159,7 +159,7 @@ class Clock:
 def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
     match node:
         case Transfer() | Collective() | Exchange() | Totals():
-            return BESIDE
+            return ASYNCHRONOUS
         case Compute() | Update():
             assert node.devices is not None
             return table[node.devices]
@@ -168,8 +168,11 @@ def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
 
 
 def durations(dag: Dag, costs: Costs) -> list[float]:
-    """What each node takes. Only exchanges are waited for on the way through a slot; how long
-    transfers take does not change what to do next, unless slots overlap."""
+    """The predicted duration of each node.
+
+    Inside a slot only token all-to-alls are waited for. Durations of transfers do not change the
+    order, unless slots overlap.
+    """
     known: dict[tuple[RegionId, Phase], float] = {}
 
     def seconds(node: Node) -> float:
@@ -199,7 +202,7 @@ def durations(dag: Dag, costs: Costs) -> list[float]:
 
 
 def expect_messages(dag: Dag, costs: Costs) -> Dag:
-    """The DAG with what its messages are expected to take."""
+    """The DAG with the predicted transfer times of its messages."""
     messages = (node for node in dag.nodes.values() if isinstance(node, Transfer | Collective))
     found = {
         node.id: (costs.latency, costs.transit(node_bytes(dag, node), node.stream))
@@ -209,9 +212,9 @@ def expect_messages(dag: Dag, costs: Costs) -> Dag:
 
 
 def priority(node: Node, k: int, arrival: int) -> Priority:
-    """Backward before forward, the oldest microbatch first, then the deepest region.
+    """Backward before forward, then the oldest microbatch, then the deepest region.
 
-    Updates last, in the order in which their gradients are there.
+    Updates come last, in the order in which their gradients are ready.
     """
     if not isinstance(node, Compute):
         return (3, arrival, k)
@@ -219,7 +222,7 @@ def priority(node: Node, k: int, arrival: int) -> Priority:
 
 
 def flight_limits(dag: Dag, table: dict[tuple[int, ...], int]) -> dict[RegionId, int]:
-    """How many microbatches a region needs in flight to keep the lanes behind it busy."""
+    """How many microbatches a region needs in flight to keep the later lanes busy."""
     lane = {node.region: lane_of(node, table) for node in dag.computes}
     reader: dict[str, list[RegionId]] = {}
     hops: dict[RegionId, int] = {}

@@ -1,4 +1,4 @@
-"""Insert a Transfer wherever a value is read on other devices than it was written on."""
+"""Insert a Transfer wherever a value is read on other devices than those that wrote it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from piper.ir.nodes import (
 )
 from piper.ir.values import Value
 from piper.names import WEIGHTS_STREAM, BucketId, RegionId, ValueId
-from piper.passes.homes import Devices, bucket_homes
+from piper.passes.bucket_homes import Devices, bucket_homes
 
 USED_FIRST = Maker("used, then updated")
 
 
 def insert_transfers(dag: Dag) -> Dag:
-    """Replica i sends to replica i. A sum is added up where its parts are, then sent once.
+    """Replica i sends to replica i. A sum is computed where its parts are, and then sent once.
 
     rewrite:
         F(PP=0) [0]  ->  F(PP=1) [1]
         -->
         F(PP=0) [0]  ->  Transfer 0 => 1  ->  F(PP=1) [1]
     """
-    work = Work(dag)
-    nodes = [work.localised(node) for node in dag.nodes.values()]
-    copies = weight_copies(dag, work)
-    done = dag.with_values(work.values).with_nodes((*nodes, *work.transfers.values(), *copies))
+    rewrite = Transfers(dag)
+    nodes = [rewrite.localised(node) for node in dag.nodes.values()]
+    copies = weight_copies(dag, rewrite)
+    done = dag.with_values(rewrite.values).with_nodes(
+        (*nodes, *rewrite.transfers.values(), *copies)
+    )
     return done.with_precedences(uses_before_updates(done))
 
 
 def uses_before_updates(dag: Dag) -> Iterator[Precedence]:
-    """A use without a gradient has no data edge to the update, but must not see its result."""
+    """A use without a gradient has no data edge to the update, but must run before it."""
     untrained: dict[BucketId, set[RegionId]] = {}
     for region in dag.model.regions:
         for bucket in set(region.buckets) - set(dag.model.trained(region)):
@@ -63,8 +65,8 @@ def uses_before_updates(dag: Dag) -> Iterator[Precedence]:
 
 
 @dataclass
-class Work:
-    """What one run of the pass has made so far."""
+class Transfers:
+    """The state of the pass: the transfers, values and copies so far."""
 
     dag: Dag
     transfers: dict[tuple[Sum, Devices], Transfer] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Work:
         self.homes = {weights(bucket): home for bucket, home in found.items()}
 
     def localised(self, node: Node) -> Node:
-        """The node, reading only what is on its devices."""
+        """The node, which now reads only values on its own devices."""
         if isinstance(node, Totals):
             return replace(node, reads=(node.reads[0], *self.as_updated(node.reads[1:])))
         here, tags = node.devices, node.tags
@@ -85,7 +87,7 @@ class Work:
         reads = tuple([self.local(total, here, tags) for total in node.reads])
         if reads == node.reads:
             return node
-        if isinstance(node, Compute):  # not replace: this is most of the pass
+        if isinstance(node, Compute):  # faster than replace, and this is most of the pass
             return Compute(
                 id=node.id, region=node.region, phase=node.phase, microbatch=node.microbatch,
                 tags=tags, reads=reads, writes=node.writes, devices=here, stream=node.stream,
@@ -93,7 +95,7 @@ class Work:
         return replace(node, reads=reads)
 
     def as_updated(self, totals: Sequence[Sum]) -> Iterator[Sum]:
-        """Gradients are added up where they are used for the update."""
+        """The gradients of the norm, on the devices of their update."""
         nodes = self.dag.nodes.values()
         home = {node.reads[0]: node.devices for node in nodes if isinstance(node, Update)}
         for total in totals:
@@ -116,7 +118,7 @@ class Work:
         return (*parts.get(here, ()), *chain.from_iterable(sent))
 
     def devices_of(self, value: ValueId, here: Devices) -> Devices:
-        """Where a value is; totals, inputs, seeds and counters are wherever they are used."""
+        """Where a value is. The norm, inputs, loss weights and counters are everywhere."""
         maker = self.dag.producers.get(value)
         if maker is None or value == TOTALS:
             return here
@@ -137,7 +139,7 @@ class Work:
         return (maker.stream or "pp") if isinstance(maker, Compute) else WEIGHTS_STREAM
 
     def weight_copy(self, value: ValueId, here: Devices) -> ValueId:
-        """A parameter used away from its home is copied there, and kept equal after each update."""
+        """A parameter that is used away from its home has a copy there, refreshed after updates."""
         if self.homes[value] == here:
             return value
         copy = arrived(value, here)
@@ -146,20 +148,20 @@ class Work:
         return copy
 
 
-def weight_copies(dag: Dag, work: Work) -> list[Node]:
+def weight_copies(dag: Dag, rewrite: Transfers) -> list[Node]:
     """After an update, the new parameters go to every copy."""
     made: list[Node] = []
-    for (value, here), copy in work.copies.items():
+    for (value, here), copy in rewrite.copies.items():
         new = updated(value)
         if new in dag.producers:
             there = updated(copy)
-            work.values[there] = replace(dag.values[new], copy=True, state=copy)
+            rewrite.values[there] = replace(dag.values[new], copy=True, state=copy)
             made.append(
                 Transfer(
                     id=transfer_id(there),
                     reads=((new,),),
                     writes=(there,),
-                    source=work.homes[value],
+                    source=rewrite.homes[value],
                     devices=here,
                     stream=WEIGHTS_STREAM,
                 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where the messages of a gather lie in the buffer that it fills."""
+"""The layout of the messages of an all-gather in its buffer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import accumulate
 from piper.ir.values import ITEM_BYTES
 from piper.plan.instructions import Layout
 
-ALIGNED = 64  # bytes: every message starts where any type may start
+ALIGNED = 64  # bytes: every message is aligned for any dtype
 
 
 def offsets(messages: Sequence[Layout]) -> list[int]:
-    """The first byte of each message, and the bytes of all of them.
+    """The offset of each message in bytes, and the total size.
 
     >>> offsets([("float32", (0,), 10), ("float32", (1,), 4)])
     [0, 64, 128]

@@ -1,4 +1,4 @@
-"""The buffers of what is loaded: inputs, loss weights and random counters, for each replica."""
+"""The buffers of loaded values: inputs, loss weights and random counters of each replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from piper.ir.values import LOADED, Value
 
 
 def input_buffers(dag: Dag) -> dict[str, tuple[Value, int]]:
-    """By name of the buffer, the value and the replica: a device may work for several."""
+    """Buffer name -> value and replica. A device may hold several replicas."""
     count = len(replicas(node.devices for node in dag.computes if node.devices).feeds[0])
     return {
         replica_buffer(name, replica): (value, replica)

@@ -1,7 +1,6 @@
-"""Who meets whom: sends with receives, in order on each channel; the devices of a group, likewise.
+"""Match messages: the n-th send with the n-th receive of a channel, and collectives by group.
 
-One machine for all that run plans together: the check and the queues on paper, the simulator on a
-clock.
+Used by everything that runs plans together: the check, the hardware queues and the simulator.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from piper.names import Device
-from piper.plan.meeting import Channel, Meeting
+from piper.plan.communicator import Channel, Communicator
 
 Event = tuple[Device, int]  # an instruction of a device
 Devices = tuple[Device, ...]
@@ -19,25 +18,25 @@ Devices = tuple[Device, ...]
 
 @dataclass
 class Rendezvous:
-    """What has come to its meeting, and waits there for the others."""
+    """The events that have arrived at each communicator and wait for the other members."""
 
-    present: Callable[[Devices], Devices]  # of a group, those that come: the others have no plan
-    waiting: dict[Meeting, dict[Device, deque[Event]]] = field(default_factory=dict)
+    present: Callable[[Devices], Devices]  # the members of a group that have a plan
+    waiting: dict[Communicator, dict[Device, deque[Event]]] = field(default_factory=dict)
 
-    def arrive(self, meeting: Meeting, event: Event) -> list[Event] | None:
-        """A device comes; if all are there now, what meets: of a channel, the send first."""
-        if meeting not in self.waiting:
-            self.waiting[meeting] = {device: deque() for device in self.members(meeting)}
-        rows = self.waiting[meeting]
-        rows[event[0]].append(event)
-        return [row.popleft() for row in rows.values()] if all(rows.values()) else None
+    def arrive(self, communicator: Communicator, event: Event) -> list[Event] | None:
+        """Add an event. If all members have arrived, return the match; a send comes first."""
+        if communicator not in self.waiting:
+            self.waiting[communicator] = {device: deque() for device in self.members(communicator)}
+        queues = self.waiting[communicator]
+        queues[event[0]].append(event)
+        return [queue.popleft() for queue in queues.values()] if all(queues.values()) else None
 
-    def members(self, meeting: Meeting) -> Devices:
-        """Who comes: both ends of a channel, and those of a group that have a plan."""
-        both = isinstance(meeting, Channel)
-        return meeting.members if both else self.present(meeting.members)
+    def members(self, communicator: Communicator) -> Devices:
+        """Both ends of a channel, or the members of a group that have a plan."""
+        both = isinstance(communicator, Channel)
+        return communicator.members if both else self.present(communicator.members)
 
-    def alone(self) -> Iterator[tuple[Meeting, Event]]:
-        """What has met nothing, and where."""
-        for meeting, rows in self.waiting.items():
-            yield from ((meeting, event) for row in rows.values() for event in row)
+    def unmatched(self) -> Iterator[tuple[Communicator, Event]]:
+        """The events that were never matched."""
+        for communicator, queues in self.waiting.items():
+            yield from ((communicator, event) for queue in queues.values() for event in queue)

@@ -1,4 +1,4 @@
-"""What a program is given for one step."""
+"""The inputs of a program for one step."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import torch
 
 @dataclass
 class StepInputs:
-    """This replica's inputs on its device, and what each microbatch weighs."""
+    """The inputs of this replica on its device, and the weights of its microbatches."""
 
     inputs: tuple[torch.Tensor, ...]
-    weights: tuple[float, ...]  # of each microbatch in the loss; they add up to 1 for a mean
+    weights: tuple[
+        float, ...
+    ]  # of each microbatch in the loss; for a mean, their sum over all replicas is 1
     seed: int = 0
     max_norm: float | None = None
     first: int = 0  # number of its first microbatch among those of all replicas
 
 
 def part_of(tensor: torch.Tensor, part: int, parts: int) -> torch.Tensor:
-    """One microbatch's rows; a tensor without rows is whole for every microbatch."""
+    """The samples of one microbatch. A tensor without dimensions is the same for all."""
     if tensor.dim() == 0:
         return tensor
-    rows = tensor.shape[0] // parts
-    return tensor.narrow(0, part * rows, rows).contiguous()
+    size = tensor.shape[0] // parts
+    return tensor.narrow(0, part * size, size).contiguous()

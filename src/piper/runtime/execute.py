@@ -1,4 +1,4 @@
-"""Run a plan: every instruction becomes one small function, and a step is a loop over them."""
+"""Run a plan: every instruction becomes one small function, and a step is a loop over these."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from piper.runtime.comm.gloo import Comm, Handle, Tensors
 from piper.runtime.comm.in_flight import Arrived, Shards, Single
 from piper.runtime.comm.token_routes import refuse_uncounted
 from piper.runtime.gradient_norm import as_tuple, clip, square
-from piper.runtime.plan_values import brought, counted, ending, results
+from piper.runtime.plan_values import counted, ending, exchanged, results
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.torch_private import foreach_add_
 
@@ -41,18 +41,18 @@ Act = Callable[[], None]
 
 
 class Graphs(Protocol):
-    """Recorded segments of a plan, which do the same with fewer launches."""
+    """CUDA graphs of segments of a plan, which need fewer launches."""
 
     def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]: ...
 
 
 Kernel = Callable[..., Sequence[Any]]
-OWN = (ValueError, torch.OutOfMemoryError)  # what a device does wrong itself; the rest are others
+OWN = (ValueError, torch.OutOfMemoryError)  # this device's own errors; all others mean a lost peer
 
 
 @dataclass
 class Program:
-    """A plan made ready to run on one device. Buffers are slots of a list, resolved here, once."""
+    """A plan that is ready to run on one device. Buffers are slots of a list, resolved once."""
 
     plan: Plan
     kernels: Callable[[str, str], Kernel]  # region, phase
@@ -65,7 +65,7 @@ class Program:
     batch: StepInputs = field(default_factory=lambda: StepInputs((), ()))
     totals: torch.Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    ignored: tuple[tuple[int | None, int | None], ...] = ()  # labels that a mean leaves out
+    ignored: tuple[tuple[int | None, int | None], ...] = ()  # labels that the mean ignores
 
     def __post_init__(self) -> None:
         for state in self.plan.states:
@@ -74,17 +74,17 @@ class Program:
         self.device = self.state.device
         self.buffers = [self.state.buffer(k, size) for k, size in enumerate(self.plan.buffers)]
         self.squares: dict[int, torch.Tensor] = {}
-        self.gathered: dict[int, Tensors] = {}  # what gathers fill, by position
+        self.gathered: dict[int, Tensors] = {}  # results of gathers, by position
         self.counted = dict(counted(self.plan))
         self.results = {k: self.slot(name) for k, name in results(self.plan)}
-        self.brought = {k: tuple(map(self.slot, names)) for k, names in brought(self.plan)}
+        self.exchanged = {k: tuple(map(self.slot, names)) for k, names in exchanged(self.plan)}
         self.ending = ending(self.plan)
         self.acts = [self.act(k, one) for k, one in enumerate(self.plan.instructions)]
-        self.own = self.acts  # tools put others in their place for a while
+        self.own = self.acts  # tools replace `acts` for a while
         self.graphs: Graphs | None = None
 
     def step(self, batch: StepInputs) -> None:
-        """Run the plan once; afterwards nothing is under way any more."""
+        """Run the plan once. Afterwards no message is in flight."""
         self.batch = batch
         self.losses = {}
         position = 0
@@ -108,7 +108,7 @@ class Program:
                 self.wait_one(k)
 
     def explain(self, position: int, error: Exception) -> RunError:
-        """Where it stopped, in the user's words; a lost peer is not this device's own failure."""
+        """An error that names the instruction. A lost peer is not this device's own failure."""
         instruction = self.plan.instructions[position]
         kind = PeerLost if isinstance(error, ConnectionError) else RunError
         self.handles = [None] * len(self.handles)
@@ -131,8 +131,8 @@ class Program:
                 raise ConnectionError(f"{line(self.plan.instructions[k])}: {error}") from error
             if k in self.results:
                 self.slots[self.results[k]] = arrived
-            elif k in self.brought:
-                for slot, tensor in zip(self.brought[k], arrived, strict=True):
+            elif k in self.exchanged:
+                for slot, tensor in zip(self.exchanged[k], arrived, strict=True):
                     self.slots[slot] = tensor
 
     def act(self, k: int, instruction: Instruction) -> Act:
@@ -193,7 +193,7 @@ class Program:
             weight = self.batch.weights[load.part]
             return torch.full((), weight, dtype=self.loss_dtype, device=self.device)
         counter = [self.batch.seed, self.batch.first + load.part]
-        return torch.tensor(counter).to(self.device, non_blocking=True)  # waits for nothing
+        return torch.tensor(counter).to(self.device, non_blocking=True)  # does not wait for the GPU
 
     def run(self, position: int, run: Run) -> Act:
         kernel, slots = self.kernels(run.region, run.phase), self.slots
@@ -283,10 +283,11 @@ class Program:
         slots, reads = self.slots, tuple(map(self.slot, one.reads))
 
         def act() -> None:
-            *rows, where = [slots[r] for r in reads]
-            if one.way == "counted" and not where.is_cuda:  # there, the courier looks
-                refuse_uncounted(where, rows[0])
-            self.handles[k] = self.comm.exchange(tuple(rows), where, one.way, one.stream, one.group)
+            *tokens, route = [slots[r] for r in reads]  # or counts instead of a route
+            if one.way == "counted" and not route.is_cuda:  # on GPUs, the exchange thread checks
+                refuse_uncounted(route, tokens[0])
+            start = self.comm.exchange
+            self.handles[k] = start(tuple(tokens), route, one.way, one.stream, one.group)
 
         return act
 
@@ -295,7 +296,7 @@ class Program:
         grads = [self.slot(value) for value in total.grads]
 
         def act() -> None:
-            if losses:  # of their own: the next step writes where these are
+            if losses:  # copies: the next step overwrites the originals
                 stacked = torch.stack([self.slots[k] for k, _ in losses])
                 self.losses = dict(zip((part for _, part in losses), stacked, strict=True))
             self.totals = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -315,7 +316,7 @@ class Program:
 
         def act() -> None:
             grads = as_tuple(slots[grad])
-            if counts:  # before they are: an optimizer may change the gradients it is given
+            if counts:  # now: an optimizer may change the gradients
                 self.squares[grad] = square(grads)
             if update.clip:
                 clip(grads, self.totals[1].sqrt(), self.batch.max_norm)
@@ -330,12 +331,12 @@ class Program:
         return act
 
     def home(self, bucket: str) -> BucketState:
-        """The bucket where it is updated: other states of it are copies."""
+        """The state of a bucket that is updated. Its other states are copies."""
         found = (s for s in self.plan.states if s.bucket == bucket and s.home)
         return self.state.buckets[next(found).value]
 
     def watch(self, bucket: BucketState) -> None:
-        """A place for tests and tools to look at final gradients; does nothing by itself."""
+        """A hook for tests and tools to see final gradients. It does nothing by default."""
 
     def free(self, free: Free) -> Act:
         slots, ended = self.slots, tuple(map(self.slot, free.values))

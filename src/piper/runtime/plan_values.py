@@ -1,4 +1,4 @@
-"""What a plan says about its values before it runs."""
+"""The values of a plan: results of messages, last uses, gradients of the norm."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from piper.plan.instructions import Exchange, Free, Plan, Run, Total, is_message
 
 
 def results(plan: Plan) -> Iterator[tuple[int, str]]:
-    """What is there only once an instruction was waited for."""
+    """The values that messages other than token all-to-alls define, with their positions."""
     for k, one in enumerate(plan.instructions):
         if is_message(one) and not isinstance(one, Exchange):
             yield from ((k, name) for name in one.defines)
 
 
-def brought(plan: Plan) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """What exchanges end with: several values each."""
+def exchanged(plan: Plan) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The values that token all-to-alls define: several for each."""
     for k, one in enumerate(plan.instructions):
         if isinstance(one, Exchange):
             yield k, one.defines
 
 
 def ending(plan: Plan) -> dict[int, set[str]]:
-    """For each Run, what ends before the next one: a bundle among it is the kernel's to empty.
+    """For each Run, the values that are freed before the next one.
 
-    Kernels then let go of saved activations one by one, as autograd would.
+    The kernel may empty such a bundle: it releases saved activations one by one, as autograd does.
     """
     found: dict[int, set[str]] = {}
     soon: set[str] = set()
@@ -40,7 +40,7 @@ def ending(plan: Plan) -> dict[int, set[str]]:
 
 
 def counted(plan: Plan) -> Iterator[tuple[str, int]]:
-    """The gradients that a total counts, and where it does."""
+    """The gradients of the loss and norm all-reduce, with its position."""
     for k, one in enumerate(plan.instructions):
         if isinstance(one, Total):
             yield from ((grad, k) for grad in one.grads)

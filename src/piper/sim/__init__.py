@@ -1,1 +1,1 @@
-"""Run plans on a clock."""
+"""Simulate plans: run them on a clock."""

@@ -1,8 +1,8 @@
 """Run the plans of all devices together on a clock.
 
-A host that blocks (CPU) does one instruction after the other and waits where they say so; messages
-go on by themselves. A host that runs ahead (GPU) only queues: each stream goes on in order as soon
-as what it waits for has ended.
+A host that blocks (CPU) runs one instruction after the other and waits where the plan says so;
+messages are asynchronous. A host that runs ahead (GPU) only enqueues: each stream runs in order,
+and an instruction starts as soon as its waits have completed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from piper.costs.costs import Host
 from piper.costs.links import Network
 from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
+from piper.plan.communicator import Communicator
 from piper.plan.instructions import (
     Instruction,
     Plan,
     Send,
     Total,
 )
-from piper.plan.meeting import Meeting
 from piper.plan.rendezvous import Rendezvous
-from piper.sim.events import START, Event, Line
-from piper.sim.sharing import Demand, Sharing
-from piper.sim.wiring import FAST, Alike, Wiring, alone
+from piper.sim.fair_sharing import Demand, FairSharing
+from piper.sim.message_queue import START, Event, Match, MessageQueue
+from piper.sim.network_demands import FAST, Alike, NetworkDemands, alone
 
 Price = Callable[[Instruction], float]  # seconds that an instruction takes on its device
 Act = Callable[[], None]
@@ -35,11 +35,11 @@ Act = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A step on the clock, and what each thing had to wait for last."""
+    """A simulated step, and the cause of each start: what was waited for last."""
 
     trace: Trace
     plans: tuple[Plan, ...]
-    causes: tuple[Sequence[Event], ...]  # for each plan: what ended when this began
+    causes: tuple[Sequence[Event], ...]  # for each plan: the event that each start waited for
     seconds: float
 
 
@@ -51,10 +51,10 @@ def simulate(
     name: str = "simulated",
     alike: Alike = alone,
 ) -> Simulated:
-    """When everything happens.
+    """Simulate one step.
 
-    Members of a group that have no plan here come when the others do; `alike` says how many devices
-    do the same as one that is here.
+    Members of a group that have no plan arrive together with the others. `alike` is the number of
+    devices that do the same as a given one.
     """
     clock = Clock(tuple(plans), price, network or Network(), host or Host(), alike)
     clock.run()
@@ -70,18 +70,18 @@ def simulate(
 
 @dataclass
 class Lane:
-    """What runs in order: all of a device's plan when its host blocks, else one of its streams."""
+    """Instructions that run in order: a whole plan if the host blocks, else one stream of it."""
 
-    row: int  # whose plan
+    plan: int  # index of the plan
     positions: Sequence[int]
     at: int = 0
     issued: float | None = None
-    last: Event = START  # what it did before
+    last: Event = START  # its previous event
 
 
 @dataclass
 class Clock:
-    """All devices, and what is under way."""
+    """All devices, and everything in progress."""
 
     plans: tuple[Plan, ...]
     price: Price
@@ -90,8 +90,8 @@ class Clock:
     alike: Alike
     now: float = 0.0
     timers: list[tuple[float, int, Act]] = field(default_factory=list)
-    sharing: Sharing = field(default_factory=Sharing)
-    acts: dict[int, Act] = field(default_factory=dict)  # what to do when something shared ends
+    sharing: FairSharing = field(default_factory=FairSharing)
+    acts: dict[int, Act] = field(default_factory=dict)  # activity -> what to do when it ends
     asleep: dict[Event, list[Lane]] = field(default_factory=dict)
     woken: deque[Lane] = field(default_factory=deque)
     count: int = 0
@@ -101,18 +101,20 @@ class Clock:
         sizes = [len(plan.instructions) for plan in self.plans]
         self.issued = [[0.0] * n for n in sizes]
         self.start = [[0.0] * n for n in sizes]
-        self.end = [[-1.0] * n for n in sizes]  # -1: it has not
+        self.end = [[-1.0] * n for n in sizes]  # -1: not yet
         self.causes: list[list[Event]] = [[START] * n for n in sizes]
-        self.rows = {plan.device: k for k, plan in enumerate(self.plans)}
-        self.rendezvous = Rendezvous(lambda group: tuple(d for d in group if d in self.rows))
-        self.lines: dict[Meeting, Line] = {}
-        self.wiring = Wiring(self.network, self.sharing, self.alike, self.host.wire, self.core_of)
+        self.index = {plan.device: k for k, plan in enumerate(self.plans)}
+        self.rendezvous = Rendezvous(lambda group: tuple(d for d in group if d in self.index))
+        self.queues: dict[Communicator, MessageQueue] = {}
+        self.demands = NetworkDemands(
+            self.network, self.sharing, self.alike, self.host.wire, self.core_of
+        )
         self.cores = [self.core_of(plan.device) for plan in self.plans]
 
     def core_of(self, device: Device) -> int | None:
         if self.host.cores is None:
             return None
-        return self.wiring.resource("cores", self.network.node(device), self.host.cores)
+        return self.demands.resource("cores", self.network.node(device), self.host.cores)
 
     def run(self) -> None:
         self.woken.extend(self.lanes())
@@ -139,9 +141,9 @@ class Clock:
         return [Lane(k, positions) for (k, _), positions in found.items()]
 
     def advance(self, lane: Lane) -> None:
-        """Go on until something takes time, or waits."""
-        row, instructions = lane.row, self.plans[lane.row].instructions
-        ends, positions = self.end[row], lane.positions
+        """Run instructions until one takes time or waits."""
+        plan, instructions = lane.plan, self.plans[lane.plan].instructions
+        ends, positions = self.end[plan], lane.positions
         while lane.at < len(positions):
             at = positions[lane.at]
             one = instructions[at]
@@ -149,36 +151,36 @@ class Clock:
                 lane.issued = self.now
             for wait in one.waits:
                 if ends[wait] < 0:
-                    self.asleep.setdefault((row, wait), []).append(lane)
+                    self.asleep.setdefault((plan, wait), []).append(lane)
                     return
-            self.issued[row][at], self.start[row][at] = lane.issued, self.now
+            self.issued[plan][at], self.start[plan][at] = lane.issued, self.now
             lane.issued = None
             lane.at += 1
-            lane.last = self.causes[row][at] = self.cause(lane, one.waits)
+            lane.last = self.causes[plan][at] = self.cause(lane, one.waits)
             if (self.compute if one.stream == COMPUTE else self.post)(lane, at, one):
                 return
 
     def cause(self, lane: Lane, waits: Sequence[int]) -> Event:
-        """What ended last of all that it waited for."""
+        """The event that ended last of all that it waited for."""
         if waits:
-            ends = self.end[lane.row]
+            ends = self.end[lane.plan]
             last = max(waits, key=ends.__getitem__)
             if ends[last] > (ends[lane.last[1]] if lane.last is not START else -1.0):
-                return (lane.row, last)
+                return (lane.plan, last)
         return lane.last
 
     def compute(self, lane: Lane, at: int, one: Instruction) -> bool:
-        """Whether it takes time."""
-        seconds, event = self.price(one) or self.host.each, (lane.row, at)
+        """Start a computation. Returns whether it takes time."""
+        seconds, event = self.price(one) or self.host.each, (lane.plan, at)
         if not seconds:
             self.ended(event)
             return False
         lane.last = event
-        core, act = self.cores[lane.row], partial(self.finish, lane, event)
+        core, act = self.cores[lane.plan], partial(self.finish, lane, event)
         if core is None:
             self.after(seconds, act)
         else:
-            many = self.alike(self.plans[lane.row].device)[0]  # all of them on these cores
+            many = self.alike(self.plans[lane.plan].device)[0]  # all of them share these cores
             self.begin(((core, seconds * many),), 1.0 / seconds, act)
         return True
 
@@ -187,68 +189,68 @@ class Clock:
         self.woken.append(lane)
 
     def post(self, lane: Lane, at: int, one: Instruction) -> bool:
-        """Start a message; whether the lane has to wait before it goes on."""
-        event, device = (lane.row, at), self.plans[lane.row].device
-        meeting = one.meeting(device)
-        met = self.rendezvous.arrive(meeting, (device, at)) if meeting else None
-        if meeting and met:
-            line = self.lines.setdefault(meeting, Line())
-            both = [(self.rows[other], there) for other, there in met]
-            line.waiting.append((both, self.causes[lane.row][at]))
-            if not line.busy:
-                self.go(meeting, late=False)
+        """Start a message. Returns whether the lane has to wait before it goes on."""
+        event, device = (lane.plan, at), self.plans[lane.plan].device
+        communicator = one.communicator(device)
+        met = self.rendezvous.arrive(communicator, (device, at)) if communicator else None
+        if communicator and met:
+            queue = self.queues.setdefault(communicator, MessageQueue())
+            both = [(self.index[other], there) for other, there in met]
+            queue.waiting.append((both, self.causes[lane.plan][at]))
+            if not queue.busy:
+                self.go(communicator, late=False)
         if self.host.blocks:
             seconds = self.host.post + self.price(one)
             if seconds:
                 self.after(seconds, partial(self.woken.append, lane))
             return bool(seconds)
-        if self.end[lane.row][at] >= 0:
+        if self.end[lane.plan][at] >= 0:
             return False
         lane.last = event
         self.asleep.setdefault(event, []).append(lane)
         return True
 
-    def go(self, key: Meeting, late: bool) -> None:
-        """All are there, and what was before them on their line has gone."""
-        line = self.lines[key]
-        met, cause = line.waiting.popleft()
-        for row, at in met:
-            self.start[row][at] = self.now
-            self.causes[row][at] = line.last if late else cause
-        line.busy, line.last = True, met[0]
+    def go(self, key: Communicator, late: bool) -> None:
+        """Start the next message of a communicator. `late`: it waited for the one before it."""
+        queue = self.queues[key]
+        met, cause = queue.waiting.popleft()
+        for plan, at in met:
+            self.start[plan][at] = self.now
+            self.causes[plan][at] = queue.last if late else cause
+        queue.busy, queue.last = True, met[0]
         latency, demands = self.needs(met)
-        if not self.host.blocks:  # else the host has done its own part already
-            latency += max(self.price(self.plans[row].instructions[at]) for row, at in met)
+        if not self.host.blocks:  # otherwise the host has spent this time already
+            latency += max(self.price(self.plans[plan].instructions[at]) for plan, at in met)
         if latency:
             self.after(latency, partial(self.move, key, met, demands))
         else:
             self.move(key, met, demands)
 
     def needs(self, met: Sequence[Event]) -> tuple[float, tuple[Demand, ...]]:
-        """Latency and demands; messages of one size between the same devices need the same."""
-        row, at = met[0]
-        one, here = self.plans[row].instructions[at], self.plans[row].device
-        key = (type(one), one.meeting(here), one.moves)
+        """Latency and demands of a message, cached by communicator and size."""
+        plan, at = met[0]
+        one, here = self.plans[plan].instructions[at], self.plans[plan].device
+        key = (type(one), one.communicator(here), one.moves)
         if key not in self.needed:
             if isinstance(one, Send):
-                self.needed[key] = self.wiring.transfer(one, here)
+                self.needed[key] = self.demands.transfer(one, here)
             else:
                 everyone = [self.plans[k].device for k, _ in met]
-                self.needed[key] = self.wiring.collective(one, everyone)
+                self.needed[key] = self.demands.collective(one, everyone)
         return self.needed[key]
 
-    def move(self, key: Meeting, met: list[Event], demands: tuple[Demand, ...]) -> None:
+    def move(self, key: Communicator, met: Match, demands: tuple[Demand, ...]) -> None:
         if demands:
             self.begin(demands, FAST, partial(self.arrived, key, met))
         else:
             self.arrived(key, met)
 
-    def arrived(self, key: Meeting, met: list[Event]) -> None:
-        line = self.lines[key]
-        line.busy = False
+    def arrived(self, key: Communicator, met: Match) -> None:
+        queue = self.queues[key]
+        queue.busy = False
         for event in met:
             self.ended(event)
-        if line.waiting:
+        if queue.waiting:
             self.go(key, late=True)
 
     def ended(self, event: Event) -> None:
@@ -267,5 +269,5 @@ class Clock:
 
 
 def queue_of(one: Instruction, device: Device) -> object:
-    """What an instruction is in line with on a device whose host runs ahead."""
-    return COMPUTE if isinstance(one, Total) else one.meeting(device) or COMPUTE
+    """The queue of an instruction on a device whose host runs ahead."""
+    return COMPUTE if isinstance(one, Total) else one.communicator(device) or COMPUTE

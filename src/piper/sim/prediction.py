@@ -1,4 +1,4 @@
-"""All that is predicted of a strategy on a machine: its step, and the memory it needs."""
+"""The prediction for a strategy on a machine: step time and memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from piper.sim.report import Report
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What is predicted, for one device of each role."""
+    """Step time and memory, for one device of each role."""
 
     report: Report
     peaks: Mapping[Device, Peak]
-    alike: Mapping[Device, tuple[Device, ...]]  # who does the same, itself included
-    tokens: int  # of a step, of all replicas
-    memory: float | None = None  # bytes that a device has, where that is known
-    notes: tuple[str, ...] = ()  # which of the costs behind it were not measured
+    alike: Mapping[Device, tuple[Device, ...]]  # devices of the same role, itself included
+    tokens: int  # per step, of all replicas
+    memory: float | None = None  # bytes per device, if known
+    notes: tuple[str, ...] = ()  # which costs were not measured
 
     @property
     def seconds(self) -> float:
@@ -28,12 +28,12 @@ class Prediction:
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def peak(self) -> int:
-        """Bytes that the fullest device needs."""
+        """Peak bytes of the fullest device."""
         return max(one.total for one in self.peaks.values())
 
     @property

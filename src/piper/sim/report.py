@@ -1,4 +1,4 @@
-"""What a simulated step tells: how long it takes, what is idle and why, and what bounds it."""
+"""The report of a simulated step: its time, idle time and the reasons, and the critical path."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import Span
 from piper.plan.instructions import Instruction, Run
 from piper.sim.clock import Simulated
-from piper.sim.events import START, Event
+from piper.sim.message_queue import START, Event
 
-HOST = "host"  # seconds of a critical path in which a host starts messages
+HOST = "host"  # part of the critical path in which a host starts messages
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """One device: seconds of its step. The rest is `bubble`: waiting for what others compute."""
+    """Seconds of a step on one device. `bubble` is time spent waiting for compute elsewhere."""
 
     device: Device
     compute: float
-    exposed: Mapping[str, float]  # by stream: waiting for messages that are on their way
+    exposed: Mapping[str, float]  # by stream: waiting for messages in flight
     bubble: float
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Part of the critical path: what no one could have done earlier."""
+    """Part of the critical path: it could not have started earlier."""
 
     device: Device
     at: int
     start: float
     end: float
-    what: str  # the phase or kind of a computation, the stream of a message, or `host`
-    region: str = ""  # of a computation that runs one
+    what: str  # phase or kind of a computation, stream of a message, or `host`
+    region: str = ""  # empty if it runs no region
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Report:
     seconds: float
     devices: tuple[DeviceReport, ...]
     critical: tuple[Step, ...]  # from the end of the step to its beginning
-    messages: Mapping[str, float]  # by stream: seconds with messages on their way, of all devices
+    messages: Mapping[str, float]  # by stream: seconds with messages in flight, all devices
 
     @property
     def bubble(self) -> float:
-        """The idle share of all devices that is not exposed communication."""
+        """The fraction of idle time on all devices, without exposed communication."""
         return sum(one.bubble for one in self.devices) / (self.seconds * len(self.devices) or 1.0)
 
     @property
@@ -60,7 +60,7 @@ class Report:
 
     @property
     def uncovered(self) -> dict[str, float]:
-        """By stream: the share of its messages that devices wait for; the rest is hidden."""
+        """By stream: the fraction of communication time that is exposed. The rest is hidden."""
         count = len(self.devices)
         return {
             stream: self.exposed.get(stream, 0.0) * count / seconds if seconds else 0.0
@@ -69,7 +69,7 @@ class Report:
 
     @property
     def bounds(self) -> dict[tuple[Device | None, str, str], float]:
-        """What the critical path consists of, in seconds, the most first.
+        """The parts of the critical path in seconds, the largest first.
 
         By device, region and phase for computation; by stream alone for messages.
         """
@@ -81,13 +81,13 @@ class Report:
 
 
 def report(found: Simulated) -> Report:
-    devices = tuple(device_report(found, row) for row in range(len(found.plans)))
+    devices = tuple(device_report(found, index) for index in range(len(found.plans)))
     path = tuple(critical_path(found))
     return Report(found.seconds, devices, path, moving(found))
 
 
-def device_report(found: Simulated, row: int) -> DeviceReport:
-    plan, causes = found.plans[row], found.causes[row]
+def device_report(found: Simulated, index: int) -> DeviceReport:
+    plan, causes = found.plans[index], found.causes[index]
     exposed: dict[str, float] = {}
     busy = free = 0.0
     for span in found.trace.spans[plan.device]:
@@ -102,10 +102,13 @@ def device_report(found: Simulated, row: int) -> DeviceReport:
 
 
 def waited(found: Simulated, event: Event, begin: float, end: float) -> dict[str, float]:
-    """How long messages were on their way while compute stood still, back to what made them."""
+    """By stream: how long messages were in flight while compute was idle.
+
+    Follows the causes back to the last computation.
+    """
     seconds: dict[str, float] = {}
     while event != START and end > begin:
-        one, span = look(found, event)
+        one, span = instruction_and_span(found, event)
         if one.stream == COMPUTE and span.end > span.start:
             break
         length = min(end, span.end) - max(begin, span.start)
@@ -116,13 +119,13 @@ def waited(found: Simulated, event: Event, begin: float, end: float) -> dict[str
     return seconds
 
 
-def look(found: Simulated, event: Event) -> tuple[Instruction, Span]:
+def instruction_and_span(found: Simulated, event: Event) -> tuple[Instruction, Span]:
     plan = found.plans[event[0]]
     return plan.instructions[event[1]], found.trace.spans[plan.device][event[1]]
 
 
 def moving(found: Simulated) -> dict[str, float]:
-    """By stream, how long each device had messages on their way; several at once count once."""
+    """By stream: how long each device had messages in flight. Overlapping ones count once."""
     total: dict[str, float] = {}
     for plan in found.plans:
         spans: dict[str, list[tuple[float, float]]] = {}
@@ -139,7 +142,7 @@ def add_up(total: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def covered(times: Iterable[tuple[float, float]]) -> float:
-    """The length of all times together.
+    """The length of the union of intervals.
 
     >>> covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0
@@ -152,13 +155,13 @@ def covered(times: Iterable[tuple[float, float]]) -> float:
 
 
 def critical_path(found: Simulated) -> Iterator[Step]:
-    """From the end of the step backwards: what each thing waited for last.
+    """Follow the causes from the end of the step backwards.
 
-    Where nothing but the host is between two things, it was starting messages.
+    In gaps between two events, the host was starting messages.
     """
     event, until = last_event(found), found.seconds
     while event != START:
-        one, span = look(found, event)
+        one, span = instruction_and_span(found, event)
         device = found.plans[event[0]].device
         if span.end < until:
             yield Step(device, event[1], span.end, until, HOST)
@@ -174,8 +177,8 @@ def critical_path(found: Simulated) -> Iterator[Step]:
 
 def last_event(found: Simulated) -> Event:
     ends = [
-        (span.end, (row, span.at))
-        for row, plan in enumerate(found.plans)
+        (span.end, (index, span.at))
+        for index, plan in enumerate(found.plans)
         for span in found.trace.spans[plan.device]
     ]
     return max(ends)[1] if ends else START

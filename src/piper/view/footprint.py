@@ -1,4 +1,4 @@
-"""What every device holds and sends, as text; devices that are alike share a line."""
+"""Peak memory and traffic of every device, as text. Devices of the same role share a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piper.plan.instructions import Plan
 
 
 def footprint(dag: Dag, plans: Sequence[Plan]) -> str:
-    """Peak memory and bytes sent in a step; the optimizer is taken to be Adam."""
+    """Peak memory and bytes sent in a step. The optimizer is assumed to be Adam."""
     alike: dict[str, list[int]] = {}
     for plan in plans:
         alike.setdefault(line(peak(dag, plan), traffic(plan)), []).append(plan.device)

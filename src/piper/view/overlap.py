@@ -1,4 +1,4 @@
-"""In which order overlapping work runs, and which communication is expected to hide behind it."""
+"""The order of overlapping work, and how much communication it is predicted to hide."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from itertools import accumulate
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Exchange
-from piper.names import F, NodeId, Phase, RegionId
+from piper.names import F, NodeId, Phase, RegionId, amount
 from piper.view.footprint import devices_text
 
 Span = tuple[float, float]
 Pattern = tuple[tuple[RegionId, Phase], ...]
 SHOWN = 3  # slots for each device
-WIDE = 12  # pieces of work
+WIDE = 12  # nodes
 
 
 def overlap(dag: Dag) -> str:
-    """Empty where no tokens travel: then nothing has to hide."""
+    """Empty without sharded experts: then there is no token all-to-all to hide."""
     return "\n".join(lines(dag)) if dag.shardings else ""
 
 
 def lines(dag: Dag) -> Iterator[str]:
-    table, works = lanes(dag), lane_spans(dag)
-    for lane in sorted(works):
-        busy = Busy(works[lane])
+    table, spans_of = lanes(dag), lane_spans(dag)
+    for lane in sorted(spans_of):
+        busy = Busy(spans_of[lane])
         exchanges = [node for node in dag.nodes.values() if isinstance(node, Exchange)]
-        mine = [node for node in exchanges if table[node.devices] == lane]
+        own = [node for node in exchanges if table[node.devices] == lane]
         names = sorted({d for devices, k in table.items() if k == lane for d in devices})
-        spans = [dag.times[node.id] for node in mine if node.id in dag.times]
+        spans = [dag.times[node.id] for node in own if node.id in dag.times]
         total = sum(end - start for start, end in spans)
         hidden = sum(busy.during(span) for span in spans)
         if spans:
             yield (
-                f"{devices_text(names)}  {len(spans)} exchanges, {time_text(total)} expected, "
-                f"{100 * hidden / total:.0f} % of it behind compute"
+                f"{devices_text(names)}  {amount(len(spans), 'token all-to-all')}, "
+                f"{time_text(total)} predicted, {100 * hidden / total:.0f} % hidden behind compute"
             )
         yield from slot_lines(dag, lane, table, busy)
 
 
 def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Busy) -> Iterator[str]:
-    """The first few different slots; those that only differ in microbatches count as alike."""
+    """The first few kinds of slots. Slots that differ only in microbatches are of one kind."""
     found: dict[Pattern, list[tuple[NodeId, ...]]] = {}
     for slot in overlapped(dag):
         node = dag.nodes[slot[0]]
         assert isinstance(node, Compute) and node.devices is not None
         if table[node.devices] == lane:
-            row = sorted(slot, key=lambda name: dag.times[name][0])
-            found.setdefault(pattern(dag, row), []).append(tuple(row))
+            order = sorted(slot, key=lambda name: dag.times[name][0])
+            found.setdefault(pattern(dag, order), []).append(tuple(order))
     if not found:
         yield f"  from the middle of the step  {' '.join(middle(dag, lane, table))}"
     for alike in list(found.values())[:SHOWN]:
@@ -59,19 +59,21 @@ def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Bus
 
 
 def middle(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> list[NodeId]:
-    """Some work of a lane, in order."""
+    """Nodes of a lane from the middle of the step, in order."""
     nodes = [n for n in dag.computes if n.devices and table[n.devices] == lane]
-    row = sorted((n.id for n in nodes), key=lambda name: dag.times[name][0])
-    half = len(row) // 2
-    return row[half : half + WIDE]
+    order = sorted((n.id for n in nodes), key=lambda name: dag.times[name][0])
+    half = len(order) // 2
+    return order[half : half + WIDE]
 
 
 def overlapped(dag: Dag) -> list[tuple[NodeId, ...]]:
-    """Slots of orders in which several passes share a device."""
+    """Slots of orders in which several passes overlap on a device."""
     made = [order for order in dag.precedences if order.maker.is_order]
     orders = [order for order in made if order.before]
     slots = dict.fromkeys(names for order in orders for names in (order.before, order.after))
-    whole: dict[NodeId, tuple[NodeId, ...]] = {}  # without what may be late, it is no slot
+    whole: dict[
+        NodeId, tuple[NodeId, ...]
+    ] = {}  # a slot without its late BW is not a slot of its own
     for slot in slots:
         whole.update((name, slot) for name in slot if len(slot) > len(whole.get(name, ())))
     several = (slot for slot in slots if len({part_of(dag, name) for name in slot}) > 1)
@@ -85,9 +87,9 @@ def part_of(dag: Dag, name: NodeId) -> tuple[bool, int | None]:
     return node.phase is F, node.microbatch
 
 
-def pattern(dag: Dag, row: Sequence[NodeId]) -> Pattern:
-    """What a slot does, whichever the microbatches."""
-    nodes = (dag.nodes[name] for name in row)
+def pattern(dag: Dag, order: Sequence[NodeId]) -> Pattern:
+    """What a slot does, for any microbatches."""
+    nodes = (dag.nodes[name] for name in order)
     return tuple((node.region, node.phase) for node in nodes if isinstance(node, Compute))
 
 
@@ -101,7 +103,7 @@ def lane_spans(dag: Dag) -> dict[int, list[Span]]:
 
 
 class Busy:
-    """Spans that do not overlap, and how much of them falls in a time."""
+    """Disjoint spans, and how much of a time they cover."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.starts = [start for start, _ in spans]

@@ -1,4 +1,4 @@
-"""One HTML page that shows strategies and runs: it needs no network and no other file."""
+"""One HTML page that shows strategies and runs. It needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from piper.view.story import Story
+from piper.view.view_data import ViewData
 
-SCRIPTS = ("story.js", "lanes.js", "draw.js", "graph.js", "panel.js", "app.js")
+SCRIPTS = ("run.js", "lanes.js", "draw.js", "graph.js", "panel.js", "app.js")
 
 
-def page(stories: Sequence[Story]) -> str:
-    """The page of these stories; of several, the first two are compared when it opens."""
-    data = json.dumps([story.to_dict() for story in stories], separators=(",", ":"))
+def page(runs: Sequence[ViewData]) -> str:
+    """The page of these strategies or runs. It opens with a comparison of the first two."""
+    data = json.dumps([run.to_dict() for run in runs], separators=(",", ":"))
     parts = {
-        "title": escape(" / ".join(story.name for story in stories) or "Piper"),
+        "title": escape(" / ".join(run.name for run in runs) or "Piper"),
         "style": asset("style.css"),
         "script": "\n".join(map(asset, SCRIPTS)),
         "data": harmless(data),
@@ -25,14 +25,14 @@ def page(stories: Sequence[Story]) -> str:
 
 
 def filled(template: str, parts: dict[str, str]) -> str:
-    """In one pass, so that what was filled in is not searched again."""
+    """Fill in a template in one pass, so that inserted text is not searched again."""
     pieces = template.split("{{")
     rest = (piece.split("}}", 1) for piece in pieces[1:])
     return pieces[0] + "".join(parts[name] + text for name, text in rest)
 
 
 def harmless(text: str) -> str:
-    """JSON that cannot end the script tag it stands in.
+    """JSON that cannot end the script tag around it.
 
     >>> harmless('["</script>"]')
     '["\\\\u003c/script>"]'

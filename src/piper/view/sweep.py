@@ -11,7 +11,7 @@ from typing import Any
 
 from piper.sim.prediction import Prediction
 from piper.view.footprint import size_text
-from piper.view.simulated import columns, percent, time_text
+from piper.view.simulation_text import columns, percent, time_text
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 70, 30, 190, 50
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
@@ -19,61 +19,61 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One combination of a sweep: what was predicted, or why it was refused."""
+class SweepResult:
+    """One combination of a sweep: the prediction, or why it is not supported."""
 
     settings: Mapping[str, str]
     found: Prediction | None = None
     refused: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        told = self.found.to_dict() if self.found else {"refused": self.refused}
-        return {"settings": dict(self.settings), **told}
+        result = self.found.to_dict() if self.found else {"refused": self.refused}
+        return {"settings": dict(self.settings), **result}
 
 
-def ranked(rows: Sequence[Row], by: str = "step") -> list[Row]:
-    """The best first; what does not fit after what does, what is refused last.
+def ranked(results: Sequence[SweepResult], by: str = "step") -> list[SweepResult]:
+    """The best first. Those that do not fit come after those that do, unsupported ones last.
 
-    Steps of different batches are compared by the time of a token.
+    Steps of different batches are compared by the time per token.
     """
 
-    def key(row: Row) -> tuple[bool, bool, float]:
-        if row.found is None:
+    def key(one: SweepResult) -> tuple[bool, bool, float]:
+        if one.found is None:
             return True, True, 0.0
-        time = row.found.seconds / (row.found.tokens or 1)
-        return False, not row.found.fits, time if by == "step" else row.found.peak
+        time = one.found.seconds / (one.found.tokens or 1)
+        return False, not one.found.fits, time if by == "step" else one.found.peak
 
-    return sorted(rows, key=key)
+    return sorted(results, key=key)
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(results: Sequence[SweepResult]) -> str:
     """A line for each combination."""
-    names = list(rows[0].settings)
+    names = list(results[0].settings)
     heads = [*names, "step", "tokens/s", "bubble", "exposed", "peak memory", ""]
-    good = [row for row in rows if row.found]
-    lines = list(columns([heads, *(cells(row, row.found) for row in good if row.found)]))
+    simulated = [one for one in results if one.found]
+    lines = list(columns([heads, *(cells(one, one.found) for one in simulated if one.found)]))
     lines += [
-        f"{settings_text(row.settings)}: refused\n{indent(row.refused, '    ')}"
-        for row in rows
-        if not row.found
+        f"{settings_text(one.settings)}: not supported\n{indent(one.refused, '    ')}"
+        for one in results
+        if not one.found
     ]
-    return "\n".join([*lines, *note_lines(good)])
+    return "\n".join([*lines, *note_lines(simulated)])
 
 
-def note_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Each note once, and of which combinations it is if not of all."""
+def note_lines(results: Sequence[SweepResult]) -> Iterator[str]:
+    """Each note once, with its combinations unless it applies to all."""
     notes: dict[str, list[str]] = {}
-    for row in rows:
-        for note in row.found.notes if row.found else ():
-            notes.setdefault(note, []).append(settings_text(row.settings))
+    for one in results:
+        for note in one.found.notes if one.found else ():
+            notes.setdefault(note, []).append(settings_text(one.settings))
     for note, some in notes.items():
-        yield note if len(some) == len(rows) else f"{'; '.join(some)}: {note}"
+        yield note if len(some) == len(results) else f"{'; '.join(some)}: {note}"
 
 
-def cells(row: Row, found: Prediction) -> list[str]:
+def cells(one: SweepResult, found: Prediction) -> list[str]:
     exposed = sum(found.report.exposed.values()) / (found.seconds or 1.0)
     return [
-        *row.settings.values(), time_text(found.seconds), f"{found.rate:,.0f}",
+        *one.settings.values(), time_text(found.seconds), f"{found.rate:,.0f}",
         percent(found.report.bubble), percent(exposed), size_text(found.peak),
         "" if found.fits else "does not fit",
     ]  # fmt: skip
@@ -87,27 +87,30 @@ def settings_text(settings: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def plot(rows: Sequence[Row]) -> str:
-    """Tokens a second against memory, a point for each combination, coloured by what varies first.
+def plot(results: Sequence[SweepResult]) -> str:
+    """Tokens per second against memory, one point per combination, coloured by the first setting.
 
-    Points that are filled fit; the line is what a device has.
+    Filled points fit. The line is the memory of a device.
     """
-    good = [(row, row.found) for row in rows if row.found]
-    rates, sizes = [found.rate for _, found in good], [found.peak / GIB for _, found in good]
+    simulated = [(one, one.found) for one in results if one.found]
+    rates, sizes = (
+        [found.rate for _, found in simulated],
+        [found.peak / GIB for _, found in simulated],
+    )
     area = Area(around(rates), around(sizes))
-    first = next(iter(rows[0].settings), "") if rows else ""
-    kinds = list(dict.fromkeys(row.settings.get(first, "") for row, _ in good))
+    first = next(iter(results[0].settings), "") if results else ""
+    kinds = list(dict.fromkeys(one.settings.get(first, "") for one, _ in simulated))
     colours = {kind: COLOURS[k % len(COLOURS)] for k, kind in enumerate(kinds)}
     drawn = [
         line
-        for row, found in good
-        for line in point(area, row, found, colours[row.settings.get(first, "")])
+        for one, found in simulated
+        for line in point(area, one, found, colours[one.settings.get(first, "")])
     ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">'
     )
-    room = next((found.memory for _, found in good), None)
+    room = next((found.memory for _, found in simulated), None)
     return "\n".join(
         [head, *axes(area), *limit(area, room), *drawn, *legend(first, colours), "</svg>\n"]
     )
@@ -117,7 +120,7 @@ Ends = tuple[float, float]
 
 
 def around(values: Sequence[float]) -> Ends:
-    """From a little below the least to a little above the most.
+    """From a little below the minimum to a little above the maximum.
 
     >>> around([10.0, 20.0])
     (9.0, 21.0)
@@ -141,7 +144,7 @@ def ticks(ends: Ends) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Where values lie in the picture: tokens a second across, GiB up."""
+    """The scales of the plot: tokens per second on x, GiB on y."""
 
     rates: Ends
     sizes: Ends
@@ -167,7 +170,7 @@ def axes(area: Area) -> Iterator[str]:
         yield f'<path d="M{x} {TOP}V{low}" stroke="#e4e4e4"/>'
         yield f'<text x="{x}" y="{low + 16}" text-anchor="middle">{rate:,.0f}</text>'
     middle = (LEFT + right) / 2
-    yield f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">tokens a second</text>'
+    yield f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">tokens per second</text>'
     yield f'<text x="{LEFT}" y="{TOP - 12}">peak memory of the fullest device, GiB</text>'
 
 
@@ -175,18 +178,18 @@ def limit(area: Area, room: float | None) -> Iterator[str]:
     if room is not None and area.sizes[0] < room / GIB < area.sizes[1]:
         y = area.y(room / GIB)
         yield f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="#c00" stroke-dasharray="6 4"/>'
-        yield f'<text x="{WIDTH - RIGHT + 6}" y="{y + 4}" fill="#c00">a device has this</text>'
+        yield f'<text x="{WIDTH - RIGHT + 6}" y="{y + 4}" fill="#c00">device memory</text>'
 
 
-def point(area: Area, row: Row, found: Prediction, colour: str) -> Iterator[str]:
+def point(area: Area, one: SweepResult, found: Prediction, colour: str) -> Iterator[str]:
     x, y = area.x(found.rate), area.y(found.peak / GIB)
-    title = escape(f"{settings_text(row.settings)}: {time_text(found.seconds)}")
+    title = escape(f"{settings_text(one.settings)}: {time_text(found.seconds)}")
     fill = colour if found.fits else "white"
     yield (
         f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}" stroke="{colour}" stroke-width="2">'
         f"<title>{title}, {size_text(found.peak)}</title></circle>"
     )
-    rest = " ".join(list(row.settings.values())[1:])
+    rest = " ".join(list(one.settings.values())[1:])
     yield f'<text x="{x + 8}" y="{y + 4}" font-size="10" fill="#555">{escape(rest)}</text>'
 
 

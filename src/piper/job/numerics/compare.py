@@ -1,4 +1,4 @@
-"""Train both ways, and compare."""
+"""Train with Piper and with plain PyTorch, and compare."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from piper.capture import Captured
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
-from piper.job.numerics.apart import (
-    furthest,
+from piper.job.numerics.data import chunk, constant_inputs, doubled, like
+from piper.job.numerics.differences import (
     gradient_differences,
     largest,
+    largest_differences,
     relative,
     update_differences,
     worst,
 )
-from piper.job.numerics.data import chunk, constant_inputs, doubled, like
 from piper.job.numerics.model import (
     copied,
     free_memory,
@@ -31,14 +31,14 @@ from piper.job.numerics.model import (
     widest,
     without_dropout,
 )
-from piper.job.numerics.plain import Reference, plain
+from piper.job.numerics.reference import Reference, plain
 from piper.job.rehearsal import Rehearsal, rehearsed
 from piper.runtime.state.device_state import BucketState, Part
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of both; `microbatches` is the largest relative difference among their losses."""
+    """One step of both. `microbatches` is the largest relative difference of their losses."""
 
     loss: float
     expected_loss: float
@@ -58,7 +58,7 @@ class Parameter:
 
     name: str
     gradient: float  # of the first step
-    update: float  # what all steps together changed; of a buffer, its value
+    update: float  # the change over all steps; of a buffer, its value
 
     @property
     def difference(self) -> float:
@@ -67,7 +67,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What both gave. `tolerance` is half of the digits of the coarsest type that was met."""
+    """The results of both. `tolerance` is half the digits of the coarsest type in the model."""
 
     dtype: str
     coarsest: str
@@ -95,10 +95,10 @@ def compare(
     steps: int = 3,
     seed: int = 0,
 ) -> Comparison:
-    """Train both ways on the same random batches, and see how far they are apart.
+    """Train both ways on the same random batches, and compare.
 
-    In float64 if the model runs in it: then rounding hides nothing. Models with dropout are
-    compared without it: Piper's masks are others than those of eager PyTorch, by design.
+    Uses float64 if the model runs in it, so that rounding hides nothing. Dropout is switched off,
+    because Piper's masks differ from those of eager PyTorch by design.
     """
     refuse_large(compiled, free_memory())
     model, notes = copied(job, captured), constant_inputs(example)
@@ -110,8 +110,8 @@ def compare(
     here = on_cpu(job, model)
     if is_random(captured):
         notes += without_dropout(here, chunk(batches[0], 0, job.replicas))
-    reference, seen = plain(copy.deepcopy(model), job, batches), Seen(steps)
-    found = rehearsed(here, batches, seen)
+    reference, observed = plain(copy.deepcopy(model), job, batches), Observed(steps)
+    found = rehearsed(here, batches, observed)
     tolerance = float(torch.finfo(reference.coarsest).eps) ** 0.5
     return Comparison(
         dtype=str(widest(model)).removeprefix("torch."),
@@ -120,19 +120,19 @@ def compare(
         replicas=job.replicas,
         microbatches=job.all_microbatches,
         steps=tuple(map(partial(step_of, found, reference), range(steps))),
-        parameters=tuple(differences(seen, found, reference)),
-        notes=(*notes, *why, *reference.strange()),
+        parameters=tuple(differences(observed, found, reference)),
+        notes=(*notes, *why, *reference.warnings()),
     )
 
 
 def on_cpu(job: Job, model: torch.nn.Module) -> Job:
-    """The same job for a copy of its model, without what only makes it fast."""
+    """The same job for a copy of its model, without compilation and graphs."""
     options = replace(job.options, device="cpu", compiled=False, graphs=False, init=None)
     return replace(job, model=model, options=options, captures={})
 
 
 @dataclass
-class Seen:
+class Observed:
     """Gradients of the first step and parameters after the last one, on every device."""
 
     steps: int
@@ -165,15 +165,15 @@ def step_of(found: Rehearsal, reference: Reference, step: int) -> Step:
     )
 
 
-def differences(seen: Seen, found: Rehearsal, reference: Reference) -> list[Parameter]:
-    """Of every parameter and buffer that the strategy trains or plain PyTorch has changed."""
-    gradients = gradient_differences(seen.gradients, reference)
-    updates = update_differences(seen.final, reference)
+def differences(observed: Observed, found: Rehearsal, reference: Reference) -> list[Parameter]:
+    """Differences of all parameters that are trained, and of buffers."""
+    gradients = gradient_differences(observed.gradients, reference)
+    updates = update_differences(observed.final, reference)
     rows = [Parameter(name, gradients[name], updates[name]) for name in gradients]
     for name, buffer in reference.buffers.items():
         if name in found.parameters:
             part = Part(name, 0, tuple(buffer.shape), found.parameters[name].flatten())
             whole = {name: buffer.flatten()}
-            apart = furthest([part], whole, {}, {name: largest([buffer])})
+            apart = largest_differences([part], whole, {}, {name: largest([buffer])})
             rows.append(Parameter(f"{name} (buffer)", 0.0, apart[name]))
     return sorted(rows, key=lambda row: (-row.difference, row.name))

@@ -1,4 +1,4 @@
-"""Random batches like the example of a script, and their parts."""
+"""Random batches like the example of a script, and their microbatches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def like(example: Batch, replicas: int, generator: torch.Generator) -> Batch:
 
 
 def drawn(seen: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Integers from the range that was seen, so that they stay in every vocabulary; with negative
-    ones (labels to ignore) and for all else, from what was seen."""
+    """Random values like those seen. Integers stay in the range of the example, and so in every
+    vocabulary. Negative integers (ignored labels) and other types are drawn from the example."""
     if not seen.numel():
         return seen.new_zeros(shape)
     low, high = seen.min(), seen.max()
@@ -43,8 +43,8 @@ def constant_inputs(example: Batch) -> list[str]:
         return []
     which = ", ".join(flat)
     return [
-        f"input {which} of the example is one number everywhere, and so is what was drawn like it: "
-        "microbatches and replicas then differ less; give an example with real data"
+        f"input {which} of the example is constant, and so is the data drawn like it: microbatches "
+        "and replicas then differ less; give an example with real data"
     ]
 
 
@@ -53,5 +53,5 @@ def doubled(batch: Batch) -> Batch:
 
 
 def chunk(batch: Batch, part: int, parts: int) -> Batch:
-    """A microbatch, as plain PyTorch would cut it."""
+    """A microbatch, split as plain PyTorch does."""
     return batch.map(lambda tensor: tensor.chunk(parts)[part] if tensor.dim() else tensor)

@@ -1,4 +1,4 @@
-"""The model that both sides start from, and what this machine has room for."""
+"""The model that both sides start from, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
 from piper.job.numerics.data import chunk, doubled
-from piper.job.numerics.plain import loss_of
+from piper.job.numerics.reference import loss_of
 from piper.plan.analyse.memory import peak
 from piper.runtime.torch_private import DropoutModule
 
 SMALLER = (
-    "make the script's model smaller with an argument of yours: what follows the script is passed "
+    "make the model smaller with an argument of the script: arguments after the script are passed "
     "on to it, as in `piper check train.py --numerics --layers 2`"
 )
 
 
 def copied(job: Job, captured: Captured) -> torch.nn.Module:
-    """A copy of the model on the CPU, with its first values."""
+    """A copy of the model on the CPU, with its initial values."""
     try:
         model = copy.deepcopy(job.model)
     except RuntimeError as error:
@@ -43,7 +43,7 @@ def copied(job: Job, captured: Captured) -> torch.nn.Module:
     names = list(model.named_parameters(remove_duplicate=False))
     model.to_empty(device="cpu")
     first: dict[int, torch.nn.Parameter] = {}
-    for name, before in names:  # tied ones are tied again
+    for name, before in names:  # tie them again
         path, _, leaf = name.rpartition(".")
         owner = model.get_submodule(path)
         setattr(owner, leaf, first.setdefault(id(before), getattr(owner, leaf)))
@@ -61,14 +61,14 @@ def in_double(
     trial = copy.deepcopy(model).double()
     try:
         loss_of(trial, job, chunk(doubled(batch), 0, job.all_microbatches)).backward()
-    except Exception as error:  # whatever it is, the model's own type is the way
+    except Exception as error:  # whatever it is, use the model's own type
         reason = f"{type(error).__name__} {str(error).partition(chr(10))[0]}".rstrip()
         return None, [f"not in float64, in which the model does not run: {reason}"]
     return copy.deepcopy(model).double(), []
 
 
 def without_dropout(job: Job, example: Batch) -> list[str]:
-    """Switch dropout off, in the way that changes least, until nothing random is left."""
+    """Switch off dropout: by p = 0, or else by eval mode."""
     for module in job.model.modules():
         if isinstance(module, DropoutModule):
             module.p = 0.0
@@ -81,7 +81,7 @@ def without_dropout(job: Job, example: Batch) -> list[str]:
         "model",
         Problem(
             "it has dropout even in eval mode, and Piper's masks are not those of eager PyTorch",
-            "let an argument of the script switch it off, and give that after the script",
+            "add an argument to the script that switches it off, and pass it after the script",
         ),
     )
 
@@ -96,19 +96,19 @@ def widest(model: torch.nn.Module) -> torch.dtype:
 
 
 def refuse_large(compiled: Compiled, free: int) -> None:
-    """All devices are here at once, in float64, with plain training beside them."""
+    """Memory for all devices at once in float64, and for plain training."""
     peaks = sum(peak(compiled.dag, plan).total for plan in compiled.plans)
     buckets = compiled.dag.model.buckets.values()
     model = sum(spec.nbytes for bucket in buckets for spec in bucket.specs)
     needed = 2 * (peaks + 6 * model)
     if needed > free // 2:
-        half = f"half of the free memory here is {free / 2**31:.1f} GiB"
-        what = f"to train it here both ways takes about {needed / 2**30:.1f} GiB, and {half}"
+        half = f"half of the free memory is {free / 2**31:.1f} GiB"
+        what = f"training it both ways takes about {needed / 2**30:.1f} GiB, and {half}"
         raise InputError("model", Problem(what, SMALLER))
 
 
 def free_memory() -> int:
-    """Bytes that this machine could still give."""
+    """Bytes of free memory on this machine."""
     with suppress(OSError):
         for row in Path("/proc/meminfo").read_text().splitlines():
             if row.startswith("MemAvailable:"):

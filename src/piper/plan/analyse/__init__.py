@@ -1,1 +1,1 @@
-"""What a plan says before it runs: memory, traffic, communicators, segments."""
+"""What plans say before they run: memory, traffic, communicators, CUDA graph segments."""

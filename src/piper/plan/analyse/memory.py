@@ -1,4 +1,4 @@
-"""How much memory a device needs, and what holds it at the worst moment: read off the plan."""
+"""Peak memory of a device and what holds it, computed from its plan."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ GRADIENTS, ACTIVATIONS, MOVING, WORKSPACE = "gradients", "activations", "moving"
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The worst moment of a step on one device."""
+    """The peak of a step on one device."""
 
     total: int
     at: int  # the instruction
     held: Mapping[str, int]  # bytes, by what they are for
 
     def __str__(self) -> str:
-        rows = [f"  {what:15} {size / 2**20:10.2f} MiB" for what, size in self.held.items() if size]
-        return "\n".join([f"{self.total / 2**20:.2f} MiB at instruction {self.at}", *rows])
+        lines = [
+            f"  {what:15} {size / 2**20:10.2f} MiB" for what, size in self.held.items() if size
+        ]
+        return "\n".join([f"{self.total / 2**20:.2f} MiB at instruction {self.at}", *lines])
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is held while an instruction runs, besides what outlives the step."""
+    """Memory held while an instruction runs, without what outlives the step."""
 
     at: int  # the instruction
     held: Mapping[str, int]  # bytes, by what they are for
 
 
 def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak:
-    """Walk the plan. Inputs belong to the caller and count nothing.
+    """Walk the plan. Inputs belong to the caller and are not counted.
 
-    `optimizer`: its state, in multiples of the parameters it updates (Adam: 2). `staging`: how
-    often a reduce-scatter holds a whole gradient besides the one it sends (1 on gloo, 0 on NCCL).
+    `optimizer` is the size of its state, in multiples of the parameters it updates (Adam: 2).
+    `staging` is the number of extra whole gradients that a reduce-scatter holds (gloo: 1, NCCL: 0).
     """
     walk = Walk(dag, plan, staging, follow=False)
     for _ in walk.along():
@@ -63,7 +65,7 @@ def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak
 
 
 def timeline(dag: Dag, plan: Plan, staging: int = 1) -> tuple[Moment, ...]:
-    """What is held during each instruction that changes it, in the order of the plan."""
+    """Memory over the plan: one moment for each instruction that changes it."""
     walk, found = Walk(dag, plan, staging), list[Moment]()
     for position in walk.along():
         if not found or walk.seen != found[-1].held:
@@ -72,17 +74,17 @@ def timeline(dag: Dag, plan: Plan, staging: int = 1) -> tuple[Moment, ...]:
 
 
 def holders(dag: Dag, plan: Plan, at: int, staging: int = 1) -> list[tuple[str, str, int]]:
-    """The buffers held after an instruction: name, what it is for, bytes; the largest first."""
+    """The buffers held after an instruction: name, kind, bytes; the largest first."""
     walk = Walk(dag, plan, staging)
     for position in walk.along():
         if position == at:
             break
-    rows = [(name, kind, size) for name, (kind, size) in walk.sizes.items() if size]
-    return sorted(rows, key=lambda row: -row[2])
+    buffers = [(name, kind, size) for name, (kind, size) in walk.sizes.items() if size]
+    return sorted(buffers, key=lambda buffer: -buffer[2])
 
 
 def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]:
-    """What outlives the step."""
+    """Memory that outlives the step."""
     sizes = {state.value: dag.values[state.value].nbytes for state in plan.states}  # type: ignore[index]
     updated = {one.bucket for one in plan.instructions if isinstance(one, Update)}
     trained = [s.value for s in plan.states if s.home and s.bucket in updated]
@@ -93,27 +95,27 @@ def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]
 
 @dataclass
 class Walk:
-    """What is held as the plan goes on."""
+    """The memory held at the current position of a plan."""
 
     dag: Dag
     plan: Plan
     staging: int
-    follow: bool = True  # what is held during each instruction
+    follow: bool = True  # whether to keep the peak of each instruction
     sizes: dict[str, tuple[str, int]] = field(default_factory=dict)  # buffer -> kind, bytes
     now: Counter[str] = field(default_factory=Counter)  # bytes, by kind
-    coming: dict[int, tuple[str, int]] = field(default_factory=dict)  # shards under way
+    coming: dict[int, tuple[str, int]] = field(default_factory=dict)  # reduce-scatters in flight
     worst: int = 0
     at: int = 0
     held: dict[str, int] = field(default_factory=dict)
-    most: int = -1  # while this instruction runs
-    seen: dict[str, int] = field(default_factory=dict)  # then
+    most: int = -1  # total bytes at the peak of this instruction
+    seen: dict[str, int] = field(default_factory=dict)  # bytes by kind at that peak
 
     def __post_init__(self) -> None:
         self.states = {state.value for state in self.plan.states}
         self.known: dict[int, int] = {}
 
     def along(self) -> Iterator[int]:
-        """Go through the plan; yields after each instruction."""
+        """Walk through the plan. Yields after each instruction."""
         for position, instruction in enumerate(self.plan.instructions):
             self.most = -1
             for wait in instruction.waits:
@@ -136,7 +138,7 @@ class Walk:
         self.look(position)
 
     def move(self, one: Instruction) -> None:
-        """Messages bring new values, but for those that fill memory which is there already."""
+        """Messages allocate what they receive, unless it goes to a gather buffer or a state."""
         if is_message(one) and not isinstance(one, Gather):
             for value in one.defines:
                 if value not in self.states:
@@ -145,7 +147,7 @@ class Walk:
             self.drop(value)
 
     def run(self, position: int, run: Run) -> None:
-        """While it runs, its results are a part of its workspace; what was kept for it ends."""
+        """While it runs, its results count as workspace. Then saved activations are freed."""
         region = self.dag.model.by_id[RegionId(run.region)]
         self.look(position, region.workspace.get(Phase(run.phase), 0))
         for value in run.reads:
@@ -156,7 +158,7 @@ class Walk:
             self.put(value, kind, self.size(value))
 
     def reduce(self, position: int, one: Reduce) -> None:
-        """Gradients are copied message by message; those that are one tensor are not."""
+        """Gradients are packed message by message. A message that is one tensor is not copied."""
         flat = sum(map(message_bytes, one.messages))
         copied = [m for m in one.messages if len(m[1]) > 1 or self.is_padded(one, m)]
         self.look(position, max(map(message_bytes, copied), default=0))
@@ -172,7 +174,7 @@ class Walk:
         return sum(known.specs[k].numel for k in message[1]) != message[2]
 
     def settle(self, position: int) -> None:
-        """A shard is there; the whole gradient is gone."""
+        """A reduce-scatter has completed: its shard is allocated, the whole gradient is freed."""
         if position in self.coming:
             into, moving = self.coming.pop(position)
             self.look(position, self.size(into))
@@ -180,7 +182,7 @@ class Walk:
             self.put(into, GRADIENTS, self.size(into))
 
     def role(self, value: str) -> Role | None:
-        """None for buffers that are no value of the DAG: sums, inputs of a second replica."""
+        """None for buffers that are not values of the DAG: sums, inputs of a second replica."""
         known = self.dag.values.get(ValueId(value))
         return known.role if known else None
 
@@ -189,14 +191,14 @@ class Walk:
         return self.bytes_of(known.specs) if known else 0
 
     def bytes_of(self, specs: tuple[TensorSpec, ...]) -> int:
-        """Microbatches are alike: their values share their specs."""
+        """Cached by identity: the values of all microbatches share their specs."""
         found = self.known.get(id(specs))
         if found is None:
             found = self.known[id(specs)] = sum(spec.nbytes for spec in specs)
         return found
 
     def largest(self, update: Update) -> int:
-        """An optimizer works on one tensor at a time, with a copy of it or two."""
+        """An optimizer works on one tensor at a time, with up to two temporary copies of it."""
         specs = self.dag.values[weights(BucketId(update.bucket))].specs
         return 2 * max((spec.nbytes for spec in specs), default=0)
 

@@ -1,4 +1,4 @@
-"""What every instruction of a step did, and when: seen by a runtime, or found by the simulator."""
+"""When every instruction of a step ran, as measured by the runtime or computed by the simulator."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ SIMULATED, MEASURED = "simulated", "measured"
 class Span:
     """One instruction of one device, in seconds since the step began.
 
-    The host came to it when it was `issued`, and what it waits for had ended at `start`. What goes
-    on by itself (messages, collectives) moves from `start` to `end`: where it was measured, `start`
-    is when it was posted, and `end` when it was known to have ended, which may be late.
+    The host reached it at `issued`, and its waits had completed at `start`. A message is in flight
+    from `start` to `end`. In a measured trace, `start` is when it was posted, and `end` is when it
+    was known to have completed, which may be late.
     """
 
     at: int  # its position in the plan
     issued: float
     start: float
     end: float
-    late: bool = False  # it ended at some time before `end`, when somebody looked
+    late: bool = False  # it completed at an unknown time before `end`
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One step of all devices."""
 
-    name: str  # what a person calls it: "1f1b on h200"
+    name: str  # for people: "1f1b on h200"
     kind: str  # simulated or measured
     spans: Mapping[Device, tuple[Span, ...]] = field(default_factory=dict)
     step: int = 0  # measured: which step of the run
 
     @property
     def seconds(self) -> float:
-        """From the first thing that any device does to the last."""
+        """From the first instruction of any device to the end of the last."""
         ends = (span.end for spans in self.spans.values() for span in spans)
         starts = (span.issued for spans in self.spans.values() for span in spans)
         return max(ends, default=0.0) - min(starts, default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: a column for each field, since there are many spans."""
-        rows = {str(device): columns(spans) for device, spans in self.spans.items()}
-        return {"name": self.name, "kind": self.kind, "step": self.step, "devices": rows}
+        devices = {str(device): columns(spans) for device, spans in self.spans.items()}
+        return {"name": self.name, "kind": self.kind, "step": self.step, "devices": devices}
 
     @staticmethod
     def from_dict(found: Mapping[str, Any]) -> Trace:
@@ -55,7 +55,7 @@ class Trace:
         >>> Trace.from_dict(one.to_dict()) == one
         True
         """
-        spans = {int(device): from_columns(rows) for device, rows in found["devices"].items()}
+        spans = {int(device): from_columns(lists) for device, lists in found["devices"].items()}
         return Trace(found["name"], found["kind"], spans, found["step"])
 
 
@@ -69,6 +69,6 @@ def columns(spans: tuple[Span, ...]) -> dict[str, list[float]]:
     }
 
 
-def from_columns(rows: Mapping[str, list[Any]]) -> tuple[Span, ...]:
-    late = map(bool, rows.get("late", [0] * len(rows["at"])))
-    return tuple(map(Span, rows["at"], rows["issued"], rows["start"], rows["end"], late))
+def from_columns(lists: Mapping[str, list[Any]]) -> tuple[Span, ...]:
+    late = map(bool, lists.get("late", [0] * len(lists["at"])))
+    return tuple(map(Span, lists["at"], lists["issued"], lists["start"], lists["end"], late))

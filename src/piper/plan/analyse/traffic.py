@@ -1,4 +1,4 @@
-"""What a device sends in a step: bytes on each stream, read off the plan."""
+"""Bytes that a device sends in a step on each stream, computed from its plan."""
 
 from __future__ import annotations
 

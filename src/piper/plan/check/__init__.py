@@ -1,1 +1,1 @@
-"""Run all plans together on paper, and compare them with the DAG."""
+"""Execute all plans together symbolically, and compare the result with the DAG."""

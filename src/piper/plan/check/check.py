@@ -1,7 +1,7 @@
-"""Compare plans with the DAG they came from, whoever made them.
+"""Check that plans compute what their DAG says, and that they finish.
 
-The plans are run together on paper; a plan that lost, doubled, swapped or misdirected something is
-refused, and so are plans that would wait for each other for ever.
+All plans are executed together symbolically. An error is raised for a plan that loses, duplicates,
+swaps or misdirects a value, and for plans that deadlock. The check does not trust the lowering.
 """
 
 from __future__ import annotations
@@ -21,145 +21,150 @@ from piper.ir.roles import Present
 from piper.ir.sharding import sharding_of
 from piper.ir.values import Role
 from piper.names import BucketId, Device, ValueId
-from piper.plan.check.contents import Contents
-from piper.plan.check.paper import Together
+from piper.plan.check.buffer_contents import DeviceBuffers
+from piper.plan.check.symbolic_execution import SymbolicExecution
+from piper.plan.communicator import Channel, Communicator, Group
 from piper.plan.instructions import Layout, Plan, State, Total, line
-from piper.plan.meeting import Channel, Group, Meeting
 from piper.plan.rendezvous import Rendezvous
 
 
 def check(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None) -> None:
-    """Refuse plans that, run together, would hang or compute something else than the DAG.
+    """Raise a PlanError if the plans deadlock together or do not compute the DAG.
 
-    `devices` are those that must have a plan: all, or one for each role (`ir/roles.py`).
+    `devices` must all have a plan. By default these are all devices of the DAG. One device per role
+    (`ir/roles.py`) is enough.
     """
     checked(dag, plans, devices)
 
 
-def checked(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None) -> Together:
-    """The same, for those who want to know what was seen."""
+def checked(
+    dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None
+) -> SymbolicExecution:
+    """Like `check`, but returns the execution for further analysis."""
     here = Present(dag.devices if devices is None else devices)
-    devices_of = {plan.device: Contents(plan) for plan in plans}
-    together = Together(devices_of, Rendezvous(here.of), dag=dag, here=here)
-    together.finish()
+    devices_of = {plan.device: DeviceBuffers(plan) for plan in plans}
+    execution = SymbolicExecution(devices_of, Rendezvous(here.of), dag=dag, here=here)
+    execution.finish()
     for rule in RULES:
-        problems = list(islice(rule(together), 8))
+        problems = list(islice(rule(execution), 8))
         if problems:
             raise PlanError("plans", *problems)
-    return together
+    return execution
 
 
-def nothing_is_left(together: Together) -> Iterator[Problem]:
-    for meeting, event in together.rendezvous.alone():
-        text = f"«{line(together.instruction(event))}» {is_alone(meeting)}"
-        yield Problem(f"{text}\n{together.picture(event)}", BUG)
-    for machine in together.devices.values():
-        device = machine.plan.device
-        for buffer in machine.holds:
-            if buffer not in machine.states:
-                picture = together.picture((device, machine.made[buffer]))
-                yield Problem(f"device {device} never frees {buffer}\n{picture}", BUG)
+def nothing_is_left_over(execution: SymbolicExecution) -> Iterator[Problem]:
+    for communicator, event in execution.rendezvous.unmatched():
+        text = f"«{line(execution.instruction(event))}» {unmatched_text(communicator)}"
+        yield Problem(f"{text}\n{execution.picture(event)}", BUG)
+    for device in execution.devices.values():
+        number = device.plan.device
+        for buffer in device.holds:
+            if buffer not in device.states:
+                picture = execution.picture((number, device.made[buffer]))
+                yield Problem(f"device {number} never frees {buffer}\n{picture}", BUG)
 
 
-def is_alone(meeting: Meeting) -> str:
-    match meeting:
+def unmatched_text(communicator: Communicator) -> str:
+    match communicator:
         case Channel(stream, source, target):
-            return f"on {stream} from {source} to {target} meets nothing"
+            return f"on {stream} from {source} to {target} has no match"
         case Group(stream):
-            return f"on {stream} is not met by all of its group"
+            return f"on {stream} is not joined by its whole group"
 
 
-def everything_ran_once(together: Together) -> Iterator[Problem]:
-    for node in together.dag.nodes.values():
-        runs = [(device, str(node.id)) for device in together.here.of(node.devices)]
+def everything_ran_once(execution: SymbolicExecution) -> Iterator[Problem]:
+    for node in execution.dag.nodes.values():
+        runs = [(device, str(node.id)) for device in execution.here.of(node.devices)]
         if isinstance(node, Transfer):
-            runs += [(device, sent(node.id)) for device in together.here.of(node.source)]
+            runs += [(device, sent(node.id)) for device in execution.here.of(node.source)]
         for device, name in runs:
-            if device not in together.devices or name not in together.devices[device].ran:
-                place = needed_at(together, node, device)
+            if device not in execution.devices or name not in execution.devices[device].ran:
+                place = needed_at(execution, node, device)
                 yield Problem(f"{node.id} never runs on device {device}{place}", BUG)
 
 
-def needed_at(together: Together, node: Node, device: Device) -> str:
-    """The last of what such a node needs, drawn: it would come after that."""
-    machine = together.devices.get(device)
-    ran = machine.ran if machine else {}
-    before = [ran[name] for name in together.dag.predecessors(node) if name in ran]
-    return f", after\n{together.picture((device, max(before)))}" if before else ""
+def needed_at(execution: SymbolicExecution, node: Node, device: Device) -> str:
+    """The plan at the last predecessor of a node that never ran."""
+    buffers = execution.devices.get(device)
+    ran = buffers.ran if buffers else {}
+    before = [ran[name] for name in execution.dag.predecessors(node) if name in ran]
+    return f", after\n{execution.picture((device, max(before)))}" if before else ""
 
 
-def orders_are_kept(together: Together) -> Iterator[Problem]:
-    for precedence in together.dag.precedences:
+def orders_are_kept(execution: SymbolicExecution) -> Iterator[Problem]:
+    for precedence in execution.dag.precedences:
         if not precedence.before:
             continue
-        lane = together.dag.nodes[precedence.before[0]].devices  # it has all of them
-        for device in together.here.of(lane):
-            ran = together.devices[device].ran
+        lane = execution.dag.nodes[
+            precedence.before[0]
+        ].devices  # all nodes of a precedence have the same devices
+        for device in execution.here.of(lane):
+            ran = execution.devices[device].ran
             before = [(ran[node], node) for node in precedence.before if node in ran]
             after = [(ran[node], node) for node in precedence.after if node in ran]
             if before and after and max(before) > min(after):
                 what = f"device {device} runs {min(after)[1]} before {max(before)[1]}"
-                picture = together.picture((device, min(after)[0]), (device, max(before)[0]))
+                picture = execution.picture((device, min(after)[0]), (device, max(before)[0]))
                 yield Problem(f"{what}, against {precedence.maker}\n{picture}", BUG)
 
 
-def totals_are_whole(together: Together) -> Iterator[Problem]:
-    """Each replica counts its losses; the gradients that updates read are counted once, or every
-    shard of them is."""
+def loss_and_norm_are_complete(execution: SymbolicExecution) -> Iterator[Problem]:
+    """The loss and norm all-reduce counts every loss once per replica, and every gradient (or every
+    shard of it) once."""
     homes = {
         frozenset(node.reads[0]): node
-        for node in together.dag.nodes.values()
+        for node in execution.dag.nodes.values()
         if isinstance(node, UpdateNode)
     }
-    for node in together.dag.nodes.values():
+    for node in execution.dag.nodes.values():
         if isinstance(node, Totals):
-            found = Counter(together.counted.get(node.id, ()))
+            found = Counter(execution.counted.get(node.id, ()))
             for loss in node.reads[0]:
-                maker = together.dag.nodes[together.dag.producers[loss]]
-                devices = together.here.of(maker.devices)
+                maker = execution.dag.nodes[execution.dag.producers[loss]]
+                devices = execution.here.of(maker.devices)
                 if found[frozenset([loss])] != len(devices):
-                    yield Problem(f"{node.id} lacks {loss}{totals(together, devices)}", BUG)
+                    yield Problem(f"{node.id} is missing {loss}{pictured(execution, devices)}", BUG)
             for number, total in enumerate(node.reads[1:]):
-                wanted = counters(together, homes[frozenset(total)], number)
+                wanted = counting_devices(execution, homes[frozenset(total)], number)
                 if found[frozenset(total)] != wanted:
-                    maker = together.dag.nodes[together.dag.producers[total[0]]]
-                    devices = together.here.of(maker.devices)
-                    yield Problem(f"{node.id} lacks {total[0]}{totals(together, devices)}", BUG)
+                    maker = execution.dag.nodes[execution.dag.producers[total[0]]]
+                    devices = execution.here.of(maker.devices)
+                    picture = pictured(execution, devices)
+                    yield Problem(f"{node.id} is missing {total[0]}{picture}", BUG)
 
 
-def totals(together: Together, devices: Sequence[Device]) -> str:
-    """Where the first of these devices count, drawn."""
+def pictured(execution: SymbolicExecution, devices: Sequence[Device]) -> str:
+    """The plans at the loss and norm all-reduce of the first few devices."""
     events = [
         (device, k)
         for device in devices[:3]
-        for k, one in enumerate(together.devices[device].plan.instructions)
+        for k, one in enumerate(execution.devices[device].plan.instructions)
         if isinstance(one, Total)
     ]
-    return f"\n{together.picture(*events)}" if events else ""
+    return f"\n{execution.picture(*events)}" if events else ""
 
 
-def counters(together: Together, update: UpdateNode, number: int) -> int:
-    """How many devices count a gradient: one of each group that has the same, in turn."""
-    maker = together.dag.nodes[together.dag.producers[update.reads[0][0]]]
+def counting_devices(execution: SymbolicExecution, update: UpdateNode, number: int) -> int:
+    """How many devices count a gradient: one in each group that holds the same sum, in turn."""
+    maker = execution.dag.nodes[execution.dag.producers[update.reads[0][0]]]
     if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
         turns = (group[number % len(group)] for group in maker.groups)
-        return sum(device in together.here.devices for device in turns)
-    return len(together.here.of(update.devices))
+        return sum(device in execution.here.devices for device in turns)
+    return len(execution.here.of(update.devices))
 
 
-def states_are_right(together: Together) -> Iterator[Problem]:
-    """A state is the bucket its name says, at home where it is updated."""
-    for machine in together.devices.values():
-        device = machine.plan.device
-        for state in machine.plan.states:
-            known = together.dag.values.get(ValueId(state.value))
+def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:
+    """Every state holds its bucket, is at home where it is updated, and is the right shard."""
+    for plan in (device.plan for device in execution.devices.values()):
+        for state in plan.states:
+            known = execution.dag.values.get(ValueId(state.value))
             is_right = known and (known.role, known.bucket, known.copy)
             if is_right != (Role.WEIGHTS, state.bucket, not state.home):
                 yield Problem(f"{state.value} is not {state.bucket}", BUG)
-            elif shard_of(together.dag, state, device) != (
+            elif shard_of(execution.dag, state, plan.device) != (
                 state.shard, state.ways, state.messages, state.share, state.shares,
             ):  # fmt: skip
-                yield Problem(f"{state.value} on device {device} is another shard", BUG)
+                yield Problem(f"{state.value} on device {plan.device} is the wrong shard", BUG)
 
 
 def shard_of(
@@ -176,24 +181,22 @@ def shard_of(
     return group.index(device), how.ways, flat, *share
 
 
-def states_are_new(together: Together) -> Iterator[Problem]:
+def states_are_updated(execution: SymbolicExecution) -> Iterator[Problem]:
     """Every copy of every updated parameter ends the step with its new value."""
-    updated = {node.bucket for node in together.dag.nodes.values() if isinstance(node, UpdateNode)}
-    for machine in together.devices.values():
-        for state in machine.plan.states:
-            if state.bucket in updated and machine.holds[state.value] != {
-                new(ValueId(state.value))
-            }:
-                device, made = machine.plan.device, machine.made.get(state.value)
-                picture = "" if made is None else f"\n{together.picture((device, made))}"
-                yield Problem(f"{state.value} on device {device} stays old{picture}", BUG)
+    updated = {node.bucket for node in execution.dag.nodes.values() if isinstance(node, UpdateNode)}
+    for device in execution.devices.values():
+        for state in device.plan.states:
+            if state.bucket in updated and device.holds[state.value] != {new(ValueId(state.value))}:
+                number, made = device.plan.device, device.made.get(state.value)
+                picture = "" if made is None else f"\n{execution.picture((number, made))}"
+                yield Problem(f"{state.value} on device {number} is not updated{picture}", BUG)
 
 
 RULES = (
-    nothing_is_left,
+    nothing_is_left_over,
     everything_ran_once,
     orders_are_kept,
-    totals_are_whole,
+    loss_and_norm_are_complete,
     states_are_right,
-    states_are_new,
+    states_are_updated,
 )

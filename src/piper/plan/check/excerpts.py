@@ -1,4 +1,4 @@
-"""Plans around the places that an error is about, drawn side by side."""
+"""Excerpts of plans around the instructions of an error, side by side."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from piper.names import Device
 from piper.plan.instructions import Plan, line
 from piper.plan.rendezvous import Event
 
-Marks = Mapping[Device, Mapping[int, str]]  # device -> instruction -> the sign before it
+Marks = Mapping[Device, Mapping[int, str]]  # device -> instruction -> the mark before it
 WIDTH, COLUMN = 118, 56
 
 
 def excerpts(plans: Mapping[Device, Plan], here: Event, *others: Event) -> str:
-    """Where a check stopped (`>`), and the other instructions that it is about (`*`).
+    """The instruction at which a check stopped (`>`), and others that explain it (`*`).
 
-    One device is drawn in full width, several side by side under their names.
+    One device takes the full width. Several are side by side, each under its name.
     """
     places = [here, *(other for other in others if other != here)]
     marks: dict[Device, dict[int, str]] = {}
@@ -24,22 +24,22 @@ def excerpts(plans: Mapping[Device, Plan], here: Event, *others: Event) -> str:
         marks.setdefault(event[0], {})[event[1]] = ">" if event == here else "*"
     around = 2 if len(places) == 1 else 1
     if len(marks) == 1:
-        return "\n".join(f"  {row}" for row in rows(plans[here[0]], marks[here[0]], around))
-    return drawn(plans, marks, around)
+        return "\n".join(f"  {text}" for text in excerpt(plans[here[0]], marks[here[0]], around))
+    return side_by_side(plans, marks, around)
 
 
 def last_end(plan: Plan, buffer: str, before: int) -> int | None:
-    """The instruction that ended a buffer before another one came to it."""
+    """The last instruction before position `before` that freed or consumed a buffer."""
     return next((k for k in reversed(range(before)) if buffer in plan.instructions[k].ends), None)
 
 
-def drawn(plans: Mapping[Device, Plan], marks: Marks, around: int = 1) -> str:
-    """As many plans beside each other as fit, in as many bands as it takes."""
+def side_by_side(plans: Mapping[Device, Plan], marks: Marks, around: int = 1) -> str:
+    """As many plans side by side as fit, in as many bands as needed."""
     columns = [
-        [f"device {device}", *(cut(row) for row in rows(plans[device], signs, around))]
+        [f"device {device}", *map(cut, excerpt(plans[device], signs, around))]
         for device, signs in marks.items()
     ]
-    width = max(len(row) for column in columns for row in column)
+    width = max(len(text) for column in columns for text in column)
     fit = max(1, WIDTH // (width + 3))
     bands = (columns[k : k + fit] for k in range(0, len(columns), fit))
     return "\n".join("\n".join(band(columns, width)) for columns in bands)
@@ -50,8 +50,8 @@ def band(columns: Sequence[Sequence[str]], width: int) -> Iterator[str]:
         yield "  " + " | ".join(f"{cell:{width}}" for cell in cells).rstrip()
 
 
-def rows(plan: Plan, marks: Mapping[int, str], around: int) -> Iterator[str]:
-    """The marked instructions with their neighbours; what lies between is left out."""
+def excerpt(plan: Plan, marks: Mapping[int, str], around: int) -> Iterator[str]:
+    """The marked instructions with their neighbours. Gaps are shown as `...`."""
     last = -1
     for k in wanted(marks, around, len(plan.instructions)):
         if last >= 0 and k > last + 1:

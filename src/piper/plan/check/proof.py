@@ -1,4 +1,4 @@
-"""What a check has proven, in numbers."""
+"""What a check has proved, in numbers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from piper.ir.dag import Dag
 from piper.ir.values import Role
-from piper.names import Device
+from piper.names import Device, amount
 from piper.plan.check.check import checked
-from piper.plan.check.paper import Together
+from piper.plan.check.symbolic_execution import SymbolicExecution
 from piper.plan.instructions import (
     Exchange,
     Free,
@@ -25,62 +25,68 @@ from piper.plan.instructions import (
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was seen to meet, to end and to be counted when all plans ran together on paper."""
+    """What was matched, completed and counted when all plans were executed together."""
 
     devices: int
-    roles: int  # devices whose plans were run, for all that do the same
+    roles: int  # devices whose plans were executed, each for all devices of its role
     nodes: int
     instructions: int
     passes: int  # forwards and backwards, on all devices
-    messages: int  # sends that met their receives, in order
-    collectives: int  # reductions and gathers that all of their group came to, in the same order
-    exchanges: int  # of experts' rows, likewise
+    messages: int  # sends that matched their receives, in order
+    collectives: int  # reductions and gathers that their whole group joined, in the same order
+    exchanges: int  # token all-to-alls, likewise
     orders: int  # temporal edges that every device kept
     gradients: int  # contributions of passes to parameters, each counted exactly once
     updates: int
     buffers: int  # freed exactly once
 
     def __str__(self) -> str:
-        meetings = f"{self.messages:,} messages met their receives in order"
-        if self.collectives + self.exchanges:
-            met = f"{self.collectives:,} collectives and {self.exchanges:,} exchanges of rows"
-            meetings += f", {met} all of their group, in the same order"
-        few = f" in {self.roles:,} roles" if self.roles < self.devices else ""
+        roles = f" in {amount(self.roles, 'role')}" if self.roles < self.devices else ""
         return "\n".join([
-            f"ok: {self.devices:,} devices{few}, {self.nodes:,} nodes, "
-            f"{self.instructions:,} instructions, run together on paper",
-            f"  no deadlock: {meetings}",
-            f"  nothing lost or doubled: {self.passes:,} passes, and {self.gradients:,} gradients "
-            f"counted once each in {self.updates:,} updates",
-            f"  nothing leaks: {self.buffers:,} buffers freed once each",
-            f"  {self.orders:,} orders kept",
+            f"ok: {amount(self.devices, 'device')}{roles}, {amount(self.nodes, 'node')}, "
+            f"{amount(self.instructions, 'instruction')}, executed together symbolically",
+            f"  no deadlock: {self.matches}",
+            f"  nothing lost or duplicated: {amount(self.passes, 'pass', 'passes')}, and "
+            f"{amount(self.gradients, 'gradient')} counted once each in "
+            f"{amount(self.updates, 'update')}",
+            f"  no leaks: {amount(self.buffers, 'buffer')} freed once each",
+            f"  {amount(self.orders, 'order')} kept",
         ])  # fmt: skip
+
+    @property
+    def matches(self) -> str:
+        sends = f"{amount(self.messages, 'send')} matched in order"
+        if not self.collectives + self.exchanges:
+            return sends
+        collectives = amount(self.collectives, "collective")
+        exchanges = amount(self.exchanges, "token all-to-all")
+        return f"{sends}, {collectives} and {exchanges} joined by their whole group in order"
 
 
 def prove(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = None) -> Proof:
-    """Check the plans, and count what was seen; arguments and errors are those of `check`."""
-    together = checked(dag, plans, devices)
-    ended = list(met(together))
+    """Check the plans, and count what was proved. Arguments and errors are those of `check`."""
+    execution = checked(dag, plans, devices)
+    ended = list(met(execution))
     return Proof(
         devices=len(dag.devices),
         roles=len(plans),
         nodes=len(dag.nodes),
-        instructions=sum(machine.at for machine in together.devices.values()),
+        instructions=sum(device.at for device in execution.devices.values()),
         passes=count(plans, Run),
         messages=sum(isinstance(one, Send) for _, one in ended),
         collectives=len({(o.node, o.group) for _, o in ended if isinstance(o, Reduce | Gather)}),
         exchanges=len({(o.node, o.group) for _, o in ended if isinstance(o, Exchange)}),
         orders=len(dag.precedences),
-        gradients=contributions(together),
+        gradients=contributions(execution),
         updates=count(plans, Update),
         buffers=freed(plans),
     )
 
 
-def met(together: Together) -> Iterator[tuple[int, Instruction]]:
-    """What has ended together with another side of it."""
-    for device, position in together.ended:
-        yield device, together.devices[device].plan.instructions[position]
+def met(execution: SymbolicExecution) -> Iterator[tuple[int, Instruction]]:
+    """Every message that completed, with its device."""
+    for device, position in execution.ended:
+        yield device, execution.devices[device].plan.instructions[position]
 
 
 def count(plans: Sequence[Plan], kind: type[Instruction]) -> int:
@@ -93,12 +99,12 @@ def freed(plans: Sequence[Plan]) -> int:
     )
 
 
-def contributions(together: Together) -> int:
-    """Gradients that passes made on the devices where they ran."""
-    values = together.dag.values
+def contributions(execution: SymbolicExecution) -> int:
+    """How many parameter gradients the backward passes produced, on all devices."""
+    values = execution.dag.values
     made = {
         node.id: sum(values[v].role is Role.WEIGHT_GRADIENT for v in node.writes)
-        for node in together.dag.computes
+        for node in execution.dag.computes
     }
-    ran = (made.get(name, 0) for machine in together.devices.values() for name in machine.ran)  # type: ignore[call-overload]
+    ran = (made.get(name, 0) for device in execution.devices.values() for name in device.ran)  # type: ignore[call-overload]
     return sum(ran)

@@ -1,12 +1,14 @@
-"""The instruction set. A plan is data: it prints, and is the same for the same input.
+"""The instruction set. A plan is data: it prints, and the same input gives the same plan.
 
-The host issues a plan's instructions in order. `Send` and `Recv` then go on by themselves, in order
-on their channel (stream, sender, receiver), `Reduce`, `Gather` and `Exchange` on theirs (stream,
-group); all else runs in order on the compute stream. `waits` are the positions of earlier
-instructions of the same plan, on other streams, that must have ended.
+The host issues the instructions of a plan in order. Messages are asynchronous: `Send` and `Recv`
+run in order on their channel (stream, sender, receiver); `Reduce`, `Gather`, `Exchange` (the token
+all-to-all) and `Total` (the loss and norm all-reduce) run in order in their group. Everything else
+runs in order on the compute stream. `waits` are the positions of earlier instructions of the same
+plan, on other streams, that must have completed.
 
-An instruction says itself what it uses, defines and ends, and whom it meets: whoever walks a plan
-asks it. A new instruction is a class here, its lowering, and its execution and price.
+An instruction knows what it uses, defines and ends, and its communicator. Code that walks a plan
+asks the instruction. A new instruction needs a class here, its lowering, its execution (in the
+check and in the runtime) and its price.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ Instruction = (
 
 
 def is_message(instruction: Instruction) -> bool:
-    """Whether it goes on by itself, and is waited for."""
+    """Whether it is asynchronous and has to be waited for."""
     return instruction.stream != COMPUTE
 
 
@@ -40,8 +42,8 @@ def is_message(instruction: Instruction) -> bool:
 class State:
     """Memory that outlives the step: a bucket's parameters, at home or as a copy.
 
-    With `ways` above 1 it is shard `shard` of that many, cut as `messages` say. With `shares`
-    above 1 it has share `share` of the experts only (of which it may be a shard).
+    If `ways` is above 1, it is shard number `shard` of that many, laid out as `messages`. If
+    `shares` is above 1, it holds part number `share` of the experts only (or a shard of that part).
     """
 
     value: str
@@ -61,8 +63,8 @@ class Plan:
     device: Device
     states: tuple[State, ...]
     instructions: tuple[Instruction, ...]
-    buffers: tuple[int, ...] = ()  # bytes of each buffer that gathers fill
-    streams: tuple[Share, ...] = ()  # what they get of a GPU; the same in all plans of a job
+    buffers: tuple[int, ...] = ()  # bytes of each gather buffer
+    streams: tuple[Share, ...] = ()  # their SMs and priorities; the same in all plans of a job
 
     def __str__(self) -> str:
         head = ", ".join([f"device {self.device}", *map(str, self.streams)])

@@ -1,72 +1,72 @@
-"""What every instruction says of itself, so that whoever walks a plan asks it."""
+"""The interface of all instructions."""
 
 from __future__ import annotations
 
 from piper.names import Device
-from piper.plan.meeting import Group, Meeting
+from piper.plan.communicator import Communicator, Group
 
 Waits = tuple[int, ...]
 Buffers = tuple[str, ...]
 
 
 class Base:
-    """What most instructions do: nothing of all this."""
+    """Defaults for all properties."""
 
     __slots__ = ()
     node: str  # of the DAG, or nothing
 
     @property
     def kind(self) -> str:
-        """What it does, in one word of the legend."""
+        """Its kind, as in legends of pictures."""
         return type(self).__name__.lower()
 
     @property
     def uses(self) -> Buffers:
-        """What it reads."""
+        """The buffers that it reads."""
         return ()
 
     @property
     def defines(self) -> Buffers:
-        """What it writes, or starts to."""
+        """The buffers that it writes, or starts to write."""
         return ()
 
     @property
     def ends(self) -> Buffers:
-        """What nobody may read after it."""
+        """The buffers that must not be read after it."""
         return ()
 
-    def meeting(self, device: Device) -> Meeting | None:
-        """Where it meets instructions of other devices, if this device runs it."""
+    def communicator(self, device: Device) -> Communicator | None:
+        """Where it is matched with other devices, if `device` runs it. None for local work."""
         return None
 
     @property
     def task(self) -> str:
-        """What it does, in the words of an error; empty: there is nothing better than its line."""
+        """What it does, for error messages. Empty: its printed line is used instead."""
         return ""
 
     @property
     def moves(self) -> object:
-        """Of a message, all that its cost depends on besides where it goes."""
+        """What the cost of a message depends on besides its communicator."""
         return ()
 
     @property
     def sent(self) -> int:
-        """Bytes that leave the device; rows of experts count as if they were spread evenly."""
+        """Bytes that leave the device. Tokens are assumed to be spread evenly over experts."""
         return 0
 
     @property
     def recordable(self) -> bool:
-        """Whether it can be a part of a recorded segment."""
+        """Whether a CUDA graph can contain it."""
         return False
 
     @property
     def fixed(self) -> bool:
-        """Whether what it defines is in the same memory in every step."""
+        """Whether its results have the same address in every step."""
         return False
 
     @property
-    def loosens(self) -> bool:
-        """Whether what it defines has a number of rows that is not known beforehand."""
+    def has_dynamic_results(self) -> bool:
+        """Whether the size of its results depends on data."""
         return False
 
 
@@ -127,5 +127,5 @@ class Among(Base):
     def task(self) -> str:
         return f"the {self.node}"
 
-    def meeting(self, device: Device) -> Group:
+    def communicator(self, device: Device) -> Group:
         return Group(self.stream, self.group)

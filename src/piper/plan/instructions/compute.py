@@ -47,7 +47,7 @@ class Run(Recordable, Several):
 
 @dataclass(frozen=True, slots=True)
 class Keep(Recordable, Moving):
-    """The first part of a sum: from now on `into` is what `value` was."""
+    """The first part of a sum: `into` takes over the buffer of `value`."""
 
     into: str
     value: str
@@ -59,7 +59,7 @@ class Keep(Recordable, Moving):
 
 @dataclass(frozen=True, slots=True)
 class Add(Recordable, Moving):
-    """Another part of a sum, added in place; `value` ends."""
+    """Add another part of a sum in place. `value` ends."""
 
     into: str
     value: str
@@ -79,7 +79,7 @@ class Add(Recordable, Moving):
 
 @dataclass(frozen=True, slots=True)
 class Update(Base):
-    """The optimizer's step on one bucket; clipped if it waits for the total."""
+    """The optimizer step on one bucket. If `clip`, gradients are clipped by the norm first."""
 
     node: str
     bucket: str
@@ -100,7 +100,7 @@ class Update(Base):
 
 @dataclass(frozen=True, slots=True)
 class Free(Recordable):
-    """These values end."""
+    """Free these values."""
 
     values: Buffers
     waits: Waits = ()

@@ -1,18 +1,18 @@
-"""Instructions that start a message, which then goes on by itself until it is waited for."""
+"""Instructions that start a message. It is asynchronous until an instruction waits for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from piper.names import TOTALS_STREAM, Device
+from piper.plan.communicator import Channel
 from piper.plan.instructions.base import Among, Base, Buffers, Moving, Several, Waits
 from piper.plan.instructions.sizes import Layout, Shape, is_dynamic, ring_bytes, shape_bytes
-from piper.plan.meeting import Channel
 
 
 @dataclass(frozen=True, slots=True)
 class Send(Base):
-    """Start to send; the value may end only when this has."""
+    """Start to send. The value must live until the send has completed."""
 
     node: str
     value: str
@@ -25,7 +25,7 @@ class Send(Base):
     def uses(self) -> Buffers:
         return (self.value,)
 
-    def meeting(self, device: Device) -> Channel:
+    def communicator(self, device: Device) -> Channel:
         return Channel(self.stream, device, self.peer)
 
     @property
@@ -43,7 +43,7 @@ class Send(Base):
 
 @dataclass(frozen=True, slots=True)
 class Recv(Base):
-    """Start to receive. A state is received in place, anything else in memory of its own."""
+    """Start to receive. A state is received in place, anything else into new memory."""
 
     node: str
     value: str
@@ -57,7 +57,7 @@ class Recv(Base):
     def defines(self) -> Buffers:
         return (self.value,)
 
-    def meeting(self, device: Device) -> Channel:
+    def communicator(self, device: Device) -> Channel:
         return Channel(self.stream, self.peer, device)
 
     @property
@@ -71,7 +71,7 @@ class Recv(Base):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Among, Moving):
-    """Start to add up a bundle over the group; `value` ends, `into` is the sum or a shard of it."""
+    """Start an all-reduce or reduce-scatter of a bundle. `value` ends; `into` is the result."""
 
     node: str
     value: str
@@ -97,7 +97,7 @@ class Reduce(Among, Moving):
 
 @dataclass(frozen=True, slots=True)
 class Gather(Among):
-    """Start to put the shards of the group together, in a buffer of the plan."""
+    """Start an all-gather of the shards of a group into a gather buffer of the plan."""
 
     node: str
     value: str
@@ -132,27 +132,27 @@ class Gather(Among):
 
 @dataclass(frozen=True, slots=True)
 class Exchange(Among, Several):
-    """Start to bring rows to the devices of their experts, or back.
+    """Start a token all-to-all: dispatch tokens to the devices of their experts, or combine them.
 
-    Reads rows, then how many each expert has, or the route that a counted exchange found; writes
-    rows, and when counted how many each expert here has, and the route.
+    Reads tokens, then the number of tokens per expert, or the route that a counted dispatch made.
+    Writes tokens. A counted dispatch also writes the tokens per local expert, and the route.
     """
 
     node: str
-    way: str  # counted, out or back
+    way: str  # counted or out (dispatch), or back (combine)
     reads: Buffers
     writes: Buffers
-    shapes: tuple[Shape, ...]  # of the rows, when they are spread evenly
+    shapes: tuple[Shape, ...]  # of the tokens, if they are spread evenly
     group: tuple[Device, ...]
     stream: str
     waits: Waits = ()
 
     @property
     def task(self) -> str:
-        return f"the exchange {self.node}"
+        return f"the token all-to-all {self.node}"
 
     @property
-    def loosens(self) -> bool:
+    def has_dynamic_results(self) -> bool:
         return self.way != "back"
 
     @property
@@ -161,13 +161,13 @@ class Exchange(Among, Several):
 
     @property
     def sent(self) -> int:
-        rows = sum(map(shape_bytes, self.shapes))
-        return rows * (len(self.group) - 1) // len(self.group)
+        size = sum(map(shape_bytes, self.shapes))
+        return size * (len(self.group) - 1) // len(self.group)
 
 
 @dataclass(frozen=True, slots=True)
 class Total(Among):
-    """Add up weighted losses and squared gradients here, then over the devices of the group."""
+    """The loss and norm all-reduce: sums of weighted losses and squared gradients."""
 
     node: str
     losses: tuple[tuple[str, int], ...]  # value, microbatch
@@ -187,4 +187,4 @@ class Total(Among):
 
     @property
     def task(self) -> str:
-        return "the totals (loss and gradient norm)"
+        return "the loss and norm all-reduce"

@@ -1,4 +1,4 @@
-"""Sizes of what messages move."""
+"""Sizes of messages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import prod
 from piper.ir.values import ITEM_BYTES
 from piper.names import Device
 
-Layout = tuple[str, tuple[int, ...], int]  # of a flat message: type, tensors, padded elements
-Shape = tuple[tuple[int | None, ...], str]  # sizes (None: not known before it is there) and type
+Layout = tuple[str, tuple[int, ...], int]  # of a flat message: dtype, tensors, padded elements
+Shape = tuple[tuple[int | None, ...], str]  # sizes (None: depends on data) and dtype
 
 
 def is_dynamic(shape: Shape) -> bool:
@@ -22,7 +22,7 @@ def is_dynamic(shape: Shape) -> bool:
 
 
 def shape_bytes(shape: Shape) -> int:
-    """Unknown sizes count nothing."""
+    """Unknown sizes count as zero."""
     sizes, dtype = shape
     return prod(size or 0 for size in sizes) * ITEM_BYTES[dtype]
 
@@ -33,6 +33,8 @@ def message_bytes(message: Layout) -> int:
 
 
 def ring_bytes(messages: Sequence[Layout], group: Sequence[Device]) -> int:
-    """What a device sends so that everyone of the group has its part: of S bytes among n devices,
-    (n-1)/n S. An all-reduce does that twice."""
+    """What a device sends in a ring: (n-1)/n of the bytes, among n devices.
+
+    That is a reduce-scatter or an all-gather. An all-reduce does both.
+    """
     return sum(map(message_bytes, messages)) * (len(group) - 1) // len(group)

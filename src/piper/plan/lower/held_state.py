@@ -1,4 +1,4 @@
-"""What a device holds of a bucket: all of it, a share of its experts, a shard of either."""
+"""What a device holds of a bucket: all of it, some of its experts, or a shard of either."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from piper.plan.instructions import Layout
 
 
 def held(dag: Dag, bucket: BucketId, device: Device) -> tuple[Any, ...]:
-    """Which shard of a bucket a device holds, and which share of its experts: for its State."""
+    """The last fields of a State: the shard of the bucket, and the part of its experts."""
     how, cut = dag.residencies.get(bucket), sharding_of(dag.model, dag.shardings, bucket)
     share = (cut.share(device), cut.ways) if cut else (0, 1)
     if how is None or not how.sharded:

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.naming import TOTALS, gather_buffer, sum_buffer
+from piper.ir.naming import TOTALS, gather_buffer
 from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
 from piper.ir.nodes import Update as UpdateNode
@@ -34,20 +34,26 @@ from piper.plan.instructions import (
     Update,
     Waits,
 )
-from piper.plan.lower.device_work import Row, Work, proven_received, receiver, rows, sender
+from piper.plan.lower.device_work import (
+    DeviceWork,
+    Work,
+    device_work,
+    proven_received,
+    receiver,
+    sender,
+)
 from piper.plan.lower.held_state import held, layouts
-
-LASTING = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # what no plan frees
+from piper.plan.lower.lifetimes import endings, local_sums
 
 
 def lower(
     dag: Dag, devices: Sequence[Device] | None = None, careful: bool = False
 ) -> tuple[Plan, ...]:
-    """The plans of all devices, or of one for each role, in the order of the devices."""
+    """The plans of all devices, or of one device per role, in the order of the devices."""
     assert dag.sequence, "schedule the DAG before lowering it"
-    found = rows(dag, devices, careful)
+    found = device_work(dag, devices, careful)
     return tuple(
-        Lowering(dag, row, proven_received(dag, found, row)).plan() for row in found.values()
+        Lowering(dag, work, proven_received(dag, found, work)).plan() for work in found.values()
     )
 
 
@@ -56,44 +62,44 @@ class Lowering:
     """The plan of one device, being written."""
 
     dag: Dag
-    row: Row
+    work: DeviceWork
     proofs: dict[NodeId, int]
     code: list[Instruction] = field(default_factory=list)
     made_by: dict[str, int] = field(default_factory=dict)  # buffer -> instruction to wait for
-    arriving: dict[str, int] = field(default_factory=dict)  # what comes on another stream
-    heard: set[tuple[str, int]] = field(default_factory=set)  # what a stream has waited for
-    added: set[str] = field(default_factory=set)  # what came and is a part of a sum now
+    arriving: dict[str, int] = field(default_factory=dict)  # buffer -> message that fills it
+    waited: set[tuple[str, int]] = field(default_factory=set)  # stream, message it waited for
+    added: set[str] = field(default_factory=set)  # received values that are part of a sum now
     readers: dict[str, list[int]] = field(default_factory=dict)  # of states and gather buffers
     slots: dict[str, str] = field(default_factory=dict)  # gathered value -> its buffer
     started: set[str] = field(default_factory=set)  # sums that have their first part
     loaded: dict[str, int] = field(default_factory=dict)
     sent: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
-    scattering: list[str] = field(default_factory=list)  # shards on their way, not waited for
-    buffers: dict[int, int] = field(default_factory=dict)  # that gathers fill: bytes
+    scattering: list[str] = field(default_factory=list)  # gradient shards in flight
+    buffers: dict[int, int] = field(default_factory=dict)  # gather buffer -> bytes
     states: dict[str, State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.sums = local_sums(self.row)
-        coming: list[Transfer | Collective] = [*self.row.gets.values(), *self.row.collectives]
+        self.sums = local_sums(self.work)
+        coming: list[Transfer | Collective] = [*self.work.gets.values(), *self.work.collectives]
         self.received = {node.writes[0] for node in coming}
-        self.received.update(value for node in self.row.exchanges for value in node.writes)
-        self.ends = endings(self.row, self.sums, self.proofs)
+        self.received.update(value for node in self.work.exchanges for value in node.writes)
+        self.ends = endings(self.work, self.sums, self.proofs)
 
     def plan(self) -> Plan:
         self.start(0)
-        for position, node in enumerate(self.row.work):
+        for position, node in enumerate(self.work.nodes):
             self.post(position)
             self.do(node)
             self.start_and_free(position)
-        self.post(len(self.row.work))
-        self.free(len(self.row.work))
+        self.post(len(self.work.nodes))
+        self.free(len(self.work.nodes))
         buffers = tuple(self.buffers.get(k, 0) for k in range(max(self.buffers, default=-1) + 1))
         states, code = tuple(self.states.values()), tuple(self.code)
-        return Plan(self.row.device, states, code, buffers, self.dag.streams)
+        return Plan(self.work.device, states, code, buffers, self.dag.streams)
 
     def start_and_free(self, position: int) -> None:
-        """What others wait for goes first, unless it needs the memory that ends here."""
-        starts = self.row.starts.get(position + 1, ())
+        """Start messages first, because peers wait for them. A gather may need the freed memory."""
+        starts = self.work.starts.get(position + 1, ())
         if any(isinstance(node, Collective) and node.kind is Kind.ALL_GATHER for node in starts):
             self.free(position)
             self.start(position + 1)
@@ -106,9 +112,9 @@ class Lowering:
         return len(self.code) - 1
 
     def post(self, position: float) -> None:
-        for transfer in self.row.posts.get(position, ()):
+        for transfer in self.work.posts.get(position, ()):
             value, known = self.storage(transfer.writes[0]), self.dag.values[transfer.writes[0]]
-            peer = sender(transfer, self.row.device)
+            peer = sender(transfer, self.work.device)
             waits = self.free_of_readers(value, transfer.stream)
             shapes, stream = wire_shapes(known), transfer.stream
             self.arriving[value] = self.emit(
@@ -116,8 +122,8 @@ class Lowering:
             )
 
     def start(self, position: int) -> None:
-        late = self.row.posts.get(position - 0.5)
-        for node in self.row.starts.get(position, ()):
+        late = self.work.posts.get(position - 0.5)
+        for node in self.work.starts.get(position, ()):
             if late and isinstance(node, Collective):
                 self.post(position - 0.5)
                 late = None
@@ -135,7 +141,7 @@ class Lowering:
 
     def send(self, transfer: Transfer) -> None:
         value = self.operand(transfer.reads[0], transfer.source)
-        peer = receiver(transfer, self.row.device)
+        peer = receiver(transfer, self.work.device)
         ready = self.wait_for((value,), transfer.stream)
         waits = ready or ((self.made_by[value],) if value in self.made_by else ())
         shapes = wire_shapes(self.dag.values[transfer.writes[0]])
@@ -144,7 +150,7 @@ class Lowering:
         self.note_reader(value, k)
 
     def reduce(self, node: Collective) -> None:
-        """A shard is waited for before the next one is made: whole gradients live briefly."""
+        """Wait for each gradient shard before the next scatter: few whole gradients are alive."""
         scatter = node.kind is Kind.REDUCE_SCATTER
         value = self.operand(node.reads[0], node.devices)
         waits = self.wait_for((value,), node.stream)
@@ -161,7 +167,7 @@ class Lowering:
             self.scattering.append(node.writes[0])
 
     def settle(self, stream: str) -> Waits:
-        """Add up the shards that are on their way; what is no part of a sum is only waited for."""
+        """Add up the shards in flight. Those that are not part of a sum are only waited for."""
         coming, self.scattering = self.scattering, []
         alone = [value for value in coming if value not in self.sums.of]
         for value in coming:
@@ -187,7 +193,7 @@ class Lowering:
         self.note_reader(value, k)
 
     def exchange(self, node: ExchangeNode) -> None:
-        """What it reads is written on the compute stream; so is all that is waited for there."""
+        """Its operands come from the compute stream, or compute has waited for them."""
         reads = tuple(self.operand(total, node.devices) for total in node.reads)
         makers = [self.made_by.get(value, self.loaded.get(value)) for value in reads]
         made = max((k for k in makers if k is not None), default=None)
@@ -204,7 +210,7 @@ class Lowering:
         self.arriving.update((value, k) for value in node.writes)
 
     def group(self, node: Collective | ExchangeNode) -> tuple[Device, ...]:
-        return next(group for group in node.groups if self.row.device in group)
+        return next(group for group in node.groups if self.work.device in group)
 
     def do(self, node: Work) -> None:
         match node:
@@ -242,9 +248,10 @@ class Lowering:
         self.made_by[state] = self.emit(Update(node.id, node.bucket, grad, clip, waits))
 
     def total(self, node: Totals) -> None:
-        """Of all that is added up, what this device made, or counts for its group.
+        """The losses and gradients that this device contributes to the loss and norm all-reduce.
 
-        It waits for what others count, too, so that all devices of a role do the same.
+        It also waits for gradients that another device of its group contributes, so that all
+        devices of a role have the same plan.
         """
         assert node.devices is not None
         here = {k: self.operand(t, ()) for k, t in enumerate(node.reads[1:]) if self.is_here(t)}
@@ -253,25 +260,25 @@ class Lowering:
         self.arriving[TOTALS] = self.emit(Total(node.id, losses, counted, node.devices, waits))
 
     def counts(self, value: ValueId, number: int) -> bool:
-        """What everyone of a group has is counted by one of them; they take turns."""
+        """A sum that a whole group holds is counted by one member. The members take turns."""
         maker = self.dag.nodes[self.dag.producers[value]]
         if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
-            return any(group[number % len(group)] == self.row.device for group in maker.groups)
+            return any(group[number % len(group)] == self.work.device for group in maker.groups)
         return True
 
     def losses(self, node: Totals) -> Iterator[tuple[str, int]]:
-        """The losses made here, and which microbatch of the batch each is of."""
+        """The losses computed here, each with the number of its microbatch in the batch."""
         for part, loss in enumerate(node.reads[0]):
             if loss in self.made_by:
                 devices = self.dag.nodes[self.dag.producers[loss]].devices or ()
-                first, _ = self.row.replicas.place(devices, self.row.device)
+                first, _ = self.work.replicas.place(devices, self.work.device)
                 yield loss, first * len(node.reads[0]) + part
 
     def is_here(self, total: Sum) -> bool:
         return total in self.sums.names or total[0] in self.made_by or total[0] in self.received
 
     def operand(self, total: Sum, devices: tuple[Device, ...]) -> str:
-        """The buffer that holds a sum once all its parts are in."""
+        """The buffer of a sum. Parts that have arrived are added first."""
         if total not in self.sums.names:
             return self.single(total[0], devices)
         name = self.sums.names[total]
@@ -291,15 +298,15 @@ class Lowering:
         return self.storage(value)
 
     def load(self, value: ValueId, known: Value, devices: tuple[Device, ...]) -> str:
-        name = self.row.name(value, devices)
+        name = self.work.name(value, devices)
         if name not in self.loaded:
-            first, of = self.row.replicas.place(devices, self.row.device)
+            first, of = self.work.replicas.place(devices, self.work.device)
             part, parts = first * known.parts + known.part, of * known.parts
             self.loaded[name] = self.emit(Load(name, known.role, known.index, part, parts))
         return name
 
     def storage(self, value: ValueId) -> ValueId:
-        """New parameters are where the old ones were."""
+        """Updated parameters are stored in place of the old ones."""
         return self.dag.values[value].state or value
 
     def state(self, value: ValueId) -> None:
@@ -307,8 +314,8 @@ class Lowering:
             return
         known = self.dag.values[value]
         assert known.bucket is not None
-        mine = held(self.dag, known.bucket, self.row.device)
-        self.states[value] = State(value, known.bucket, not known.copy, *mine)
+        shard = held(self.dag, known.bucket, self.work.device)
+        self.states[value] = State(value, known.bucket, not known.copy, *shard)
 
     def add(self, name: str, value: ValueId) -> None:
         waits = self.wait_for((value,))
@@ -318,82 +325,32 @@ class Lowering:
         self.made_by[name] = self.emit((Keep if first else Add)(name, value, waits))
 
     def wait_for(self, buffers: tuple[str, ...], stream: str = COMPUTE) -> Waits:
-        """Positions of what these buffers come from, once for each stream that reads them."""
+        """The messages that fill these buffers and that the stream has not waited for yet."""
         found = [self.arriving[buffer] for buffer in buffers if buffer in self.arriving]
-        return self.unheard(found, stream)
+        return self.not_yet_waited(found, stream)
 
-    def unheard(self, positions: Iterable[int], stream: str) -> Waits:
-        new = sorted({k for k in positions if (stream, k) not in self.heard})
-        self.heard.update((stream, k) for k in new)
+    def not_yet_waited(self, positions: Iterable[int], stream: str) -> Waits:
+        new = sorted({k for k in positions if (stream, k) not in self.waited})
+        self.waited.update((stream, k) for k in new)
         return tuple(new)
 
     def note_reader(self, value: str, position: int) -> None:
-        """Memory that is written again must know who reads it: states, gather buffers."""
+        """Remember the readers of memory that is overwritten later: states and gather buffers."""
         if value in self.slots or value in self.states:
             self.readers.setdefault(self.slots.get(value, value), []).append(position)
 
     def free_of_readers(self, memory: str, stream: str) -> Waits:
-        """What must have ended before this memory is written: of compute, the last is enough."""
+        """The readers to wait for before this memory is overwritten; of compute, only the last."""
         found = self.readers.pop(memory, [])
         compute = [k for k in found if self.code[k].stream == COMPUTE][-1:]
         others = [k for k in found if self.code[k].stream != COMPUTE]
-        return self.unheard([*others, *(compute if stream != COMPUTE else ())], stream)
+        return self.not_yet_waited([*others, *(compute if stream != COMPUTE else ())], stream)
 
     def free(self, position: int) -> None:
         values = self.ends.get(position, ())
         if values:
             sends = {k for value in values for k in self.sent.get(value, ())}
             self.emit(Free(tuple(values), tuple(sorted(sends))))
-
-
-@dataclass(frozen=True)
-class Sums:
-    """The sums a device adds up: their buffers, and which sum a value is a part of."""
-
-    names: dict[Sum, str]
-    of: dict[str, str]
-
-
-def local_sums(row: Row) -> Sums:
-    nodes = chain(row.work, chain.from_iterable(row.starts.values()))
-    owners = [node for node in nodes if not isinstance(node, Totals)]
-    names: dict[Sum, str] = {}
-    for node in owners:
-        for total in node.reads:
-            if len(total) > 1:
-                names[total] = sum_buffer(total[0])
-    return Sums(names, {value: name for total, name in names.items() for value in total})
-
-
-def endings(row: Row, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[str]]:
-    """After which work each buffer ends: its last use, or the proof that it was received."""
-    last: dict[str, int] = {transfer.writes[0]: len(row.work) for transfer in row.gets.values()}
-    last.update((node.writes[0], len(row.work)) for node in row.collectives)
-    last.update((value, -1) for node in row.exchanges for value in node.writes)
-    for position, node in enumerate(row.work):
-        last.update((value, position) for value in node.writes)
-        if isinstance(node, Totals):
-            named = [sums.names.get(total, total[0]) for total in node.reads[1:]]
-            last.update((name, position) for name in (*node.reads[0], *named) if name in last)
-        else:
-            last.update((sums.names.get(total, name), position) for total, name in row.names(node))
-    for exchange in row.exchanges:
-        arrived = row.arrived(exchange)
-        read = [sums.names.get(total, name) for total, name in row.names(exchange)]
-        for value in (*read, *exchange.writes):
-            last[value] = max(last.get(value, 0), arrived)
-    for transfer in row.sends:
-        buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])
-        proof = proofs.get(transfer.id, len(row.work))
-        last[buffer] = max(last.get(buffer, 0), proof)
-    taken = {sums.names.get(node.reads[0], node.reads[0][0]) for node in row.collectives}
-    ends: dict[int, list[str]] = {}
-    for buffer, position in last.items():
-        known = row.dag.values.get(buffer)  # type: ignore[call-overload]
-        lasts = known is not None and known.role in LASTING
-        if not (lasts or buffer in sums.of or buffer in taken):
-            ends.setdefault(position, []).append(buffer)
-    return ends
 
 
 def wire_shapes(value: Value) -> tuple[Shape, ...]:

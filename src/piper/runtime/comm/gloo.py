@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from piper.names import TOTALS_STREAM
-from piper.plan.analyse.channels import Link, Needs, Team
+from piper.plan.analyse.required_communicators import Link, RequiredCommunicators, Team
 from piper.plan.instructions import Shape, is_dynamic
 from piper.runtime.comm.exchange_thread import ExchangeThread
 from piper.runtime.comm.token_routes import by_device, by_expert, by_source, local_counts, totals
@@ -154,15 +154,15 @@ class ProcessComm:
     device: torch.device = torch.device("cpu")
     groups: dict[Any, dist.ProcessGroup | None] = field(default_factory=dict)  # by stream or team
     threads: dict[Team | Link, ExchangeThread] = field(default_factory=dict)
-    sized: set[Link] = field(default_factory=set)  # links whose messages start with sizes
+    dynamic_links: set[Link] = field(default_factory=set)  # links whose messages start with sizes
     backend: str | None = None  # of its groups; None: the default group's
 
-    def extend(self, needs: Needs) -> None:
+    def extend(self, needs: RequiredCommunicators) -> None:
         """Make the groups that are missing. Every process makes the same ones in the same order."""
         here = dist.get_rank() if dist.is_initialized() else 0
-        self.sized.update(needs.sized)
-        mine = [link for link in needs.sized if link[-1] == here]
-        served: tuple[Team | Link, ...] = (*needs.exchanging, *mine)
+        self.dynamic_links.update(needs.dynamic_links)
+        mine = [link for link in needs.dynamic_links if link[-1] == here]
+        served: tuple[Team | Link, ...] = (*needs.token_groups, *mine)
         for channel in served:
             if channel not in self.threads:
                 self.threads[channel] = self.new_thread(channel[0])

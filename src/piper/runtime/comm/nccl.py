@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from piper.names import HIGH, TOTALS_STREAM, Share
-from piper.plan.analyse.channels import Link, Needs
+from piper.plan.analyse.required_communicators import Link, RequiredCommunicators
 from piper.runtime.comm.exchange_thread import ExchangeThread, Task
 from piper.runtime.comm.gloo import (
     Buffer,
@@ -83,7 +83,7 @@ class CudaTokenAllToAll(TokenAllToAll):
 class CudaComm(ProcessComm):
     """Processes with a GPU each, or a share of one."""
 
-    def extend(self, needs: Needs) -> None:
+    def extend(self, needs: RequiredCommunicators) -> None:
         """Make the communicators in the same order on all processes, and use each of them once.
 
         NCCL sets up a communicator, and the connections of each kind of message, at their first
@@ -93,7 +93,9 @@ class CudaComm(ProcessComm):
         self.backend, self.shares = "cpu:gloo,cuda:nccl", needs.shares
         first = TOTALS_STREAM not in self.groups
         new = [team for team in needs.teams if team not in self.groups]
-        late = set(needs.sized) - self.sized  # now run by a thread, with a communicator of its own
+        late = (
+            set(needs.dynamic_links) - self.dynamic_links
+        )  # now on a thread, with its own communicator
         links = [link for link in needs.links if link in late or link not in self.groups]
         super().extend(needs)
         for link in links:
@@ -112,7 +114,7 @@ class CudaComm(ProcessComm):
         self, stream: str, devices: Group | None = None, backend: str | None = None
     ) -> dist.ProcessGroup | None:
         exchanges = (stream, devices) in self.threads
-        served = exchanges or (backend and devices and (stream, *devices) in self.sized)
+        served = exchanges or (backend and devices and (stream, *devices) in self.dynamic_links)
         share = self.share_of_thread(stream) if served else share_of(self.shares, stream)
         options = group_options(share, backend is not None or exchanges)
         ranks = devices and sorted(devices)

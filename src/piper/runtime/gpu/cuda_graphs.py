@@ -1,9 +1,9 @@
 """CUDA graphs: the kernels between two messages are launched as one.
 
-Everything is recorded before the first step, segment by segment in the order of the plan, while
-nothing is on its way. All recordings share one pool of memory: what ends in one may lie where a
-later one writes, just as in a step without graphs, and replays keep that order. What the host
-itself needs of it, it sees through tensors that do not own their memory.
+All segments are recorded before the first step, in the order of the plan, while no message is in
+flight. They share one memory pool: a later segment may reuse memory that an earlier one freed, as
+in a step without graphs, and replays keep that order. The host reads results through tensors that
+do not own their memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol, assert_never
 
 import torch
 
-from piper.plan.analyse.segments import Hosted, Recorded, segments
+from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -46,7 +46,7 @@ LOG = logging.getLogger("piper")
 
 
 class Tape(Protocol):
-    """What records and replays."""
+    """Records functions, and returns functions that replay them."""
 
     def record(self, do: Act) -> Act: ...
 
@@ -54,18 +54,18 @@ class Tape(Protocol):
 
 
 class CudaTape:
-    """CUDA graphs with one pool of memory."""
+    """CUDA graphs with one memory pool."""
 
     def __init__(self) -> None:
-        """Recorded on the stream of its share of the SMs, if compute has one."""
+        """Record on the current stream if compute has one of its own, with a limit of SMs."""
         now = torch.cuda.current_stream()
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream() if now == torch.cuda.default_stream() else now
 
     def record(self, do: Act) -> Act:
-        """Not torch.cuda.graph: that waits for the whole device, and collects garbage, each time.
+        """Record without torch.cuda.graph, which synchronizes and collects garbage each time.
 
-        Other threads (NCCL's watchdog) may go on with what they do.
+        Other threads (NCCL's watchdog) may go on meanwhile.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream), warnings.catch_warnings():
@@ -81,8 +81,8 @@ class CudaTape:
         return replay
 
     def abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """A recording that failed must be ended; torch leaves its pool open if even that fails, and
-        then waits for the end of a recording with memory that is to be used again."""
+        """End a recording that failed. If even that fails, torch leaves the pool open, and would
+        keep its memory until the recording ends."""
         try:
             graph.capture_end()
         except RuntimeError:
@@ -99,8 +99,8 @@ class CudaTape:
         return found.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-class Unfit(Exception):
-    """Something that cannot be recorded."""
+class NotRecordable(Exception):
+    """Some regions cannot be recorded."""
 
     def __init__(self, names: set[tuple[str, str]], reason: str) -> None:
         super().__init__(reason)
@@ -109,7 +109,7 @@ class Unfit(Exception):
 
 @dataclass
 class Graphs:
-    """A program as recorded segments and what the host does between them."""
+    """A program as recorded segments, and the instructions between them."""
 
     program: Program
     loads: list[tuple[Load, int, torch.Tensor]]
@@ -117,7 +117,7 @@ class Graphs:
     weights: tuple[float, ...] | None = None
 
     def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]:
-        """Put the batch where the recordings expect it; then, what to do in the step."""
+        """Copy the batch to fixed addresses. Returns the functions of the step."""
         same, self.weights = batch.weights == self.weights, batch.weights
         for load, slot, fixed in self.loads:
             if not (same and load.role == "seed"):
@@ -127,23 +127,27 @@ class Graphs:
 
 
 def record_graphs(program: Program, known: Known, tape: Callable[[], Tape] = CudaTape) -> Graphs:
-    """Record all of a program that can be; what cannot is done by the host, which is said."""
-    unfit: set[tuple[str, str]] = set()
+    """Record what can be recorded. The host runs the rest, which is logged."""
+    not_recordable: set[tuple[str, str]] = set()
     before = list(program.slots)
     while True:
         program.slots[:] = before + [None] * (len(program.slots) - len(before))
         try:
-            with torch.no_grad(), torch.autocast(program.device.type, enabled=False), no_garbage():
-                return Recording(program, known, tape(), unfit).graphs()
-        except Unfit as error:
+            with (
+                torch.no_grad(),
+                torch.autocast(program.device.type, enabled=False),
+                collector_off(),
+            ):
+                return Recording(program, known, tape(), not_recordable).graphs()
+        except NotRecordable as error:
             names = ", ".join(sorted(f"{phase} of {region}" for region, phase in error.names))
             LOG.info("%s cannot be a CUDA graph: %s", names, error)
-            unfit |= error.names  # what it had recorded ends with the error
+            not_recordable |= error.names  # its recordings are freed with the error
 
 
 @contextmanager
-def no_garbage() -> Iterator[None]:
-    """What the collector ends may belong to a GPU, and would end a recording with it."""
+def collector_off() -> Iterator[None]:
+    """Collecting GPU objects during a recording would invalidate it."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -156,15 +160,15 @@ def no_garbage() -> Iterator[None]:
 
 @dataclass
 class Recording:
-    """A program, being recorded."""
+    """Records a program."""
 
     program: Program
     known: Known
     tape: Tape
-    unfit: set[tuple[str, str]]
+    not_recordable: set[tuple[str, str]]
     loads: list[tuple[Load, int, torch.Tensor]] = field(default_factory=list)
-    held: dict[int, Any] = field(default_factory=dict)  # what messages under way still read
-    pinned: list[Any] = field(default_factory=list)  # what may live on under other names
+    held: dict[int, Any] = field(default_factory=dict)  # operands of messages in flight
+    pinned: list[Any] = field(default_factory=list)  # memory that results may alias
 
     def graphs(self) -> Graphs:
         slots = self.program.slots
@@ -181,15 +185,19 @@ class Recording:
         return Graphs(self.program, self.loads, acts)
 
     def fits(self, run: Run, moving: frozenset[str]) -> bool:
-        """Sizes that depend on data cannot be recorded; a bundle that moves may lie anyhow."""
-        if (run.region, run.phase) in self.unfit or any(self.known(n)[1] for n in moving):
+        """Dynamic sizes cannot be recorded, nor moving bundles, whose layout is not known."""
+        if (run.region, run.phase) in self.not_recordable or any(self.known(n)[1] for n in moving):
             return False
         values = (*run.reads, *run.writes)
         shapes = (s for n in values for s in self.known(n)[0])
         return not any(map(is_dynamic, shapes))
 
     def act(self, segment: Hosted | Recorded) -> Act:
-        return self.recorded(segment) if isinstance(segment, Recorded) else self.hosted(segment.at)
+        return (
+            self.recorded(segment)
+            if isinstance(segment, Recorded)
+            else self.run_by_host(segment.at)
+        )
 
     def recorded(self, segment: Recorded) -> Act:
         program, slots, slot = self.program, self.program.slots, self.program.slot
@@ -200,8 +208,8 @@ class Recording:
         replay = self.replayed(segment.at)
         for k, _ in copies:
             slots[k] = None
-        shown = [(slot(n), self.alias(slots[slot(n)])) for n in segment.shown]
-        ended, waits = [slot(n) for n in segment.ended], segment.waits
+        shown = [(slot(n), self.alias(slots[slot(n)])) for n in segment.exported]
+        ended, waits = [slot(n) for n in segment.freed], segment.waits
 
         def act() -> None:
             for w in waits:
@@ -223,10 +231,10 @@ class Recording:
 
         def do() -> None:
             nonlocal now
-            for now, act in acts:  # noqa: B007 (which one it was, if it fails)
+            for now, act in acts:  # noqa: B007 (`now` is read if it fails)
                 act()
 
-        if not any(isinstance(code[k], Run | Add) for k in at):  # nothing that runs on the device
+        if not any(isinstance(code[k], Run | Add) for k in at):  # no kernels
             do()
             return lambda: None
         try:
@@ -237,7 +245,7 @@ class Recording:
                 raise
             guilty = runs[:1] if isinstance(code[now], Run) else runs
             names = set().union(*map(self.alike, guilty))
-            raise Unfit(names, str(error).partition("\n")[0]) from None
+            raise NotRecordable(names, str(error).partition("\n")[0]) from None
 
     def alike(self, run: Run) -> set[tuple[str, str]]:
         """The runs with the same kernel."""
@@ -246,8 +254,8 @@ class Recording:
         same = kernels(run.region, run.phase)
         return {name for name in names if kernels(*name) is same} | {(run.region, run.phase)}
 
-    def hosted(self, k: int) -> Act:
-        """The instruction's own function; here, only what it does to memory."""
+    def run_by_host(self, k: int) -> Act:
+        """The instruction's own function. While recording, only its effect on memory counts."""
         program, one = self.program, self.program.plan.instructions[k]
         slots, slot = program.slots, program.slot
         self.ended(one.waits)
@@ -261,9 +269,9 @@ class Recording:
             case Reduce():
                 self.held[k], slots[slot(one.value)] = slots[slot(one.value)], None
                 if not one.scatter:
-                    self.pinned.append(self.held[k])  # a sum may be where its parts were
+                    self.pinned.append(self.held[k])  # the sum may alias its parts
             case Run():
-                self.pinned += [slots[slot(name)] for name in one.reads]  # so may what it makes
+                self.pinned += [slots[slot(name)] for name in one.reads]  # results may alias them
             case Add():
                 slots[slot(one.value)] = None
             case Update():
@@ -275,7 +283,7 @@ class Recording:
         return program.acts[k]
 
     def updated(self, k: int, update: Update) -> Act:
-        """The next step writes gradients where these are: an optimizer must not keep them."""
+        """Check once that the optimizer keeps no gradients, which the next step overwrites."""
         act, checked = self.program.acts[k], False
         bucket = self.program.home(update.bucket)
         grad = self.program.slot(update.grad)
@@ -290,7 +298,7 @@ class Recording:
         return update_and_look
 
     def received(self, k: int, recv: Recv) -> Act:
-        """Into memory of its own, the same in every step."""
+        """Receive at a fixed address."""
         program = self.program
         tensors = tuple(zeros_of(recv, program.device))
         program.slots[program.slot(recv.value)] = tensors if recv.bundle else tensors[0]
@@ -326,7 +334,7 @@ def refuse_kept_gradients(optimizer: Any, grads: Sequence[torch.Tensor]) -> None
 
 
 def put(value: torch.Tensor, fixed: torch.Tensor) -> None:
-    """Where a recording reads it; never spread over more rows than it has."""
+    """Copy a value to its fixed address. The shapes must be equal: no broadcasting."""
     if value.shape != fixed.shape:
         raise ValueError(f"recorded for {tuple(fixed.shape)}, but this is {tuple(value.shape)}")
     fixed.copy_(value)

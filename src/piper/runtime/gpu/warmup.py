@@ -1,8 +1,8 @@
-"""Run every kernel of a plan once, before anything is on its way.
+"""Run every kernel of a plan once, before any message is in flight.
 
-On a GPU the first run of a kernel loads code and makes workspaces, and waits for the whole device
-to do so. Were messages on their way then, for which others wait that wait for this device, nobody
-would ever go on.
+On a GPU, the first run of a kernel loads code and allocates workspaces, which synchronizes the
+whole device. If messages were in flight then, and their peers waited for this device, that would be
+a deadlock.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from piper.plan.instructions import Run, Shape
 from piper.runtime.comm.gloo import empty
 from piper.runtime.execute import Program
 
-Result = tuple[str, str, int]  # of a region and phase, which one of all that it writes
-Known = Callable[[str], tuple[tuple[Shape, ...], bool]]  # of a value: its tensors; is it a bundle?
+Result = tuple[str, str, int]  # region, phase, index of the result
+Known = Callable[
+    [str], tuple[tuple[Shape, ...], bool]
+]  # value -> its tensors; whether it is a bundle
 
 
 def warm(program: Program, known: Known, experts: Container[str] = ()) -> None:
-    """With zeros, and no rows where their number is not known; of `experts`, the first has all.
+    """Run all kernels on zeros. Dynamic sizes are 0, and the first of `experts` gets all tokens.
 
-    What a region made is given to its later phases: only its kernel knows how that lies in memory.
+    Bundles that a region returns go to its later phases: only its kernel knows their layout.
     """
     runs = [one for one in program.plan.instructions if isinstance(one, Run)]
     maker = {name: (one.region, one.phase, k) for one in runs for k, name in enumerate(one.writes)}
-    made: dict[Result | None, Any] = {}  # the same for all microbatches
-    first = {(one.region, one.phase): one for one in reversed(runs)}  # of each, backwards
+    made: dict[Result | None, Any] = {}  # shared by all microbatches
+    first = {
+        (one.region, one.phase): one for one in reversed(runs)
+    }  # the first run of each, in reverse
     with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
         for (region, phase), one in reversed(first.items()):
             kernel = program.kernels(region, phase)
@@ -45,17 +49,17 @@ def is_bundle(value: Any) -> bool:
 
 
 def all_to_first(given: list[Any]) -> list[Any]:
-    """Rows, and how many each expert has: these must agree."""
+    """Set the token counts of experts, which must match the number of tokens."""
     tensors = [one for one in given if isinstance(one, torch.Tensor)]
-    rows = max((t.shape[0] for t in tensors if t.dim() > 1), default=0)
+    count = max((t.shape[0] for t in tensors if t.dim() > 1), default=0)
     for counts in tensors:
         if counts.dim() == 1 and not counts.is_floating_point():
-            counts[:1] = rows
+            counts[:1] = count
     return given
 
 
 def zeros(program: Program, known: Known, name: str) -> Any:
-    """Something like what a buffer will hold."""
+    """Zeros with the shapes of a buffer."""
     shapes, bundle = known(name)
     tensors = [empty([s or 0 for s in sizes], kind, program.device) for sizes, kind in shapes]
     for tensor in tensors:

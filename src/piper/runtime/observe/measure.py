@@ -1,4 +1,4 @@
-"""Measure what things take: a few rounds of a program that leave everything as it was."""
+"""Measure compute and token all-to-alls in a few rounds of a program, without side effects."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from piper.runtime.state.device_state import BucketState
 
 T = TypeVar("T")
 RegionPhase = tuple[str, str]
-Lap = Callable[[], float]  # read when all is over
-TRIES = 5  # times that an exchange is tried
+Lap = Callable[[], float]  # read when the round is over
+TRIES = 5  # of each token all-to-all
 
 
 @dataclass
 class Measured:
-    """What was seen on one device: seconds of compute, seconds and bytes of exchanges."""
+    """Measurements of one device: compute, and latency and speed of token all-to-alls."""
 
     compute: dict[RegionPhase, list[float]] = field(default_factory=dict)  # seconds of each run
     latency: list[float] = field(default_factory=list)
@@ -32,14 +32,14 @@ class Measured:
 
 
 def measure(program: Program, batch: StepInputs, rounds: int) -> Measured:
-    """Run the program so often, without its updates, then its exchanges alone."""
+    """Run the program for some rounds without its updates, then its token all-to-alls alone."""
     seen = Measured()
     before = [(t, t.clone()) for b in program.state.buckets.values() for t in changing(b)]
     laps: dict[RegionPhase, list[Lap]] = {}
     acts, program.acts = program.acts, list(timed(program, laps))
     try:
         for _ in range(rounds + 1):
-            laps.clear()  # the first round warms up, the last one counts
+            laps.clear()  # only the last round counts
             program.step(batch)
         settle(program.device)
         seen.compute.update((name, [lap() for lap in row]) for name, row in laps.items())
@@ -53,18 +53,18 @@ def measure(program: Program, batch: StepInputs, rounds: int) -> Measured:
 
 
 def changing(bucket: BucketState) -> tuple[torch.Tensor, ...]:
-    """What a forward may change: buffers, never parameters that are trained."""
+    """Tensors that a forward may change: buffers, never trained parameters."""
     return () if bucket.trained else bucket.tensors
 
 
 def settle(device: torch.device) -> None:
-    """Until all that was queued has ended."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def timed(program: Program, seen: dict[RegionPhase, list[Lap]]) -> Iterator[Act]:
-    """The program's acts; runs take their time, updates do nothing."""
+    """The functions of the program, with timed runs and without updates."""
     for k, one in enumerate(program.plan.instructions):
         if isinstance(one, Run):
             waits = [w for w in one.waits if is_message(program.plan.instructions[w])]
@@ -104,7 +104,7 @@ def on_host(do: Act) -> Lap:
 
 
 def on_gpu(do: Act) -> Lap:
-    """What the GPU took, or the host if it was slower in bringing the work."""
+    """Time on the GPU, or on the host if launching took longer."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     do()
@@ -113,7 +113,7 @@ def on_gpu(do: Act) -> Lap:
 
 
 def distinct(program: Program) -> list[Exchange]:
-    """One exchange for each group and stream, in an order that all devices have in common."""
+    """One token all-to-all for each group and stream, in the same order on all devices."""
     found: dict[tuple[str, tuple[int, ...]], Exchange] = {}
     for one in program.plan.instructions:
         if isinstance(one, Exchange):
@@ -122,14 +122,14 @@ def distinct(program: Program) -> list[Exchange]:
 
 
 def time_exchange(program: Program, one: Exchange, seen: Measured) -> None:
-    """The rows that are expected, spread evenly; and none at all, for the latency."""
+    """Time the predicted tokens, spread evenly, and no tokens, for the latency."""
     ways = len(one.group)
     length = (one.shapes[0][0][0] or 0) // ways * ways
-    rows = tuple(zeros(length, shape, program.device) for shape in one.shapes)
-    sent = sum(tensor.nbytes for tensor in rows) * (ways - 1) / ways
+    tokens = tuple(zeros(length, shape, program.device) for shape in one.shapes)
+    sent = sum(tensor.nbytes for tensor in tokens) * (ways - 1) / ways
     for _ in range(TRIES):
-        nothing = seconds(program, one, tuple(tensor[:0] for tensor in rows))
-        took = seconds(program, one, rows)
+        nothing = seconds(program, one, tuple(tensor[:0] for tensor in tokens))
+        took = seconds(program, one, tokens)
         seen.latency.append(nothing)
         seen.streams.setdefault(one.stream, []).append(sent / max(took - nothing, took / 10))
 
@@ -140,18 +140,18 @@ def zeros(length: int, shape: Shape, device: torch.device) -> torch.Tensor:
     return torch.zeros(whole, dtype=getattr(torch, dtype), device=device)
 
 
-def seconds(program: Program, one: Exchange, rows: Tensors) -> float:
+def seconds(program: Program, one: Exchange, tokens: Tensors) -> float:
     ways = len(one.group)
-    counts = torch.full((ways,), rows[0].shape[0] // ways, device=program.device)
+    counts = torch.full((ways,), tokens[0].shape[0] // ways, device=program.device)
     settle(program.device)
     started = time.perf_counter()
-    program.comm.exchange(rows, counts, "counted", one.stream, one.group).wait()
+    program.comm.exchange(tokens, counts, "counted", one.stream, one.group).wait()
     settle(program.device)
     return time.perf_counter() - started
 
 
-def together(mine: T) -> list[T]:
-    """What all devices measured."""
+def gathered(mine: T) -> list[T]:
+    """The values of all devices."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
     everyone: list[T] = [mine] * dist.get_world_size()

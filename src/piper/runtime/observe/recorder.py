@@ -1,14 +1,13 @@
-"""Record what every instruction of a step did, and when, on one device.
+"""Record when every instruction of a step ran on one device.
 
-Outside of recorded steps a program runs its plain functions. In them it runs others that read the
-clock first: one reading for each instruction, one more where it waits, two where something is
-waited for. What runs on the compute stream ends when the host comes to the next instruction. What
-goes on by itself ends when
+Steps that are not recorded run the plain functions of a program. Recorded steps run functions that
+also read the clock: once per instruction, once more if it waits, and twice for each message that is
+waited for. A computation ends when the host reaches the next instruction. A message ends when
 
-- an exchange, or what else a courier does: its thread is done,
-- a collective: gloo is done (a callback of its future, which needs Python's lock: tens of us late),
-- a receive: the host's wait returned; if that was at once, it ended before (`late`),
-- a send: the peer's receive has ended (`merged` knows), or the host's wait returned.
+- a token all-to-all, or another task of an exchange thread: the thread is done,
+- a collective: gloo is done (a callback of its future, which needs the GIL: tens of us late),
+- a receive: the host's wait returned; if it returned at once, it ended earlier (`late`),
+- a send: the peer's receive has ended (see `merged`), or the host's wait returned.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from piper.runtime.execute import Act, Program
 from piper.runtime.observe.clocks import Clock
 from piper.runtime.observe.device_times import Times
 
-AT_ONCE = 20_000  # nanoseconds: a wait that took less did not wait
+AT_ONCE = 20_000  # nanoseconds: a shorter wait counts as no wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,11 @@ class Notes:
     issued: list[int]
     start: list[int]
     end: list[int]
-    late: list[bool]  # it ended before that, at an unknown time
+    late: list[bool]  # it ended earlier, at an unknown time
 
 
 class Recorder:
-    """Runs recorded steps of a program; everything is set up before the first of them."""
+    """Runs recorded steps of a program. Everything is set up before the first of them."""
 
     def __init__(
         self, program: Program, clock: Clock = time.perf_counter_ns, named: bool = False
@@ -54,15 +53,15 @@ class Recorder:
         count = len(program.plan.instructions)
         self.program, self.clock, self.named = program, clock, named
         self.issued, self.started = [0] * count, [0] * count
-        self.came, self.waited = [0] * count, [0] * count  # the host, to wait, and had waited
-        self.ended = [0] * count  # by itself
+        self.came, self.waited = [0] * count, [0] * count  # when the host began and ended its wait
+        self.ended = [0] * count  # reported by a callback
         self.over = 0
         self.acts = [self.act(k, one) for k, one in enumerate(program.plan.instructions)]
         if self.acts:
             self.acts[-1] = self.last(self.acts[-1])
 
     def step(self, batch: StepInputs) -> None:
-        """One step, as `Program.step`; the program is left as it was."""
+        """Run one step like `Program.step`."""
         plain, self.program.acts = self.program.acts, self.acts
         try:
             self.program.step(batch)
@@ -70,14 +69,14 @@ class Recorder:
             self.program.acts = plain
 
     def notes(self) -> Notes:
-        """Of the last step; filled in where another reading is of the same moment."""
+        """The clock readings of the last step. Missing ones are filled in from their neighbours."""
         ends, late = [*self.issued[1:], self.over], [False] * len(self.issued)
         starts = [after or at for after, at in zip(self.started, self.issued, strict=True)]
         for k, one in enumerate(self.program.plan.instructions):
             if is_message(one):
                 ends[k] = min(self.ended[k] or self.waited[k], self.waited[k])
                 late[k] = not self.ended[k] and self.waited[k] - self.came[k] < AT_ONCE
-        self.ended[:] = [0] * len(ends)  # those without a callback are never written
+        self.ended[:] = [0] * len(ends)  # messages without a callback do not write it
         return Notes(list(self.issued), starts, ends, late)
 
     def act(self, k: int, instruction: Instruction) -> Act:
@@ -100,7 +99,7 @@ class Recorder:
         return waited_and_noted if waits else noted
 
     def posting(self, k: int, instruction: Instruction) -> Act:
-        """What the instruction does once its waits have ended; its handle is watched."""
+        """The instruction without its waits. The handle of a message is watched."""
         do = self.ranged(instruction, self.program.plain(k, instruction))
         if not is_message(instruction):
             return do
@@ -116,7 +115,7 @@ class Recorder:
         return post
 
     def ranged(self, instruction: Instruction, do: Act) -> Act:
-        """For a profiler: what happens inside carries the name of the node in the DAG."""
+        """Name the operators of an instruction after its node, for a profiler."""
         if not self.named:
             return do
         name = title(instruction)
@@ -128,7 +127,7 @@ class Recorder:
         return act
 
     def listen(self, k: int, handle: Any) -> None:
-        """Note when something ends by itself; if it has several messages, when the last does."""
+        """Note when a message ends. With several futures, the last one counts."""
         clock, ended = self.clock, self.ended
 
         def done(_: Any) -> None:
@@ -147,7 +146,7 @@ class Recorder:
 
 @dataclass(slots=True)
 class Watched:
-    """Something under way; notes when the host came to wait for it, and had waited."""
+    """A handle that notes when the host begins and ends its wait."""
 
     handle: Any
     at: int
@@ -162,7 +161,7 @@ class Watched:
 
 
 def futures(handle: Any) -> Iterator[Any]:
-    """Those of the messages of a handle. A courier does its errands in order: the last one's."""
+    """The futures of a handle. An exchange thread works in order, so its last task is enough."""
     match handle:
         case Task():
             yield handle.done
@@ -192,9 +191,9 @@ def title(instruction: Instruction) -> str:
 
 
 def merged(step: int, plans: Sequence[Plan], seen: Sequence[tuple[Notes, int]]) -> Trace:
-    """One step of all devices on the first one's clock: notes, and what to add to their readings.
+    """One step of all devices on the clock of the first; `seen` has notes and clock offsets.
 
-    It begins when the first device comes to its first instruction.
+    It begins when the first device reaches its first instruction.
     """
     zero = beginning(seen)
     spans = {p.device: list(spans_of(*seen[p.device], zero)) for p in plans}
@@ -207,13 +206,12 @@ def merged(step: int, plans: Sequence[Plan], seen: Sequence[tuple[Notes, int]]) 
 
 
 def beginning(seen: Sequence[tuple[Notes, int]]) -> int:
-    """When the first device comes to its first instruction, on the first one's clock."""
+    """When the first device reaches its first instruction, on the clock of device 0."""
     return min(notes.issued[0] + offset for notes, offset in seen)
 
 
 def on_devices(trace: Trace, zero: int, seen: Sequence[tuple[Times, int]]) -> Trace:
-    """The same step, by the clocks of GPUs where they did something: times of each device, and
-    what to add to them."""
+    """The same step with GPU times where they are known; `seen` has times and clock offsets."""
 
     def moved(span: Span, times: Times, offset: int) -> Span:
         if span.at not in times:
@@ -236,11 +234,11 @@ def spans_of(notes: Notes, offset: int, zero: int) -> Iterator[Span]:
 
 
 def messages(plans: Sequence[Plan]) -> Iterator[tuple[Event, Event]]:
-    """Where each message is sent and received: they arrive in order on their channel."""
-    meetings = Rendezvous(lambda group: ())
+    """The send and receive of each message, matched in order on their channel."""
+    rendezvous = Rendezvous(lambda group: ())
     for plan in plans:
         for at, one in enumerate(plan.instructions):
-            channel = one.meeting(plan.device) if isinstance(one, Send | Recv) else None
-            met = meetings.arrive(channel, (plan.device, at)) if channel else None
+            channel = one.communicator(plan.device) if isinstance(one, Send | Recv) else None
+            met = rendezvous.arrive(channel, (plan.device, at)) if channel else None
             if met:
                 yield met[0], met[1]

@@ -1,4 +1,4 @@
-"""What outlives a step on one device: parameters, their optimizers, buffers."""
+"""The state of one device that outlives a step: parameters, optimizers, buffers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from piper.runtime.state.optimizers import (
     sharded_optimizer,
 )
 
-Named = tuple[str, tuple[int, ...], str]  # a parameter's name, shape and type
+Named = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter
 
 
 @dataclass(slots=True)
 class BucketState:
-    """One bucket on one device, whole or a shard, with the optimizer where it is at home.
+    """One bucket on one device, whole or a shard. It has an optimizer if it is at home here.
 
-    `tensors` is the memory that plans name; `parameters` are views of it that optimizers see.
+    `tensors` is the memory that plans use. `parameters` are views of it for the optimizer.
     """
 
     bucket: str
@@ -42,14 +42,14 @@ class BucketState:
     trained: bool = True
     pieces: tuple[Piece, ...] | None = None  # None: whole
     scheduler: LRScheduler | None = None
-    first: list[dict[str, Any]] | None = None  # numbers of the optimizer's groups at the start
+    first: list[dict[str, Any]] | None = None  # settings of the optimizer's groups at the start
 
     def __post_init__(self) -> None:
         if self.optimizer is not None:
             self.first = settings(self.optimizer, scheduled=False)
 
     def views(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Of what lies like `tensors`, the parts that belong to `parameters`."""
+        """Views like `parameters`, of tensors with the layout of `self.tensors`."""
         if self.pieces is None:
             return tensors
         flats = [tensor.reshape(-1) for tensor in tensors]
@@ -71,7 +71,7 @@ class BucketState:
 
 
 class Origin(Protocol):
-    """A checkpoint, which also has what is met later."""
+    """A checkpoint, which also fills buckets that are made later."""
 
     def fill(self, bucket: BucketState) -> None: ...
 
@@ -82,7 +82,7 @@ class Origin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some elements of a parameter or of something that lies like it, for assembly elsewhere."""
+    """Some elements of a parameter, or of a tensor of its shape."""
 
     name: str
     first: int
@@ -100,7 +100,7 @@ class DeviceState:
     origin: Origin | None = None  # what the run was resumed from
 
     def buffer(self, number: int, size: int) -> torch.Tensor:
-        """Memory that all programs of this device share: their steps never overlap."""
+        """A gather buffer. All programs share it, because their steps never overlap."""
         if number not in self.buffers or self.buffers[number].numel() < size:
             self.buffers[number] = torch.empty(size, dtype=torch.uint8, device=self.device)
         return self.buffers[number]
@@ -113,7 +113,7 @@ class DeviceState:
         initial: Callable[[str], torch.Tensor],
         make_optimizer: MakeOptimizer,
     ) -> None:
-        """Make what a plan needs and is not there yet; `contents` are the buckets' parameters."""
+        """Make the buckets of a plan that do not exist yet. `contents` are their parameters."""
         for state in states:
             names = tuple(name for name, _, _ in contents[state.bucket])
             self.refuse_other_bucket(state, names, trainable(state.bucket))
@@ -126,20 +126,20 @@ class DeviceState:
                     self.origin.fill(made)
 
     def schedule(self, make: MakeScheduler, steps: int) -> None:
-        """Learning rates of optimizers that have no scheduler yet, after so many steps."""
+        """Make schedulers for optimizers that have none, and advance them by `steps`."""
         for bucket in self.buckets.values():
             if bucket.optimizer is not None and bucket.scheduler is None:
                 bucket.scheduler = make_scheduler(make, bucket.optimizer)
                 forward(bucket.scheduler, steps)
 
     def advance(self) -> None:
-        """After a step: rates go on, also those of parameters that it did not use."""
+        """Step all schedulers after a step, also those of unused parameters."""
         for bucket in self.buckets.values():
             if bucket.scheduler is not None:
                 bucket.scheduler.step()
 
     def refuse_other_bucket(self, state: State, names: tuple[str, ...], trained: bool) -> None:
-        """Another program may read the same buckets, not the same parameters in other ones."""
+        """Programs may share buckets, but must not put a parameter into different buckets."""
         known = self.buckets.get(state.value)
         same = known and known.names == names and (known.trained == trained)
         others = [b.names for b in self.buckets.values() if b.bucket != state.bucket]
@@ -169,13 +169,13 @@ class DeviceState:
         model: Mapping[str, torch.Tensor],
         aliases: Mapping[str, str],
     ) -> dict[str, torch.Tensor]:
-        """A model's state dict; what no program uses is as it was at the beginning."""
+        """The state dict of a model. Parameters that no program uses keep their initial values."""
         rest = self.origin.whole if self.origin else lambda _, tensor: tensor
         first = {name: aliases.get(name, name) for name in model}
         return {n: found[f] if f in found else rest(f, model[n]) for n, f in first.items()}
 
     def parts(self, values: Container[str] | None = None) -> list[Part]:
-        """Every parameter and buffer here, or of these states only, whole or in parts."""
+        """All parameters and buffers of this device, or of these states only."""
         return [
             Part(name, first, tuple(shape), parameter.data.flatten().cpu())
             for value, bucket in self.buckets.items()
@@ -194,7 +194,7 @@ def on_device(
 
 
 def assembled(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
-    """Whole tensors from their parts, wherever these were; equal parts may come twice."""
+    """Whole tensors from the parts of all devices. Equal parts may occur twice."""
     found: dict[str, torch.Tensor] = {}
     for part in parts:
         if part.name not in found:
@@ -218,7 +218,7 @@ def make_bucket(
     parameters = tuple(torch.nn.Parameter(value, requires_grad=trained) for value in values)
     named = list(zip(names, parameters, strict=True))
     optimizer = make_checked(make_optimizer, named) if state.home and trained and named else None
-    tensors = tuple(parameter.data for parameter in parameters)  # kernels must not see autograd
+    tensors = tuple(parameter.data for parameter in parameters)  # kernels run without autograd
     shapes = tuple(value.shape for value in values)
     return BucketState(state.bucket, names, shapes, tensors, parameters, optimizer, trained)
 
@@ -230,7 +230,7 @@ def make_shard(
     initial: Callable[[str], torch.Tensor],
     make_optimizer: MakeOptimizer,
 ) -> BucketState:
-    """Parameters are made whole, for the optimizer to see; only this shard's pieces are kept."""
+    """Make whole parameters, for the optimizer to see, and keep only the pieces of this shard."""
     names = tuple(name for name, _, _ in contents)
     shapes = tuple(torch.Size(shape) for _, shape, _ in contents)
     found = tuple(held_pieces(state, [shape.numel() for shape in shapes]))
@@ -254,7 +254,7 @@ def make_shard(
 
 
 def share_size(shape: tuple[int, ...], state: State) -> int:
-    """Elements of a share of the experts' parameters."""
+    """Elements of this device's part of the experts."""
     return torch.Size(shape).numel() // state.shares
 
 
@@ -263,7 +263,7 @@ def as_experts(state: State, flat: torch.Tensor, shape: torch.Size) -> torch.Ten
 
 
 def held_pieces(state: State, numels: Sequence[int]) -> Iterator[Piece]:
-    """What a state has of each parameter: a shard, of all of it or of a share of the experts."""
+    """The pieces of a state: a shard of each parameter, or of this device's experts."""
     if state.ways == 1:
         for k, numel in enumerate(numels):
             part = numel // state.shares

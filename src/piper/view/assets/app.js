@@ -1,7 +1,7 @@
 // What the user does: zoom, move, select, search, compare.
 
-const stories = JSON.parse(document.getElementById("data").textContent).map(decode);
-const choices = stories.flatMap((story) => story.traces.map((trace) => ({ story, trace })));
+const runs = JSON.parse(document.getElementById("data").textContent).map(decode);
+const choices = runs.flatMap((run) => run.traces.map((trace) => ({ run, trace })));
 const by = (id) => document.getElementById(id);
 const scroller = by("scroller"), tip = by("tip"), search = by("search");
 
@@ -9,26 +9,26 @@ const scroller = by("scroller"), tip = by("tip"), search = by("search");
 
 function fillChoices() {
   choices.forEach((choice, k) => {
-    by("first").append(el("option", { value: k }, traceName(choice.story, choice.trace)));
-    by("second").append(el("option", { value: k }, traceName(choice.story, choice.trace)));
+    by("first").append(el("option", { value: k }, traceName(choice.run, choice.trace)));
+    by("second").append(el("option", { value: k }, traceName(choice.run, choice.trace)));
   });
   by("second").prepend(el("option", { value: "" }, "nothing"));
-  const other = choices.findIndex(({ story, trace }) => story !== choices[0].story || trace.kind !== choices[0].trace.kind);
+  const other = choices.findIndex(({ run, trace }) => run !== choices[0].run || trace.kind !== choices[0].trace.kind);
   by("second").value = other >= 0 ? String(other) : "";
   if (choices.length < 2) by("second-label").hidden = by("first").parentElement.hidden = true;
 }
 
 function chooseViews() {
   const first = choices[by("first").value || 0], second = choices[by("second").value];
-  S.views = [makeView(first.story, first.trace)];
+  S.views = [makeView(first.run, first.trace)];
   if (second && by("second").value !== "") {
-    let view = makeView(second.story, second.trace);
+    let view = makeView(second.run, second.trace);
     suggestLength(view.seconds / S.views[0].seconds);
-    if (by("stretched").checked) view = makeView(second.story, second.trace, S.views[0].seconds / view.seconds);
+    if (by("stretched").checked) view = makeView(second.run, second.trace, S.views[0].seconds / view.seconds);
     S.views.push(view);
   }
   document.body.classList.toggle("comparing", S.views.length > 1);
-  by("title").textContent = S.views.length > 1 ? "Piper: two steps compared" : S.views[0].story.name;
+  by("title").textContent = S.views.length > 1 ? "Piper: two steps compared" : S.views[0].run.name;
   fillSummary();
   fillLegend();
   resize();
@@ -37,7 +37,7 @@ function chooseViews() {
   find();
 }
 
-/** Two steps of very different lengths are first shown equally long: else one of them is a dot. */
+/** Two steps of very different lengths are first shown at the same length: otherwise one is a dot. */
 function suggestLength(ratio) {
   if (S.suggested) return;
   S.suggested = true;
@@ -48,9 +48,9 @@ function fillSummary() {
   const number = (name, value, title) => el("span", { title }, el("span", {}, `${name} `), el("b", {}, value));
   by("summary").replaceChildren(...S.views.map((view) => el("div", {},
     S.views.length > 1 ? el("span", { class: "name", title: view.name }, view.name) : null,
-    number("step", seconds(view.seconds) + stretchText(view)), number("idle", percent(view.idle), "of the time of all devices, compute stands still"),
-    number("exposed communication", percent(view.exposed), "of the time of all devices, compute stands still while messages are under way"),
-    number("peak memory", bytes(view.peak), "of the fullest device"), number("devices", view.story.left_out ? `${view.devices.length} of ${view.devices.length + view.story.left_out}` : `${view.devices.length}`))));
+    number("step", seconds(view.seconds) + stretchText(view)), number("idle", percent(view.idle), "of the time of all devices, compute is idle"),
+    number("exposed communication", percent(view.exposed), "of the time of all devices, compute is idle while messages are in flight"),
+    number("peak memory", bytes(view.peak), "of the fullest device"), number("devices", view.run.left_out ? `${view.devices.length} of ${view.devices.length + view.run.left_out}` : `${view.devices.length}`))));
 }
 
 /** Only kinds that are there; clicking one hides it. */
@@ -108,7 +108,7 @@ function scrollTo(y) {
 function resize() {
   const stage = by("stage");
   layOutFor(scroller.clientWidth, stage.clientHeight);
-  if (scroller.clientWidth !== S.width) layOutFor(scroller.clientWidth, stage.clientHeight); // a scrollbar came
+  if (scroller.clientWidth !== S.width) layOutFor(scroller.clientWidth, stage.clientHeight); // a scrollbar appeared
   scrollTo(scroller.scrollTop);
   draw();
 }
@@ -144,7 +144,7 @@ function select(what) {
     const { view, one, b } = what;
     S.partners = partnersOf(view, one, b);
     S.twin = twinOf(what);
-    const beside = ([, d, c]) => d !== one || d.laneOf[c] !== one.laneOf[b]; // what lies next to it needs no arrow
+    const beside = ([, d, c]) => d !== one || d.laneOf[c] !== one.laneOf[b]; // adjacent bars need no arrow
     S.links = [...waitsOf(view, one, b).filter(beside).map((from) => [from, [view, one, b]]), ...waitersOf(view, one, b).filter(beside).map((to) => [[view, one, b], to])];
   }
   showPanel();
@@ -160,7 +160,7 @@ function twinOf({ view, one, b }) {
   return twin ? { view: twin[0], one: twin[1], b: twin[2] } : null;
 }
 
-/** A node of the graph was clicked: its bar here, or where it has one. */
+/** A node of the graph was clicked: select its bar here, or on a device that has one. */
 function chooseNode(view, one, node) {
   const bars = view.barsOf.get(node) || [], here = view.devices.indexOf(one);
   const [d, b] = bars.find(([k]) => k === here) || bars[0] || [-1, -1];
@@ -189,7 +189,7 @@ function matcher(text) {
   const words = text.trim().toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return null;
   return (view, one, b) => words.every((word) => {
-    const at = one.at[b], node = one.plan.node[at], nodes = view.story.nodes;
+    const at = one.at[b], node = one.plan.node[at], nodes = view.run.nodes;
     const pair = /^([a-z]+)=(.+)$/.exec(word);
     if (!pair) {
       const all = [one.plan.text[at], one.plan.kind[at], ...(node < 0 ? [] : [nodes.id[node], nodes.region[node], nodes.maker[node], nodes.source[node]])];
@@ -197,7 +197,7 @@ function matcher(text) {
     }
     const [, key, value] = pair, own = { pass: node < 0 ? "" : nodes.phase[node], kind: KIND_IDS[one.kind[b]], device: String(one.device), stream: one.plan.stream[at] };
     let seen = own[key];
-    if (seen === undefined && node >= 0) for (const [tag, index] of view.story.tags[node]) if (tag.toLowerCase() === key) seen = index;
+    if (seen === undefined && node >= 0) for (const [tag, index] of view.run.tags[node]) if (tag.toLowerCase() === key) seen = index;
     return seen !== undefined && seen !== "" && (value === "*" || seen.toLowerCase() === value);
   });
 }
@@ -299,10 +299,10 @@ function tipLines({ view, one, b, gap, memory }) {
     const at = one.at[b], node = one.plan.node[at], took = (one.end[b] - one.start[b]) / view.stretch;
     const message = one.plan.stream[at] !== COMPUTE;
     const share = message ? `, ${percent(covered(one.lanes[0].rows[0], one.start[b], one.end[b]) / (one.end[b] - one.start[b]))} behind compute` : "";
-    const size = message && node >= 0 && view.story.nodes.bytes[node] ? `, ${bytes(view.story.nodes.bytes[node])}` : "";
+    const size = message && node >= 0 && view.run.nodes.bytes[node] ? `, ${bytes(view.run.nodes.bytes[node])}` : "";
     return [el("b", {}, longLabel(view, one, b)), small(`${KINDS[KIND_IDS[one.kind[b]]][0]}, ${seconds(took)}${size}${share}`)];
   }
-  if (gap) return [el("b", {}, `stands still for ${seconds((gap.end - gap.start) / view.stretch)}`), small(gap.cause >= 0 ? `waits for ${one.plan.text[gap.cause].split("  after")[0].replace(/\s+/g, " ")}` : "nothing left to do")];
+  if (gap) return [el("b", {}, `idle for ${seconds((gap.end - gap.start) / view.stretch)}`), small(gap.cause >= 0 ? `waits for ${one.plan.text[gap.cause].split("  after")[0].replace(/\s+/g, " ")}` : "nothing left to do")];
   if (memory === undefined) return null;
   const held = memoryAt(one.memory, memory).filter(([, size]) => size > 0);
   return [el("b", {}, bytes(held.reduce((sum, [, size]) => sum + size, 0))), ...held.map(([kind, size]) => small(`${kind} ${bytes(size)}`))];
@@ -358,4 +358,4 @@ if (choices.length) {
 } else {
   panel.append(el("p", {}, "There is nothing to show: no trace was given."));
 }
-window.piper = { S, choices, draw, locate, select, pick, zoom, setTime, fit }; // for tests, and for those who look inside
+window.piper = { S, choices, draw, locate, select, pick, zoom, setTime, fit }; // for tests and debugging

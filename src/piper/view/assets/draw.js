@@ -1,4 +1,4 @@
-// The timeline: drawing what can be seen of it.
+// The timeline: draws its visible part.
 
 function redraw() {
   if (!S.frame) S.frame = requestAnimationFrame(() => { S.frame = 0; draw(); });
@@ -56,7 +56,7 @@ function drawGround(row, ticks) {
   drawUnder(row);
 }
 
-/** Where compute stands still: striped in the colour of what it waits for. */
+/** Where compute is idle: striped in the colour of what it waits for. */
 function drawIdle(row) {
   const { one, view } = row, lane = row.lanes[0], y = yOf(lane.y);
   ctx.fillStyle = S.theme.idle;
@@ -115,7 +115,7 @@ function drawAllBars(rows) {
   lay(strip, parts.map(([, part], k) => [k, 1, yOf(part.y), part.h]));
 }
 
-/** Bars that can be seen; those of less than a pixel are drawn together, as full as they are. */
+/** The visible bars. Those of less than a pixel are drawn together, shaded by density. */
 function drawBars(row, part, columns) {
   const { one, view } = row, { start, end, bars, n, until } = part.row;
   const y = yOf(part.y), h = part.h, many = columns.length, scale = many / (S.t1 - S.t0), near = S.t0, far = S.t1;
@@ -159,7 +159,7 @@ function textWidth(text) {
 function drawBar(view, one, b, x, y, w, h, pale) {
   const fill = S.fills[one.kind[b]][one.shade[b]];
   const left = Math.max(GUTTER - 4, x), right = Math.min(S.width + 4, x + w), wide = right - left;
-  ctx.globalAlpha = pale ? 0.18 : one.late[b] ? 0.6 : 1; // fainter: it ended earlier, nobody knows when
+  ctx.globalAlpha = pale ? 0.18 : one.late[b] ? 0.6 : 1; // fainter: it ended earlier, at an unknown time
   ctx.fillStyle = fill;
   ctx.fillRect(left, y, wide > 3 ? wide - 1 : wide, h);
   if (h >= 10 && wide > 15 && !pale) {
@@ -174,7 +174,7 @@ function drawBar(view, one, b, x, y, w, h, pale) {
   ctx.globalAlpha = 1;
 }
 
-/** Stacked by kind, from what lasts to what comes and goes; the worst moment is marked. */
+/** Memory stacked by kind, lasting kinds first. The peak is marked. */
 function drawAllMemory(rows) {
   const shown = rows.filter((row) => row.memory && row.one.memory.n);
   if (!shown.length) return;
@@ -200,7 +200,7 @@ function fillMemory(row, pixels, columns, high, scale) {
   }
 }
 
-/** For each column of pixels, the moment in it when most is held. */
+/** For each column of pixels, its peak. */
 function worstOf(memory, view, columns) {
   const worst = new Int32Array(columns).fill(-1), scale = columns / (S.t1 - S.t0);
   for (let k = Math.max(0, firstAbove(memory.time, S.t0) - 1); k < memory.n && memory.time[k] <= S.t1; k++) {
@@ -259,7 +259,7 @@ function outline(row) {
   if (mine(S.selected)) frame(S.selected.b, S.theme.mark, 2.5);
 }
 
-/** From what the selected bar waits for, and to what waits for it. */
+/** Arrows from what the selected bar waits for, and to what waits for it. */
 function drawLinks() {
   if (!S.links) return;
   ctx.strokeStyle = ctx.fillStyle = S.theme.mark;
@@ -295,7 +295,7 @@ function drawNames(row) {
   ctx.fillStyle = S.theme.text;
   ctx.font = "600 12px system-ui, sans-serif";
   const which = S.paired && S.views.length > 1 ? ` ${"AB"[S.views.indexOf(row.view)]}` : "";
-  const share = streamLabel(row.view.story, COMPUTE), up = share === COMPUTE ? 0 : 5;
+  const share = streamLabel(row.view.run, COMPUTE), up = share === COMPUTE ? 0 : 5;
   ctx.fillText(`device ${row.one.device}${which}`, 8, yOf(first.y) + first.h / 2 - up);
   ctx.fillStyle = S.theme.quiet;
   ctx.font = "10px system-ui, sans-serif";
@@ -303,7 +303,7 @@ function drawNames(row) {
   ctx.textAlign = "right";
   const low = Math.min(10, ...row.lanes.slice(1).map((place) => place.bottom - place.y + 1));
   ctx.font = `${low}px system-ui, sans-serif`;
-  for (const place of row.lanes.slice(1)) ctx.fillText(streamLabel(row.view.story, place.lane.stream).slice(0, 24), GUTTER - 8, (yOf(place.y) + yOf(place.bottom)) / 2 - 0.5, GUTTER - 12);
+  for (const place of row.lanes.slice(1)) ctx.fillText(streamLabel(row.view.run, place.lane.stream).slice(0, 24), GUTTER - 8, (yOf(place.y) + yOf(place.bottom)) / 2 - 0.5, GUTTER - 12);
   ctx.font = "10px system-ui, sans-serif";
   if (row.memory) ctx.fillText("memory", GUTTER - 8, yOf(row.memory.y) + row.memory.h / 2);
   ctx.restore();

@@ -1,16 +1,16 @@
-// The DAG around one node, as far as its device sees it: data edges solid, temporal ones dashed.
+// The DAG around one node, on its device: data edges solid, temporal edges dashed.
 
 const HOPS = 2, ACROSS = 4, CELL = 84, LEVEL = 46;
 
-/** Nodes within a few hops, by level (before is negative); what does not fit is only counted. */
-function around(story, node, here) {
+/** Nodes within a few hops, by level (negative: before). Those that do not fit are only counted. */
+function around(run, node, here) {
   const levels = new Map([[0, [node]]]), level = new Map([[node, 0]]), more = new Map();
-  const data = (k, forward) => (forward ? story.after[k] : story.nodes.data[k]);
+  const data = (k, forward) => (forward ? run.after[k] : run.nodes.data[k]);
   for (const forward of [false, true]) {
     let edge = [node];
     for (let hop = 1; hop <= HOPS; hop++) {
       const next = new Set(edge.flatMap((k) => data(k, forward)));
-      if (hop === 1) ordered(story, node, forward).forEach(([k]) => next.add(k));
+      if (hop === 1) ordered(run, node, forward).forEach(([k]) => next.add(k));
       const fresh = [...next].filter((k) => here.has(k) && !level.has(k));
       const at = forward ? hop : -hop;
       edge = fresh.slice(0, ACROSS);
@@ -22,18 +22,18 @@ function around(story, node, here) {
   return { levels, level, more };
 }
 
-function edgesAmong(story, level) {
+function edgesAmong(run, level) {
   const found = [];
   for (const k of level.keys()) {
-    for (const p of story.nodes.data[k]) if (level.has(p)) found.push([p, k, false, "data flow"]);
-    for (const [p, maker] of ordered(story, k, false)) if (level.has(p) && !story.nodes.data[k].includes(p)) found.push([p, k, true, maker]);
+    for (const p of run.nodes.data[k]) if (level.has(p)) found.push([p, k, false, "data flow"]);
+    for (const [p, maker] of ordered(run, k, false)) if (level.has(p) && !run.nodes.data[k].includes(p)) found.push([p, k, true, maker]);
   }
   const near = (p, k) => level.get(k) - level.get(p) === 1 || !level.get(p) || !level.get(k);
   return found.filter(([p, k]) => level.get(p) < level.get(k) && near(p, k));
 }
 
-function drawGraph(story, node, here, choose) {
-  const { levels, level, more } = around(story, node, here);
+function drawGraph(run, node, here, choose) {
+  const { levels, level, more } = around(run, node, here);
   const shown = [...levels.keys()].filter((at) => levels.get(at).length).sort((a, b) => a - b);
   const width = ACROSS * CELL + 8, place = new Map();
   shown.forEach((at, r) => levels.get(at).forEach((k, c) => {
@@ -41,23 +41,23 @@ function drawGraph(story, node, here, choose) {
   }));
   const svg = tagged("svg", { class: "graph", viewBox: `0 0 ${width} ${shown.length * LEVEL}`, role: "img" });
   svg.append(arrowHead());
-  for (const [a, b, temporal, maker] of edgesAmong(story, level)) {
+  for (const [a, b, temporal, maker] of edgesAmong(run, level)) {
     const p = place.get(a), q = place.get(b), y1 = p.y + 11, y2 = q.y - 13;
     const path = tagged("path", { d: `M${p.x},${y1} C${p.x},${y1 + 14} ${q.x},${y2 - 14} ${q.x},${y2}`, class: temporal ? "edge temporal" : "edge", "marker-end": "url(#arrow)" });
     path.append(tagged("title", {}, maker));
     svg.append(path);
   }
-  for (const [k, at] of place) svg.append(box(story, k, at, k === node, choose));
+  for (const [k, at] of place) svg.append(box(run, k, at, k === node, choose));
   shown.forEach((at, r) => {
     if (more.has(at)) svg.append(tagged("text", { class: "free", x: width - 4, y: 20 + r * LEVEL - 14, "text-anchor": "end" }, `and ${more.get(at)} more`));
   });
   return svg;
 }
 
-function box(story, k, at, self, choose) {
-  const id = story.nodes.id[k], wide = CELL - 8;
+function box(run, k, at, self, choose) {
+  const id = run.nodes.id[k], wide = CELL - 8;
   const group = tagged("g", { class: "node", tabindex: 0, role: "button", "aria-label": id, "data-node": k });
-  const fill = KINDS[KIND_IDS[kindIndex(story.nodes.kind[k])]][1];
+  const fill = KINDS[KIND_IDS[kindIndex(run.nodes.kind[k])]][1];
   group.append(tagged("rect", { x: at.x - wide / 2, y: at.y - 11, width: wide, height: 22, rx: 4, fill, stroke: self ? S.theme.mark : "none", "stroke-width": 2.5 }));
   const text = tagged("text", { x: at.x, y: at.y + 3.5, "text-anchor": "middle" }, id.length > 14 ? `${id.slice(0, 13)}\u2026` : id);
   text.style.fill = inkOn(fill);

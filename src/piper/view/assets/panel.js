@@ -45,9 +45,9 @@ function showStep() {
         el("td", {}, `${one.device}`), el("td", {}, percent(one.busy / view.length)),
         el("td", {}, percent(one.exposed / view.length)), el("td", {}, bytes(one.source.peak.total))))));
     panel.append(kindTable(view));
-    const shares = Object.values(view.story.streams || {});
+    const shares = Object.values(view.run.streams || {});
     if (shares.length) panel.append(el("p", { class: "quiet" }, `streams: ${shares.join(", ")}`));
-    if (view.story.left_out) panel.append(el("p", { class: "quiet" }, `${view.story.left_out} more devices do the same as these and are left out`));
+    if (view.run.left_out) panel.append(el("p", { class: "quiet" }, `${view.run.left_out} more devices do the same as these and are left out`));
   }
   if (S.memory) panel.append(el("h3", {}, "memory"), el("p", {}, ...Object.entries(MEMORY).map(([kind, fill]) => el("span", { class: "dot" }, el("i", { style: `background:${fill}` }), ` ${kind}  `))));
   panel.append(el("p", { class: "quiet" }, "Click a bar to see where it comes from and what it waits for. Press ? for the keys."));
@@ -70,7 +70,7 @@ function means(view) {
     for (let b = 0; b < one.count; b++) {
       const node = one.plan.node[one.at[b]];
       if (node < 0) continue;
-      const key = `${KIND_IDS[one.kind[b]]} ${view.story.nodes.id[node]}`;
+      const key = `${KIND_IDS[one.kind[b]]} ${view.run.nodes.id[node]}`;
       const row = found.get(key) || { sum: 0, n: 0, node, kind: one.kind[b], bar: [view, one, b] };
       row.sum += (one.end[b] - one.start[b]) / view.stretch;
       row.n += 1;
@@ -81,11 +81,11 @@ function means(view) {
 }
 
 function expectations(view) {
-  const nodes = view.story.nodes;
+  const nodes = view.run.nodes;
   return (row) => nodes.expected[row.node] || null;
 }
 
-/** Two views, or one that was measured against what was expected: the worst ratio first. */
+/** Compare two views, or a measured view with the prediction: the worst ratio first. */
 function comparison() {
   const [first, second] = S.views;
   if (!second && first.trace.kind !== "measured") return null;
@@ -137,7 +137,7 @@ function totalsTable(names) {
 // ---- one bar ----
 
 function showBar({ view, one, b }) {
-  const at = one.at[b], node = one.plan.node[at], nodes = view.story.nodes, kind = one.kind[b];
+  const at = one.at[b], node = one.plan.node[at], nodes = view.run.nodes, kind = one.kind[b];
   const took = (one.end[b] - one.start[b]) / view.stretch, start = one.start[b] / view.stretch;
   const has = node >= 0, expected = has ? nodes.expected[node] : 0, flops = has ? nodes.flops[node] : 0;
   const message = one.plan.stream[at] !== COMPUTE;
@@ -145,35 +145,35 @@ function showBar({ view, one, b }) {
   const measured = view.trace.kind === "measured";
   panel.append(el("h2", {}, has ? nodes.id[node] : one.plan.text[at].trim()));
   panel.append(facts([
-    ["does", el("span", {}, el("span", { class: "chip" }, swatch(kind), ` ${KINDS[KIND_IDS[kind]][0]}`), `device ${one.device}, stream ${streamLabel(view.story, one.plan.stream[at])}`)],
+    ["does", el("span", {}, el("span", { class: "chip" }, swatch(kind), ` ${KINDS[KIND_IDS[kind]][0]}`), `device ${one.device}, stream ${streamLabel(view.run, one.plan.stream[at])}`)],
     ["tags", has && nodes.tags[node] ? el("span", {}, ...nodes.tags[node].split(" ").map((t) => el("span", { class: "chip" }, t))) : ""],
     [message ? "for region" : "region", has ? nodes.region[node] : ""],
     ["source", has && nodes.source[node] ? el("code", {}, nodes.source[node]) : ""],
     ["made by", has ? nodes.maker[node] : ""],
-    ["ordered by", has ? makersAt(view.story, node) : ""],
+    ["ordered by", has ? makersAt(view.run, node) : ""],
     [message ? "moves" : "writes", has && nodes.bytes[node] ? bytes(nodes.bytes[node]) : ""],
     [measured ? "measured" : "takes", ratioText(took, measured ? expected : 0)],
     ["expected", expected ? seconds(expected) : ""],
-    ["from, to", `${seconds(start)} \u2013 ${seconds(start + took)}${one.late[b] ? " at the latest: nobody looked before" : ""}`],
+    ["from, to", `${seconds(start)} \u2013 ${seconds(start + took)}${one.late[b] ? " at the latest (the exact end is unknown)" : ""}`],
     ["behind compute", message ? percent(hidden) : ""],
     ["arithmetic", flops ? `${(flops / 1e9).toPrecision(3)} GFLOP, ${(flops / took / 1e12).toPrecision(3)} TFLOP/s` : ""],
-    ["the other", otherText(view, one, b, took)],
+    ["in the other view", otherText(view, one, b, took)],
   ]));
   panel.append(el("h3", {}, `instruction ${at}`), el("pre", {}, one.plan.text[at].replace(/\s+/g, " ")));
   linkList("waits for", waitsOf(view, one, b), true);
-  linkList("who waits for it", waitersOf(view, one, b), false);
+  linkList("awaited by", waitersOf(view, one, b), false);
   linkList(message ? "its other ends" : "the same on other devices", partnersOf(view, one, b).filter(([v]) => v === view), false);
   if (has) {
     const here = new Set(one.plan.node.filter((k) => k >= 0));
-    panel.append(el("h3", {}, `the DAG around it, on device ${one.device}`), drawGraph(view.story, node, here, (k) => chooseNode(view, one, k)));
+    panel.append(el("h3", {}, `the DAG around it, on device ${one.device}`), drawGraph(view.run, node, here, (k) => chooseNode(view, one, k)));
     panel.append(el("p", { class: "quiet" }, "solid: data; dashed: order in time"));
   }
 }
 
-/** Who gave this node its place in time. */
-function makersAt(story, node) {
-  const both = [...(story.orderAfter.get(node) || []), ...(story.orderBefore.get(node) || [])];
-  return [...new Set(both.map((k) => story.orders.maker[k]))].join(", ");
+/** The directives that ordered this node. */
+function makersAt(run, node) {
+  const both = [...(run.orderAfter.get(node) || []), ...(run.orderBefore.get(node) || [])];
+  return [...new Set(both.map((k) => run.orders.maker[k]))].join(", ");
 }
 
 function ratioText(took, expected) {
@@ -187,7 +187,7 @@ function otherText(view, one, b, took) {
   return el("button", { class: "link", click: () => { select(twin); reveal(twin); } }, `${seconds(other)} in ${twin.view.name} (${(other / took).toFixed(2)}x)`);
 }
 
-/** Bars that must have ended before this one begins. */
+/** Bars that must end before this one begins. */
 function waitsOf(view, one, b) {
   const at = one.at[b], found = one.plan.waits[at].map((k) => one.barOf[k]).filter((k) => k >= 0).map((k) => [view, one, k]);
   const row = one.lanes[one.laneOf[b]].rows[one.rowOf[b]], k = row.bars.indexOf(b);
@@ -210,7 +210,7 @@ function waitersOf(view, one, b) {
   return found;
 }
 
-/** The next work on a lane, in one direction; loading and freeing is not worth a word. */
+/** The next work on a lane in one direction, without loads and frees. */
 function nextTo(view, one, row, k, by) {
   if (k < 0) return [];
   for (k += by; k >= 0 && k < row.n; k += by) if (one.kind[row.bars[k]] !== KIND_OF.other) return [[view, one, row.bars[k]]];
@@ -223,7 +223,7 @@ function partnersOf(view, one, b) {
   if (node < 0) return [];
   const found = [];
   for (const other of S.views) {
-    const same = other === view ? node : other.story.nodeOf.get(view.story.nodes.id[node]);
+    const same = other === view ? node : other.run.nodeOf.get(view.run.nodes.id[node]);
     for (const [d, c] of other.barsOf.get(same) || []) {
       const there = other.devices[d];
       if (there !== one || c !== b) found.push([other, there, c]);
@@ -254,7 +254,7 @@ function link(view, one, b, last) {
 // ---- waits and memory ----
 
 function showGap({ view, one, gap }) {
-  panel.append(el("h2", {}, `device ${one.device} stands still`));
+  panel.append(el("h2", {}, `device ${one.device} is idle`));
   panel.append(facts([["for", seconds((gap.end - gap.start) / view.stretch)], ["from, to", `${seconds(gap.start / view.stretch)} \u2013 ${seconds(gap.end / view.stretch)}`]]));
   const b = gap.cause >= 0 ? one.barOf[gap.cause] : -1;
   if (b >= 0) linkList("waits for", [[view, one, b]], false);
@@ -270,7 +270,7 @@ function showMemory({ view, one, memory }) {
   const b = one.barOf[source.peak.at];
   if (b >= 0) panel.append(link(view, one, b, false));
   if (source.peak.largest.length) {
-    panel.append(el("h3", {}, "the largest that come and go"), el("table", { class: "numbers" }, ...source.peak.largest.map(([name, kind, size]) =>
+    panel.append(el("h3", {}, "the largest temporary buffers"), el("table", { class: "numbers" }, ...source.peak.largest.map(([name, kind, size]) =>
       el("tr", {}, el("td", {}, name, " ", el("span", { class: "quiet" }, kind)), el("td", {}, bytes(size))))));
   }
   panel.append(el("h3", {}, `at ${seconds(memory / view.stretch)}`), memoryTable(memoryAt(one.memory, memory).filter(([, size]) => size > 0)));

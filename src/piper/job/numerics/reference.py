@@ -1,0 +1,123 @@
+"""The reference: plain training by autograd in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+import torch
+
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.numerics.data import chunk
+from piper.runtime.torch_private import TorchDispatchMode, pytree
+
+
+@dataclass
+class Reference:
+    """The results of plain PyTorch."""
+
+    losses: list[list[float]] = field(default_factory=list)  # of each microbatch, by step
+    loss: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # of the first step
+    least: dict[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # smallest absolute value over all steps
+    most: dict[str, torch.Tensor] = field(default_factory=dict)
+    initial: dict[str, torch.Tensor] = field(default_factory=dict)
+    final: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    coarsest: torch.dtype = torch.float64
+
+    def warnings(self) -> list[str]:
+        if all(map(isfinite, self.loss)):
+            return []
+        return ["plain PyTorch's own loss is not finite on these data: give another example"]
+
+    def note(self, model: torch.nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                grad = parameter.grad.detach().clone()
+                self.gradients.setdefault(name, grad)
+                size = grad.abs()
+                self.least[name] = torch.minimum(self.least.get(name, size), size)
+                self.most[name] = torch.maximum(self.most.get(name, size), size)
+
+
+def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Reference:
+    """Autograd in one process, microbatch after microbatch, and one optimizer for everything."""
+    found = Reference(initial={n: p.detach().clone() for n, p in model.named_parameters()})
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    options, parts = job.options, job.all_microbatches
+    optimizer = options.optimizer(trained)
+    scheduler = options.lr_scheduler(optimizer) if options.lr_scheduler else None
+    types = Types()
+    for batch in batches:
+        optimizer.zero_grad()
+        pieces = [chunk(batch, k, parts) for k in range(parts)]
+        weights, losses = weights_of(job, pieces), []
+        for piece, weight in zip(pieces, weights, strict=True):
+            with types:
+                loss = loss_of(model, job, piece)
+                (loss * weight).backward()
+            losses.append(loss.item())
+        used = [p for _, p in trained if p.grad is not None]
+        found.grad_norms.append(clipped(used, options.max_norm))
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        found.note(model)  # after the step, like Piper's: it may change gradients
+        found.losses.append(losses)
+        found.loss.append(sum(w * v for w, v in zip(weights, losses, strict=True)))
+    found.coarsest = types.coarsest
+    found.final = {name: p.detach() for name, p in model.named_parameters()}
+    found.buffers = {name: b.detach() for name, b in model.named_buffers()}
+    return found
+
+
+def clipped(parameters: Sequence[torch.Tensor], limit: float | None) -> float:
+    """Clip as torch does, by a norm in double precision.
+
+    torch's own norm is summed in the type of the gradients, which is inaccurate on a CPU.
+    """
+    norms = [p.grad.detach().double().norm() for p in parameters if p.grad is not None]
+    norm = torch.stack(norms).norm() if norms else torch.zeros((), dtype=torch.float64)
+    if limit is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return float(norm)
+
+
+def loss_of(model: torch.nn.Module, job: Job, batch: Batch) -> Any:
+    given = batch.arguments
+    if job.loss_fn is None:
+        return model(*given)
+    return job.loss_fn(model(*given[:-1]), given[-1])
+
+
+def weights_of(job: Job, pieces: Sequence[Batch]) -> list[float]:
+    """The factor of each microbatch in the loss of the batch, as docs/trainer.md defines it."""
+    weight = job.options.loss_weight
+    own = [1.0 if weight is None else float(weight(*piece.arguments)) for piece in pieces]
+    if job.reduction.kind == "mean":
+        return [one / sum(own) for one in own]
+    return [1.0 if weight is None else 1.0 / sum(own) for _ in own]
+
+
+class Types(TorchDispatchMode):  # type: ignore[misc]
+    """Remembers the coarsest floating-point type of any operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coarsest = torch.float64
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                self.coarsest = max(self.coarsest, leaf.dtype, key=lambda t: torch.finfo(t).eps)
+        return result

@@ -1,0 +1,47 @@
+"""All passes in order. The DAG is checked after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from piper.costs import Costs
+from piper.errors import PassError, Refused
+from piper.ir.dag import Dag
+from piper.ir.rules import CAPTURED, FINAL, GATHERED, LOWERABLE, PLACED, Rule, require
+from piper.passes.bucket_homes import with_homes
+from piper.passes.gathers import place_gathers
+from piper.passes.reductions import place_reductions
+from piper.passes.schedule import expect_messages, schedule
+from piper.passes.split_backwards import split_backwards
+from piper.passes.token_all_to_all import insert_token_all_to_all
+from piper.passes.transfers import insert_transfers
+
+Pass = Callable[[Dag], Dag]
+
+Step = tuple[str, Pass, tuple[Rule, ...]]
+
+
+def steps(costs: Costs) -> tuple[Step, ...]:
+    """The passes, and the rules that hold after each."""
+    return (
+        ("strategy", lambda dag: dag, PLACED),
+        ("bucket homes", with_homes, ()),
+        ("split backwards", split_backwards, CAPTURED),
+        ("token all-to-all", insert_token_all_to_all, CAPTURED),
+        ("reductions", place_reductions, CAPTURED),
+        ("transfers", insert_transfers, LOWERABLE),
+        ("schedule", lambda dag: schedule(dag, costs), ()),
+        ("gathers", lambda dag: expect_messages(place_gathers(dag), costs), GATHERED),
+        ("streams", lambda dag: dag, FINAL),
+    )
+
+
+def run_passes(dag: Dag, costs: Costs) -> Dag:
+    """From what the user asked for to one order in time of everything that must be done."""
+    for name, step, rules in steps(costs):
+        try:
+            dag = step(dag)
+            require(dag, rules)
+        except Refused as refused:
+            raise PassError(name, *refused.problems) from None
+    return dag

@@ -1,0 +1,152 @@
+"""What the buffers of all devices hold during symbolic execution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from piper.errors import BUG, PlanError, Problem
+from piper.ir.dag import Dag
+from piper.ir.naming import replica_buffer
+from piper.ir.nodes import Compute, Exchange
+from piper.ir.replicas import replicas
+from piper.ir.roles import Present
+from piper.ir.values import LOADED
+from piper.plan.check.excerpts import excerpts, last_end
+from piper.plan.check.interpreter import Interpreter, Progress
+from piper.plan.check.stream_order import StreamOrder, stream_of
+from piper.plan.inputs import input_buffers
+from piper.plan.instructions import Instruction
+from piper.plan.rendezvous import Event
+
+
+@dataclass
+class DeviceBuffers(Progress):
+    """One device: its position in its plan, and what its buffers hold."""
+
+    holds: dict[str, set[str]] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)  # buffer -> the instruction that wrote it
+    used: dict[str, list[int]] = field(default_factory=dict)  # buffer -> the messages that read it
+    rewritten: set[str] = field(default_factory=set)  # buffers that other streams overwrite
+    read_at: dict[str, int] = field(default_factory=dict)  # of those: the last run that read it
+    ran: dict[str, int] = field(default_factory=dict)  # node -> instruction
+    filled: dict[int, str] = field(default_factory=dict)  # gather buffer -> the value in it
+
+    def __post_init__(self) -> None:
+        self.order = StreamOrder(self.plan)
+        self.states = {state.value for state in self.plan.states}
+        self.holds.update((state, {state}) for state in self.states)
+        self.rewritten |= self.states
+
+
+@dataclass(kw_only=True)
+class BufferChecks(Interpreter[DeviceBuffers]):
+    """Reads and writes of buffers, compared with the DAG that the plans must compute."""
+
+    dag: Dag
+    here: Present  # the devices that must have a plan
+
+    def __post_init__(self) -> None:
+        self.replicas = replicas(node.devices for node in self.dag.computes if node.devices)
+        self.inputs = input_buffers(self.dag)
+
+    def pending(self, device: DeviceBuffers, one: Instruction) -> Event | None:
+        for position in one.waits:
+            if position >= device.at:
+                what = f"it waits for instruction {position}, which comes later"
+                self.refuse(device, what, position)
+        return super().pending(device, one)
+
+    def expected(self, device: DeviceBuffers, node: Compute | Exchange) -> Sequence[Sequence[str]]:
+        """What a node reads. Where replicas share a device, each reads the inputs of its own."""
+        assert node.devices is not None
+        replica, of = self.replicas.place(node.devices, device.plan.device)
+        if of == 1 or not replica:
+            return node.reads
+        known = self.dag.values
+        return [
+            [replica_buffer(v, replica) if known[v].role in LOADED else v for v in total]
+            for total in node.reads
+        ]
+
+    def refuse(self, device: DeviceBuffers, what: str, *others: int | Event | None) -> NoReturn:
+        """Raise a PlanError that shows the plan here and at `others`.
+
+        An int in `others` is an instruction of this device, an event one of any device.
+        """
+        number = device.plan.device
+        events = [(number, k) if isinstance(k, int) else k for k in others if k is not None]
+        picture = self.picture(device.here, *events)
+        raise PlanError(f"device {number}", Problem(f"{what}\n{picture}", BUG))
+
+    def picture(self, here: Event, *others: Event) -> str:
+        """The plans around these instructions."""
+        plans = {device: self.devices[device].plan for device, _ in (here, *others)}
+        return excerpts(plans, here, *others)
+
+    def write(self, device: DeviceBuffers, buffer: str, content: set[str]) -> None:
+        if buffer in device.holds:
+            made = device.made.get(buffer)
+            self.refuse(device, f"{buffer} is written while it is still in use", made)
+        device.holds[buffer] = content
+        device.made[buffer] = device.at
+
+    def read(self, device: DeviceBuffers, buffer: str) -> set[str]:
+        """What a buffer holds. It must not be empty, and its write must be ordered before this."""
+        if buffer not in device.holds:
+            end = last_end(device.plan, buffer, device.at)
+            self.refuse(device, f"{buffer} is read but it is empty", end)
+        made, stream = device.made.get(buffer), self.stream(device)
+        if made is not None and not device.order.is_after(stream, made):
+            self.refuse(device, f"{buffer} is read before it is written", made)
+        return device.holds[buffer]
+
+    def stream(self, device: DeviceBuffers) -> str:
+        return stream_of(device.plan.instructions[device.at])
+
+    def take(self, device: DeviceBuffers, buffer: str) -> set[str]:
+        content = self.read(device, buffer)
+        self.refuse_while_sent(device, buffer)
+        del device.holds[buffer]
+        return content
+
+    def once(self, device: DeviceBuffers, node: str) -> None:
+        if node in device.ran:
+            self.refuse(device, f"{node} runs twice", device.ran[node])
+        device.ran[node] = device.at
+
+    def compare(
+        self, device: DeviceBuffers, buffers: Sequence[str], wanted: Sequence[Sequence[str]]
+    ) -> None:
+        if len(buffers) != len(wanted):
+            self.refuse(device, f"it reads {len(buffers)} values instead of {len(wanted)}")
+        for buffer, parts in zip(buffers, wanted, strict=True):
+            found = self.read(device, buffer)
+            if found != set(parts):
+                what = f"{buffer} {difference(found, set(parts))}"
+                self.refuse(device, what, *self.makers(device, found ^ set(parts)))
+
+    def makers(self, device: DeviceBuffers, values: set[str]) -> list[int]:
+        """Where this device made the values that are missing or extra, at most two positions."""
+        ran = (device.ran.get(self.dag.producers.get(v, "")) for v in sorted(values))  # type: ignore[call-overload]
+        return [position for position in ran if position is not None][:2]
+
+    def refuse_while_sent(self, device: DeviceBuffers, buffer: str) -> None:
+        """A buffer that is being sent or read must not be overwritten or freed."""
+        stream = self.stream(device)
+        for send in device.used.get(buffer, ()):
+            if not device.order.is_after(stream, send):
+                self.refuse(
+                    device, f"{buffer} is overwritten or freed while it is being sent", send
+                )
+        read = device.read_at.get(buffer)
+        if read is not None and not device.order.is_after(stream, read):
+            self.refuse(device, f"{buffer} is overwritten while it is in use", read)
+
+
+def difference(found: set[str], wanted: set[str]) -> str:
+    missing, extra = sorted(wanted - found), sorted(found - wanted)
+    parts = [f"is missing {missing[0]}"] if missing else []
+    parts += [f"holds {extra[0]}, which does not belong there"] if extra else []
+    return " and ".join(parts)

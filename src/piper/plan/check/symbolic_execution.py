@@ -1,0 +1,184 @@
+"""Symbolic execution of all plans together.
+
+A buffer holds a set of DAG values: those that were added up in it. Sends match receives in order on
+their channel. A device goes on only when the messages that it waits for have completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from piper.errors import PlanError, Problem
+from piper.ir.nodes import Compute, Totals
+from piper.ir.nodes import Update as UpdateNode
+from piper.plan.check.buffer_contents import DeviceBuffers
+from piper.plan.check.communication import CommunicationChecks
+from piper.plan.check.deadlock import explained
+from piper.plan.check.excerpts import last_end
+from piper.plan.instructions import (
+    Add,
+    Exchange,
+    Free,
+    Gather,
+    Instruction,
+    Keep,
+    Load,
+    Recv,
+    Reduce,
+    Run,
+    Send,
+    Total,
+    Update,
+)
+
+
+@dataclass(kw_only=True)
+class SymbolicExecution(CommunicationChecks):
+    """Executes every kind of instruction, and checks each against the DAG."""
+
+    counted: dict[str, list[frozenset[str]]] = field(default_factory=dict)  # by all-reduce node
+
+    def finish(self) -> None:
+        """Run all plans to their end, or explain the deadlock."""
+        stuck = self.run()
+        if stuck:
+            raise PlanError("plans", self.deadlock(stuck))
+
+    def do(self, device: DeviceBuffers, one: Instruction) -> None:
+        if one.waits:
+            device.order.wait(device.at, one)
+        match one:
+            case Run():
+                self.compute(device, one)
+            case Free():
+                self.free(device, one)
+            case Load():
+                self.load(device, one)
+            case Keep():
+                self.keep(device, one)
+            case Add():
+                self.add(device, one)
+            case Send() | Recv():
+                self.transfer(device, one)
+            case Reduce():
+                self.reduce(device, one)
+            case Gather():
+                self.gather(device, one)
+            case Exchange():
+                self.exchange(device, one)
+            case Total():
+                self.total(device, one)
+            case Update():
+                self.update(device, one)
+            case _:
+                assert_never(one)
+
+    def keep(self, device: DeviceBuffers, keep: Keep) -> None:
+        self.write(device, keep.into, self.take(device, keep.value))
+
+    def load(self, device: DeviceBuffers, load: Load) -> None:
+        if load.value not in self.inputs:
+            self.refuse(device, f"there is no input {load.value}")
+        known, replica = self.inputs[load.value]
+        part, parts = replica * known.parts + known.part, len(self.replicas.feeds[0]) * known.parts
+        if (load.role, load.index, load.part, load.parts) != (
+            known.role, known.index, part, parts,
+        ):  # fmt: skip
+            self.refuse(device, f"it does not load {load.value}")
+        self.write(device, load.value, {load.value})
+
+    def compute(self, device: DeviceBuffers, run: Run) -> None:
+        node = self.dag.nodes.get(run.node)  # type: ignore[call-overload]
+        if not isinstance(node, Compute) or device.plan.device not in (node.devices or ()):
+            self.refuse(device, f"{run.node} does not belong on device {device.plan.device}")
+        self.once(device, run.node)
+        if (run.region, run.phase) != (node.region, node.phase):
+            self.refuse(device, f"{run.node} is not {run.region} {run.phase}")
+        self.compare(device, run.reads, self.expected(device, node))
+        for buffer in run.reads:
+            if buffer in device.rewritten:
+                device.read_at[buffer] = device.at
+        if len(run.writes) != len(node.writes):
+            self.refuse(device, f"it writes {len(run.writes)} values instead of {len(node.writes)}")
+        for buffer, value in zip(run.writes, node.writes, strict=True):
+            self.write(device, buffer, {value})
+
+    def add(self, device: DeviceBuffers, add: Add) -> None:
+        total, part = self.read(device, add.into), self.take(device, add.value)
+        if not total.isdisjoint(part):
+            made = self.makers(device, total & part)
+            self.refuse(device, f"{sorted(total & part)[0]} is added twice", *made)
+        self.refuse_while_sent(device, add.into)
+        total |= part
+        device.made[add.into] = device.at
+
+    def total(self, device: DeviceBuffers, total: Total) -> None:
+        self.once(device, total.node)
+        node = self.dag.nodes.get(total.node)  # type: ignore[call-overload]
+        if not isinstance(node, Totals):
+            self.refuse(device, f"{total.node} is not the loss and norm all-reduce")
+        if total.group != node.devices or device.plan.device not in (node.devices or ()):
+            self.refuse(device, f"{total.node} is over devices {list(node.devices or ())}")
+        self.refuse_wrong_parts(device, total, node)
+        wanted = {frozenset(parts) for parts in node.reads[1:]}
+        for buffer in total.grads:
+            if frozenset(self.read(device, buffer)) not in wanted:
+                self.refuse(device, f"{buffer} is not part of {total.node}")
+        counted = [frozenset(self.read(device, b)) for b in (*dict(total.losses), *total.grads)]
+        if len(set(counted)) < len(total.losses) + len(total.grads):
+            self.refuse(device, "a loss or gradient is counted twice")
+        self.counted.setdefault(total.node, []).extend(counted)
+        self.meet(device, total)
+
+    def refuse_wrong_parts(self, device: DeviceBuffers, total: Total, node: Totals) -> None:
+        """Every loss is weighted as a microbatch of its own replica."""
+        all_losses = node.reads[0]
+        for buffer, part in total.losses:
+            replica, k = divmod(part, len(all_losses))
+            self.compare(device, [buffer], [[all_losses[k]]])
+            devices = self.dag.nodes[self.dag.producers[all_losses[k]]].devices or ()
+            if self.replicas.place(devices, device.plan.device)[0] != replica:
+                self.refuse(device, f"{buffer} is counted for the wrong replica")
+
+    def update(self, device: DeviceBuffers, update: Update) -> None:
+        node = self.dag.nodes.get(update.node)  # type: ignore[call-overload]
+        if not isinstance(node, UpdateNode) or device.plan.device not in (node.devices or ()):
+            self.refuse(device, f"{update.node} does not belong on device {device.plan.device}")
+        self.once(device, update.node)
+        self.compare(device, [update.grad], node.reads[:1])
+        state = self.dag.values[node.writes[0]].state
+        assert state is not None
+        if update.bucket != node.bucket or device.holds.get(state) != {state}:
+            self.refuse(device, f"{update.bucket} is not what {update.node} updates")
+        self.refuse_while_sent(device, state)
+        if update.clip != (len(node.reads) > 1):
+            self.refuse(device, "clipping is not as in the DAG")
+        if update.clip and not any(
+            isinstance(device.plan.instructions[k], Total) for k in device.order.joined
+        ):
+            self.refuse(device, "it is clipped before the norm is known")
+        device.holds[state] = {node.writes[0]}
+        device.made[state] = device.at
+
+    def free(self, device: DeviceBuffers, free: Free) -> None:
+        for buffer in free.values:
+            if buffer not in device.holds or buffer in device.states:
+                end = last_end(device.plan, buffer, device.at)
+                self.refuse(device, f"{buffer} is freed but it is empty", end)
+            self.refuse_while_sent(device, buffer)
+            self.read(device, buffer)
+            del device.holds[buffer]
+
+    def deadlock(self, stuck: Sequence[DeviceBuffers]) -> Problem:
+        plans = {device: one.plan for device, one in self.devices.items()}
+        at = {device: one.at for device, one in self.devices.items()}
+        awaited = {one.plan.device: self.awaited(one) for one in stuck}
+        return explained(self.dag, plans, at, awaited, self.here.devices)
+
+    def awaited(self, device: DeviceBuffers) -> int:
+        """The message that a blocked device waits for."""
+        event = self.pending(device, device.plan.instructions[device.at])
+        assert event is not None
+        return event[1]

@@ -1,0 +1,64 @@
+"""The sums that a device computes, and when it frees each buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from piper.ir.naming import sum_buffer
+from piper.ir.nodes import Sum, Totals
+from piper.ir.values import Role
+from piper.names import NodeId
+from piper.plan.lower.device_work import DeviceWork
+
+LASTING = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # never freed by a plan
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums of a device: their buffers, and the sum that each value is part of."""
+
+    names: dict[Sum, str]
+    of: dict[str, str]
+
+
+def local_sums(work: DeviceWork) -> Sums:
+    nodes = chain(work.nodes, chain.from_iterable(work.starts.values()))
+    owners = [node for node in nodes if not isinstance(node, Totals)]
+    names: dict[Sum, str] = {}
+    for node in owners:
+        for total in node.reads:
+            if len(total) > 1:
+                names[total] = sum_buffer(total[0])
+    return Sums(names, {value: name for total, name in names.items() for value in total})
+
+
+def endings(work: DeviceWork, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[str]]:
+    """Position -> buffers to free after it: after their last use, or when proved received."""
+    last: dict[str, int] = {transfer.writes[0]: len(work.nodes) for transfer in work.gets.values()}
+    last.update((node.writes[0], len(work.nodes)) for node in work.collectives)
+    last.update((value, -1) for node in work.exchanges for value in node.writes)
+    for position, node in enumerate(work.nodes):
+        last.update((value, position) for value in node.writes)
+        if isinstance(node, Totals):
+            named = [sums.names.get(total, total[0]) for total in node.reads[1:]]
+            last.update((name, position) for name in (*node.reads[0], *named) if name in last)
+        else:
+            last.update((sums.names.get(total, name), position) for total, name in work.names(node))
+    for exchange in work.exchanges:
+        arrived = work.arrived(exchange)
+        read = [sums.names.get(total, name) for total, name in work.names(exchange)]
+        for value in (*read, *exchange.writes):
+            last[value] = max(last.get(value, 0), arrived)
+    for transfer in work.sends:
+        buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])
+        proof = proofs.get(transfer.id, len(work.nodes))
+        last[buffer] = max(last.get(buffer, 0), proof)
+    taken = {sums.names.get(node.reads[0], node.reads[0][0]) for node in work.collectives}
+    ends: dict[int, list[str]] = {}
+    for buffer, position in last.items():
+        known = work.dag.values.get(buffer)  # type: ignore[call-overload]
+        lasts = known is not None and known.role in LASTING
+        if not (lasts or buffer in sums.of or buffer in taken):
+            ends.setdefault(position, []).append(buffer)
+    return ends

@@ -1,0 +1,182 @@
+"""A loss that is no mean over rows is refused before it trains wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from replicas import Net, data
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper import Place, Replicate, Split, Trainer, rehearse, where
+from piper.errors import InputError
+from piper.job import mean_loss_check
+from piper.job.batch import Batch
+from piper.job.mean_loss_check import refuse_no_mean
+
+PARTS = [Place(where(), [0]), Split("MB", 2)]
+REPLICAS = [Place(where(), [0, 1]), Replicate(where(), [0, 1])]
+
+
+def masked(output: Tensor, target: Tensor) -> Tensor:
+    mask = (target > 0).double()
+    return ((output - target).square() * mask).sum() / mask.sum()
+
+
+def test_an_example_of_zeros_does_not_hide_a_mask() -> None:
+    x, y = data()[0]
+    full = torch.ones_like(y)
+    trainer = Trainer(Net(), masked, PARTS, example=(x, full), device="cpu")
+
+    with pytest.raises(InputError, match="on random outputs"):
+        trainer.step(x, y)
+    trainer.step(x, full)
+
+
+class Weighing(nn.Module):
+    """Classes, of which some count more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.arange(1.0, 7.0, dtype=torch.float64))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        label = target.argmax(1)
+        each = functional.cross_entropy(output, label, reduction="none")
+        weight = self.weight[label]  # type: ignore[index]
+        return (each * weight).sum() / weight.sum()
+
+
+WRONG: dict[str, Callable[..., Any]] = {
+    "masked": masked,
+    "chosen": lambda output, target: (output - target).square()[target > 0].mean(),
+    "classes": Weighing(),
+    "a sum": lambda output, target: (output - target).square().sum(),
+    "a root": lambda output, target: (output - target).square().mean().sqrt(),
+    "a norm": lambda output, target: (output - target).norm(),
+    "the worst": lambda output, target: (output - target).abs().max(),
+}
+RIGHT: dict[str, Callable[..., Any]] = {
+    "squares": functional.mse_loss,
+    "sums of rows": lambda output, target: (output - target).square().sum(1).mean(),
+    "what is there for training only": lambda output, target: functional.mse_loss(
+        functional.dropout(output, 0.5, training=False), target
+    ),
+    "a constant more": lambda output, target: functional.l1_loss(output, target) + 3.0,
+    "what cannot be tried": lambda output, target: functional.binary_cross_entropy(
+        output.sigmoid(), target.sigmoid()
+    ),
+}
+
+
+@pytest.mark.parametrize("strategy", [PARTS, REPLICAS], ids=["parts", "replicas"])
+@pytest.mark.parametrize("loss_fn", WRONG.values(), ids=WRONG)
+def test_what_is_no_mean_is_refused(loss_fn: Callable[..., Any], strategy: Any) -> None:
+    with pytest.raises(InputError) as refused:
+        rehearse(Net(), loss_fn, strategy, data())
+
+    assert "microbatches would not add up to the whole batch" in str(refused.value)
+    assert "loss_weight=lambda *microbatch: 1" in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", [PARTS, REPLICAS], ids=["parts", "replicas"])
+@pytest.mark.parametrize("loss_fn", RIGHT.values(), ids=RIGHT)
+def test_means_train_as_on_the_whole_batch(loss_fn: Callable[..., Any], strategy: Any) -> None:
+    found = rehearse(Net(), loss_fn, strategy, data())
+
+    assert found.losses[0] == pytest.approx(loss_fn(Net()(data()[0][0]), data()[0][1]).item())
+
+
+def test_one_who_says_what_microbatches_weigh_is_believed() -> None:
+    found = rehearse(
+        Net(), masked, PARTS, data(), loss_weight=lambda x, y: (y > 0).sum(), reduction="mean"
+    )
+
+    assert found.losses[0] == pytest.approx(masked(Net()(data()[0][0]), data()[0][1]).item())
+    rehearse(Net(), WRONG["a root"], PARTS, data(), loss_weight=lambda *microbatch: 1)
+    rehearse(Net(), WRONG["a sum"], PARTS, data(), reduction="sum")
+
+
+def test_one_microbatch_on_one_device_may_have_any_loss() -> None:
+    found = rehearse(Net(), masked, [Place(where(), [0])], data())
+
+    assert found.losses[0] == pytest.approx(masked(Net()(data()[0][0]), data()[0][1]).item())
+
+
+def test_the_users_loss_is_left_as_it_is() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[int] = []
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            self.calls.append(1)
+            return functional.mse_loss(output, target)
+
+    loss_fn = Counting()
+    rehearse(Net(), loss_fn, PARTS, data())
+
+    assert len(loss_fn.calls) == 1  # when it was traced
+
+
+def test_long_rows_and_large_vocabularies_are_tried_in_part(monkeypatch: Any) -> None:
+    """Labels that do not count are at the ends of rows."""
+    rows, length, vocabulary = 2, 512, 100
+    monkeypatch.setattr(mean_loss_check, "MOST", 2**13)
+    labels = torch.randint(0, vocabulary, (4, length))
+    ends = torch.arange(1, 5)[:, None] * length // 5
+    seen: list[int] = []
+
+    def loss(output: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+        label, mask = given
+        seen.append(output.numel())
+        each = functional.cross_entropy(output.flatten(0, 1), label.flatten(), reduction="none")
+        return (each * mask.flatten()).sum() / mask.sum()
+
+    leaves, spec = [((rows, length, vocabulary), torch.bfloat16)], pytree.tree_structure(0)
+    for mask in (torch.arange(length) < ends, torch.ones(4, length, dtype=torch.bool)):
+        given = (labels, mask.float())
+        if mask.all():
+            refuse_no_mean(loss, (leaves, spec), Batch.of((labels, given)), 2)
+        else:
+            with pytest.raises(InputError):
+                refuse_no_mean(loss, (leaves, spec), Batch.of((labels, given)), 2)
+    assert 0 < max(seen) <= 2**13
+
+
+def test_a_vector_as_long_as_rows_may_have_none() -> None:
+    """Sums of twelve layers that stand beside twelve rows."""
+
+    def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        found, layers = output
+        return functional.mse_loss(found, target) + 0.1 * layers.sum()
+
+    _, spec = pytree.tree_flatten((0, 0))
+    leaves = [((12, 6), torch.float32), ((12,), torch.float32)]
+    target = torch.randn(24, 6)
+
+    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
+
+
+def test_a_loss_that_is_random_is_left_alone() -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(functional.dropout(output, 0.5), target)
+
+    leaves, spec = [((12, 6), torch.float32)], pytree.tree_structure(0)
+    target = torch.randn(24, 6)
+
+    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
+
+
+def test_types_that_are_coarse_make_no_difference() -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(output.to(target.dtype), target)
+
+    leaves, spec = [((12, 6), torch.bfloat16)], pytree.tree_structure(0)
+    target = torch.randn(24, 6).bfloat16()
+
+    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
