@@ -12,7 +12,7 @@ from piper.ir.naming import weights
 from piper.ir.nodes import Collective, Compute, Node, Sum, Transfer, Update
 from piper.ir.values import Role, TensorSpec, Value
 from piper.names import NodeId, ValueId
-from piper.passes.homes import bucket_homes
+from piper.passes.bucket_homes import bucket_homes
 
 Where = tuple[Node, int, int]  # a node, which of its reads, which part of that
 

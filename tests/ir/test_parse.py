@@ -19,7 +19,7 @@ from piper.ir.parse import parse
 from piper.ir.rules import CAPTURED, require
 from piper.ir.text import text
 from piper.ir.training import training_dag
-from piper.passes.pipeline import run_passes
+from piper.passes.pass_pipeline import run_passes
 from piper.passes.reductions import place_reductions
 from piper.passes.transfers import insert_transfers
 

@@ -24,7 +24,7 @@ from piper.ir.nodes import Compute
 from piper.ir.rules import GATHERED, Rule
 from piper.ir.training import Argument, training_dag
 from piper.names import NodeId
-from piper.passes.pipeline import steps
+from piper.passes.pass_pipeline import steps
 
 SHAPES = (
     rules.every_node_fits_its_region,
