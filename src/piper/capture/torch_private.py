@@ -209,6 +209,11 @@ def is_view_tensor(tensor: Tensor) -> bool:
     return tensor._is_view()
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor belongs to a transform of torch.func: it has no memory of its own."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def storage_id(tensor: Tensor) -> int:
     """What identifies a tensor's memory, for fake tensors as well."""
     return tensor.untyped_storage()._cdata

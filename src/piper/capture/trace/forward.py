@@ -119,7 +119,9 @@ def _refuse_updated_inputs(batch: list[Tensor]) -> None:
 
 def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
     try:
-        return torch_private.trace_forward(forward, *args)
+        root = torch_private.trace_forward(forward, *args)
+        side_effects.refuse_transforms(root.graph)
+        return root
     except CaptureError:
         raise
     except torch_private.VALUE_WANTED as error:

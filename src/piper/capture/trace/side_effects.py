@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture.fx_nodes import line
-from piper.capture.torch_private import constant_of, has_hooks, is_unfinished, version_of
+from piper.capture.torch_private import (
+    constant_of,
+    has_hooks,
+    is_transformed,
+    is_unfinished,
+    pytree,
+    version_of,
+)
 from piper.capture.trace import refusals
 
 Counts = dict[tuple[str, str], float]
@@ -110,6 +117,14 @@ def refuse_registered_constants(root: fx.GraphModule, model: nn.Module) -> None:
         constant = constant_of(tensor) if isinstance(tensor, Tensor) else None
         if constant is not None and has_memory(constant) and span(constant)[0] in memories:
             raise refusals.foreign_tensor(node)
+
+
+def refuse_transforms(graph: fx.Graph) -> None:
+    """Some versions of torch trace through a transform, and leave its wrappers in the graph."""
+    for node in graph.nodes:
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        if any(isinstance(leaf, Tensor) and is_transformed(leaf) for leaf in leaves):
+            raise refusals.transformed(line(node))
 
 
 class DataIsDetached(torch.overrides.TorchFunctionMode):
