@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from synthetic import chain
 
@@ -102,6 +102,7 @@ def test_stages_must_be_numbers(wrong: object) -> None:
         Stage("PP", wrong)  # type: ignore[arg-type]
 
 
+@example([1.0, 7.96605223184991, 1.9446717915193752], 1)
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=9), st.integers(1, 5))
 def test_the_heaviest_stage_is_as_light_as_it_can_be(weights: list[float], stages: int) -> None:
     stages = min(stages, len(weights))

@@ -72,7 +72,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--on", "ray", "--share-gpu"], "leave --share-gpu out"),
+        (["--on", "ray", "--share-gpu"], "leave out --share-gpu"),
         (["--on", "slurm"], "'slurm' is not a cluster"),
         (["--on", "ray:"], "'ray:' is not a cluster"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+ROUNDING = 1e-12  # sums differ in their last digits with the order of their terms
 ROUNDS = 60  # halvings of the interval in which the lightest possible maximum lies
 
 
@@ -13,7 +14,7 @@ def balanced(weights: Sequence[float], stages: int) -> tuple[int, ...]:
     >>> balanced([1, 1, 1, 1, 1, 1, 1, 3.5], 3)
     (4, 3, 1)
     """
-    low, high = max(weights), sum(weights)
+    low, high = max(weights), sum(weights) * (1 + ROUNDING)
     for _ in range(ROUNDS):
         middle = (low + high) / 2
         if len(filled(weights, stages, middle)) > stages:
