@@ -52,6 +52,8 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         self.inputs = input_buffers(self.dag)
 
     def pending(self, device: DeviceBuffers, one: Instruction) -> Event | None:
+        if not one.waits:  # most instructions
+            return None
         for position in one.waits:
             if position >= device.at:
                 what = f"it waits for instruction {position}, which comes later"
