@@ -26,9 +26,12 @@ from piper.job.pricing import costs_for, predict, price
 from piper.names import amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
+from piper.view.page import page
+from piper.view.run_file import save_view
 from piper.view.simulation_text import text
 from piper.view.sweep import SweepResult, plot, ranked
 from piper.view.sweep import table as sweep_table
+from piper.view.view_data import ViewData, view_data
 
 if TYPE_CHECKING:
     from piper.job.compiler import Compiled
@@ -178,21 +181,19 @@ def show_step(
     compiled = inspect(target, list(arguments)).compiled
     step, found = machine.price(compiled)
     print(text(found, step))
-    if chrome is not None:
-        from piper.view.run_file import save_run
-
-        save_run(chrome, target.stem, compiled.dag, compiled.plans, [step.trace])
-    if view is not None:
-        write_page(view, target.stem, compiled, step)
+    if chrome is not None or view is not None:
+        dag, plans = compiled.dag, compiled.plans
+        data = view_data(target.stem, dag, plans, [step.trace], notes=found.notes)
+        write_views(view, chrome, data)
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
 
 
-def write_page(path: Path, name: str, compiled: Compiled, step: Simulated) -> None:
-    from piper.view.page import page
-    from piper.view.view_data import view_data
-
-    path.write_text(page([view_data(name, compiled.dag, compiled.plans, [step.trace])]))
+def write_views(view: Path | None, chrome: Path | None, data: ViewData) -> None:
+    if view is not None:
+        view.write_text(page([data]), encoding="utf-8")
+    if chrome is not None:
+        save_view(chrome, data)
 
 
 def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import typer
 
 from piper.cli.target import inspect
 from piper.errors import Problem, StrategyError
-from piper.job.pricing import price
+from piper.job.pricing import cost_notes, price
 from piper.view.page import page
 from piper.view.run_file import load_run, save_view
 from piper.view.timeline_picture import png as as_png
@@ -82,4 +82,5 @@ def data_of(target: Path, words: list[str]) -> ViewData:
     if target.suffix != ".py":
         raise StrategyError(str(target), Problem(f"`{target.suffix}` cannot be shown", WAYS))
     found = inspect(target, words).compiled
-    return view_data(" ".join([target.stem, *words]), found.dag, found.plans, [price(found).trace])
+    name, traces = " ".join([target.stem, *words]), [price(found).trace]
+    return view_data(name, found.dag, found.plans, traces, notes=cost_notes(found))
