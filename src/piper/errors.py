@@ -33,7 +33,7 @@ class PiperError(Exception):
     """Base of every error Piper raises on purpose."""
 
 
-class Refused(PiperError):
+class NotSupported(PiperError):
     """A request that is not supported. The runner that catches it adds where."""
 
     def __init__(self, *problems: Problem) -> None:
@@ -44,7 +44,10 @@ class Refused(PiperError):
         return "\n".join(map(str, self.problems))
 
 
-class Located(Refused):
+Refused = NotSupported  # what directives, rules and passes raise; users see the other name
+
+
+class Located(NotSupported):
     """An error that knows which step raised it. Subclasses say what kind of step."""
 
     def __init__(self, where: str, *problems: Problem) -> None:
