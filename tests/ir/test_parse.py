@@ -148,7 +148,7 @@ def test_a_dag_written_by_hand_gets_its_transfers() -> None:
 
 
 ONE = """
-    dag: 3 nodes, 1 regions
+    dag: 3 nodes, 1 region
     F        PP0:F on [0, 1]: (w:PP0, x, y) -> loss, saved:PP0  # capture
     B        PP0:B on [0, 1]: (w:PP0, x, y, saved:PP0, seed) -> g:PP0/PP0  # capture
     update   PP0:U on [0, 1]: (g:PP0/PP0) -> w:PP0'  # capture

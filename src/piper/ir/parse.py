@@ -46,7 +46,7 @@ from piper.ir.sharding import Sharding
 from piper.ir.text import STREAM, describe
 from piper.ir.training import step_values
 from piper.ir.values import ITEM_BYTES, Role, TensorSpec, Value
-from piper.names import BucketId, NodeId, Phase, RegionId, Share, ValueId
+from piper.names import BucketId, NodeId, Phase, RegionId, Share, ValueId, amount
 
 SINGLE = re.compile(rf"(?P<devices>{LIST})(?: \[(?P<stream>[^\[\]]*)\])?|nowhere yet")
 SHARED = re.compile(
@@ -147,17 +147,17 @@ class Reader:
     def dag(self) -> Dag:
         if self.header is None:
             self.number = 1
-            self.refuse("the text does not begin with `dag:`", "write `dag: 2 nodes, 1 regions`")
+            self.refuse("the text does not begin with `dag:`", "write `dag: 2 nodes, 1 region`")
         assert self.header is not None
         dimensions = tuple((k, int(n)) for k, n in pairs(self.header["split"]))
         values = {**step_values(self.model, dimensions), **self.special}
         builder = Builder(self, values, computes(self.model, dimensions))
         nodes = dict(builder.all())
-        if len(nodes) != int(self.header["nodes"]):
-            self.number = 1
+        if len(nodes) != int(self.header["nodes"].replace(",", "")):
+            self.number, found = 1, amount(len(nodes), "node")
             self.refuse(
-                f"the DAG has {len(nodes)} nodes, not {self.header['nodes']}",
-                f"write `dag: {len(nodes)} nodes`, if none is missing",
+                f"the DAG has {found}, not {self.header['nodes']}",
+                f"write `dag: {found}`, if none is missing",
             )
         return Dag(
             model=self.model, nodes=nodes, values=values, dimensions=dimensions,
@@ -308,7 +308,7 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[Reader, Found], None]], ...] = tup
     (re.compile(form), keep)
     for form, keep in (
         (
-            r"dag: (?P<nodes>\d+) nodes, \d+ regions(?P<split>(?: \w+=\d+)*)"
+            r"dag: (?P<nodes>[\d,]+) nodes?, [\d,]+ regions?(?P<split>(?: \w+=\d+)*)"
             r"(?P<scheduled>, scheduled)?",
             Reader.take_header,
         ),

@@ -27,7 +27,7 @@ from piper.ir.nodes import (
 from piper.ir.residency import Residency
 from piper.ir.training import step_values
 from piper.ir.values import Value
-from piper.names import BucketId, ValueId
+from piper.names import BucketId, ValueId, amount
 
 STREAM = "pp"  # of what a region writes, unless it says otherwise
 
@@ -39,7 +39,8 @@ def text(dag: Dag) -> str:
 def lines(dag: Dag) -> Iterator[str]:
     split = "".join(f" {name}={n}" for name, n in dag.dimensions)
     scheduled = ", scheduled" if dag.sequence else ""
-    yield f"dag: {len(dag.nodes)} nodes, {len(dag.model.regions)} regions{split}{scheduled}"
+    size = f"{amount(len(dag.nodes), 'node')}, {amount(len(dag.model.regions), 'region')}"
+    yield f"dag: {size}{split}{scheduled}"
     if dag.streams:
         yield f"streams: {', '.join(map(str, dag.streams))}"
     names = [dag.nodes[name] for name in dag.sequence] if dag.sequence else dag.nodes.values()

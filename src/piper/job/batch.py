@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from piper.errors import InputError, Problem
+from piper.names import amount
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
@@ -89,7 +90,7 @@ def refuse_uneven(batch: Batch, parts: int) -> None:
         raise InputError(
             "batch",
             Problem(
-                f"{rows[0]} rows do not divide into {parts} microbatches",
+                f"it has {amount(rows[0], 'row')}, not a multiple of its {parts} microbatches",
                 f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
             ),
         )

@@ -73,7 +73,7 @@ class Decoder(nn.Module):
     def __init__(self, config: Qwen3Config, stages: int = 1) -> None:
         super().__init__()
         if not 1 <= stages <= config.layers:
-            raise ValueError(f"{config.layers} layers cannot be cut into {stages} stages")
+            raise ValueError(f"layers={config.layers} cannot be cut into stages={stages}")
         self.config, self.stages = config, stages
         self.embedding = nn.Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(self.make_block(layer) for layer in range(config.layers))

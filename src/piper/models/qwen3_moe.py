@@ -147,7 +147,9 @@ class Qwen3Moe(Decoder):
 
     def __init__(self, config: Qwen3MoeConfig, stages: int = 1) -> None:
         if not 0 <= config.dense_layers < config.layers:
-            raise ValueError(f"of {config.layers} layers {config.dense_layers} cannot be dense")
+            raise ValueError(
+                f"dense_layers={config.dense_layers} does not fit layers={config.layers}"
+            )
         super().__init__(config, stages)
 
     def make_block(self, layer: int) -> nn.Module:

@@ -9,7 +9,7 @@ from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
 from piper.errors import Problem, StrategyError
 from piper.ir.filters import Filter, where
-from piper.names import PASS, Device, Phase
+from piper.names import PASS, Device, Phase, amount
 from piper.strategies.table import Action, Table
 
 Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
@@ -64,8 +64,10 @@ def assemble(
 
 def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:
     if len(stages) != table.stages:
-        what = f"stages={list(stages)} has {len(stages)} stages, the schedule {table.stages}"
-        fix = f"write how many layers each of the {table.stages} stages has"
+        what = (
+            f"stages={list(stages)} has {amount(len(stages), 'stage')}, the schedule {table.stages}"
+        )
+        fix = "write how many layers each stage of the schedule has"
         raise StrategyError("strategy", Problem(what, fix))
     return stages
 
@@ -99,7 +101,7 @@ def shards_of(homes: Places, ep: int, stream: str, stages: Iterable[int] | None)
     for stage in sorted(homes if stages is None else stages):
         devices = homes[stage]
         if len(devices) % ep:
-            what = f"ep={ep} does not divide the {len(devices)} replicas of stage {stage}"
+            what = f"ep={ep} does not divide the {amount(len(devices), 'replica')} of stage {stage}"
             raise StrategyError("strategy", Problem(what, f"write dp={ep}, or a multiple of it"))
         groups = [devices[k : k + ep] for k in range(0, len(devices), ep)]
         yield Shard(where(PP=stage, EP="*"), groups[0] if len(groups) == 1 else groups, stream)

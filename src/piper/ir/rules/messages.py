@@ -13,7 +13,7 @@ from piper.ir.rules.shape import Specs, meaning, show
 from piper.ir.sharding import share_of
 from piper.ir.training import ALL_TOTALS
 from piper.ir.values import Role, TensorSpec, Value
-from piper.names import BucketId, RegionId, ValueId
+from piper.names import BucketId, RegionId, ValueId, amount
 
 
 def every_message_fits_what_it_carries(dag: Dag) -> Iterator[Problem]:
@@ -242,7 +242,8 @@ def gradient_faults(dag: Dag, node: Update, regions: list[RegionId]) -> Iterator
 def totals_faults(dag: Dag, node: Totals, steps: Sequence[Update]) -> Iterator[str]:
     if len(node.reads) != 1 + len(steps):
         buckets = ", ".join(step.bucket for step in steps)
-        yield f"reads {len(node.reads)} values (expected the loss, and gradients of {buckets})"
+        found = amount(len(node.reads), "value")
+        yield f"reads {found} (expected the loss, and gradients of {buckets})"
         return
     for step, total in zip(steps, node.reads[1:], strict=True):
         if (total,) != step.reads[:1]:
@@ -262,8 +263,8 @@ def microbatches(dag: Dag) -> int:
 
 
 def counted(node: Transfer | Collective | Exchange | Update, reads: int, writes: int) -> str:
-    many = f"{len(node.reads)} values and writes {len(node.writes)}: {', '.join(node.writes)}"
-    return f"reads {many} (expected {reads} and {writes})"
+    found = f"reads {amount(len(node.reads), 'value')} and writes {len(node.writes)}"
+    return f"{found}: {', '.join(node.writes)} (expected {reads} and {writes})"
 
 
 def misfit(value: ValueId, specs: Specs, name: str, wanted: Specs) -> str:

@@ -8,6 +8,7 @@ from piper.errors import Problem
 from piper.ir.dag import Dag
 from piper.ir.replicas import replicas
 from piper.ir.rules.neighbours import show
+from piper.names import amount
 
 
 def replicas_are_kept_equal(dag: Dag) -> Iterator[Problem]:
@@ -56,7 +57,7 @@ def feeds_are_alike(dag: Dag) -> Iterator[Problem]:
     found = replicas(node.devices for node in dag.computes if node.devices)
     if len(set(map(len, found.feeds))) > 1:
         yield Problem(
-            f"some devices serve {len(found.feeds[0])} replicas, others "
+            f"some devices serve {amount(len(found.feeds[0]), 'replica')}, others "
             f"{len(found.feeds[-1])}: {[list(row) for row in found.lists]}",
             "give all regions the same device lists, or mirror all of them",
         )

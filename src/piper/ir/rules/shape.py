@@ -13,7 +13,7 @@ from piper.ir.nodes import Compute, Exchange, Sum
 from piper.ir.sharding import Contract, contract, share_of
 from piper.ir.training import Argument, Read, backward_reads, forward_reads, weight_reads
 from piper.ir.values import LOADED, Role, TensorSpec, Value
-from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId
+from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId, amount
 
 Specs = tuple[TensorSpec, ...]
 Meaning = tuple[Role, ValueId | None, RegionId | None, BucketId | None]
@@ -82,7 +82,7 @@ class Graph:
 
 def miscounted(node: Compute, does: str, found: int, wanted: list[Wanted]) -> Problem:
     return Problem(
-        f"{node.id} {does} {found} values (expected {len(wanted)} in {node.phase} of "
+        f"{node.id} {does} {amount(found, 'value')} (expected {len(wanted)} in {node.phase} of "
         f"{node.region}: {', '.join(map(str, wanted)) or 'none'})",
         BUG,
     )

@@ -13,6 +13,7 @@ from piper.ir.nodes import Compute, Exchange
 from piper.ir.replicas import replicas
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
+from piper.names import amount
 from piper.plan.check.excerpts import excerpts, last_end
 from piper.plan.check.interpreter import Interpreter, Progress
 from piper.plan.check.stream_order import StreamOrder, stream_of
@@ -122,7 +123,9 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         self, device: DeviceBuffers, buffers: Sequence[str], wanted: Sequence[Sequence[str]]
     ) -> None:
         if len(buffers) != len(wanted):
-            self.refuse(device, f"it reads {len(buffers)} values instead of {len(wanted)}")
+            self.refuse(
+                device, f"it reads {amount(len(buffers), 'value')} instead of {len(wanted)}"
+            )
         for buffer, parts in zip(buffers, wanted, strict=True):
             found = self.read(device, buffer)
             if found != set(parts):

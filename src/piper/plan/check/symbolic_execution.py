@@ -13,6 +13,7 @@ from typing import assert_never
 from piper.errors import PlanError, Problem
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
+from piper.names import amount
 from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.communication import CommunicationChecks
 from piper.plan.check.deadlock import explained
@@ -101,7 +102,10 @@ class SymbolicExecution(CommunicationChecks):
             if buffer in device.rewritten:
                 device.read_at[buffer] = device.at
         if len(run.writes) != len(node.writes):
-            self.refuse(device, f"it writes {len(run.writes)} values instead of {len(node.writes)}")
+            self.refuse(
+                device,
+                f"it writes {amount(len(run.writes), 'value')} instead of {len(node.writes)}",
+            )
         for buffer, value in zip(run.writes, node.writes, strict=True):
             self.write(device, buffer, {value})
 

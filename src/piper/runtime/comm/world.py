@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from piper.errors import Problem, StrategyError
+from piper.names import amount
 
 Found = TypeVar("Found")
 
@@ -42,17 +43,13 @@ def gather(mine: Found) -> list[Found] | None:
     return [torch.load(io.BytesIO(one), weights_only=False) for one in found] if first else None
 
 
-def processes_text(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"
-
-
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:
     if devices != tuple(range(world())):
-        count = max(devices) + 1
+        count, processes = max(devices) + 1, amount(world(), "process", "processes")
         raise StrategyError(
             "strategy",
             Problem(
-                f"it uses devices {list(devices)}, but the run has {processes_text(world())}",
+                f"it uses devices {list(devices)}, but the run has {processes}",
                 f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
             ),
         )
