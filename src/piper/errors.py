@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Self
 
 BUG = "this is a bug of Piper, please report it with the strategy"
 
@@ -53,6 +54,11 @@ class Located(NotSupported):
     def __init__(self, where: str, *problems: Problem) -> None:
         super().__init__(*problems)
         self.where = where
+
+    @classmethod
+    def of(cls, where: str, what: str, fix: str) -> Self:
+        """An error with one problem."""
+        return cls(where, Problem(what, fix))
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.where, *self.problems)

@@ -166,7 +166,7 @@ def network_of(name: str) -> Network:
         return NETWORKS[name]
     if not Path(name).is_file():
         fix = f"choose one of {', '.join(NETWORKS)}, or give a file (see docs/simulate.md)"
-        raise StrategyError("network", Problem(f"there is no network {name!r}", fix))
+        raise StrategyError.of("network", f"there is no network {name!r}", fix)
     return Network.from_json(Path(name).read_text())
 
 
@@ -206,7 +206,7 @@ def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
         name, _, values = one.partition("=")
         chosen = [value for value in values.split(",") if value]
         if not name or not chosen:
-            raise StrategyError("set", Problem(f"--set {one}", "write --set microbatches=4,8,16"))
+            raise StrategyError.of("set", f"--set {one}", "write --set microbatches=4,8,16")
         found[name.lstrip("-")] = chosen
     return found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from piper.directives import Strategy
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.strategies import from_csv
 
 if TYPE_CHECKING:
@@ -34,4 +34,4 @@ def inspect(script: Path, arguments: list[str]) -> Inspected:
             runpy.run_path(str(script), run_name="__main__")
         except Inspected as found:
             return found
-    raise StrategyError(str(script), Problem("the script made no Trainer", WAYS))
+    raise StrategyError.of(str(script), "the script made no Trainer", WAYS)

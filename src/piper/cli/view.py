@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from piper.cli.target import inspect
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.job.pricing import cost_notes, price
 from piper.view.page import page
 from piper.view.run_file import load_run, save_view
@@ -76,11 +76,11 @@ def data_of(target: Path, words: list[str]) -> ViewData:
         what = (
             f"a recorded run takes no arguments, and `{words[0]}` is not a file to compare it with"
         )
-        raise StrategyError(str(target), Problem(what, WAYS))
+        raise StrategyError.of(str(target), what, WAYS)
     if target.suffix == ".json":
         return load_run(target)
     if target.suffix != ".py":
-        raise StrategyError(str(target), Problem(f"`{target.suffix}` cannot be shown", WAYS))
+        raise StrategyError.of(str(target), f"`{target.suffix}` cannot be shown", WAYS)
     found = inspect(target, words).compiled
     name, traces = " ".join([target.stem, *words]), [price(found).trace]
     return view_data(name, found.dag, found.plans, traces, notes=cost_notes(found))

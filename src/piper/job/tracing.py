@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.job.compiler import Compiled
 from piper.launch.trace_window import Window, window_in
 from piper.names import amount
@@ -157,7 +157,7 @@ def from_environment() -> Recording:
 def recording(path: str | Path, first: int, steps: int, profile: bool) -> Recording:
     """The recording that a script asks for."""
     if steps < 1:
-        raise InputError("record", Problem(f"cannot record {steps} steps", "write steps=1 or more"))
+        raise InputError.of("record", f"cannot record {steps} steps", "write steps=1 or more")
     return Recording(Window(Path(path), first, steps, profile))
 
 

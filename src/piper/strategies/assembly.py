@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase, amount
 from piper.strategies.table import Action, Table
@@ -68,14 +68,14 @@ def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:
             f"stages={list(stages)} has {amount(len(stages), 'stage')}, the schedule {table.stages}"
         )
         fix = "write how many layers each stage of the schedule has"
-        raise StrategyError("strategy", Problem(what, fix))
+        raise StrategyError.of("strategy", what, fix)
     return stages
 
 
 def require_count(name: str, value: int) -> None:
     if type(value) is not int or value < 1:
         fix = "write a whole number, 1 or more"
-        raise StrategyError("strategy", Problem(f"{name}={value!r} is not a valid count", fix))
+        raise StrategyError.of("strategy", f"{name}={value!r} is not a valid count", fix)
 
 
 def to_directives(
@@ -102,7 +102,7 @@ def shards_of(homes: Places, ep: int, stream: str, stages: Iterable[int] | None)
         devices = homes[stage]
         if len(devices) % ep:
             what = f"ep={ep} does not divide the {amount(len(devices), 'replica')} of stage {stage}"
-            raise StrategyError("strategy", Problem(what, f"write dp={ep}, or a multiple of it"))
+            raise StrategyError.of("strategy", what, f"write dp={ep}, or a multiple of it")
         groups = [devices[k : k + ep] for k in range(0, len(devices), ep)]
         yield Shard(where(PP=stage, EP="*"), groups[0] if len(groups) == 1 else groups, stream)
 

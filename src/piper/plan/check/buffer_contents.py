@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from piper.errors import BUG, PlanError, Problem
+from piper.errors import BUG, PlanError
 from piper.ir.dag import Dag
 from piper.ir.naming import replica_buffer
 from piper.ir.nodes import Compute, Exchange
@@ -81,7 +81,7 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         number = device.plan.device
         events = [(number, k) if isinstance(k, int) else k for k in others if k is not None]
         picture = self.picture(device.here, *events)
-        raise PlanError(f"device {number}", Problem(f"{what}\n{picture}", BUG))
+        raise PlanError.of(f"device {number}", f"{what}\n{picture}", BUG)
 
     def picture(self, here: Event, *others: Event) -> str:
         """The plans around these instructions."""

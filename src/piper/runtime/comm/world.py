@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.names import amount
 
 Found = TypeVar("Found")
@@ -46,10 +46,8 @@ def gather(mine: Found) -> list[Found] | None:
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:
     if devices != tuple(range(world())):
         count, processes = max(devices) + 1, amount(world(), "process", "processes")
-        raise StrategyError(
+        raise StrategyError.of(
             "strategy",
-            Problem(
-                f"it uses devices {list(devices)}, but the run has {processes}",
-                f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
-            ),
+            f"it uses devices {list(devices)}, but the run has {processes}",
+            f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
         )
