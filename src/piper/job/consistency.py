@@ -138,11 +138,7 @@ def refuse_too_late(taken: Digests, model: torch.nn.Module) -> None:
 
 
 def agree_on_step(
-    kind: tuple[object, ...],
-    batch: Sequence[torch.Tensor],
-    feed: int,
-    feeds: int,
-    own: float,
+    kind: tuple[object, ...], batch: Sequence[torch.Tensor], feed: int, feeds: int, own: float
 ) -> float:
     """One small all-reduce before each step. It checks that all processes take a step of the same
     kind, and returns the total weight of the batches of all replicas.

@@ -11,12 +11,7 @@ from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
 from piper.ir.sizes import node_bytes
 from piper.names import TOTALS_STREAM, Device, NodeId
-from piper.plan.analyse.memory import (
-    holders,
-    lasting,
-    peak,
-    timeline,
-)
+from piper.plan.analyse.memory import holders, lasting, peak, timeline
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan, line
 from piper.view.expected_trace import duration, expected_trace
