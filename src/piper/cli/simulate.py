@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from piper.cli.target import inspect
+from piper.cli.target import PASS_ON, inspect
 from piper.costs import Costs
 from piper.costs.devices import costs_of_device, device_kind
 from piper.costs.links import NETWORKS, Network
@@ -75,9 +75,7 @@ class SimulatedMachine:
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        "simulate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(simulate)
+    app.command("simulate", context_settings=PASS_ON)(simulate)
 
 
 def simulate(

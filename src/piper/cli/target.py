@@ -14,6 +14,7 @@ from piper.strategies import from_csv
 if TYPE_CHECKING:
     from piper.job.inspection import Inspected
 
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the script
 WAYS = "give a .py script that makes a Trainer, a strategy .json, or a schedule .csv"
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from piper.cli.target import inspect
+from piper.cli.target import PASS_ON, inspect
 from piper.errors import StrategyError
 from piper.job.pricing import cost_notes, price
 from piper.view.page import page
@@ -21,9 +21,7 @@ SHOWN = (".py", ".json")
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        "view", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(view)
+    app.command("view", context_settings=PASS_ON)(view)
 
 
 def view(
