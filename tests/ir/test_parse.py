@@ -36,8 +36,8 @@ def carried(dag: Dag) -> dict[str, object]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_print_parse_print_is_the_identity(seed: int) -> None:
-    for slips, _ in stages(seed):
-        dag, shown = slips.dag, text(slips.dag)
+    for sites, _ in stages(seed):
+        dag, shown = sites.dag, text(sites.dag)
 
         again = parse(shown, dag.model)
 
@@ -74,12 +74,12 @@ def broken(shown: str, random: Random) -> tuple[int, str]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_line_that_makes_no_sense_is_refused_by_its_number(seed: int) -> None:
     random = Random(seed)
-    for slips, _ in stages(seed):
+    for sites, _ in stages(seed):
         for _ in range(4):
-            line, wrong = broken(text(slips.dag), random)
+            line, wrong = broken(text(sites.dag), random)
 
             with pytest.raises(Refused) as refused:
-                parse(wrong, slips.dag.model)
+                parse(wrong, sites.dag.model)
 
             assert str(refused.value).startswith(f"line {line}: ")
 
