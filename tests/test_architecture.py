@@ -197,6 +197,8 @@ PARSING = {
 }  # fmt: skip
 OTHER_TEXT = {  # they parse text that is not a name of a node, value, region or instruction
     "piper.costs.measured": "keys of cost files written by older versions",
+    "piper.ir.notation": "the text form of a DAG, in which names are atoms",
+    "piper.ir.parse": "the text form of a DAG, in which names are atoms",
     "piper.job.arguments": "Python's name of a function",
     "piper.job.numerics.compare": "torch's name of a type",
     "piper.job.numerics.model": "paths of modules, errors, /proc/meminfo",

@@ -7,7 +7,6 @@ from random import Random
 from textwrap import dedent
 
 import pytest
-from ir.parse import parse
 from ir.test_shape import SEEDS, stages
 from synthetic import chain
 
@@ -16,6 +15,7 @@ from piper.directives import Place, Replicate, Stream, apply
 from piper.errors import Refused
 from piper.ir.dag import Dag
 from piper.ir.filters import where
+from piper.ir.parse import parse
 from piper.ir.rules import CAPTURED, require
 from piper.ir.text import text
 from piper.ir.training import training_dag

@@ -1,7 +1,7 @@
-"""Print a DAG: one line per node, and the same text for the same DAG.
+"""Print a DAG: one line per node, the same text for the same DAG; `ir/parse.py` reads it back.
 
 What follows from the model is not printed: the region and tags of a node that `naming` has named,
-and values as they are before any pass. Nothing else is missing: tests read the text back.
+and values as they are before any pass.
 """
 
 from __future__ import annotations

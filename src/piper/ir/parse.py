@@ -1,4 +1,4 @@
-"""Read a DAG from its text: what `piper.ir.text` prints, or what a test has written by hand."""
+"""Read a DAG from its text: what `ir/text.py` prints, or what a test has written by hand."""
 
 from __future__ import annotations
 
@@ -7,22 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import chain
 from typing import Any, get_type_hints
-
-from ir.notation import (
-    LIST,
-    SPEC,
-    Found,
-    devices_of,
-    groups_of,
-    ids_of,
-    maker_of,
-    message_of,
-    pairs,
-    share_of,
-    specs_of,
-    sum_of,
-    tags_of,
-)
 
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
@@ -41,6 +25,21 @@ from piper.ir.nodes import (
     Transfer,
     Update,
     Way,
+)
+from piper.ir.notation import (
+    LIST,
+    SPEC,
+    Found,
+    devices_of,
+    groups_of,
+    ids_of,
+    maker_of,
+    message_of,
+    pairs,
+    share_of,
+    specs_of,
+    sum_of,
+    tags_of,
 )
 from piper.ir.residency import Residency
 from piper.ir.sharding import Sharding
