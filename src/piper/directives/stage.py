@@ -136,6 +136,6 @@ def too_few_layers(layers: int, stages: int) -> Problem:
     many = f"{layers} layer{'s' if layers > 1 else ''}"
     return Problem(
         f"the model has {many}, too few for {stages} stages",
-        'annotate more layers, `with piper.annotate("L"):` around each, or tag them by module path '
-        f'with piper.tag(model, "L", [...]); or use at most {many.replace("layer", "stage")}',
+        'annotate more layers, `with piper.annotate("L"):` around each, or find them with '
+        f"piper.tag_layers(model, ...); or use at most {many.replace('layer', 'stage')}",
     )

@@ -10,9 +10,9 @@ from functools import cached_property
 
 import torch
 
-from piper.capture import Captured, capture
+from piper.capture import Captured, capture, tag_unannotated
 from piper.costs import Costs, mode_of, read_costs
-from piper.directives import Place, Strategy
+from piper.directives import Place, Stage, Strategy
 from piper.ir.replicas import Replicas, replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
@@ -98,12 +98,22 @@ class Job:
         """Capture the model for microbatches of this batch, once for each kind of microbatch."""
         one, started = batch.part(0, self.microbatches), time.perf_counter()
         kind = self.kind(one)
+        self.find_layers(one)
         if kind not in self.captures:
             made = capture(self.model, self.loss_fn, one.arguments, self.device.type)
             self.captures[kind] = made
         found = self.captures[kind]
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
+
+    def find_layers(self, batch: Batch) -> None:
+        """Tag the layers of a model without annotations, if the strategy cuts it into stages."""
+        known = (region for one in self.captures.values() for region in one.model.regions)
+        if not is_cut(self.strategy) or any(region.tags for region in known):
+            return
+        given = batch.arguments if self.loss_fn is None else batch.arguments[:-1]
+        if tag_unannotated(self.model, given):
+            self.captures.clear()  # they were made without the tags
 
     def compile(
         self, batch: Batch, costs: Costs | None = None, by_role: bool = False
@@ -162,6 +172,12 @@ class Job:
         seed = self.options.seed * 1_000_003 + step
         first = feed * self.microbatches
         return StepInputs(moved.tensors, tuple(shares), seed, self.options.max_norm, first)
+
+
+def is_cut(strategy: Strategy) -> bool:
+    """Whether some directive makes several stages of the model."""
+    stages = (d.stages for d in strategy if isinstance(d, Stage))
+    return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
 
 
 def regions_text(captured: Captured) -> str:
