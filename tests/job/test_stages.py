@@ -81,3 +81,32 @@ def agrees(layered: tuple[nn.Module, Batch], strategy: piper.Strategy) -> None:
 
     assert found.agrees, (found.steps, found.wrong)
     assert found.dtype == "float64"
+
+
+class Quadratic(nn.Module):
+    """Its first layer grows with the square of the length, the others with the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k, layer in enumerate(self.layers):
+            with piper.annotate("L"):
+                y = layer(x)
+                x = torch.tanh(y if k else (y @ y.transpose(1, 2)) @ y)
+        return x
+
+
+def test_parameters_stay_where_they_are_for_batches_of_other_shapes() -> None:
+    short, long = (Batch.of((torch.ones(2, n, DIM), torch.ones(2, n, DIM))) for n in (2, 200))
+    strategy = BUILDERS["1f1b"](pp=2, microbatches=2)
+
+    def cut(job: Job, batch: Batch) -> object:
+        return job.compile(batch)[1].program[0].stages
+
+    job = Job(Quadratic(), nn.MSELoss(), strategy, Options(device="cpu"))
+
+    assert cut(job, short) == (2, 2)
+    assert cut(job, long) == (2, 2), "a stage that moved would start from other parameters"
+    assert cut(job.under(strategy), long) == (1, 3)

@@ -21,6 +21,7 @@ from piper.job.consistency import flags
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.options import Loss, Options
+from piper.job.stage_weights import stage_lines
 from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
@@ -43,6 +44,7 @@ class Job:
     captures: dict[BatchKind, Captured] = field(
         default_factory=dict, repr=False
     )  # by kind of microbatch
+    cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
@@ -89,7 +91,7 @@ class Job:
 
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""
-        return replace(self, strategy=strategy)
+        return replace(self, strategy=strategy, cut=[])
 
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)
@@ -121,13 +123,14 @@ class Job:
         """Capture the model for this kind of batch, apply the strategy, and check the plans.
 
         `costs` replaces those of the options. `by_role` makes plans for one device per role only.
+        Stages stay where the first kind of batch was cut: parameters do not move while training.
         """
         refuse_uneven(batch, self.microbatches)
         captured, started = self.capture(batch), time.perf_counter()
         self.try_mean(batch)
         compiled = compile_strategy(
             captured.model,
-            self.strategy.directives,
+            (self.cut[0] if self.cut else self.strategy).directives,
             clip=self.options.max_norm is not None,
             costs=costs or self.costs,
             by_role=by_role,
@@ -135,6 +138,10 @@ class Job:
         for region, cut in compiled.dag.shardings.items():
             captured.experts.prove(compiled.dag.model.by_id[region].code, cut.ways)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
+        if not self.cut:
+            self.cut.append(Strategy(compiled.program))
+            for line in stage_lines(compiled):
+                LOG.info("%s", line)
         return captured, compiled
 
     @property

@@ -13,7 +13,7 @@ class PipelineOptions(TypedDict, total=False):
     """Options of every builder besides `pp`, `microbatches` and `dp`. All have defaults."""
 
     stages: Sequence[int] | None
-    """How many layers each stage has. Default: None, stages of about equally many FLOPs."""
+    """How many layers each stage has. Default: None, stages that take about equally long."""
 
     zero: int
     """ZeRO level of the replicas: 0 shards nothing (default), 1 optimizer state, 2 gradients too,
