@@ -11,7 +11,7 @@ from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.numerics import compare
 from piper.job.options import Options
-from piper.strategies import BUILDERS
+from piper.strategies import BUILDERS, from_csv
 
 VOCAB, DIM, LAYERS = 11, 6, 9
 
@@ -81,6 +81,23 @@ def agrees(layered: tuple[nn.Module, Batch], strategy: piper.Strategy) -> None:
 
     assert found.agrees, (found.steps, found.wrong)
     assert found.dtype == "float64"
+
+
+CSV = "0F0,0F1,1F0,1F1,1B1,1B0,0B1,0B0\n"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        BUILDERS["1f1b"](pp=4, microbatches=2),
+        BUILDERS["zb-h1"](pp=3, microbatches=1, dp=2, zero=2),
+        BUILDERS["dualpipev"](pp=2, microbatches=2),
+        from_csv(CSV, dp=2, zero=3),
+    ],
+    ids=["1f1b", "zb-h1", "dualpipev", "csv"],
+)
+def test_too_few_microbatches_and_tables_train_as_plain_pytorch(layered, strategy) -> None:
+    agrees(layered, strategy)
 
 
 class Quadratic(nn.Module):
