@@ -15,6 +15,7 @@ from piper.errors import StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes
+from piper.job.stage_weights import stage_table
 from piper.strategies import draw, to_table
 from piper.view.footprint import footprint
 from piper.view.overlap import overlap
@@ -47,7 +48,7 @@ def show(
         return
     found = inspect(target, context.args)
     if after is not None:
-        directives = found.job.strategy.directives[:after]
+        directives = found.compiled.program[:after]
         print(text(apply(directives, training_dag(found.captured.model))))
     elif svg is not None:
         svg.write_text(picture(found.compiled.dag))
@@ -57,6 +58,8 @@ def show(
         print(text(found.compiled.dag))
     else:
         show_schedule(found)
+        if stages := stage_table(found.compiled):
+            print(stages)
         print(footprint(found.compiled.dag, found.compiled.plans))
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")

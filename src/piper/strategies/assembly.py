@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
+from piper.directives.stage import ADAM
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase, amount
+from piper.strategies.peak import stage_peaks
 from piper.strategies.table import Action, Table
 
 Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
@@ -22,6 +24,7 @@ def assemble(
     dp: int,
     *,
     stages: Sequence[int] | None = None,
+    memory_mb: float | None = None,
     zero: int = 0,
     reduce: Reduce | None = None,
     bucket_mb: float = 25.0,
@@ -52,7 +55,7 @@ def assemble(
     )  # fmt: skip
     return Strategy(
         (
-            Stage("PP", table.stages if stages is None else stages_of(stages, table)),
+            stage_of(table, stages, memory_mb, zero, min(map(len, homes.values()))),
             *places_of(homes, stream),
             *replicates,
             *shards_of(homes, ep, ep_stream, expert_stages),
@@ -60,6 +63,20 @@ def assemble(
             *orders_of(table, ep > 1 if ahead is None else ahead),
         )
     )
+
+
+def stage_of(
+    table: Table, stages: Sequence[int] | None, memory_mb: float | None, zero: int, replicas: int
+) -> Stage:
+    """The cut into stages. A device shares its memory equally among its stages."""
+    if stages is not None:
+        return Stage("PP", stages_of(stages, table))
+    if memory_mb is None:
+        return Stage("PP", table.stages)
+    each = memory_mb * len(table.rows) / table.stages
+    sharded = sum(level <= zero for level in (1, 1, 2, 3))  # two moments, gradients, parameters
+    state = ADAM - sharded + sharded / replicas
+    return Stage("PP", table.stages, stage_peaks(table), each, state)
 
 
 def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:
