@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper.errors import Problem, Refused
-from piper.names import PASS, Phase
+from piper.names import OF, PASS, B, F, Operation, Phase
 
 ANY = "*"
 Wanted = int | str | None  # an index, a phase, ANY, or None: not inside such a region
@@ -44,9 +44,14 @@ def where(**tags: Wanted) -> Filter:
 def checked(key: str, value: Wanted) -> Wanted:
     """Reject here what can never match, so that the error points to the user's line."""
     if key == PASS:
-        if value not in tuple(Phase) and value != ANY:
-            fix = f"write one of {', '.join(Phase)}"
+        if value not in (*Phase, *Operation) and value != ANY:
+            fix = f"write one of {', '.join((*Phase, *Operation))}"
             raise Refused(Problem(f"{key}={value!r} is not a pass", fix))
+        return str(value)
+    if key == OF:
+        if value not in (F, B):
+            fix = f'write {OF}="{F}" for messages of a forward, {OF}="{B}" for those of a backward'
+            raise Refused(Problem(f"{key}={value!r} is not a direction", fix))
         return str(value)
     if value is not None and value != ANY and type(value) is not int:
         fix = f'write {key}=0, {key}="*" or {key}=None ("-" in JSON)'

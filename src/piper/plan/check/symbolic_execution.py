@@ -17,6 +17,7 @@ from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.communication import CommunicationChecks
 from piper.plan.check.deadlock import explained
 from piper.plan.check.excerpts import last_end
+from piper.plan.check.order_checks import OrderChecks
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -35,7 +36,7 @@ from piper.plan.instructions import (
 
 
 @dataclass(kw_only=True)
-class SymbolicExecution(CommunicationChecks):
+class SymbolicExecution(CommunicationChecks, OrderChecks):
     """Executes every kind of instruction, and checks each against the DAG."""
 
     counted: dict[str, list[frozenset[str]]] = field(default_factory=dict)  # by all-reduce node
@@ -49,6 +50,8 @@ class SymbolicExecution(CommunicationChecks):
     def do(self, device: DeviceBuffers, one: Instruction) -> None:
         if one.waits:
             device.order.wait(device.at, one)
+        if one.node in self.orders:
+            self.keep_orders(device, one)
         match one:
             case Run():
                 self.compute(device, one)
