@@ -103,7 +103,7 @@ def device_work(
     chosen = dag.devices if devices is None else devices
     known = replicas(node.devices for node in dag.computes if node.devices)
     found, here = {device: DeviceWork(dag, device, known) for device in chosen}, Present(chosen)
-    orders = MessageStarts(dag)
+    orders = MessageStarts(dag, careful)
     for name in dag.sequence:
         node = dag.nodes[name]
         match node:

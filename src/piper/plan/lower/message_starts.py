@@ -29,8 +29,8 @@ Start = Transfer | Collective | Exchange | Receive  # asynchronous: started, and
 class MessageStarts:
     """What orders say about messages (partial precedences), and what is urgent by itself."""
 
-    def __init__(self, dag: Dag) -> None:
-        self.dag = dag
+    def __init__(self, dag: Dag, careful: bool = False) -> None:
+        self.dag, self.careful = dag, careful
         self.orders = [p for p in dag.precedences if p.partial]
 
     def urgency(self, start: Start) -> int:
@@ -66,17 +66,20 @@ class MessageStarts:
 
     @cached_property
     def channels(self) -> set[Channel]:
-        """Channels with a receive that an order puts before or after something on its device."""
+        """Channels with a receive that an order puts before or after something on its device.
+
+        If careful, with any transfer that an order names: its sends may not go in order of use.
+        """
         found: set[Channel] = set()
         for order in self.orders:
             for names, others in ((order.before, order.after), (order.after, order.before)):
                 transfers = [n for n in map(self.dag.nodes.get, names) if isinstance(n, Transfer)]
-                there = self.places(others) if transfers else set()
+                there = self.places(others) if transfers and not self.careful else set()
                 found.update(
                     channel_of(one, device)
                     for one in transfers
                     for device in one.devices
-                    if device in there
+                    if self.careful or device in there
                 )
         return found
 
