@@ -17,6 +17,7 @@ from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes
 from piper.strategies import draw, to_table
 from piper.view.footprint import footprint
+from piper.view.message_orders import message_orders
 from piper.view.overlap import overlap
 from piper.view.schedule_grid import grid, summary
 from piper.view.schedule_svg import svg as picture
@@ -60,6 +61,8 @@ def show(
     else:
         show_schedule(found)
         print(footprint(found.compiled.dag, found.compiled.plans))
+        if ordered := message_orders(found.compiled.dag):
+            print(ordered)
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):
