@@ -18,6 +18,7 @@ from piper.job.pricing import cost_notes
 from piper.job.stage_weights import stage_table
 from piper.strategies import draw, to_table
 from piper.view.footprint import footprint
+from piper.view.message_orders import message_orders
 from piper.view.overlap import overlap
 from piper.view.schedule_grid import grid, summary
 from piper.view.schedule_svg import svg as picture
@@ -61,6 +62,8 @@ def show(
         if stages := stage_table(found.compiled):
             print(stages)
         print(footprint(found.compiled.dag, found.compiled.plans))
+        if ordered := message_orders(found.compiled.dag):
+            print(ordered)
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):

@@ -11,6 +11,7 @@ from math import prod
 from piper.ir.filters import ANY, Both, Either, Filter, Not, Tag, Wanted, accepts, fits
 from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
+from piper.ir.message_order import MessageOrder
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
 from piper.ir.origins import Origins
@@ -38,6 +39,7 @@ class Dag:
     nodes: Mapping[NodeId, Node]
     values: Mapping[ValueId, Value]
     precedences: tuple[Precedence, ...] = ()
+    message_orders: tuple[MessageOrder, ...] = ()  # until the passes have made what they name
     dimensions: tuple[tuple[str, int], ...] = ()
     makers: Mapping[NodeId, Maker] = field(default_factory=dict)
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
@@ -173,6 +175,10 @@ class Dag:
     def with_precedences(self, new: Iterable[Precedence]) -> Dag:
         ordered = replace(self, precedences=tuple(dict.fromkeys((*self.precedences, *new))))
         return self.known_to(ordered)
+
+    def with_message_orders(self, new: Iterable[MessageOrder]) -> Dag:
+        later = tuple(dict.fromkeys((*self.message_orders, *new)))
+        return self.known_to(replace(self, message_orders=later))
 
     def signed(self, makers: Mapping[NodeId, Maker]) -> Dag:
         return self.known_to(replace(self, makers=makers))

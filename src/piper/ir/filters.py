@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from piper.errors import Problem, Refused
-from piper.names import PASS, Phase
+from piper.names import OF, PASS, B, F, Operation, Phase
 
 ANY = "*"
 Several = tuple[int | str, ...] | range  # indices or phases, in rising order, each once
@@ -152,6 +152,11 @@ def checked(key: str, value: Any) -> Wanted:
         return several(key, value)
     if key == PASS:
         return checked_pass(value)
+    if key == OF:
+        if value not in (F, B):
+            fix = f'write {OF}="{F}" for messages of a forward, {OF}="{B}" for those of a backward'
+            raise Refused(Problem(f"{key}={value!r} is not a direction", fix))
+        return str(value)
     if value is not None and value != ANY and type(value) is not int:
         fix = f'write {key}=0, {key}=[0, 1], {key}="*" or {key}=None ("-" in JSON)'
         raise Refused(Problem(f"{key}={value!r} is not an index", fix))
@@ -159,8 +164,8 @@ def checked(key: str, value: Any) -> Wanted:
 
 
 def checked_pass(value: object) -> str:
-    if value not in tuple(Phase) and value != ANY:
-        fix = f"write one of {', '.join(Phase)}"
+    if value not in (*Phase, *Operation) and value != ANY:
+        fix = f"write one of {', '.join((*Phase, *Operation))}"
         raise Refused(Problem(f"{PASS}={value!r} is not a pass", fix))
     return str(value)
 
