@@ -65,9 +65,10 @@ def test_an_error_that_only_the_script_knows_is_told_by_its_name() -> None:
     assert second == ("RuntimeError", "Odd: not today")
 
 
-def test_a_kernel_is_sent_once() -> None:
-    """Tuning compiles again: what changes is a plan."""
-    strategy = BUILDERS["1f1b"](pp=1, microbatches=2, dp=2, ep=2, zero=2)
+@pytest.mark.parametrize("devices", [(0, 1), (1, 0)])
+def test_a_kernel_is_sent_once(devices: tuple[int, int]) -> None:
+    """Tuning compiles again: what changes is a plan. Either device may stand for both."""
+    strategy = BUILDERS["1f1b"](pp=1, microbatches=2, dp=2, ep=2, zero=2, devices=devices)
 
     first, second = run_on(2, sent.tune, strategy.to_json())
 
