@@ -70,7 +70,8 @@ def show(
         if hidden := overlap(found.compiled.dag):
             print("\n".join([hidden, *cost_notes(found.compiled)]))
         if between := chosen_network(network, per_node):
-            print("\n".join(mesh_notes(found.compiled, between)))
+            for note in mesh_notes(found.compiled, between):
+                print(note)
 
 
 def show_schedule(found: Inspected) -> None:

@@ -63,13 +63,14 @@ def device_mesh(
 
 
 def axes_of(mesh: Mesh | None) -> tuple[str, ...]:
-    """
-    >>> axes_of("pp, dp"), axes_of(None)
-    (('pp', 'dp'), ('dp', 'pp'))
+    """Commas separate axes, or dashes, where a command line splits at commas.
+
+    >>> axes_of("pp, dp"), axes_of("pp-dp"), axes_of(None)
+    (('pp', 'dp'), ('pp', 'dp'), ('dp', 'pp'))
     """
     if mesh is None:
         return DEFAULT
-    words = mesh.split(",") if isinstance(mesh, str) else list(mesh)
+    words = mesh.replace("-", ",").split(",") if isinstance(mesh, str) else list(mesh)
     axes = tuple(str(word).strip() for word in words)
     if sorted(axes) not in (["dp", "pp"], ["dp", "ep", "pp"]):
         fix = (
