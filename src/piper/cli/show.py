@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from piper.cli.simulate import chosen_network
 from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.directives import Order, apply
 from piper.errors import StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
-from piper.job.pricing import cost_notes
+from piper.job.pricing import cost_notes, mesh_notes
 from piper.job.stage_weights import stage_table
 from piper.strategies import draw, to_table
 from piper.view.footprint import footprint
@@ -42,6 +43,10 @@ def show(
     after: Annotated[
         int | None, typer.Option(help="print the DAG after this many directives")
     ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="warn if another mesh suits it: h100, ..., or a file")
+    ] = None,
+    per_node: Annotated[int | None, typer.Option(help="the same: devices per node", min=1)] = None,
 ) -> None:
     """Show TARGET: a training script (.py), a strategy (.json) or a schedule (.csv)."""
     if target.suffix in (".json", ".csv"):
@@ -68,6 +73,9 @@ def show(
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):
             print("\n".join([hidden, *cost_notes(found.compiled)]))
+        if between := chosen_network(network, per_node):
+            for note in mesh_notes(found.compiled, between):
+                print(note)
 
 
 def show_schedule(found: Inspected) -> None:

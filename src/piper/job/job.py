@@ -137,6 +137,8 @@ class Job:
         )
         for region, cut in compiled.dag.shardings.items():
             captured.experts.prove(compiled.dag.model.by_id[region].code, cut.ways)
+        if by_role and compiled.roles.obstacle:
+            LOG.info("a plan for every device: %s", compiled.roles.obstacle)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
         if not self.cut:
             self.cut.append(Strategy(compiled.program))
@@ -196,4 +198,6 @@ def regions_text(captured: Captured) -> str:
 def plans_text(compiled: Compiled) -> str:
     count = sum(len(plan.instructions) for plan in compiled.plans)
     plans = amount(len(compiled.plans), "plan")
-    return f"and checked {plans}, {amount(count, 'instruction')}"
+    devices = len(compiled.roles.of)
+    whose = f" for {amount(devices, 'device')}" if devices > len(compiled.plans) else ""
+    return f"and checked {plans}{whose}, {amount(count, 'instruction')}"
