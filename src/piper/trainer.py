@@ -155,8 +155,8 @@ class Trainer:
         program, inputs = self._ready(given, kind, self._job.weights(given))
         with on_compute_stream(program.plan, program.device):
             seen = measure(program, inputs, rounds)
-        codes, captured = self._programs.assigned[kind].codes, self._job.captured(given)
-        costs = tuned(seen, codes, captured, self._job.costs.mode)
+        codes, made = self._programs.assigned[kind].codes, self._programs.made.get(kind)
+        costs = tuned(seen, codes, made.dag.model if made else None, self._job.costs.mode)
         self._programs.compile_again(costs)
         self._programs.get(given, kind, self.steps)
         return costs

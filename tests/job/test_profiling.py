@@ -63,13 +63,13 @@ def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None
 def test_recomputed_regions_have_figures_of_their_own(inspected, monkeypatch) -> None:
     job, example, captured, _ = inspected
     monkeypatch.setattr(profiling, "machine", Costs)
-    recomputing = job.under(job.strategy + Remat(where(PP=0)))
+    recomputing = job.under(job.strategy + Remat(where(PP=0), keep="matmuls"))
     _, compiled = recomputing.compile(example)
 
     found = profiling.profile(recomputing, example)
 
-    first, last = captured.model.regions
-    codes = [first.recomputed.code, last.code]
+    first, last = captured.model_with([("matmuls",)]).regions
+    codes = [first.recomputed["matmuls",].code, last.code]
     assert {key.code for key in found.figures} == set(codes)
     assert all(one.seconds > 0 and one.work for one in found.figures.values())
     assert cost_notes(compiled, found)[0].startswith("links were not measured")

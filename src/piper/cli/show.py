@@ -11,6 +11,7 @@ from rich.console import Console
 
 from piper.cli.target import inspect, strategy_of
 from piper.directives import Order, apply
+from piper.directives.remat import policies_of
 from piper.errors import StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
@@ -50,7 +51,8 @@ def show(
     found = inspect(target, context.args)
     if after is not None:
         directives = found.job.strategy.directives[:after]
-        print(text(apply(directives, training_dag(found.captured.model))))
+        model = found.captured.model_with(policies_of(directives))
+        print(text(apply(directives, training_dag(model))))
     elif svg is not None:
         svg.write_text(picture(found.compiled.dag))
     elif plan is not None:

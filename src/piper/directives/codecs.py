@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from piper.directives.arguments import DeviceGroups, DeviceList, Slots, StageSizes
+from piper.directives.arguments import DeviceGroups, DeviceList, Kept, Slots, StageSizes
 from piper.errors import Problem, Refused
 from piper.ir.filters import Filter, Wanted, where
 
@@ -65,6 +65,7 @@ CODECS: dict[object, Codec] = {
     DeviceList: DEVICES,
     DeviceGroups: DEVICES,
     StageSizes: DEVICES,
+    Kept: DEVICES,
 }
 
 

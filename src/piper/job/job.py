@@ -13,6 +13,7 @@ import torch
 from piper.capture import Captured, capture
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Place, Strategy
+from piper.directives.remat import policies_of
 from piper.ir.replicas import Replicas, replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
@@ -116,7 +117,7 @@ class Job:
         captured, started = self.capture(batch), time.perf_counter()
         self.try_mean(batch)
         compiled = compile_strategy(
-            captured.model,
+            captured.model_with(policies_of(self.strategy)),
             self.strategy.directives,
             clip=self.options.max_norm is not None,
             costs=costs or self.costs,

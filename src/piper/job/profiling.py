@@ -19,7 +19,8 @@ from piper.costs.devices import DEVICES, costs_of_device
 from piper.costs.links import NETWORKS
 from piper.costs.measured import CodePhase, figures_of, medians, works_of
 from piper.costs.modes import mode_of
-from piper.directives import Order, Place, Remat, Split, Strategy, apply
+from piper.directives import Directive, Order, Place, Remat, Split, Stage, Strategy, apply
+from piper.directives.remat import policies_of
 from piper.errors import InputError, Problem
 from piper.ir.filters import where
 from piper.ir.model import Model
@@ -51,7 +52,8 @@ def profile(job: Job, example: Batch) -> Costs:
     measure links and cores. Links of GPUs come from their data sheet.
     """
     seen = [row for halves in (False, True) for row in measured(job, example, halves)]
-    dag = apply(recomputed(job.strategy), training_dag(job.capture(example).model))
+    model = job.capture(example).model_with(policies_of(job.strategy))
+    dag = apply(recomputed(job.strategy), training_dag(model))
     model, mode = dag.model, mode_of(job.options.compiled)
     figures = figures_of(works_of(model), medians(runs(seen, model)), mode)
     kinds = {"add": Add, "square": Total, "update": Update}
@@ -90,8 +92,9 @@ def one_device(parts: int, halves: bool) -> Strategy:
     return Strategy([Place(where(), (0,)), Split("MB", parts), *order])
 
 
-def recomputed(strategy: Strategy) -> list[Remat]:
-    return [one for one in strategy if isinstance(one, Remat)]
+def recomputed(strategy: Strategy) -> list[Directive]:
+    """What is recomputed, after the stages that it may be named by."""
+    return [one for one in strategy if isinstance(one, Stage | Remat)]
 
 
 def runs(seen: Timed, model: Model) -> Iterator[tuple[CodePhase, float]]:
