@@ -83,9 +83,10 @@ def test_every_schedule_with_every_level_on_experts(schedule: str, zero: int) ->
 @pytest.mark.parametrize("schedule", BUILDERS)
 def test_every_schedule_with_every_level(schedule: str, zero: int) -> None:
     """Frozen and tied parameters, and sizes that divide by nothing."""
-    strategy = legal(schedule, 2, dp=1 if schedule == "dualpipe" else 2, zero=zero)
+    given = {"dp": 1 if schedule == "dualpipe" else 2, "zero": zero}
+    strategy = legal(schedule, 2, **given)
 
-    found = run("uneven", strategy + Remat(where()), 2)
+    found = run("uneven", legal(schedule, 2, **given, remat=True), 2)
 
     assert_plain(found, "uneven", strategy, 2)
     assert_bitwise(found, run("uneven", strategy, 2))

@@ -10,6 +10,7 @@ from piper.directives.replicate import Reduce
 from piper.errors import Problem, StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase
+from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.table import Action, Table
 
 Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
@@ -30,6 +31,7 @@ def assemble(
     ep: int = 1,
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
+    remat: RematOption = False,
     stream: str = "pp",
     ep_stream: str = "ep",
     reduce_stream: str = "dp",
@@ -56,6 +58,7 @@ def assemble(
             *places_of(homes, stream),
             *replicates,
             *shards_of(homes, ep, ep_stream, expert_stages),
+            *remats_of(remat, table.stages),
             Split("MB", table.microbatches),
             *orders_of(table, ep > 1 if ahead is None else ahead),
         )
