@@ -19,6 +19,7 @@ from piper.job.pricing import cost_notes
 from piper.strategies import draw, to_table
 from piper.view.footprint import footprint
 from piper.view.overlap import overlap
+from piper.view.recomputation import recomputation
 from piper.view.schedule_grid import grid, summary
 from piper.view.schedule_svg import svg as picture
 
@@ -62,6 +63,8 @@ def show(
     else:
         show_schedule(found)
         print(footprint(found.compiled.dag, found.compiled.plans))
+        if again := recomputation(found.compiled.dag):
+            print(again)
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):

@@ -26,6 +26,7 @@ from piper.job.pricing import costs_for, predict, price
 from piper.names import amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
+from piper.view.recomputation import recomputation
 from piper.view.simulation_text import text
 from piper.view.sweep import SweepResult, plot, ranked
 from piper.view.sweep import table as sweep_table
@@ -178,6 +179,8 @@ def show_step(
     compiled = inspect(target, list(arguments)).compiled
     step, found = machine.price(compiled)
     print(text(found, step))
+    if again := recomputation(compiled.dag):
+        print(f"\n{again}")
     if chrome is not None:
         from piper.view.run_file import save_run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper.directives.arguments import Kept
 from piper.directives.base import Directive, directive
@@ -11,11 +11,14 @@ from piper.directives.selection import require_whole_regions, selected
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
-from piper.ir.remat_policy import NAMES, RematPolicy
+from piper.ir.model import Region
+from piper.ir.remat_policy import ATTENTION, MATMULS, NAMES, Recomputation, RematPolicy
 from piper.ir.training import with_regions
 
 AUTO = "auto"  # the compiler chooses for each region, within a limit of memory
-LADDER: tuple[RematPolicy, ...] = ((), 0.25, 0.5, 0.75)  # from which it chooses
+UNDECIDED = Recomputation(1.0, auto=True)
+# From these it chooses.
+LADDER: tuple[RematPolicy, ...] = ((), 0.25, 0.5, 0.75, (MATMULS, ATTENTION))
 
 
 @directive(omit_defaults=("keep", "limit_gib"))
@@ -64,10 +67,14 @@ class Remat(Directive):
         if again:
             fix = "match each region with at most one `Remat`"
             raise Refused(*(Problem(f"{name} is already recomputed", fix) for name in again))
+        return with_regions(
+            dag, {region.id: self.changed(region) for region in regions if region.has_backward}
+        )
+
+    def changed(self, region: Region) -> Region:
         if self.is_auto:
-            return dag
-        changed = [region for region in regions if region.has_backward]
-        return with_regions(dag, {region.id: region.recomputed[self.policy] for region in changed})
+            return replace(region, recomputes=UNDECIDED)
+        return region.recomputed[self.policy]
 
 
 def policies_of(directives: Iterable[Directive]) -> tuple[RematPolicy, ...]:

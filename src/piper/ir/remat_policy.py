@@ -18,6 +18,7 @@ class Recomputation:
     keep: RematPolicy
     frees: int = 0  # bytes that do not wait for the backward
     flops: float = 0.0  # that the backward repeats
+    auto: bool = False  # the compiler has yet to choose what is kept: everything so far
 
 
 def policy_text(keep: RematPolicy) -> str:

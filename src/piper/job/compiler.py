@@ -29,6 +29,7 @@ class Compiled:
     plans: tuple[Plan, ...]
     roles: Roles
     costs: Costs  # by which overlapping work was ordered
+    program: tuple[Directive, ...]  # with all that the compiler has chosen
 
     def plan(self, device: Device) -> Plan:
         known = [plan for plan in self.plans if plan.device == device]
@@ -49,13 +50,14 @@ def compile_strategy(
     `by_role`: make and check plans for one device of each role only. That is enough to inspect a
     job with very many devices.
     """
+    program = tuple(strategy)
     with collector_off():
         known = Costs() if costs is None else costs
-        dag = run_passes(apply(tuple(strategy), training_dag(model, clip)), known)
+        dag = run_passes(apply(program, training_dag(model, clip)), known)
         found = roles(dag) if by_role else Roles({device: device for device in dag.devices})
         plans = lowered(dag, found)
         check(dag, plans, found.first)
-    return Compiled(dag, plans, found, known)
+    return Compiled(dag, plans, found, known, program)
 
 
 def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:

@@ -69,7 +69,7 @@ def profile(job: Job, example: Batch) -> Costs:
 def measured(job: Job, example: Batch, halves: bool) -> Timed:
     """Time some steps with up to two microbatches on one device."""
     parts = 2 - job.microbatches % 2
-    alone = job.under(one_device(parts, halves) + recomputed(job.strategy))
+    alone = job.under(one_device(parts, halves) + recomputed(job.strategy)).without_limit()
     batch = example.part(0, job.microbatches // parts)
     captured, compiled = alone.compile(batch)
     plan, prices = compiled.plan(0), Prices(compiled.dag, Costs(), compiled.plans)
@@ -94,7 +94,11 @@ def one_device(parts: int, halves: bool) -> Strategy:
 
 def recomputed(strategy: Strategy) -> list[Directive]:
     """What is recomputed, after the stages that it may be named by."""
-    return [one for one in strategy if isinstance(one, Stage | Remat)]
+    return [
+        one
+        for one in strategy
+        if isinstance(one, Stage) or (isinstance(one, Remat) and not one.is_auto)
+    ]
 
 
 def runs(seen: Timed, model: Model) -> Iterator[tuple[CodePhase, float]]:
