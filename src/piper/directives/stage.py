@@ -13,7 +13,7 @@ from piper.ir.balance import balanced
 from piper.ir.dag import Dag
 from piper.ir.model import Region
 from piper.ir.nodes import Compute, Node, Tags
-from piper.names import PASS, B, F, RegionId
+from piper.names import PASS, B, F, RegionId, amount
 
 Layer = list[Region]
 
@@ -128,14 +128,14 @@ def with_tag(tags: Tags, name: str, stage: int) -> Tags:
 
 def require_all_layers(sizes: Sequence[int], layers: int) -> None:
     if sum(sizes) != layers:
-        what = f"the stages {list(sizes)} have {sum(sizes)} layers, but the model has {layers}"
+        found = f"the stages {list(sizes)} have {amount(sum(sizes), 'layer')}"
+        what = f"{found}, but the model has {layers}"
         raise Refused(Problem(what, f"write sizes that add up to {layers}"))
 
 
 def too_few_layers(layers: int, stages: int) -> Problem:
-    many = f"{layers} layer{'s' if layers > 1 else ''}"
     return Problem(
-        f"the model has {many}, too few for {stages} stages",
+        f"the model has {amount(layers, 'layer')}, too few for {stages} stages",
         'annotate more layers, `with piper.annotate("L"):` around each, or tag them by module path '
-        f'with piper.tag(model, "L", [...]); or use at most {many.replace("layer", "stage")}',
+        f'with piper.tag(model, "L", [...]); or use at most {amount(layers, "stage")}',
     )

@@ -1,15 +1,15 @@
-"""Cut a row of weights into stages so that the heaviest one weighs as little as possible."""
+"""Cut a list of weights into stages so that the heaviest stage is as light as possible."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 ROUNDING = 1e-12  # sums differ in their last digits with the order of their terms
-ROUNDS = 60  # halvings of the interval in which the lightest possible maximum lies
+ROUNDS = 60  # of bisection, for the weight of the heaviest stage
 
 
 def balanced(weights: Sequence[float], stages: int) -> tuple[int, ...]:
-    """How many of the weights each stage gets, in order, at least one.
+    """How many consecutive weights each stage gets, at least one.
 
     >>> balanced([1, 1, 1, 1, 1, 1, 1, 3.5], 3)
     (4, 3, 1)
@@ -25,7 +25,7 @@ def balanced(weights: Sequence[float], stages: int) -> tuple[int, ...]:
 
 
 def filled(weights: Sequence[float], stages: int, limit: float) -> tuple[int, ...]:
-    """Stages filled up to a limit, one after the other, so that something is left for each."""
+    """Fill one stage after the other up to a limit. At least one weight is left for each."""
     sizes: list[int] = []
     size, weight = 0, 0.0
     for k, one in enumerate(weights):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.job.compiler import Compiled
 from piper.names import Device
 from piper.plan.analyse.memory import peak
@@ -56,7 +56,7 @@ def require_limit(limit: MemoryLimit | None) -> MemoryLimit:
     if limit is None:
         what = 'keep="auto" depends on the memory of a device, which is not known on a CPU'
         fix = "write Trainer(memory_gib=80), or Remat(where(), limit_gib=80)"
-        raise InputError("remat", Problem(what, fix))
+        raise InputError.of("remat", what, fix)
     return limit
 
 

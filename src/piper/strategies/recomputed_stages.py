@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from piper.directives.remat import Remat
-from piper.errors import Problem, Refused, StrategyError
+from piper.errors import Refused, StrategyError
 from piper.ir.filters import where
 
 RematOption = bool | str | float | Sequence[int] | Sequence[str]
@@ -30,7 +30,7 @@ def remats_of(option: RematOption, stages: int) -> Iterator[Remat]:
             (problem,) = refused.problems
             fix = f"{problem.fix}; True recomputes everything, [0, 1] only these stages"
             what = problem.what.replace("keep=", "remat=", 1)
-            raise StrategyError("strategy", Problem(what, fix)) from None
+            raise StrategyError.of("strategy", what, fix) from None
 
 
 def refuse_unknown(option: Sequence[object], stages: int) -> None:
@@ -38,4 +38,4 @@ def refuse_unknown(option: Sequence[object], stages: int) -> None:
     if unknown:
         what = f"remat={list(option)} has stage {unknown[0]}, but the schedule has {stages}"
         fix = f"list stages from 0 to {stages - 1}"
-        raise StrategyError("strategy", Problem(what, fix))
+        raise StrategyError.of("strategy", what, fix)
