@@ -10,6 +10,7 @@ from random import Random
 import pytest
 from synthetic import chain
 
+from piper.costs import Costs
 from piper.directives import Remat, Strategy
 from piper.ir.filters import where
 from piper.ir.model import Model, Region
@@ -90,7 +91,7 @@ def gap(seed: int, fraction: float) -> tuple[float, float]:
     least = outcome(compile([*strategy, Remat(where())]))
     limit = int(least[1] + fraction * (most[1] - least[1]))
 
-    made = fitted([*strategy, Remat(where(), "auto")], compile, ALL.peaks, limit)
+    made = fitted([*strategy, Remat(where(), "auto")], compile, ALL.peaks, limit, Costs())
 
     seconds, peak = outcome(made)
     assert peak <= limit

@@ -125,7 +125,8 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
 
     One GPU cannot measure a network. Returns the network of its kind, unless another is given.
     """
-    from piper.job.profiling import kind_of, profile
+    from piper.job.device_costs import kind_of
+    from piper.job.profiling import profile
 
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then links between processes ...", flush=True)

@@ -19,6 +19,7 @@ from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
+from piper.job.device_costs import device_costs
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.memory_check import refuse_too_large
@@ -150,7 +151,8 @@ class Job:
         if not any(isinstance(one, Remat) and one.is_auto for one in program):
             return compile(program)
         limit = require_limit(self.memory)
-        return fitted(program, compile, limit.peaks, limit.usable)
+        known = device_costs(self.device, costs, model)
+        return fitted(program, compile, limit.peaks, limit.usable, known)
 
     def compile_under(self, batch: Batch, costs: Costs, strategy: Strategy) -> Compiled:
         """Another strategy for the same batch, by role, whether or not it fits."""

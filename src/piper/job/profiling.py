@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from piper.costs import Costs
 from piper.costs.devices import DEVICES, costs_of_device
 from piper.costs.links import NETWORKS
@@ -27,6 +25,7 @@ from piper.ir.model import Model
 from piper.ir.training import training_dag
 from piper.job.assignment import assignment
 from piper.job.batch import Batch
+from piper.job.device_costs import kind_of
 from piper.job.job import Job
 from piper.job.pricing import Prices
 from piper.job.programs import load
@@ -113,14 +112,6 @@ def per_byte(seen: Timed, kind: type[Instruction]) -> float:
     rows = [(seconds, size) for one, seconds, size in seen if isinstance(one, kind)]
     total = sum(size for _, size in rows)
     return sum(seconds for seconds, _ in rows) / total if total else 0.0
-
-
-def kind_of(device: torch.device) -> str | None:
-    """Its name in the data sheets, if it has one."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device).lower()
-    return next((kind for kind in DEVICES if kind in name), None)
 
 
 def gpu_costs(kind: str | None, model: Model) -> Costs:

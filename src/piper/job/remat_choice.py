@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from piper.costs import Costs
 from piper.directives import Directive, Remat
 from piper.directives.remat import LADDER
 from piper.ir.dag import Dag
@@ -27,10 +28,12 @@ OPTIONS: tuple[RematPolicy | None, ...] = (*LADDER, None)  # None keeps everythi
 ROUNDS = 4  # how often the choice is corrected by what it needs in truth
 
 
-def fitted(program: Sequence[Directive], compile: Compile, peaks: Peaks, limit: int) -> Compiled:
+def fitted(
+    program: Sequence[Directive], compile: Compile, peaks: Peaks, limit: int, costs: Costs
+) -> Compiled:
     """The program with the fastest choice found for its automatic `Remat` that fits.
 
-    If no choice fits, everything they match is recomputed.
+    If no choice fits, everything they match is recomputed. `costs` say what is fast.
 
     First everything is recomputed, which gives the least peak of each device. What a region keeps
     in addition adds at most its bytes times the microbatches that are alive at once. Within this
@@ -41,7 +44,7 @@ def fitted(program: Sequence[Directive], compile: Compile, peaks: Peaks, limit: 
     fixed = [one for one in program if not (isinstance(one, Remat) and one.is_auto)]
     if max(peaks(kept).values()) <= limit:
         return replace(kept, program=tuple(fixed))
-    units = Units(kept)
+    units = Units(kept, costs)
     choice: Choice = dict.fromkeys(units.regions, 0)
     best = compile([*fixed, *units.directives(choice)])
     least, found = units.seconds(choice), peaks(best)
@@ -65,6 +68,7 @@ class Units:
     """Regions under an automatic `Remat`. Those with the same tags are chosen together."""
 
     kept: Compiled  # with everything kept
+    costs: Costs
 
     def __post_init__(self) -> None:
         regions: dict[Tags, list[Region]] = {}
@@ -107,8 +111,8 @@ class Units:
         return sum(self.backward(region, k) for region, k in every)
 
     def backward(self, region: Region, option: int) -> float:
-        model, costs, found = self.kept.dag.model, self.kept.costs, variant(region, option)
-        return sum(costs.region(model, found, phase) for phase in self.phases[region.id])
+        model, found = self.kept.dag.model, variant(region, option)
+        return sum(self.costs.region(model, found, phase) for phase in self.phases[region.id])
 
     def directives(self, choice: Choice) -> Iterator[Remat]:
         """A directive for each unit that recomputes."""
