@@ -13,6 +13,7 @@ from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase, amount
 from piper.strategies.device_mesh import Mesh, device_mesh
 from piper.strategies.peak import stage_peaks
+from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.table import Action, Table
 
 Places = Mapping[int, Sequence[Device]]  # the ranks or devices of each stage, one per replica
@@ -36,6 +37,7 @@ def assemble(
     ep: int = 1,
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
+    remat: RematOption = False,
     stream: str = "pp",
     ep_stream: str = "ep",
     reduce_stream: str = "dp",
@@ -64,6 +66,7 @@ def assemble(
             *places_of(homes, stream),
             *replicates,
             *shards_of(homes, ep, ep_stream, expert_stages),
+            *remats_of(remat, table.stages),
             Split("MB", table.microbatches),
             *orders_of(table, ep > 1 if ahead is None else ahead),
         )
