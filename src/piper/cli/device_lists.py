@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.names import Device
 
 
@@ -24,8 +24,8 @@ def devices_by_name(text: str) -> dict[str, tuple[Device, ...]]:
     every = [device for devices in found.values() for device in devices]
     twice = [device for device, count in Counter(every).items() if count > 1]
     if twice:
-        problem = Problem(f"{text!r} lists device {twice[0]} twice", "list every device once")
-        raise StrategyError("device", problem)
+        what = f"{text!r} lists device {twice[0]} twice"
+        raise StrategyError.of("device", what, "list every device once")
     return found
 
 
@@ -40,4 +40,4 @@ def devices_in(numbers: str, text: str) -> Iterator[Device]:
 
 def not_listed(text: str) -> StrategyError:
     fix = "list the devices of each kind: h200:0-3,a100:4-7"
-    return StrategyError("device", Problem(f"{text!r} does not say which devices it means", fix))
+    return StrategyError.of("device", f"{text!r} does not say which devices it means", fix)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from piper.costs.costs import Costs
 from piper.costs.links import Network
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.ir.model import Model
 from piper.names import Device, amount
 
@@ -67,7 +67,7 @@ def device_kind(name: str) -> DeviceKind:
     """
     if name not in DEVICES:
         fix = f"choose one of {', '.join(DEVICES)}, cpu, or give measured --costs"
-        raise StrategyError("device", Problem(f"there is no device {name!r}", fix))
+        raise StrategyError.of("device", f"there is no device {name!r}", fix)
     return DEVICES[name]
 
 
@@ -83,7 +83,7 @@ def of_each_device(kinds: Sequence[tuple[Kind, Sequence[Device]]], count: int) -
     missing = [device for device in range(count) if device not in placed]
     if missing:
         what = f"the job has {amount(count, 'device')}, and device {missing[0]} is not listed"
-        raise StrategyError("device", Problem(what, "list every device: h200:0-3,a100:4-7"))
+        raise StrategyError.of("device", what, "list every device: h200:0-3,a100:4-7")
     return [placed[device] for device in range(count)]
 
 

@@ -1,7 +1,7 @@
-"""Devices that do the same with other peers have one role.
+"""Roles: devices of one role have the same plan but for the numbers of their peers.
 
-A replica of the whole model may differ from another in its device numbers only. Then the plans of
-one replica are made, checked and priced for all, and a job costs what its roles cost.
+Replicas of the whole model often differ only in device numbers. Then the plans of one replica are
+made, checked and simulated for all, and the work grows with the number of roles, not of devices.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Roles:
 
 
 class Present:
-    """Of any list of devices, those that have a plan here; looked up once for each list."""
+    """The devices of a list that have a plan here. Cached by list."""
 
     def __init__(self, devices: Iterable[Device]) -> None:
         self.devices = frozenset(devices)
@@ -82,7 +82,7 @@ def own_roles(devices: Iterable[Device], obstacle: str = "") -> Roles:
 
 
 def roles(dag: Dag) -> Roles:
-    """As few roles as there are for sure; where replicas differ, every device has its own."""
+    """The roles of all devices. If replicas differ, every device has its own role."""
     found = replicas(node.devices for node in dag.computes if node.devices)
     rows = alike(found)
     if rows is None:

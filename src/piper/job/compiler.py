@@ -22,6 +22,7 @@ from piper.plan.check.hardware_queues import first_blocked
 from piper.plan.instructions import Plan
 from piper.plan.lower.lowering import lower
 from piper.plan.lower.role_plans import role_plans
+from piper.strategies.cuts import with_cuts
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Compiled:
     dag: Dag
     plans: tuple[Plan, ...]
     roles: Roles
-    costs: Costs  # by which overlapping work was ordered
+    costs: Costs  # by which overlapping work was ordered, and stages were cut
+    program: tuple[Directive, ...]  # the directives, with the stages that were cut
 
     @cached_property
     def by_role(self) -> tuple[JobGroups, Mapping[Device, RolePlan]]:
@@ -63,11 +65,12 @@ def compile_strategy(
     """
     with collector_off():
         known = Costs() if costs is None else costs
-        dag = run_passes(apply(tuple(strategy), training_dag(model, clip)), known)
+        program = with_cuts(strategy, model, known)
+        dag = run_passes(apply(program, training_dag(model, clip)), known)
         found = roles(dag) if by_role else own_roles(dag.devices)
         plans = lowered(dag, found)
         check(dag, plans, found.first)
-    return Compiled(dag, plans, found, known)
+    return Compiled(dag, plans, found, known, program)
 
 
 def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:

@@ -12,7 +12,7 @@ from piper.costs import Costs
 from piper.costs.costs import Host
 from piper.costs.links import Network
 from piper.costs.notes import notes
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
 from piper.ir.replicas import replicas
@@ -81,7 +81,7 @@ def device_costs(compiled: Compiled, costs: JobCosts | None) -> Mapping[Device, 
         return dict.fromkeys(devices, costs_for(compiled, costs))
     if len(costs) <= max(devices):
         what = f"costs for {amount(len(costs), 'device')} of {amount(len(devices), 'device')}"
-        raise StrategyError("costs", Problem(what, "give costs for every device, by its number"))
+        raise StrategyError.of("costs", what, "give costs for every device, by its number")
     kinds = {id(one): costs_for(compiled, one) for one in costs}
     return {device: kinds[id(costs[device])] for device in devices}
 
@@ -98,8 +98,8 @@ def hosts_of(plans: Sequence[Plan], each: Mapping[Device, Costs]) -> list[Host]:
     hosts = [each[plan.device].host for plan in plans]
     if len({(host.blocks, host.cores, host.wire) for host in hosts}) > 1:
         fix = "simulate GPUs with GPUs, and measure CPUs on one kind of machine"
-        problem = Problem("some devices have hosts that wait or share cores, others do not", fix)
-        raise StrategyError("costs", problem)
+        what = "some devices have hosts that wait or share cores, others do not"
+        raise StrategyError.of("costs", what, fix)
     return hosts
 
 
