@@ -112,7 +112,10 @@ def test_show_and_simulate_know_what_is_recomputed(tmp_path: Path) -> None:
     assert speeds[0] > speeds[1]
     assert "peak memory 4.6 KiB on device 0" in kept
     assert "peak memory 4.4 KiB on device 0" in found
-    assert "device 0  peak 4.4 KiB " in call("show", str(script))
+    shown = call("show", str(script))
+    assert "device 0  peak 4.4 KiB " in shown
+    line = "PP0, PP1 recompute, and keep inputs: "
+    assert line in shown and line in found and line not in kept
 
 
 def test_show_says_what_the_times_of_overlapping_work_stand_on() -> None:

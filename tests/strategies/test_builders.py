@@ -21,6 +21,7 @@ from piper.directives import (
     Directive,
     Order,
     Place,
+    Remat,
     Replicate,
     Shard,
     Split,
@@ -46,6 +47,7 @@ from piper.strategies import (
     to_directives,
     to_table,
 )
+from piper.strategies.recomputed_stages import RematOption
 from piper.strategies.table import ranks_of
 
 SMALL = {name: build(pp=2, microbatches=4) for name, build in BUILDERS.items()}
@@ -252,6 +254,52 @@ REFUSED: list[tuple[str, list[Directive], str]] = [
 def test_orders_that_are_no_pipeline_are_refused(directives: list[Directive], message: str) -> None:
     with pytest.raises(StrategyError) as refused:
         to_table(Strategy(directives))
+
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("remat", "directives"),
+    [
+        (False, []),
+        (True, [Remat(where())]),
+        ("attention", [Remat(where(), keep="attention")]),
+        (["matmuls", "attention"], [Remat(where(), keep=["matmuls", "attention"])]),
+        (0.25, [Remat(where(), keep=0.25)]),
+        ("auto", [Remat(where(), keep="auto")]),
+        ([1, 0], [Remat(where(PP=1)), Remat(where(PP=0))]),
+    ],
+)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_builder_recomputes_on_request(
+    name: str, remat: RematOption, directives: list[Directive]
+) -> None:
+    plain = BUILDERS[name](pp=2, microbatches=4)
+    found = BUILDERS[name](pp=2, microbatches=4, remat=remat)
+
+    assert [one for one in found if isinstance(one, Remat)] == directives
+    assert [one for one in found if not isinstance(one, Remat)] == list(plain)
+
+
+@pytest.mark.parametrize(
+    ("remat", "message"),
+    [
+        (
+            [2],
+            "strategy: remat=[2] has stage 2, but the schedule has 2\n"
+            "  fix: list stages from 0 to 1",
+        ),
+        (
+            "all",
+            "strategy: remat='all' is not something that can be kept\n"
+            '  fix: write "matmuls", "attention", "topk", a list of these, a share such as 0.5, '
+            'or "auto"; True recomputes everything, [0, 1] only these stages',
+        ),
+    ],
+)
+def test_what_cannot_be_recomputed(remat: RematOption, message: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        gpipe(pp=2, microbatches=2, remat=remat)
 
     assert str(refused.value) == message
 

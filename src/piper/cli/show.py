@@ -12,6 +12,7 @@ from rich.console import Console
 from piper.cli.simulate import chosen_network
 from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.directives import Order, apply
+from piper.directives.remat import policies_of
 from piper.errors import StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
@@ -21,6 +22,7 @@ from piper.strategies import draw, to_table
 from piper.view.footprint import footprint
 from piper.view.message_orders import message_orders
 from piper.view.overlap import overlap
+from piper.view.recomputation import recomputation
 from piper.view.schedule_grid import grid, summary
 from piper.view.schedule_svg import svg as picture
 
@@ -55,7 +57,8 @@ def show(
     found = inspect(target, context.args)
     if after is not None:
         directives = found.compiled.program[:after]
-        print(text(apply(directives, training_dag(found.captured.model))))
+        model = found.captured.model_with(policies_of(found.compiled.program))
+        print(text(apply(directives, training_dag(model))))
     elif svg is not None:
         svg.write_text(picture(found.compiled.dag))
     elif plan is not None:
@@ -69,6 +72,8 @@ def show(
         print(footprint(found.compiled.dag, found.compiled.plans))
         if ordered := message_orders(found.compiled.dag):
             print(ordered)
+        if again := recomputation(found.compiled.dag):
+            print(again)
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):

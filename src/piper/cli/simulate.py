@@ -33,6 +33,7 @@ from piper.names import Device, amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
 from piper.view.page import page
+from piper.view.recomputation import recomputation
 from piper.view.run_file import save_view
 from piper.view.simulation_text import text
 from piper.view.sweep import SweepResult, plot, ranked
@@ -151,7 +152,8 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
 
     One GPU cannot measure a network. Returns the network of its kind, unless another is given.
     """
-    from piper.job.profiling import kind_of, profile
+    from piper.job.device_costs import kind_of
+    from piper.job.profiling import profile
 
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then links between processes ...", flush=True)
@@ -230,6 +232,8 @@ def show_step(
     compiled = inspect(target, list(arguments)).compiled
     step, found = machine.price(compiled)
     print(text(found, step))
+    if again := recomputation(compiled.dag):
+        print(f"\n{again}")
     if chrome is not None or view is not None:
         data = view_data(target.stem, compiled.dag, step.plans, [step.trace], notes=found.notes)
         write_views(view, chrome, data)

@@ -93,11 +93,13 @@ def roles(dag: Dag) -> Roles:
 
 
 def alike(found: Replicas) -> tuple[Row, ...] | None:
-    """Replica by replica, the device of each role; None if that is not one for one."""
+    """Replica by replica, the device of each role; None if they do not match one to one."""
     first = found.feeds[0]
     count = sum(map(len, found.feeds))
     same: dict[Device, Device] = {}
-    taken: list[dict[Device, Device]] = [{} for _ in found.feeds]  # of each feed, who has a role
+    taken: list[dict[Device, Device]] = [
+        {} for _ in found.feeds
+    ]  # of each feed: the device of a role
     for row in found.lists:
         if len(row) != count:
             return None
@@ -158,7 +160,7 @@ def meetings(dag: Dag) -> Iterable[Groups]:
 
 
 def fits(groups: Groups, same: Mapping[Device, Device]) -> bool:
-    """All devices of a role meet the same roles, and the first ones meet each other."""
+    """Whether devices of a role always meet the same roles, and the first ones meet each other."""
     meets: dict[Device, Row] = {}
     for group in groups:
         kind = tuple(sorted(same[device] for device in group))

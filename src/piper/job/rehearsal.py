@@ -61,6 +61,7 @@ def rehearse(
     seed: int = 0,
     init: Init | None = None,
     costs: Costs | str | Path | None = None,
+    memory_gib: float | None = None,
     device: str = "cpu",
     watch: Watch | None = None,
 ) -> Rehearsal:
@@ -73,7 +74,7 @@ def rehearse(
     options = Options(
         optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
         loss_weight=loss_weight, max_norm=max_norm, compiled=compiled, graphs=graphs,
-        seed=seed, init=init, costs=costs, device=device,
+        seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
     )  # fmt: skip
     job = Job(model, loss_fn, as_strategy(strategy), options)
     return rehearsed(job, [Batch.of(batch) for batch in batches], watch)

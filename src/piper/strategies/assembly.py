@@ -11,8 +11,9 @@ from piper.directives.stage import ADAM
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase, amount
-from piper.strategies.device_mesh import Mesh, device_mesh
+from piper.strategies.device_mesh import DeviceMesh, Mesh, device_mesh
 from piper.strategies.peak import stage_peaks
+from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.table import Action, Table
 
 Places = Mapping[int, Sequence[Device]]  # the ranks or devices of each stage, one per replica
@@ -25,9 +26,9 @@ def assemble(
     dp: int,
     *,
     stages: Sequence[int] | None = None,
+    memory_mb: float | None = None,
     mesh: Mesh | None = None,
     devices: Sequence[Device] | None = None,
-    memory_mb: float | None = None,
     zero: int = 0,
     reduce: Reduce | None = None,
     bucket_mb: float = 25.0,
@@ -36,6 +37,7 @@ def assemble(
     ep: int = 1,
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
+    remat: RematOption = False,
     stream: str = "pp",
     ep_stream: str = "ep",
     reduce_stream: str = "dp",
@@ -45,11 +47,7 @@ def assemble(
     require_count("dp", dp)
     require_count("ep", ep)
     width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
-    numbers = device_mesh(pp, dp, max(1, ep // width), mesh, devices)
-    homes = {
-        stage: tuple(numbers.device(rank, pipeline) for pipeline in range(dp) for rank in ranks)
-        for stage, ranks in places.items()
-    }
+    homes = homes_of(places, device_mesh(pp, dp, max(1, ep // width), mesh, devices))
     replicates = (
         Replicate(
             where(PP=stage), homes[stage], zero, bucket_mb, reduce_stream, gather_stream,
@@ -64,10 +62,19 @@ def assemble(
             *places_of(homes, stream),
             *replicates,
             *shards_of(homes, ep, ep_stream, expert_stages),
+            *remats_of(remat, table.stages),
             Split("MB", table.microbatches),
             *orders_of(table, ep > 1 if ahead is None else ahead),
         )
     )
+
+
+def homes_of(places: Places, mesh: DeviceMesh) -> dict[int, tuple[Device, ...]]:
+    """The devices of each stage, pipeline by pipeline."""
+    return {
+        stage: tuple(mesh.device(rank, pipeline) for pipeline in range(mesh.dp) for rank in ranks)
+        for stage, ranks in places.items()
+    }
 
 
 def stage_of(

@@ -9,6 +9,7 @@ from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
 from piper.names import Device
 from piper.strategies.device_mesh import Mesh
+from piper.strategies.recomputed_stages import RematOption
 
 
 class PipelineOptions(TypedDict, total=False):
@@ -56,6 +57,11 @@ class PipelineOptions(TypedDict, total=False):
     ahead: Ahead | None
     """Whether the next pass may start while tokens travel, as `ahead` of `Order`. Default: None,
     which means True with ep > 1. "pairs" overlaps more and needs more memory."""
+
+    remat: RematOption
+    """What backwards recompute: True for everything, "matmuls", "attention" or a share from 0 to 1
+    for what is kept anyway (`keep` of `Remat`), "auto" for what does not fit in memory, or a list
+    of stages. Default: False, nothing."""
 
     stream: str
     """The stream of transfers between stages. Default: "pp"."""
