@@ -49,10 +49,7 @@ VALUE_WANTED = (
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
 
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
-_KEPT_WHOLE = (
-    torch.ops.aten.silu_backward.default,
-    torch.ops.aten._fused_rms_norm.default,
-)
+_KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
 
 
 def new_fake_mode() -> FakeTensorMode:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from piper.cli.target import inspect, strategy_of
+from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.directives import Order, apply
 from piper.errors import StrategyError
 from piper.ir.text import text
@@ -29,9 +29,7 @@ Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        "show", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(show)
+    app.command("show", context_settings=PASS_ON)(show)
 
 
 def show(

@@ -15,7 +15,7 @@ from piper.ir.dag import Dag
 from piper.ir.model import Model, Region
 from piper.ir.nodes import Compute, Node, Tags
 from piper.ir.values import Role
-from piper.names import PASS, B, F, RegionId
+from piper.names import PASS, B, F, RegionId, amount
 
 Layer = list[Region]
 ADAM = 4.0  # parameters, gradients, and two moments of each
@@ -207,16 +207,16 @@ def require_size(name: str, value: object) -> None:
 
 def require_all_layers(sizes: Sequence[int], layers: int) -> None:
     if sum(sizes) != layers:
-        what = f"the stages {list(sizes)} have {sum(sizes)} layers, but the model has {layers}"
+        found = f"the stages {list(sizes)} have {amount(sum(sizes), 'layer')}"
+        what = f"{found}, but the model has {layers}"
         raise Refused(Problem(what, f"write sizes that add up to {layers}"))
 
 
 def too_few_layers(layers: int, stages: int) -> Problem:
-    many = f"{layers} layer{'s' if layers > 1 else ''}"
     return Problem(
-        f"the model has {many}, too few for {stages} stages",
+        f"the model has {amount(layers, 'layer')}, too few for {stages} stages",
         'annotate more layers, `with piper.annotate("L"):` around each, or find them with '
-        f"piper.tag_layers(model, ...); or use at most {many.replace('layer', 'stage')}",
+        f"piper.tag_layers(model, ...); or use at most {amount(layers, 'stage')}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Cut a row of weights into stages so that the heaviest one weighs as little as possible."""
+"""Cut a list of weights into stages so that the heaviest stage is as light as possible."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 ROUNDING = 1e-12  # sums differ in their last digits with the order of their terms
-ROUNDS = 60  # halvings of the interval in which the lightest possible maximum lies
+ROUNDS = 60  # of bisection, for the weight of the heaviest stage
 
 
 @dataclass(frozen=True, slots=True)

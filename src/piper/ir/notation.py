@@ -1,4 +1,4 @@
-"""How the text of a DAG writes devices, tensors, tags and makers, read back."""
+"""Read devices, tensors, tags and makers from the text of a DAG."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from piper.directives import Directive, Order, Place, Replicate, Shard, Split, S
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
 from piper.directives.stage import ADAM
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
-from piper.names import PASS, Device, Phase
+from piper.names import PASS, Device, Phase, amount
 from piper.strategies.peak import stage_peaks
 from piper.strategies.table import Action, Table
 
@@ -81,16 +81,18 @@ def stage_of(
 
 def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:
     if len(stages) != table.stages:
-        what = f"stages={list(stages)} has {len(stages)} stages, the schedule {table.stages}"
-        fix = f"write how many layers each of the {table.stages} stages has"
-        raise StrategyError("strategy", Problem(what, fix))
+        what = (
+            f"stages={list(stages)} has {amount(len(stages), 'stage')}, the schedule {table.stages}"
+        )
+        fix = "write how many layers each stage of the schedule has"
+        raise StrategyError.of("strategy", what, fix)
     return stages
 
 
 def require_count(name: str, value: int) -> None:
     if type(value) is not int or value < 1:
         fix = "write a whole number, 1 or more"
-        raise StrategyError("strategy", Problem(f"{name}={value!r} is not a valid count", fix))
+        raise StrategyError.of("strategy", f"{name}={value!r} is not a valid count", fix)
 
 
 def to_directives(
@@ -116,8 +118,8 @@ def shards_of(homes: Places, ep: int, stream: str, stages: Iterable[int] | None)
     for stage in sorted(homes if stages is None else stages):
         devices = homes[stage]
         if len(devices) % ep:
-            what = f"ep={ep} does not divide the {len(devices)} replicas of stage {stage}"
-            raise StrategyError("strategy", Problem(what, f"write dp={ep}, or a multiple of it"))
+            what = f"ep={ep} does not divide the {amount(len(devices), 'replica')} of stage {stage}"
+            raise StrategyError.of("strategy", what, f"write dp={ep}, or a multiple of it")
         groups = [devices[k : k + ep] for k in range(0, len(devices), ep)]
         yield Shard(where(PP=stage, EP="*"), groups[0] if len(groups) == 1 else groups, stream)
 

@@ -69,7 +69,7 @@ def named_orders(strategy: Strategy) -> list[tuple[str, Order]]:
     if orders:
         return orders
     fix = "add one Order per device, or start from a schedule such as piper.strategies.gpipe"
-    raise StrategyError("strategy", Problem("it has no Order, so it has no schedule to show", fix))
+    raise StrategyError.of("strategy", "it has no Order, so it has no schedule to show", fix)
 
 
 def order_rows(name: str, order: Order, homes: dict[int, Device], split: str) -> Rows:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import traceback
 
-from piper.errors import CaptureError, Problem
+from piper.errors import CaptureError
 
 KEY = "piper"  # the key of tags in a node's `meta["custom"]`
 
@@ -70,12 +70,10 @@ def recorded_names() -> frozenset[str]:
 @contextmanager
 def _marked(state: Recording, name: str, index: int | None) -> Iterator[None]:
     if any(mark.name == name for mark in state.open):
-        raise CaptureError(
+        raise CaptureError.of(
             f'annotate("{name}")',
-            Problem(
-                f"a {name} region is inside another {name} region",
-                "use another name for the inner one, or end the outer one first",
-            ),
+            f"a {name} region is inside another {name} region",
+            "use another name for the inner one, or end the outer one first",
         )
     state.open.append(Mark(name, index, state.entries))
     state.entries += 1

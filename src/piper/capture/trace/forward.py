@@ -162,10 +162,7 @@ def throw_away(model: nn.Module) -> nn.Module:
     shared = {
         id(value): value
         for module in model.modules()
-        for value in (
-            *torch_private.own_tensors(module),
-            *vars(module).values(),
-        )
+        for value in (*torch_private.own_tensors(module), *vars(module).values())
         if isinstance(value, Tensor)
     }
     try:

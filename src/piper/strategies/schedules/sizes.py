@@ -21,7 +21,7 @@ def require_at_least(name: str, least: int, **sizes: int) -> None:
 def require_virtual_stages(name: str, virtual: int, instead: str) -> None:
     if virtual < 2:
         what = f"virtual={virtual} leaves nothing to interleave: a rank needs at least 2 stages"
-        raise StrategyError(name, Problem(what, f"write virtual=2 or more, or use {instead}"))
+        raise StrategyError.of(name, what, f"write virtual=2 or more, or use {instead}")
 
 
 def microbatches_per_round(name: str, pp: int, microbatches: int) -> int:
@@ -33,7 +33,7 @@ def microbatches_per_round(name: str, pp: int, microbatches: int) -> int:
             f"microbatches do not divide into {rounds} equal rounds"
         )
         near = (str(nearest(pp, microbatches, step)) for step in (-1, 1))
-        raise StrategyError(name, Problem(what, f"write microbatches={' or '.join(near)}"))
+        raise StrategyError.of(name, what, f"write microbatches={' or '.join(near)}")
     return microbatches // rounds
 
 
@@ -63,4 +63,4 @@ def require_mirror(name: str, pp: int) -> None:
     if pp < 2 or pp % 2:
         what = f"pp={pp} is not even and positive: devices d and pp-1-d have the same stages"
         near = " or ".join(f"pp={size}" for size in (pp - 1, pp + 1) if size >= 2 and pp > 0)
-        raise StrategyError(name, Problem(what, f"write {near or 'pp=2'}"))
+        raise StrategyError.of(name, what, f"write {near or 'pp=2'}")
