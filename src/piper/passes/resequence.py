@@ -10,7 +10,7 @@ from itertools import pairwise
 from piper.errors import Problem, Refused
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
-from piper.ir.graph import Topology, stuck, topology
+from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
 from piper.ir.nodes import Collective, Compute, Precedence, Update
 from piper.ir.rules.flow import nothing_waits_for_itself
@@ -21,11 +21,11 @@ CHOSEN, BUFFER = Maker("the schedule that Piper chose"), Maker("they use the sam
 
 def resequenced(dag: Dag) -> Dag:
     """Each lane keeps the order of its passes, and each gather buffer that of its gathers."""
-    if stuck(dag.topology):
+    if dag.topology.stuck:
         return dag  # a cycle, which the rules draw
     fixed = (*dag.precedences, *pass_order(dag), *buffer_order(dag))
     graph = topology(dag.nodes, fixed)
-    if stuck(graph):
+    if graph.stuck:
         raise Refused(*map(in_use, nothing_waits_for_itself(replace(dag, precedences=fixed))))
     return dag.known_to(replace(dag, sequence=tuple(in_old_order(dag, graph))))
 

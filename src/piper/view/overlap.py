@@ -55,7 +55,7 @@ def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Bus
     for alike in list(found.values())[:SHOWN]:
         yield f"  {len(alike)} x  {' '.join(alike[0])}"
     if len(found) > SHOWN:
-        yield f"  and {len(found) - SHOWN} other orders of a slot"
+        yield f"  and {amount(len(found) - SHOWN, 'other order')} of a slot"
 
 
 def middle(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> list[NodeId]:

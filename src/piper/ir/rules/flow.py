@@ -1,4 +1,4 @@
-"""Rules about data and order: who writes what is read, and nothing waits for itself."""
+"""Rules about data and order: every read has one writer, and there are no cycles."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def is_ordered_update(dag: Dag, name: NodeId, why: str) -> bool:
 
 
 def every_gradient_is_counted_once(dag: Dag) -> Iterator[Problem]:
-    """Each use of a trainable parameter reaches the optimizer on exactly one way."""
+    """The gradient of each use of a trainable parameter reaches the optimizer exactly once."""
     for node in dag.computes:
         if node.phase in (B, BW):
             for value in node.writes:
@@ -77,7 +77,7 @@ def adds(node: Node) -> bool:
 
 
 def every_read_is_local(dag: Dag) -> Iterator[Problem]:
-    """Once transfers are in, a node reads only what is on its own devices."""
+    """After the transfers pass, a node reads only what is on its own devices."""
     place = {value: node for node in dag.nodes.values() for value in node.writes}
     for node in dag.nodes.values():
         here = node.source if isinstance(node, Transfer) else node.devices
@@ -92,7 +92,7 @@ def is_at(maker: Node, here: tuple[int, ...] | None) -> bool:
 
 
 def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
-    """An order that leaves out one microbatch of a pass is more likely a slip than a wish."""
+    """An order that leaves out one microbatch of a pass is probably a mistake."""
     named: dict[tuple[RegionId, Phase], set[NodeId]] = {}
     for precedence in dag.precedences:
         if precedence.maker.is_order and not precedence.partial:
