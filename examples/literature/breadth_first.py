@@ -10,8 +10,6 @@ of its layers.
 from train import train
 
 import piper
-from piper import Replicate, where
-from piper.strategies import parse_csv, to_directives
 
 
 def strategy(pp=2, virtual=2, dp=2, microbatches=4, layers=2) -> piper.Strategy:
@@ -22,13 +20,8 @@ def strategy(pp=2, virtual=2, dp=2, microbatches=4, layers=2) -> piper.Strategy:
         + [f"{s}B{k}" for s in reversed(stages[rank::pp]) for k in parts]
         for rank in range(pp)
     ]
-    table = parse_csv("\n".join(map(",".join, rows)))
-    homes = {stage: [stage % pp + pp * copy for copy in range(dp)] for stage in stages}
-    sharded = [
-        Replicate(where(PP=s), home, zero=3, reduce="once", gather_buffers=layers)
-        for s, home in homes.items()
-    ]
-    return piper.Strategy([*to_directives(table, homes), *sharded])
+    text = "\n".join(map(",".join, rows))
+    return piper.strategies.from_csv(text, dp=dp, zero=3, reduce="once", gather_buffers=layers)
 
 
 if __name__ == "__main__":
