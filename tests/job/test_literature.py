@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from importlib import import_module
@@ -22,6 +23,7 @@ from piper.ir.replicas import replicas as replicas_of
 from piper.job.compiler import compile_strategy
 from piper.job.inspection import Inspected, inspecting
 from piper.job.numerics import compare
+from piper.view.schedule_grid import summary
 
 FOLDER = Path(__file__).parents[2] / "examples" / "literature"
 LAYERS, ROWS = 8, 2  # of the model; of each microbatch
@@ -89,6 +91,25 @@ def test_hanayo_and_chimera_are_those_of_the_papers() -> None:
     ]
     stages = [[a.stage for slot in row for a in slot] for row in hanayo.rows]
     assert [sorted(set(row)) for row in stages] == [[0, 3, 4, 7], [1, 2, 5, 6]]
+
+
+def idle(strategy: Strategy, stages: int) -> int:
+    """Percent of the step that devices are idle, where a backward takes as long as two forwards."""
+    drawn = summary(compile_strategy(chain(stages), strategy).dag)
+    return int(re.search(r"(\d+)% idle", drawn)[1])
+
+
+@pytest.mark.parametrize("pp", [4, 6, 8])
+def test_chimera_has_the_bubble_of_the_paper(pp: int) -> None:
+    bubble = (pp - 2) / (3 * pp / 2 + pp - 2)  # with as many microbatches as stages
+
+    assert idle(load("chimera").strategy(pp), pp) == round(100 * bubble)
+
+
+def test_more_waves_make_the_bubble_of_hanayo_smaller() -> None:
+    one, two = (idle(load("hanayo").strategy(4, waves), 8 * waves) for waves in (1, 2))
+
+    assert two < one < idle(strategies.one_f_one_b(pp=4, microbatches=4), 4)
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 6, 8])
