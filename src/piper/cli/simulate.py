@@ -72,7 +72,10 @@ class SimulatedMachine:
         costs = costs_for(compiled, self.costs_for(compiled.dag.model))
         found = price(compiled, costs, self.network)
         staging = 0 if costs.ahead else 1  # only gloo copies gradients
-        return found, predict(compiled, found, costs, self.memory, self.optimizer, staging)
+        prediction = predict(
+            compiled, found, costs, self.memory, self.optimizer, staging, self.network
+        )
+        return found, prediction
 
 
 def add_to(app: typer.Typer) -> None:
@@ -155,10 +158,15 @@ def machine_of(
     if device not in (None, CPU):
         device_kind(device)
     name = network or (device if device in NETWORKS else None)
+    return SimulatedMachine(device, measured, chosen_network(name, per_node), optimizer)
+
+
+def chosen_network(name: str | None, per_node: int | None) -> Network | None:
+    """A network by name or file, in nodes of so many devices; None if neither is given."""
     between = network_of(name) if name else None
     if per_node is not None:
-        between = replace(between or Network(), per_node=per_node)
-    return SimulatedMachine(device, measured, between, optimizer)
+        return replace(between or Network(), per_node=per_node)
+    return between
 
 
 def network_of(name: str) -> Network:

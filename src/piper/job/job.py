@@ -10,9 +10,9 @@ from functools import cached_property, partial
 
 import torch
 
-from piper.capture import Captured, capture
+from piper.capture import Captured, capture, tag_unannotated
 from piper.costs import Costs, mode_of, read_costs
-from piper.directives import Directive, Place, Remat, Strategy
+from piper.directives import Directive, Place, Remat, Stage, Strategy
 from piper.directives.remat import policies_of
 from piper.ir.replicas import Replicas, replicas
 from piper.job.arguments import refuse_wrong_model
@@ -26,6 +26,7 @@ from piper.job.memory_check import refuse_too_large
 from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
 from piper.job.options import Loss, Options
 from piper.job.remat_choice import fitted
+from piper.job.stage_weights import stage_lines
 from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
@@ -48,6 +49,7 @@ class Job:
     captures: dict[BatchKind, Captured] = field(
         default_factory=dict, repr=False
     )  # by kind of microbatch
+    cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
@@ -100,7 +102,7 @@ class Job:
 
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""
-        return replace(self, strategy=strategy)
+        return replace(self, strategy=strategy, cut=[])
 
     def without_limit(self) -> Job:
         """The same job on devices with any amount of memory."""
@@ -113,6 +115,7 @@ class Job:
         """Capture the model for microbatches of this batch, once for each kind of microbatch."""
         one, started = batch.part(0, self.microbatches), time.perf_counter()
         kind = self.kind(one)
+        self.find_layers(one)
         if kind not in self.captures:
             made = capture(self.model, self.loss_fn, one.arguments, self.device.type)
             self.captures[kind] = made
@@ -120,12 +123,22 @@ class Job:
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
 
+    def find_layers(self, batch: Batch) -> None:
+        """Tag the layers of a model without annotations, if the strategy cuts it into stages."""
+        known = (region for one in self.captures.values() for region in one.model.regions)
+        if not is_cut(self.strategy) or any(region.tags for region in known):
+            return
+        given = batch.arguments if self.loss_fn is None else batch.arguments[:-1]
+        if tag_unannotated(self.model, given):
+            self.captures.clear()  # they were made without the tags
+
     def compile(
         self, batch: Batch, costs: Costs | None = None, by_role: bool = False
     ) -> tuple[Captured, Compiled]:
         """Capture the model for this kind of batch, apply the strategy, and check the plans.
 
         `costs` replaces those of the options. `by_role` makes plans for one device per role only.
+        Stages stay where the first kind of batch was cut: parameters do not move while training.
         """
         refuse_uneven(batch, self.microbatches)
         captured, started = self.capture(batch), time.perf_counter()
@@ -136,7 +149,13 @@ class Job:
             refuse_too_large(compiled, self.strategy, self.memory, others)
         for region, cut in compiled.dag.shardings.items():
             captured.experts.prove(compiled.dag.model.by_id[region].code, cut.ways)
+        if by_role and compiled.roles.obstacle:
+            LOG.info("a plan for every device: %s", compiled.roles.obstacle)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
+        if not self.cut:
+            self.cut.append(with_stages(self.strategy, compiled.program))
+            for line in stage_lines(compiled):
+                LOG.info("%s", line)
         return captured, compiled
 
     def apply(self, captured: Captured, costs: Costs, by_role: bool) -> Compiled:
@@ -147,7 +166,7 @@ class Job:
         def compile(program: Sequence[Directive]) -> Compiled:
             return compile_strategy(model, program, clip=clip, costs=costs, by_role=by_role)
 
-        program = self.strategy.directives
+        program = (self.cut[0] if self.cut else self.strategy).directives
         if not any(isinstance(one, Remat) and one.is_auto for one in program):
             return compile(program)
         limit = require_limit(self.memory)
@@ -197,6 +216,21 @@ class Job:
         return StepInputs(moved.tensors, tuple(shares), seed, self.options.max_norm, first)
 
 
+def is_cut(strategy: Strategy) -> bool:
+    """Whether some directive makes several stages of the model."""
+    stages = (d.stages for d in strategy if isinstance(d, Stage))
+    return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
+
+
+def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
+    """A strategy with the stages that were cut.
+
+    What to recompute is chosen anew for each kind of batch.
+    """
+    stages = (one for one in compiled if isinstance(one, Stage))
+    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)
+
+
 def regions_text(captured: Captured) -> str:
     regions = captured.model.regions
     unique = len({region.code for region in regions})
@@ -206,4 +240,6 @@ def regions_text(captured: Captured) -> str:
 def plans_text(compiled: Compiled) -> str:
     count = sum(len(plan.instructions) for plan in compiled.plans)
     plans = amount(len(compiled.plans), "plan")
-    return f"and checked {plans}, {amount(count, 'instruction')}"
+    devices = len(compiled.roles.of)
+    whose = f" for {amount(devices, 'device')}" if devices > len(compiled.plans) else ""
+    return f"and checked {plans}{whose}, {amount(count, 'instruction')}"

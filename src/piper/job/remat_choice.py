@@ -41,7 +41,7 @@ def fitted(
     room of each device is corrected by what is left or missing.
     """
     kept = compile(program)
-    fixed = [one for one in program if not (isinstance(one, Remat) and one.is_auto)]
+    fixed = [one for one in kept.program if not (isinstance(one, Remat) and one.is_auto)]
     if max(peaks(kept).values()) <= limit:
         return replace(kept, program=tuple(fixed))
     units = Units(kept, costs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from piper.directives import Order, Place, Split, Strategy
 from piper.directives.arguments import as_slots
@@ -32,6 +32,17 @@ def to_table(strategy: Strategy) -> Table:
     table = Table(tuple(tuple(row) for _, row in sorted(rows.items())))
     check(table)
     return table
+
+
+def table_of_orders(orders: Sequence[Order], split: str = "MB") -> Table:
+    """The table of orders that stand alone, one for each rank."""
+    rows = []
+    for rank, order in enumerate(orders):
+        read = [[(wanted, action_of(wanted, split)) for wanted in slot] for slot in order.steps]
+        bad = (no_action(wanted, split) for slot in read for wanted, act in slot if act is None)
+        raise_if_any(f"order {rank + 1} of {len(orders)}", bad)
+        rows.append(tuple(tuple(act for _, act in slot if act) for slot in read))
+    return Table(tuple(rows))
 
 
 def stage_homes(strategy: Strategy) -> dict[int, Device]:
