@@ -36,8 +36,8 @@ common: strategies.PipelineOptions = {"zero": 2, "bucket_mb": 0.25}
 strategies.gpipe(2, 4, 2, **common)
 strategies.interleaved_zb(pp=2, microbatches=4, virtual=3, dp=2, zero=1)
 reveal_type(strategies.dualpipev(pp=2, microbatches=8, dp=4, ep=2, zero=3, reduce="once",
-    bucket_mb=25, gather_ahead=2, gather_buffers=3, expert_stages=[1], ahead="pairs",
-    mesh="dp,pp,ep", devices=range(8), remat=[0],
+    bucket_mb=25, gather_ahead=2, gather_buffers=3, expert_stages=[1], ahead="pairs", remat=[0],
+    mesh="dp,pp,ep", devices=range(8),
     stream="a", ep_stream="b", reduce_stream="c", gather_stream="d"))
 """,
     "names": """

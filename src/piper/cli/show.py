@@ -57,7 +57,7 @@ def show(
     found = inspect(target, context.args)
     if after is not None:
         directives = found.compiled.program[:after]
-        model = found.captured.model_with(policies_of(directives))
+        model = found.captured.model_with(policies_of(found.compiled.program))
         print(text(apply(directives, training_dag(model))))
     elif svg is not None:
         svg.write_text(picture(found.compiled.dag))
@@ -70,10 +70,10 @@ def show(
         if stages := stage_table(found.compiled):
             print(stages)
         print(footprint(found.compiled.dag, found.compiled.plans))
-        if again := recomputation(found.compiled.dag):
-            print(again)
         if ordered := message_orders(found.compiled.dag):
             print(ordered)
+        if again := recomputation(found.compiled.dag):
+            print(again)
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):

@@ -100,8 +100,8 @@ CODECS: dict[object, Codec] = {
     DeviceList: DEVICES,
     DeviceGroups: DEVICES,
     StageSizes: DEVICES,
-    Kept: DEVICES,
     Live: DEVICES,
+    Kept: DEVICES,
 }
 
 

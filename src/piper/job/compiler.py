@@ -33,7 +33,7 @@ class Compiled:
     plans: tuple[Plan, ...]
     roles: Roles
     costs: Costs  # by which overlapping work was ordered, and stages were cut
-    program: tuple[Directive, ...]  # the directives, with all that was chosen for them
+    program: tuple[Directive, ...]  # with all that the compiler has chosen
 
     @cached_property
     def by_role(self) -> tuple[JobGroups, Mapping[Device, RolePlan]]:
