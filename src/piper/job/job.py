@@ -222,15 +222,6 @@ def is_cut(strategy: Strategy) -> bool:
     return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
 
 
-def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
-    """A strategy with the stages that were cut.
-
-    What to recompute is chosen anew for each kind of batch.
-    """
-    stages = (one for one in compiled if isinstance(one, Stage))
-    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)
-
-
 def regions_text(captured: Captured) -> str:
     regions = captured.model.regions
     unique = len({region.code for region in regions})
@@ -243,3 +234,12 @@ def plans_text(compiled: Compiled) -> str:
     devices = len(compiled.roles.of)
     whose = f" for {amount(devices, 'device')}" if devices > len(compiled.plans) else ""
     return f"and checked {plans}{whose}, {amount(count, 'instruction')}"
+
+
+def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
+    """A strategy with the stages that were cut.
+
+    What to recompute is chosen anew for each kind of batch.
+    """
+    stages = (one for one in compiled if isinstance(one, Stage))
+    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)
