@@ -69,7 +69,7 @@ def show(
         show_schedule(found)
         if stages := stage_table(found.compiled):
             print(stages)
-        print(footprint(found.compiled.dag, found.compiled.plans))
+        print(footprint(found.compiled.dag, found.compiled.plans, found.compiled.roles))
         if ordered := message_orders(found.compiled.dag):
             print(ordered)
         if again := recomputation(found.compiled.dag):

@@ -95,7 +95,7 @@ def arrived(value: ValueId, devices: Sequence[Device]) -> ValueId:
     return ValueId(f"{value}>{short_list(devices)}")
 
 
-def short_list(devices: Sequence[Device]) -> str:
+def short_list(devices: Sequence[Device], comma: str = ",") -> str:
     """Names of large jobs must not grow with the number of replicas.
 
     >>> short_list([1, 3, 5]), short_list(range(1, 4097, 16)), short_list([0, *range(9)])
@@ -105,7 +105,7 @@ def short_list(devices: Sequence[Device]) -> str:
         first, step, last = devices[0], devices[1] - devices[0], devices[-1]
         if step > 0 and tuple(devices) == tuple(range(first, last + 1, step)):
             return f"{first}..{last}:{step}"
-    return ",".join(map(str, devices))
+    return comma.join(map(str, devices))
 
 
 def transfer_id(arrived: ValueId) -> NodeId:

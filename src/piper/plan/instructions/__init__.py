@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+from piper.ir.naming import short_list
 from piper.names import COMPUTE, Device, Share
 from piper.plan.instructions.base import Buffers, Waits
 from piper.plan.instructions.compute import Add, Free, Keep, Load, Run, Update
@@ -72,7 +73,7 @@ class Plan:
 
 
 def among(collective: Reduce | Gather | Exchange) -> str:
-    devices = ", ".join(map(str, collective.group))
+    devices = short_list(collective.group, ", ")
     return f"among {devices} on {collective.stream}"
 
 
