@@ -12,7 +12,7 @@ from itertools import chain
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Exchange
-from piper.ir.replicas import Replicas, replicas
+from piper.ir.replicas import Replicas
 from piper.names import Device
 
 Groups = tuple[tuple[Device, ...], ...]
@@ -53,7 +53,7 @@ class Present:
 
 def roles(dag: Dag) -> Roles:
     """As few roles as there are for sure; where replicas differ, every device has its own."""
-    found = replicas(node.devices for node in dag.computes if node.devices)
+    found = dag.replicas
     same = alike(found)
     if same is None or not all(fits(groups, same) for groups in meetings(dag)):
         return Roles({device: device for device in dag.devices})
@@ -62,7 +62,7 @@ def roles(dag: Dag) -> Roles:
 
 def same_replica(dag: Dag, device: Device) -> tuple[Device, ...]:
     """All devices that a device sends values to and gets values from, and theirs, in order."""
-    found = replicas(node.devices for node in dag.computes if node.devices)
+    found = dag.replicas
     feed = found.feeds[found.feed(device)]
     return tuple(sorted({row[k] for row in found.lists for k in feed if k < len(row)}))
 

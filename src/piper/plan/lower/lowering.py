@@ -53,7 +53,7 @@ def lower(
     assert dag.sequence, "schedule the DAG before lowering it"
     found = device_work(dag, devices, careful)
     return tuple(
-        Lowering(dag, work, proven_received(dag, found, work)).plan() for work in found.values()
+        Lowering(work.dag, work, proven_received(found, work)).plan() for work in found.values()
     )
 
 
