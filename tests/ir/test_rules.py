@@ -210,12 +210,6 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "PP0 updates buffers that PP1 uses on other devices\n"
         "  fix: place PP0 and PP1 on the same devices",
     ),
-    rules.replicas_stay_on_their_device: (
-        lambda: neighbours((0, 1), (0, 2)),
-        "PP0 is on devices [0, 1], PP1, which reads it, on devices [0, 2]: some replicas stay "
-        "where they are, others do not\n"
-        "  fix: give both sides the same list, or lists that differ at every place",
-    ),
     rules.neighbours_have_equally_many_replicas: (
         lambda: neighbours((0,), (1, 2)),
         "PP0 is on devices [0], PP1, which reads it, on devices [1, 2] (expected as many replicas "

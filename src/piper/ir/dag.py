@@ -13,7 +13,7 @@ from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
 from piper.ir.model import Model
 from piper.ir.naming import replica_buffer
-from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.nodes import Compute, Node, Precedence, Transfer
 from piper.ir.origins import Origins
 from piper.ir.replicas import Replicas, distinct, replicas
 from piper.ir.residency import Residency
@@ -93,8 +93,12 @@ class Dag:
 
     @cached_property
     def shares_devices(self) -> bool:
-        """Whether some device has several replicas of a region."""
-        return any(len(distinct(row)) < len(row) for row in self.replicas.lists)
+        """Whether a device has several replicas of a region, or would send something to itself."""
+        if any(len(distinct(row)) < len(row) for row in self.replicas.lists):
+            return True
+        sent = (node for node in self.nodes.values() if isinstance(node, Transfer))
+        pairs = {(id(node.source), id(node.devices)): node for node in sent}.values()
+        return any(a == b for one in pairs for a, b in zip(one.source, one.devices, strict=True))
 
     @cached_property
     def local_values(self) -> Mapping[ValueId, Value]:

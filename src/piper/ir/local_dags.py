@@ -2,25 +2,28 @@
 
 Elsewhere, one node stands for all its replicas: a device runs it once, and one DAG serves all
 devices. A device with several replicas of a node runs it for one after the other. In its own DAG,
-each of them is a node, with values of its own.
+each of them is a node, with values of its own. Nothing is sent there from a device to itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.naming import elsewhere, of_replica, replica_buffer
+from piper.ir.naming import elsewhere, of_replica, replica_buffer, weights
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Precedence, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.replicas import Replicas, distinct
-from piper.ir.values import LOADED, PER_DEVICE
+from piper.ir.values import LOADED, PER_DEVICE, Role
 from piper.names import Device, NodeId, ValueId
 
 Devices = tuple[Device, ...]
+Place = tuple[NodeId, int | None]  # a node, for one replica or for all
+Copies = dict[NodeId, list[NodeId]]  # of each node, on one device
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class View:
 
 
 def views(dag: Dag, devices: Sequence[Device]) -> Iterator[View]:
-    """One view for all devices, or one for each if some have several replicas of a region."""
+    """One view for all devices, or one for each if some of them do not run each node once."""
     if not dag.shares_devices:
         yield View(dag, dag.replicas, tuple(devices))
         return
@@ -51,16 +54,18 @@ class LocalDags:
 
     def of(self, device: Device) -> Dag:
         """Its nodes, in order. Times of a node are divided among its replicas."""
-        local = {
-            name: list(self.local(self.dag.nodes[name], device)) for name in self.on.get(device, ())
-        }
-        copies = {name: tuple(one.id for one in made) for name, made in local.items()}
+        nodes: dict[NodeId, Node] = {}
+        copies: Copies = {}
+        for name, replica in self.places.get(device, ()):
+            for copy in self.local(self.dag.nodes[name], device, replica):
+                nodes[copy.id] = copy
+                copies.setdefault(name, []).append(copy.id)
         makers, transits = self.dag.makers, self.dag.transits
         return replace(
             self.dag,
-            nodes={one.id: one for made in local.values() for one in made},
+            nodes=nodes,
             values=self.dag.local_values,
-            sequence=tuple(copy for name in copies for copy in copies[name]),
+            sequence=tuple(nodes),
             precedences=tuple(renamed(self.orders.get(device, ()), copies)),
             makers={c: makers[name] for name in copies if name in makers for c in copies[name]},
             times=dict(divided(self.dag, copies)),
@@ -68,12 +73,12 @@ class LocalDags:
         )
 
     @cached_property
-    def on(self) -> dict[Device, list[NodeId]]:
+    def places(self) -> dict[Device, list[Place]]:
         """What each device takes part in, in order."""
-        found: dict[Device, list[NodeId]] = {device: [] for device in self.dag.devices}
-        for name in self.dag.sequence:
-            for device in participants(self.dag.nodes[name]):
-                found[device].append(name)
+        found: dict[Device, list[Place]] = {device: [] for device in self.dag.devices}
+        for name, replica in in_order(self.dag):
+            for device in participants(self.dag.nodes[name], replica):
+                found[device].append((name, replica))
         return found
 
     @cached_property
@@ -95,13 +100,16 @@ class LocalDags:
             found = self.known[id(devices)] = (devices, places)
         return found[1]
 
-    def local(self, node: Node, device: Device) -> Iterator[Node]:
+    def local(self, node: Node, device: Device, replica: int | None) -> Iterator[Node]:
         match node:
             case Compute():
-                for replica in self.where(node.devices or ()).get(device, ()):
-                    yield self.run(node, replica, device)
+                here = self.where(node.devices or ()).get(device, [])
+                for one in here if replica is None else [replica]:
+                    yield self.run(node, one, device)
             case Transfer():
-                yield from self.messages(node, device)
+                ends = (self.where(row).get(device, []) for row in (node.source, node.devices))
+                here = sorted(set(chain.from_iterable(ends))) if replica is None else [replica]
+                yield from (self.message(node, k) for k in here if not self.is_there(node, k))
             case Totals():
                 yield self.totals(node, device)
             case Collective() | UpdateNode():
@@ -121,27 +129,38 @@ class LocalDags:
             devices=(device,),
         )
 
-    def messages(self, node: Transfer, device: Device) -> Iterator[Transfer]:
-        """One message for each replica. Both ends call it by the same name."""
-        sent, received = self.where(node.source), self.where(node.devices)
-        for replica in sorted({*sent.get(device, ()), *received.get(device, ())}):
-            yield replace(
-                node,
-                id=of_replica(node.id, replica),
-                reads=tuple(self.sum(total, node.source, replica) for total in node.reads),
-                writes=tuple(self.name(value, node.devices, replica) for value in node.writes),
-                source=(node.source[replica],),
-                devices=(node.devices[replica],),
-            )
+    def message(self, node: Transfer, replica: int) -> Transfer:
+        """The message of one replica. Both ends call it by the same name."""
+        return replace(
+            node,
+            id=of_replica(node.id, replica),
+            reads=tuple(self.sum(total, node.source, replica) for total in node.reads),
+            writes=tuple(self.name(value, node.devices, replica) for value in node.writes),
+            source=(node.source[replica],),
+            devices=(node.devices[replica],),
+        )
+
+    def is_there(self, node: Transfer, replica: int) -> bool:
+        """Whether a replica has the value without a message. Parameters need no copy at home."""
+        known, device = self.dag.values[node.writes[0]], node.devices[replica]
+        if known.role is Role.NEW_WEIGHTS and known.bucket:
+            return device in self.home(known.bucket)
+        return node.source[replica] == device
+
+    def home(self, bucket: str) -> dict[Device, list[int]]:
+        return self.where(self.homes[bucket])
+
+    @cached_property
+    def homes(self) -> dict[str, Devices]:
+        place = {node.region: node.devices or () for node in self.dag.computes}
+        return {bucket: place[region] for bucket, region in self.dag.model.first_uses.items()}
 
     def totals(self, node: Totals, device: Device) -> Totals:
         """Losses in the order of the batch of its feed; gradients of all replicas here."""
         feed = self.dag.replicas.feeds[self.dag.replicas.feed(device)]
-        losses = tuple(
-            self.loss(value, replica, device) for replica in feed for value in node.reads[0]
-        )
+        losses = (self.loss(value, replica, device) for replica in feed for value in node.reads[0])
         grads = (self.total(total, device) or total for total in node.reads[1:])
-        return replace(node, reads=(losses, *grads))
+        return replace(node, reads=(tuple(losses), *grads))
 
     def loss(self, value: ValueId, replica: int, device: Device) -> ValueId:
         devices = self.dag.nodes[self.dag.producers[value]].devices or ()
@@ -151,25 +170,36 @@ class LocalDags:
 
     def total(self, total: Sum, device: Device) -> Sum:
         """A sum over all replicas on a device."""
-        return tuple(name for value in total for name in self.names(value, device))
+        return tuple(chain.from_iterable(self.parts(value, device) for value in total))
 
-    def names(self, value: ValueId, device: Device) -> list[ValueId]:
+    def parts(self, value: ValueId, device: Device) -> Sum:
         maker = self.dag.producers.get(value)
         if maker is None or self.dag.values[value].role in PER_DEVICE:
-            return [value]
+            return (value,)
         devices = self.dag.nodes[maker].devices or ()
         here = self.where(devices).get(device, ())
-        return [replica_buffer(value, k) for k in range(len(here))]
+        return tuple(chain.from_iterable(self.sum((value,), devices, one) for one in here))
 
     def sum(self, total: Sum, devices: Devices, replica: int) -> Sum:
-        return tuple(self.name(value, devices, replica) for value in total)
+        """What a replica reads. What it would send to its own device is there already."""
+        return tuple(chain.from_iterable(self.sources(v, devices, replica) for v in total))
+
+    def sources(self, value: ValueId, devices: Devices, replica: int) -> Sum:
+        maker = self.dag.nodes.get(self.dag.producers.get(value, NodeId("")))
+        if isinstance(maker, Transfer):
+            at = maker.devices.index(devices[replica]) if maker.devices != devices else replica
+            if self.is_there(maker, at):
+                return self.sum(maker.reads[0], maker.source, at)
+        return (self.name(value, devices, replica),)
 
     def name(self, value: ValueId, devices: Devices, replica: int) -> ValueId:
         """What a replica calls a value on its device."""
-        role = self.dag.values[value].role
-        if role in PER_DEVICE:
+        known = self.dag.values[value]
+        if known.role is Role.WEIGHTS and known.copy and known.bucket:
+            return weights(known.bucket) if devices[replica] in self.home(known.bucket) else value
+        if known.role in PER_DEVICE:
             return value
-        if role in LOADED:
+        if known.role in LOADED:
             feed = next(feed for feed in self.dag.replicas.feeds if replica in feed)
             return replica_buffer(value, feed.index(replica))
         return replica_buffer(value, self.number(devices, replica))
@@ -179,14 +209,48 @@ class LocalDags:
         return self.where(devices)[devices[replica]].index(replica)
 
 
-def participants(node: Node) -> Sequence[Device]:
-    """The devices that do something for a node, each once."""
-    if isinstance(node, Transfer):
-        return tuple(dict.fromkeys((*node.source, *node.devices)))
-    return distinct(node.devices or ())
+def in_order(dag: Dag) -> Iterator[Place]:
+    """The sequence. Of a node with several replicas on a device, each sends what it made before
+    the next one runs."""
+    last: tuple[Compute, list[NodeId], list[NodeId]] | None = None
+    for name in dag.sequence:
+        node = dag.nodes[name]
+        if isinstance(node, Transfer) and last and made_by(dag, node, last[0]):
+            last[1].append(name)
+        elif isinstance(node, Compute):
+            yield from each_replica(last)
+            last = node, [], []
+        elif last:
+            last[2].append(name)
+        else:
+            yield name, None
+    yield from each_replica(last)
 
 
-Copies = dict[NodeId, tuple[NodeId, ...]]  # of each node, on one device
+def each_replica(last: tuple[Compute, list[NodeId], list[NodeId]] | None) -> Iterator[Place]:
+    """A node and what it sends, replica by replica, then all else that starts then."""
+    if last is None:
+        return
+    node, sent, others = last
+    if len(distinct(node.devices or ())) == len(node.devices or ()):
+        yield from ((name, None) for name in (node.id, *sent))
+    else:
+        for replica in range(len(node.devices or ())):
+            yield from ((name, replica) for name in (node.id, *sent))
+    yield from ((name, None) for name in others)
+
+
+def made_by(dag: Dag, transfer: Transfer, node: Compute) -> bool:
+    return all(dag.producers.get(value) == node.id for value in transfer.reads[0])
+
+
+def participants(node: Node, replica: int | None = None) -> Iterable[Device]:
+    """The devices that do something for a node, or for one replica of it, each once."""
+    devices = node.devices or ()
+    ends = (*node.source, *devices) if isinstance(node, Transfer) else devices
+    if replica is None:
+        return dict.fromkeys(ends)
+    return dict.fromkeys(ends[replica :: len(devices)])
 
 
 def renamed(orders: Sequence[Precedence], copies: Copies) -> Iterator[Precedence]:

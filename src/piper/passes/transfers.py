@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -42,11 +42,14 @@ def insert_transfers(dag: Dag) -> Dag:
     done = dag.with_values(rewrite.values).with_nodes(
         (*nodes, *rewrite.transfers.values(), *copies)
     )
-    return done.with_precedences(uses_before_updates(done))
+    return done.with_precedences(uses_before_updates(done, rewrite.copies_at_home()))
 
 
-def uses_before_updates(dag: Dag) -> Iterator[Precedence]:
-    """A use without a gradient has no data edge to the update, but must run before it."""
+def uses_before_updates(
+    dag: Dag, copies: Mapping[ValueId, Sequence[ValueId]]
+) -> Iterator[Precedence]:
+    """A use without a gradient has no data edge to the update, but must run before it. `copies` are
+    in the same memory on some device."""
     untrained: dict[BucketId, set[RegionId]] = {}
     for region in dag.model.regions:
         for bucket in set(region.buckets) - set(dag.model.trained(region)):
@@ -56,13 +59,15 @@ def uses_before_updates(dag: Dag) -> Iterator[Precedence]:
             state = dag.values[node.writes[0]].state
             assert state is not None
             free = untrained.get(node.bucket, set())
-            uses = [
-                use.id
-                for use in map(dag.nodes.__getitem__, dag.consumers.get(state, ()))
-                if isinstance(use, Collective) or (isinstance(use, Compute) and use.region in free)
-            ]
-            if uses:
-                yield Precedence(tuple(dict.fromkeys(uses)), (node.id,), USED_FIRST)
+            for memory in (state, *copies.get(state, ())):
+                uses = [
+                    use.id
+                    for use in map(dag.nodes.__getitem__, dag.consumers.get(memory, ()))
+                    if isinstance(use, Collective)
+                    or (isinstance(use, Compute) and use.region in free)
+                ]
+                if uses:
+                    yield Precedence(tuple(dict.fromkeys(uses)), (node.id,), USED_FIRST)
 
 
 @dataclass
@@ -160,6 +165,14 @@ class Transfers:
         self.values[copy] = replace(self.dag.values[value], copy=True)
         self.copies.setdefault(copy, (value, here))
         return copy
+
+    def copies_at_home(self) -> dict[ValueId, list[ValueId]]:
+        """By parameter, the copies that some device reads at home, because it has both."""
+        found: dict[ValueId, list[ValueId]] = {}
+        for copy, (value, here) in self.copies.items():
+            if not set(here).isdisjoint(self.homes[value]):
+                found.setdefault(value, []).append(copy)
+        return found
 
 
 def once_each(source: Devices, here: Devices) -> tuple[Devices, Devices]:

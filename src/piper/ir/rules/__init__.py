@@ -31,7 +31,6 @@ from piper.ir.rules.placement import (
     every_region_is_placed,
     every_stream_with_a_share_is_used,
     neighbours_have_equally_many_replicas,
-    replicas_stay_on_their_device,
 )
 from piper.ir.rules.replicas import (
     replicas_are_kept_equal,
@@ -59,7 +58,6 @@ PLACED: tuple[Rule, ...] = (
     backward_runs_where_forward_ran,
     every_microbatch_of_a_region_is_placed_alike,
     neighbours_have_equally_many_replicas,
-    replicas_stay_on_their_device,
     replicas_are_where_they_are_placed,
     experts_are_where_they_are_placed,
     experts_have_one_replica_on_a_device,

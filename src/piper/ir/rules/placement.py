@@ -72,17 +72,6 @@ def neighbours_have_equally_many_replicas(dag: Dag) -> Iterator[Problem]:
             )
 
 
-def replicas_stay_on_their_device(dag: Dag) -> Iterator[Problem]:
-    """Of two lists that differ, each replica has different devices."""
-    for one, other in neighbours(dag):
-        if any(a == b for a, b in zip(one[1], other[1], strict=False)):
-            yield Problem(
-                f"{one[0]} is on {show(one[1])}, {other[0]}, which reads it, on {show(other[1])}: "
-                "some replicas stay where they are, others do not",
-                "give both sides the same list, or lists that differ at every place",
-            )
-
-
 def every_stream_with_a_share_is_used(dag: Dag) -> Iterator[Problem]:
     """Known only when all communication is in."""
     if not dag.streams:

@@ -167,9 +167,15 @@ def post_receives(work: DeviceWork, careful: bool) -> None:
 def in_time(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
     uses = [work.uses[transfer.id] for transfer in queue]
     return [
-        len(work.nodes) if use is None else ahead(work, use, transfer)
+        len(work.nodes) if use is None
+        else -0.5 if use == 0 and is_for_a_collective(work, transfer)
+        else ahead(work, use, transfer)
         for use, transfer in zip(uses, queue, strict=True)
-    ]
+    ]  # fmt: skip
+
+
+def is_for_a_collective(work: DeviceWork, transfer: Transfer) -> bool:
+    return any(reader in work.started for reader in work.dag.consumers[transfer.writes[0]])
 
 
 def carefully(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
@@ -181,7 +187,7 @@ def carefully(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
         use = work.uses[transfer.id]
         if use is None or work.dag.values[transfer.writes[0]].is_given:
             continue
-        if any(reader in work.started for reader in work.dag.consumers[transfer.writes[0]]):
+        if is_for_a_collective(work, transfer):
             found[k] = use - 0.5
         elif free <= use:
             found[k] = min(found[k], free)

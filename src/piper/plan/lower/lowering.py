@@ -68,6 +68,7 @@ class Lowering:
     made_by: dict[str, int] = field(default_factory=dict)  # buffer -> instruction to wait for
     arriving: dict[str, int] = field(default_factory=dict)  # buffer -> message that fills it
     waited: set[tuple[str, int]] = field(default_factory=set)  # stream, message it waited for
+    awaited: set[int] = field(default_factory=set)  # messages that any stream waited for
     added: set[str] = field(default_factory=set)  # received values that are part of a sum now
     readers: dict[str, list[int]] = field(default_factory=dict)  # of states and gather buffers
     slots: dict[str, str] = field(default_factory=dict)  # gathered value -> its buffer
@@ -332,6 +333,7 @@ class Lowering:
     def not_yet_waited(self, positions: Iterable[int], stream: str) -> Waits:
         new = sorted({k for k in positions if (stream, k) not in self.waited})
         self.waited.update((stream, k) for k in new)
+        self.awaited.update(new)
         return tuple(new)
 
     def note_reader(self, value: str, position: int) -> None:
@@ -349,8 +351,18 @@ class Lowering:
     def free(self, position: int) -> None:
         values = self.ends.get(position, ())
         if values:
-            sends = {k for value in values for k in self.sent.get(value, ())}
-            self.emit(Free(tuple(values), tuple(sorted(sends))))
+            waits = {k for value in values for k in self.sent.get(value, ())}
+            waits.update(self.unread(values))
+            self.emit(Free(tuple(values), tuple(sorted(waits))))
+
+    def unread(self, buffers: Iterable[str]) -> Iterator[int]:
+        """The messages that fill these buffers and that nothing waits for: this device only takes
+        part in them for others."""
+        for buffer in buffers:
+            k = self.arriving.get(buffer)
+            if k is not None and k not in self.awaited:
+                self.awaited.add(k)
+                yield k
 
 
 def wire_shapes(value: Value) -> tuple[Shape, ...]:
