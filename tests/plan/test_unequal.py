@@ -13,11 +13,14 @@ from plan.slips import SLIPS
 from plan.slips_of_replicas import SLIPS_OF_REPLICAS
 from plan.unequal_programs import random_unequal, unequal
 from synthetic import chain
+from unequal import Lists, scheduled
 
 from piper.directives import Place, Replicate, Split
 from piper.ir.filters import where
+from piper.ir.replicas import replicas
 from piper.job.compiler import compile_strategy
 from piper.plan.instructions import Run, Send, line
+from piper.strategies import BUILDERS
 
 STEPS = 2
 SLIPPED = {**SLIPS, **SLIPS_OF_REPLICAS}
@@ -42,7 +45,27 @@ def compute(seeds: range) -> None:
 
 
 def test_any_unequal_strategy_computes_what_plain_training_computes() -> None:
-    compute(range(60))
+    compute(range(40))
+
+
+LISTS = ({0: [0, 2], 1: [1]}, {0: [0], 1: [1, 2, 3]}, {0: [0, 0, 1], 1: [2, 1]})
+
+
+@pytest.mark.parametrize("schedule", BUILDERS)
+@pytest.mark.parametrize("lists", LISTS, ids=str)
+def test_every_schedule_and_level_computes_what_plain_training_computes(
+    schedule: str, lists: Lists
+) -> None:
+    model = chain(4, tied=True)
+    for zero in range(4):
+        strategy = scheduled(schedule, lists, zero=zero)
+        known = replicas(place.devices for place in strategy if isinstance(place, Place))
+        plans = compile_strategy(model, strategy.directives).plans
+        parts, feeds = strategy.microbatches * len(known.feeds[0]), len(known.feeds)
+        fed = {plan.device: known.feed(plan.device) for plan in plans}
+        for when in (EARLY, LATE):
+            right = expected(model, parts, False, STEPS, feeds)
+            assert executed(model, plans, when, STEPS, fed) == right, zero
 
 
 @pytest.mark.soak

@@ -12,17 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job.test_rehearsal import a_legal_order, as_filter
-from replicas import Uneven
+from pool import run_on
+from replicas import Uneven, assert_same, plain, train_all
 from shared_capture import using
 from torch.nn import functional
+from unequal import Lists, scheduled
 
 from piper import Order, Place, Replicate, Split, Strategy, rehearse, where
 from piper.capture import Captured, capture
 from piper.ir.replicas import replicas
+from piper.strategies import BUILDERS
 
 STAGES, ROWS, STEPS = 4, 24, 3
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
-Lists = Sequence[Sequence[int]]
 
 
 def make() -> Uneven:
@@ -58,7 +60,7 @@ def reference() -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     return losses, norms, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def placed(lists: Lists, zero: int = 0) -> list[Place | Replicate]:
+def placed(lists: Sequence[Sequence[int]], zero: int = 0) -> list[Place | Replicate]:
     """Each stage on its list, and a `Replicate` where that has several devices."""
     places = [Place(where(PP=s), row) for s, row in enumerate(lists)]
     devices = [list(dict.fromkeys(row)) for row in lists]
@@ -102,8 +104,42 @@ def assert_trains_as_plain_pytorch(strategy: Strategy) -> None:
     ],
     ids=str,
 )
-def test_stages_on_different_numbers_of_devices(lists: Lists, zero: int) -> None:
+def test_stages_on_different_numbers_of_devices(lists: Sequence[Sequence[int]], zero: int) -> None:
     assert_trains_as_plain_pytorch(Strategy([*placed(lists, zero), Split("MB", 2)]))
+
+
+@pytest.mark.parametrize(("schedule", "zero"), [(s, k % 4) for k, s in enumerate(BUILDERS)])
+def test_every_schedule_with_more_devices_for_one_rank_than_for_the_other(
+    schedule: str, zero: int
+) -> None:
+    lists = {0: [0, 2], 1: [1]} if zero % 2 else {0: [0], 1: [1, 2]}
+
+    assert_trains_as_plain_pytorch(scheduled(schedule, lists, zero=zero))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lists", [{0: [0, 0, 1], 1: [2]}, {0: [0, 1], 1: [1, 2, 3]}], ids=str)
+@pytest.mark.parametrize("schedule", BUILDERS)
+@pytest.mark.parametrize("zero", range(4))
+def test_every_schedule_and_level_with_unequal_ranks(
+    schedule: str, zero: int, lists: Lists
+) -> None:
+    assert_trains_as_plain_pytorch(scheduled(schedule, lists, zero=zero))
+
+
+def test_processes_with_unequal_replicas_train_as_one_process_on_the_whole_batch() -> None:
+    strategies = [
+        scheduled("1f1b", {0: [0, 2], 1: [1]}, zero=0),
+        scheduled("1f1b", {0: [0], 1: [1, 2]}, zero=3),
+        scheduled("zb-h1", {0: [0, 2], 1: [1, 1]}, zero=2),
+    ]
+    texts = [strategy.to_json() for strategy in strategies]
+    parts = 2 * strategies[0].microbatches
+
+    runs = run_on(3, train_all, "uneven", 2, parts, texts)
+
+    for run in zip(*runs, strict=True):
+        assert_same(run, plain("uneven", 2, parts, parts))
 
 
 @st.composite
@@ -144,7 +180,7 @@ def numbered(strategy: Strategy) -> Strategy:
     return Strategy.from_json(json.dumps(rows))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(unequal())
 def test_any_unequal_strategy_trains_as_plain_pytorch(strategy: Strategy) -> None:
     assert_trains_as_plain_pytorch(strategy)
