@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 from piper.directives.arguments import Slot, Slots, as_slots
 from piper.directives.base import Directive, directive
@@ -58,7 +58,7 @@ class Order(Directive):
     @property
     def steps(self) -> tuple[Slot, ...]:
         """The slots. Without overlap every filter is a slot of its own."""
-        slots = as_slots(self.slots)
+        slots = cast(tuple[Slot, ...], self.slots)
         return slots if self.overlap else tuple((wanted,) for slot in slots for wanted in slot)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper.ir.dag import Dag
-from piper.ir.graph import Topology, stuck
+from piper.ir.graph import Topology
 from piper.ir.nodes import Totals
 from piper.names import Device, NodeId
 
@@ -15,7 +15,7 @@ DATA_FLOW = "data flow"
 def cycle(dag: Dag) -> list[tuple[NodeId, str]]:
     """One cycle, as nodes with the reason why the next one waits; empty if there is none."""
     graph = dag.topology
-    left = stuck(graph)
+    left = graph.stuck
     if not left:
         return []
     before = {k: j for j in left for k in graph.successors[j] if k in left}

@@ -174,10 +174,7 @@ class Dag:
 
         That spares checking all the rest again.
         """
-        after = self.with_nodes(nodes)
-        known = self.__dict__
-        after.__dict__.update({fact: known[fact] for fact in ABOUT_NODES if fact in known})
-        return after
+        return self.tell(self.with_nodes(nodes))
 
     def with_values(self, new: Mapping[ValueId, Value]) -> Dag:
         return replace(self, values={**self.values, **new})
@@ -187,17 +184,18 @@ class Dag:
         return self.known_to(ordered)
 
     def signed(self, makers: Mapping[NodeId, Maker]) -> Dag:
-        signed = self.known_to(replace(self, makers=makers))
-        if "topology" in self.__dict__:
-            signed.__dict__["topology"] = self.topology
-        return signed
+        return self.known_to(replace(self, makers=makers))
 
     def known_to(self, other: Dag) -> Dag:
         """What was found out about the nodes holds for another DAG with the same nodes."""
         assert other.nodes is self.nodes
-        for fact in ABOUT_NODES:
-            if fact in self.__dict__:
-                other.__dict__[fact] = self.__dict__[fact]
+        return self.tell(other)
+
+    def tell(self, other: Dag) -> Dag:
+        same_edges = other.precedences is self.precedences
+        facts = (*ABOUT_NODES, "topology") if same_edges else ABOUT_NODES
+        known = self.__dict__
+        other.__dict__.update({fact: known[fact] for fact in facts if fact in known})
         return other
 
 

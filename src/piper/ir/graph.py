@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from piper.ir.nodes import Node, Precedence
 from piper.names import NodeId, ValueId
@@ -16,6 +17,20 @@ class Topology:
     ids: tuple[NodeId, ...]
     successors: list[list[int]]
     indegree: list[int]
+
+    @cached_property
+    def stuck(self) -> set[int]:
+        """The vertices that can never run: those on a cycle or behind one."""
+        indegree, successors = list(self.indegree), self.successors
+        ready = [k for k, degree in enumerate(indegree) if not degree]
+        done = 0
+        while ready:
+            done += 1
+            for k in successors[ready.pop()]:
+                indegree[k] -= 1
+                if not indegree[k]:
+                    ready.append(k)
+        return {k for k, degree in enumerate(indegree) if degree} if done < len(indegree) else set()
 
 
 def topology(nodes: Mapping[NodeId, Node], precedences: Sequence[Precedence]) -> Topology:
@@ -53,17 +68,3 @@ def link(
         for after in precedence.after:
             successors[k].append(number[after])
             indegree[number[after]] += 1
-
-
-def stuck(graph: Topology) -> set[int]:
-    """The vertices that can never run: those on a cycle or behind one."""
-    indegree = list(graph.indegree)
-    ready = [k for k, degree in enumerate(indegree) if not degree]
-    done = 0
-    while ready:
-        done += 1
-        for k in graph.successors[ready.pop()]:
-            indegree[k] -= 1
-            if not indegree[k]:
-                ready.append(k)
-    return {k for k, degree in enumerate(indegree) if degree} if done < len(indegree) else set()

@@ -24,7 +24,7 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
-        return prod(size or 0 for size in self.shape)
+        return 0 if None in self.shape else prod(self.shape)  # type: ignore[arg-type]
 
     @property
     def nbytes(self) -> int:

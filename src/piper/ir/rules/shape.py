@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
@@ -67,7 +67,11 @@ class Graph:
     reads: list[Wanted]
     writes: list[Wanted]
     loaded: list[int]  # reads that are another value for each microbatch
+    ones: list[int] = field(init=False)  # for each read, if none is a sum
     fitting: list[Value] | None = None  # what the last node that fitted read and wrote
+
+    def __post_init__(self) -> None:
+        self.ones = [1] * len(self.reads)
 
     def problems(self, dag: Dag, node: Compute) -> Iterator[Problem]:
         if len(self.reads) != len(node.reads):
@@ -181,15 +185,14 @@ class Graphs:
         found to fit for the microbatch before.
         """
         every, origin, part = self.every, self.origin, node.microbatch or 0
-        if len(node.reads) != len(graph.reads):
+        if [*map(len, node.reads)] != graph.ones:
             return None
         found = []
-        for total in node.reads:
-            if len(total) != 1 or origin(total[0], part) != part:
+        for (value,) in node.reads:
+            if origin(value, part) != part:
                 return None
-            found.append(every[total[0]])
-        for value in node.writes:
             found.append(every[value])
+        found += [every[value] for value in node.writes]
         for k in graph.loaded:
             own = found[k]
             if own.part != part:

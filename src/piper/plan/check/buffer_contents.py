@@ -13,9 +13,10 @@ from piper.ir.naming import replica_buffer
 from piper.ir.nodes import Compute, Exchange
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
+from piper.names import COMPUTE
 from piper.plan.check.excerpts import excerpts, last_end
 from piper.plan.check.interpreter import Interpreter, Progress
-from piper.plan.check.stream_order import StreamOrder, stream_of
+from piper.plan.check.stream_order import StreamOrder
 from piper.plan.inputs import input_buffers
 from piper.plan.instructions import Instruction
 from piper.plan.rendezvous import Event
@@ -40,6 +41,7 @@ class DeviceBuffers(Progress):
     read_at: dict[str, int] = field(default_factory=dict)  # of those: the last run that read it
     ran: dict[str, int] = field(default_factory=dict)  # node -> instruction
     filled: dict[int, str] = field(default_factory=dict)  # gather buffer -> the value in it
+    stream: str = COMPUTE  # which reads the operands of the instruction at hand
 
     def __post_init__(self) -> None:
         self.order = StreamOrder(self.plan)
@@ -121,13 +123,10 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         if buffer not in device.holds:
             end = last_end(device.plan, buffer, device.at)
             self.refuse(device, f"{buffer} is read but it is empty", end)
-        made, stream = device.made.get(buffer), self.stream(device)
-        if made is not None and not device.order.is_after(stream, made):
+        made = device.made.get(buffer)
+        if made is not None and not device.order.is_after(device.stream, made):
             self.refuse(device, f"{buffer} is read before it is written", made)
         return device.holds[buffer]
-
-    def stream(self, device: DeviceBuffers) -> str:
-        return stream_of(device.plan.instructions[device.at])
 
     def take(self, device: DeviceBuffers, buffer: str) -> set[str]:
         content = self.read(device, buffer)
@@ -159,7 +158,7 @@ class BufferChecks(Interpreter[DeviceBuffers]):
 
     def refuse_while_sent(self, device: DeviceBuffers, buffer: str) -> None:
         """A buffer that is being sent or read must not be overwritten or freed."""
-        stream = self.stream(device)
+        stream = device.stream
         for send in device.used.get(buffer, ()):
             if not device.order.is_after(stream, send):
                 self.refuse(

@@ -19,6 +19,7 @@ from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.communication import CommunicationChecks
 from piper.plan.check.deadlock import explained
 from piper.plan.check.excerpts import last_end
+from piper.plan.check.stream_order import stream_of
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -51,6 +52,7 @@ class SymbolicExecution(CommunicationChecks):
             raise PlanError("plans", self.deadlock(stuck))
 
     def do(self, device: DeviceBuffers, one: Instruction) -> None:
+        device.stream = stream_of(one)
         if one.waits:
             device.order.wait(device.at, one)
         match one:

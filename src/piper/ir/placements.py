@@ -1,0 +1,123 @@
+"""Placements: where a value and its gradient are, on the devices that divide a region.
+
+A divided region runs on every device of a group, each with its part of the work. Because a
+placement says where the gradient is, too, each device differentiates its own part, and the
+backward of a conversion between two placements is a conversion again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """Whole and the same on all devices, and so is its gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Whole and the same on all devices; the gradient is a part of a sum on each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A part of a sum on each device; the gradient is whole and the same on all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Cut along a dimension, and so is its gradient.
+
+    The dimension is `blocks` blocks, and each block is cut in equal pieces. Fused q, k and v are
+    three blocks; a flattened batch of cut sequences has a block for each row of the batch.
+    """
+
+    dim: int
+    blocks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Whole and the same on all devices, without a gradient: tokens, masks, rotary tables."""
+
+
+Placement = Invariant | Replicated | Partial | Cut | Constant
+
+
+class Step(StrEnum):
+    """What a conversion does in one direction."""
+
+    NOTHING = "nothing"
+    ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_TO_ALL = "all-to-all"
+    SLICE = "slice"  # each device takes its piece of what is whole: no message
+
+
+# What a conversion does in the forward and in the backward. Pairs that are missing do not exist.
+STEPS: dict[tuple[type, type], tuple[Step, Step]] = {
+    (Invariant, Replicated): (Step.NOTHING, Step.ALL_REDUCE),
+    (Invariant, Cut): (Step.SLICE, Step.ALL_GATHER),
+    (Cut, Invariant): (Step.ALL_GATHER, Step.SLICE),
+    (Cut, Replicated): (Step.ALL_GATHER, Step.REDUCE_SCATTER),
+    (Cut, Cut): (Step.ALL_TO_ALL, Step.ALL_TO_ALL),
+    (Partial, Invariant): (Step.ALL_REDUCE, Step.NOTHING),
+    (Partial, Replicated): (Step.ALL_REDUCE, Step.ALL_REDUCE),
+    (Partial, Cut): (Step.REDUCE_SCATTER, Step.ALL_GATHER),
+    (Replicated, Cut): (Step.SLICE, Step.NOTHING),  # the backward pads with zeros
+    (Constant, Cut): (Step.SLICE, Step.NOTHING),
+    (Constant, Invariant): (Step.NOTHING, Step.NOTHING),
+    (Constant, Replicated): (Step.NOTHING, Step.NOTHING),
+}
+LOCAL = (Step.NOTHING, Step.SLICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A value is read in another placement than it was written in."""
+
+    source: Placement
+    target: Placement
+
+    @property
+    def forward(self) -> Step:
+        return STEPS[type(self.source), type(self.target)][0]
+
+    @property
+    def backward(self) -> Step:
+        return STEPS[type(self.source), type(self.target)][1]
+
+    @property
+    def is_message(self) -> bool:
+        """Whether any direction sends something."""
+        if self.source == self.target:
+            return False
+        return not {self.forward, self.backward} <= set(LOCAL)
+
+
+def local_shape(shape: Shape, placement: Placement, ways: int) -> Shape:
+    """The shape of what one of `ways` devices holds.
+
+    >>> local_shape((6, 8), Cut(1), 2)
+    (6, 4)
+    """
+    if not isinstance(placement, Cut):
+        return shape
+    cut = shape[placement.dim]
+    assert cut is not None, "a size that depends on data cannot be cut"
+    return (*shape[: placement.dim], cut // ways, *shape[placement.dim + 1 :])
+
+
+def divides(shape: Shape, placement: Placement, ways: int) -> bool:
+    """Whether a value of this shape can have this placement."""
+    if not isinstance(placement, Cut):
+        return True
+    if not 0 <= placement.dim < len(shape):
+        return False
+    size = shape[placement.dim]
+    return bool(size) and size % (placement.blocks * ways) == 0  # type: ignore[operator]
