@@ -133,12 +133,24 @@ class LocalDags:
         """The message of one replica. Both ends call it by the same name."""
         return replace(
             node,
-            id=of_replica(node.id, replica),
+            id=of_replica(node.id, self.label(node, replica)),
             reads=tuple(self.sum(total, node.source, replica) for total in node.reads),
             writes=tuple(self.name(value, node.devices, replica) for value in node.writes),
             source=(node.source[replica],),
             devices=(node.devices[replica],),
         )
+
+    def label(self, node: Transfer, replica: int) -> int:
+        """Which replica of its feed a message is for: the same number for all devices of a role."""
+        row = node.devices
+        if len(row) < len(self.dag.replicas.lists[0]):  # replicas on a device get one message
+            row = next(one for one in self.dag.replicas.lists if distinct(one) == row)
+            replica = row.index(node.devices[replica])
+        return self.place(replica)
+
+    def place(self, replica: int) -> int:
+        """Its place among the replicas that are given one batch."""
+        return next(feed.index(replica) for feed in self.dag.replicas.feeds if replica in feed)
 
     def is_there(self, node: Transfer, replica: int) -> bool:
         """Whether a replica has the value without a message. Parameters need no copy at home."""
@@ -165,7 +177,7 @@ class LocalDags:
     def loss(self, value: ValueId, replica: int, device: Device) -> ValueId:
         devices = self.dag.nodes[self.dag.producers[value]].devices or ()
         if devices[replica] != device:
-            return elsewhere(value, replica)
+            return elsewhere(value, self.place(replica))
         return self.name(value, devices, replica)
 
     def total(self, total: Sum, device: Device) -> Sum:
@@ -200,8 +212,7 @@ class LocalDags:
         if known.role in PER_DEVICE:
             return value
         if known.role in LOADED:
-            feed = next(feed for feed in self.dag.replicas.feeds if replica in feed)
-            return replica_buffer(value, feed.index(replica))
+            return replica_buffer(value, self.place(replica))
         return replica_buffer(value, self.number(devices, replica))
 
     def number(self, devices: Devices, replica: int) -> int:
@@ -274,7 +285,7 @@ def shared_nodes(dag: Dag) -> dict[NodeId, NodeId]:
     """The node that each node of a local DAG is a replica of."""
     if not dag.shares_devices:
         return {name: name for name in dag.nodes}
-    count = len(dag.replicas.lists[0])
+    count = len(dag.replicas.feeds[0])
     numbers = {
         name: count if isinstance(node, Compute | Transfer) else 1
         for name, node in dag.nodes.items()
