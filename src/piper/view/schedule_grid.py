@@ -42,10 +42,11 @@ def bars(dag: Dag) -> list[Bar]:
             continue
         assert node.devices
         start = max(ready, *(free.get(device, 0) for device in node.devices))
-        ends[name] = start + UNITS[node.phase]
-        for device in node.devices:
-            free[device] = ends[name]
-            found.append(Bar(device, node, start, ends[name]))
+        for device in node.devices:  # several times if it has several replicas
+            begin = max(start, free.get(device, 0))
+            free[device] = begin + UNITS[node.phase]
+            found.append(Bar(device, node, begin, free[device]))
+        ends[name] = max(free[device] for device in node.devices)
     return found
 
 
