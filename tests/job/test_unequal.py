@@ -70,6 +70,7 @@ def test_replicas_that_share_a_device_are_given_one_batch() -> None:
         "two to one": [Place(where(PP=0), [0, 2]), Place(where(PP=1), [1])],
         "four to two": [Place(where(PP=0), [0, 2, 3, 5]), Place(where(PP=1), [1, 4])],
         "two thirds": [Place(where(), [0, 0, 1])],
+        "two thirds twice": [Place(where(), [0, 0, 1, 2, 2, 3])],
     }
 
     found = {
@@ -78,6 +79,7 @@ def test_replicas_that_share_a_device_are_given_one_batch() -> None:
 
     assert {name: (job.replicas, job.microbatches) for name, job in found.items()} == {
         "two to one": (1, 2), "four to two": (2, 2), "two thirds": (1, 3),
+        "two thirds twice": (2, 3),
     }  # fmt: skip
     assert [found["four to two"].feeds.feed(device) for device in range(6)] == [0, 0, 0, 1, 1, 1]
 

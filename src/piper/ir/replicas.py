@@ -15,7 +15,7 @@ class Replicas:
     """Replicas that share a device make one feed: in mirrored lists (as in DualPipe), or where a
     region has fewer devices than another.
 
-    All feeds have equally many replicas. Where they would not, there is one feed.
+    All feeds have equally many replicas, so some have replicas that share no device.
     """
 
     lists: tuple[tuple[Device, ...], ...]
@@ -60,9 +60,21 @@ def replicas(lists: Iterable[Sequence[Device]]) -> Replicas:
     feeds: dict[int, list[int]] = {}
     for replica in range(len(root)):
         feeds.setdefault(find(replica), []).append(replica)
-    found = tuple(map(tuple, feeds.values()))
-    alike = len(set(map(len, found))) == 1
-    return Replicas(known, found if alike else (tuple(range(len(root))),))
+    return Replicas(known, tuple(equally_many(tuple(map(tuple, feeds.values())))))
+
+
+def equally_many(feeds: tuple[tuple[int, ...], ...]) -> Iterable[tuple[int, ...]]:
+    """Feeds with equally many replicas: where they differ, the shortest runs that keep them whole.
+
+    >>> list(equally_many(((0, 1), (2,), (3, 4), (5,))))
+    [(0, 1, 2), (3, 4, 5)]
+    """
+    if len(set(map(len, feeds))) == 1:
+        return feeds
+    count = sum(map(len, feeds))
+    sizes = (size for size in range(1, count + 1) if not count % size)
+    size = next(s for s in sizes if all(feed[0] // s == feed[-1] // s for feed in feeds))
+    return (tuple(range(k, k + size)) for k in range(0, count, size))
 
 
 def as_devices(row: Sequence[Device]) -> Devices:
