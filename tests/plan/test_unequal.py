@@ -48,7 +48,7 @@ def test_any_unequal_strategy_computes_what_plain_training_computes() -> None:
     compute(range(40))
 
 
-LISTS = ({0: [0, 2], 1: [1]}, {0: [0], 1: [1, 2, 3]}, {0: [0, 0, 1], 1: [2, 1]})
+LISTS = ({0: [0, 2], 1: [1]}, {0: [0], 1: [1, 2, 3]}, {0: [0, 0, 1], 1: [2, 1, 1]})
 
 
 @pytest.mark.parametrize("schedule", BUILDERS)

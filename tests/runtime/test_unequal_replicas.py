@@ -23,7 +23,7 @@ from piper.capture import Captured, capture
 from piper.ir.replicas import replicas
 from piper.strategies import BUILDERS
 
-STAGES, ROWS, STEPS = 4, 24, 3
+STAGES, SIZE, STEPS = 4, 2, 3  # rows of a microbatch
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 
 
@@ -33,24 +33,24 @@ def make() -> Uneven:
 
 
 @cache
-def found(size: int) -> Captured:
-    example = torch.zeros(size, 7, dtype=torch.float64)
+def found() -> Captured:
+    example = torch.zeros(SIZE, 7, dtype=torch.float64)
     return capture(make(), functional.mse_loss, (example, example))
 
 
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+def data(rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(5)
-    draw = partial(torch.randn, ROWS, 7, generator=generator, dtype=torch.float64)
+    draw = partial(torch.randn, rows, 7, generator=generator, dtype=torch.float64)
     return [(draw(), draw()) for _ in range(STEPS)]
 
 
 @cache
-def reference() -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+def reference(rows: int) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     """The whole batch at once, without Piper."""
     model = make()
     optimizer = ADAMW(p for p in model.parameters() if p.requires_grad)
     losses, norms = [], []
-    for x, y in batches():
+    for x, y in data(rows):
         optimizer.zero_grad()
         loss = functional.mse_loss(model(x), y)
         loss.backward()
@@ -74,10 +74,11 @@ def parts_of(strategy: Strategy) -> int:
 
 
 def assert_trains_as_plain_pytorch(strategy: Strategy) -> None:
-    losses, norms, parameters = reference()
+    rows = SIZE * parts_of(strategy)
+    losses, norms, parameters = reference(rows)
 
-    with using(found(ROWS // parts_of(strategy))):
-        result = rehearse(make(), functional.mse_loss, strategy, batches(), optimizer=ADAMW)
+    with using(found()):
+        result = rehearse(make(), functional.mse_loss, strategy, data(rows), optimizer=ADAMW)
 
     exactly = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-13)
     exactly(torch.tensor(result.losses), torch.tensor(losses))
