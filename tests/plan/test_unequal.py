@@ -1,4 +1,4 @@
-"""Devices with several replicas: plans compute what plain training computes, slips are refused."""
+"""Devices with several replicas: plans compute what plain training computes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 from plan.devices import EARLY, LATE, executed
-from plan.judge import accepted, any_slip, is_right, must_be_refused
 from plan.mutants import mutants
+from plan.mutation_checks import accepted, any_mutation, is_right, must_be_refused
+from plan.mutations import MUTATIONS
 from plan.numbers import expected
-from plan.slips import SLIPS
-from plan.slips_of_replicas import SLIPS_OF_REPLICAS
+from plan.replica_mutations import REPLICA_MUTATIONS
 from plan.unequal_programs import random_unequal, unequal
 from synthetic import chain
 from unequal import Lists, scheduled
@@ -23,7 +23,7 @@ from piper.plan.instructions import Run, Send, line
 from piper.strategies import BUILDERS
 
 STEPS = 2
-SLIPPED = {**SLIPS, **SLIPS_OF_REPLICAS}
+EVERY = {**MUTATIONS, **REPLICA_MUTATIONS}
 PLAIN = (
     "a Run is dropped", "a Send is dropped", "a Recv is dropped", "a Run is doubled",
     "a Send is doubled", "a Recv is doubled", "a Add is dropped", "a Load is dropped",
@@ -74,14 +74,14 @@ def test_many_unequal_strategies_compute_what_plain_training_computes() -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plans_with_a_slip_are_refused(name: str) -> None:
-    found = list(mutants(SLIPPED[name], unequal(), 20))
+def test_mutated_plans_are_refused(name: str) -> None:
+    found = list(mutants(EVERY[name], unequal(), 20))
 
     must_be_refused(found, at_least=20)
 
 
 def test_what_is_accepted_computes_what_plain_training_computes() -> None:
-    found = [each for each in mutants(any_slip, unequal(), 80) if accepted(each[1], each[2])]
+    found = [each for each in mutants(any_mutation, unequal(), 80) if accepted(each[1], each[2])]
 
     wrong = [plans for program, _, plans in found if not is_right(program, plans)]
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, as integers: data edges and precedences in one graph, in linear time."""
+"""All dependencies as one graph of integers: data edges and precedences, in linear time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piper.names import NodeId, ValueId
 
 @dataclass(frozen=True)
 class Topology:
-    """Vertices are the nodes, then one for each precedence, so that groups cost their length."""
+    """Vertices are the nodes, then the precedences, so that an edge between groups stays linear."""
 
     ids: tuple[NodeId, ...]
     successors: list[list[int]]
@@ -59,7 +59,7 @@ def link(
     successors: list[list[int]],
     indegree: list[int],
 ) -> None:
-    """Each precedence is a vertex between those before and those after it."""
+    """Each precedence is a vertex between the nodes before and after it."""
     number = {node: k for k, node in enumerate(nodes)}
     for k, precedence in enumerate(precedences, start=len(nodes)):
         for before in precedence.before:

@@ -86,7 +86,9 @@ class LocalDags:
         """The orders that each device has to keep."""
         found: dict[Device, list[Precedence]] = {}
         for order in self.dag.precedences:
-            for device in participants(self.dag.nodes[order.before[0]]) if order.before else ():
+            nodes = [self.dag.nodes[name] for name in order.before]
+            ends = (participants(node) for node in (nodes if order.partial else nodes[:1]))
+            for device in dict.fromkeys(chain.from_iterable(ends)):
                 found.setdefault(device, []).append(order)
         return found
 
@@ -222,7 +224,10 @@ class LocalDags:
 
 def in_order(dag: Dag) -> Iterator[Place]:
     """The sequence. Of a node with several replicas on a device, each sends what it made before
-    the next one runs."""
+    the next one runs, unless orders say when messages start."""
+    if any(order.partial for order in dag.precedences):
+        yield from ((name, None) for name in dag.sequence)
+        return
     last: tuple[Compute, list[NodeId], list[NodeId]] | None = None
     for name in dag.sequence:
         node = dag.nodes[name]

@@ -1,4 +1,4 @@
-"""Which replicas there are, and which of them are fed one batch because they share devices."""
+"""Replicas of the model, and feeds: replicas that share devices get one batch together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Replicas:
         return next(k for k, feed in enumerate(self.feeds) if replica in feed)
 
     def place(self, devices: Sequence[Device], device: Device) -> tuple[int, int]:
-        """Which part of its feed's batch a device works on for a region on `devices`, of how many.
+        """The part of its feed's batch that a device computes for a region, of how many.
 
         >>> mirrored = replicas([(0, 1), (1, 0)])
         >>> mirrored.place((0, 1), 0), mirrored.place((1, 0), 0)
@@ -43,7 +43,7 @@ class Replicas:
 
 
 def replicas(lists: Iterable[Sequence[Device]]) -> Replicas:
-    """From the device lists of all regions."""
+    """The replicas and feeds of regions with these device lists."""
     known = tuple(stretched(dict.fromkeys(map(as_devices, lists)) or (Devices((0,)),)).values())
     root = list(range(len(known[0])))
 

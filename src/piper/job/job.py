@@ -10,9 +10,9 @@ from functools import cached_property
 
 import torch
 
-from piper.capture import Captured, capture
+from piper.capture import Captured, capture, tag_unannotated
 from piper.costs import Costs, mode_of, read_costs
-from piper.directives import Place, Strategy
+from piper.directives import Place, Stage, Strategy
 from piper.ir.replicas import Replicas, replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
@@ -21,6 +21,7 @@ from piper.job.consistency import flags
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.options import Loss, Options
+from piper.job.stage_weights import stage_lines
 from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
@@ -43,6 +44,7 @@ class Job:
     captures: dict[BatchKind, Captured] = field(
         default_factory=dict, repr=False
     )  # by kind of microbatch
+    cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
@@ -89,7 +91,7 @@ class Job:
 
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""
-        return replace(self, strategy=strategy)
+        return replace(self, strategy=strategy, cut=[])
 
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)
@@ -98,6 +100,7 @@ class Job:
         """Capture the model for microbatches of this batch, once for each kind of microbatch."""
         one, started = batch.part(0, self.microbatches), time.perf_counter()
         kind = self.kind(one)
+        self.find_layers(one)
         if kind not in self.captures:
             made = capture(self.model, self.loss_fn, one.arguments, self.device.type)
             self.captures[kind] = made
@@ -105,19 +108,29 @@ class Job:
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
 
+    def find_layers(self, batch: Batch) -> None:
+        """Tag the layers of a model without annotations, if the strategy cuts it into stages."""
+        known = (region for one in self.captures.values() for region in one.model.regions)
+        if not is_cut(self.strategy) or any(region.tags for region in known):
+            return
+        given = batch.arguments if self.loss_fn is None else batch.arguments[:-1]
+        if tag_unannotated(self.model, given):
+            self.captures.clear()  # they were made without the tags
+
     def compile(
         self, batch: Batch, costs: Costs | None = None, by_role: bool = False
     ) -> tuple[Captured, Compiled]:
         """Capture the model for this kind of batch, apply the strategy, and check the plans.
 
         `costs` replaces those of the options. `by_role` makes plans for one device per role only.
+        Stages stay where the first kind of batch was cut: parameters do not move while training.
         """
         refuse_uneven(batch, self.microbatches)
         captured, started = self.capture(batch), time.perf_counter()
         self.try_mean(batch)
         compiled = compile_strategy(
             captured.model,
-            self.strategy.directives,
+            (self.cut[0] if self.cut else self.strategy).directives,
             clip=self.options.max_norm is not None,
             costs=costs or self.costs,
             by_role=by_role,
@@ -125,6 +138,10 @@ class Job:
         for region, cut in compiled.dag.shardings.items():
             captured.experts.prove(compiled.dag.model.by_id[region].code, cut.ways)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
+        if not self.cut:
+            self.cut.append(Strategy(compiled.program))
+            for line in stage_lines(compiled):
+                LOG.info("%s", line)
         return captured, compiled
 
     @property
@@ -162,6 +179,12 @@ class Job:
         seed = self.options.seed * 1_000_003 + step
         first = feed * self.microbatches
         return StepInputs(moved.tensors, tuple(shares), seed, self.options.max_norm, first)
+
+
+def is_cut(strategy: Strategy) -> bool:
+    """Whether some directive makes several stages of the model."""
+    stages = (d.stages for d in strategy if isinstance(d, Stage))
+    return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
 
 
 def regions_text(captured: Captured) -> str:

@@ -1,4 +1,4 @@
-"""Rules about replicas: where they are, what they are fed, what keeps them equal."""
+"""Rules about replicas: their devices, their batches, and what keeps them equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piper.ir.rules.neighbours import show
 
 
 def replicas_are_kept_equal(dag: Dag) -> Iterator[Problem]:
-    """Without something that averages their gradients, replicas would drift apart."""
+    """Replicas that do not reduce their gradients would drift apart."""
     place = {node.region: node.devices or () for node in dag.computes}
     for bucket, region in dag.model.first_uses.items():
         devices, used = distinct(place[region]), dag.model.buckets[bucket]
@@ -39,7 +39,7 @@ def replicas_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
 
 
 def replicas_update_no_buffers(dag: Dag) -> Iterator[Problem]:
-    """Each replica would see its own data only, and go its own way."""
+    """Each replica sees only its own data, so their buffers would drift apart."""
     place = {node.region: node.devices or () for node in dag.computes}
     for region in dag.model.regions:
         devices = place[region.id]

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from piper.errors import BUG, PlanError, Problem
+from piper.errors import BUG, PlanError
 from piper.ir.dag import Dag
 from piper.ir.local_dags import View, views
 from piper.ir.naming import replica_buffer
-from piper.ir.nodes import Compute, Exchange
+from piper.ir.nodes import Compute, Exchange, Precedence
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
-from piper.names import COMPUTE
+from piper.names import COMPUTE, amount
 from piper.plan.check.excerpts import excerpts, last_end
 from piper.plan.check.interpreter import Interpreter, Progress
 from piper.plan.check.stream_order import StreamOrder
@@ -28,6 +28,10 @@ class Wanted:
     def __init__(self, view: View) -> None:
         self.dag, self.replicas, self.devices = view.dag, view.replicas, view.devices
         self.inputs = input_buffers(view.dag, view.replicas)
+        self.orders: dict[str, list[tuple[int, Precedence]]] = {}  # of messages, numbered
+        for number, order in enumerate(view.dag.precedences):
+            for name in order.after if order.partial else ():
+                self.orders.setdefault(name, []).append((number, order))
 
 
 @dataclass
@@ -104,7 +108,7 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         number = device.plan.device
         events = [(number, k) if isinstance(k, int) else k for k in others if k is not None]
         picture = self.picture(device.here, *events)
-        raise PlanError(f"device {number}", Problem(f"{what}\n{picture}", BUG))
+        raise PlanError.of(f"device {number}", f"{what}\n{picture}", BUG)
 
     def picture(self, here: Event, *others: Event) -> str:
         """The plans around these instructions."""
@@ -143,7 +147,9 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         self, device: DeviceBuffers, buffers: Sequence[str], wanted: Sequence[Sequence[str]]
     ) -> None:
         if len(buffers) != len(wanted):
-            self.refuse(device, f"it reads {len(buffers)} values instead of {len(wanted)}")
+            self.refuse(
+                device, f"it reads {amount(len(buffers), 'value')} instead of {len(wanted)}"
+            )
         for buffer, parts in zip(buffers, wanted, strict=True):
             found = self.read(device, buffer)
             if found != set(parts):

@@ -93,12 +93,13 @@ def needed_at(execution: SymbolicExecution, dag: Dag, node: Node, device: Device
 
 
 def orders_are_kept(execution: SymbolicExecution) -> Iterator[Problem]:
+    """Orders of passes. Those that name messages were checked as these started."""
     for dag, here in execution.required():
         for precedence in dag.precedences:
-            # all nodes of a precedence have the same devices
-            lane = dag.nodes[precedence.before[0]].devices if precedence.before else ()
-            for device in here.of(lane):
-                yield from order_problems(execution, precedence, device)
+            if precedence.before and not precedence.partial:
+                # all nodes of a precedence have the same devices
+                for device in here.of(dag.nodes[precedence.before[0]].devices):
+                    yield from order_problems(execution, precedence, device)
 
 
 def order_problems(

@@ -14,11 +14,12 @@ from piper.errors import PlanError, Problem
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.roles import Present
-from piper.names import Device
+from piper.names import Device, amount
 from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.communication import CommunicationChecks
 from piper.plan.check.deadlock import explained
 from piper.plan.check.excerpts import last_end
+from piper.plan.check.order_checks import OrderChecks
 from piper.plan.check.stream_order import stream_of
 from piper.plan.instructions import (
     Add,
@@ -38,7 +39,7 @@ from piper.plan.instructions import (
 
 
 @dataclass(kw_only=True)
-class SymbolicExecution(CommunicationChecks):
+class SymbolicExecution(CommunicationChecks, OrderChecks):
     """Executes every kind of instruction, and checks each against the DAG."""
 
     counted: dict[tuple[str, Device], list[frozenset[str]]] = field(
@@ -55,6 +56,8 @@ class SymbolicExecution(CommunicationChecks):
         device.stream = stream_of(one)
         if one.waits:
             device.order.wait(device.at, one)
+        if one.node in device.wanted.orders:
+            self.keep_orders(device, one)
         match one:
             case Run():
                 self.compute(device, one)
@@ -108,7 +111,10 @@ class SymbolicExecution(CommunicationChecks):
             if buffer in device.rewritten:
                 device.read_at[buffer] = device.at
         if len(run.writes) != len(node.writes):
-            self.refuse(device, f"it writes {len(run.writes)} values instead of {len(node.writes)}")
+            self.refuse(
+                device,
+                f"it writes {amount(len(run.writes), 'value')} instead of {len(node.writes)}",
+            )
         for buffer, value in zip(run.writes, node.writes, strict=True):
             self.write(device, buffer, {value})
 

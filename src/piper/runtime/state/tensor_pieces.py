@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.runtime.observe.measure import settle
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.optimizers import SCHEDULED, settings
@@ -205,7 +205,7 @@ def on_its_device(
 
 
 def refused(what: str, fix: str) -> InputError:
-    return InputError("checkpoint", Problem(what, fix))
+    return InputError.of("checkpoint", what, fix)
 
 
 @contextmanager
