@@ -42,6 +42,8 @@ def compute(seeds: range) -> None:
         right = expected(program.model, program.parts, program.clip, STEPS, program.feeds)
         for when in (EARLY, LATE):
             assert executed(program.model, plans, when, STEPS, program.feed_of) == right, seed
+        few = compile_strategy(program.model, program.directives, clip=program.clip, by_role=True)
+        assert few.device_plans == plans, seed
 
 
 def test_any_unequal_strategy_computes_what_plain_training_computes() -> None:

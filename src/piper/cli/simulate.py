@@ -27,6 +27,7 @@ from piper.names import amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
 from piper.view.page import page
+from piper.view.recomputation import recomputation
 from piper.view.run_file import save_view
 from piper.view.simulation_text import text
 from piper.view.sweep import SweepResult, plot, ranked
@@ -71,7 +72,10 @@ class SimulatedMachine:
         costs = costs_for(compiled, self.costs_for(compiled.dag.model))
         found = price(compiled, costs, self.network)
         staging = 0 if costs.ahead else 1  # only gloo copies gradients
-        return found, predict(compiled, found, costs, self.memory, self.optimizer, staging)
+        prediction = predict(
+            compiled, found, costs, self.memory, self.optimizer, staging, self.network
+        )
+        return found, prediction
 
 
 def add_to(app: typer.Typer) -> None:
@@ -124,7 +128,8 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
 
     One GPU cannot measure a network. Returns the network of its kind, unless another is given.
     """
-    from piper.job.profiling import kind_of, profile
+    from piper.job.device_costs import kind_of
+    from piper.job.profiling import profile
 
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then links between processes ...", flush=True)
@@ -153,10 +158,15 @@ def machine_of(
     if device not in (None, CPU):
         device_kind(device)
     name = network or (device if device in NETWORKS else None)
+    return SimulatedMachine(device, measured, chosen_network(name, per_node), optimizer)
+
+
+def chosen_network(name: str | None, per_node: int | None) -> Network | None:
+    """A network by name or file, in nodes of so many devices; None if neither is given."""
     between = network_of(name) if name else None
     if per_node is not None:
-        between = replace(between or Network(), per_node=per_node)
-    return SimulatedMachine(device, measured, between, optimizer)
+        return replace(between or Network(), per_node=per_node)
+    return between
 
 
 def network_of(name: str) -> Network:
@@ -179,6 +189,8 @@ def show_step(
     compiled = inspect(target, list(arguments)).compiled
     step, found = machine.price(compiled)
     print(text(found, step))
+    if again := recomputation(compiled.dag):
+        print(f"\n{again}")
     if chrome is not None or view is not None:
         dag, plans = compiled.dag, compiled.plans
         data = view_data(target.stem, dag, plans, [step.trace], notes=found.notes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from piper.directives.arguments import DeviceGroups, DeviceList, Live, Slots, StageSizes
+from piper.directives.arguments import DeviceGroups, DeviceList, Kept, Live, Slots, StageSizes
 from piper.errors import Problem, Refused
 from piper.ir.filters import Both, Either, Filter, Not, Wanted, both, either, where
 
@@ -101,6 +101,7 @@ CODECS: dict[object, Codec] = {
     DeviceGroups: DEVICES,
     StageSizes: DEVICES,
     Live: DEVICES,
+    Kept: DEVICES,
 }
 
 

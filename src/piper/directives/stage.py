@@ -174,9 +174,9 @@ def retagged(model: Model, name: str, stage_of: Mapping[RegionId, int]) -> Model
 
 
 def under(region: Region, tags: Tags, run: int) -> Region:
-    """A region with other tags, and so the description of it that recomputes."""
-    other = region.recomputed and replace(region.recomputed, tags=tags, run=run)
-    return replace(region, tags=tags, run=run, recomputed=other)
+    """A region with other tags, and so the descriptions of it that recompute."""
+    others = {keep: replace(one, tags=tags, run=run) for keep, one in region.recomputed.items()}
+    return replace(region, tags=tags, run=run, recomputed=others)
 
 
 def with_tag(tags: Tags, name: str, stage: int) -> Tags:

@@ -12,7 +12,7 @@ from piper.costs.links import Network
 from piper.costs.notes import notes
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
-from piper.ir.roles import Roles
+from piper.ir.roles import Roles, roles
 from piper.ir.values import Role
 from piper.job.compiler import Compiled
 from piper.names import BucketId, Device, Phase, RegionId, ValueId
@@ -33,10 +33,12 @@ from piper.plan.instructions import (
     Total,
     Update,
 )
+from piper.plan.lower.role_plans import role_plans
 from piper.sim.clock import Simulated, simulate
 from piper.sim.network_demands import Alike
 from piper.sim.prediction import Prediction
 from piper.sim.report import report
+from piper.view.mesh_advice import advice
 
 
 def price(
@@ -61,13 +63,13 @@ def costs_for(compiled: Compiled, costs: Costs | None) -> Costs:
     return (costs or compiled.costs).in_mode(compiled.costs.mode)
 
 
-def alike(roles: Roles, between: Network) -> Alike:
+def alike(known: Roles, between: Network) -> Alike:
     """How many devices of a role there are, in its node and in total."""
-    near = Counter((first, between.node(device)) for device, first in roles.of.items())
-    everywhere = Counter(roles.of.values())
+    near = Counter((first, between.node(device)) for device, first in known.of.items())
+    everywhere = Counter(known.of.values())
 
     def same(device: Device) -> tuple[int, int]:
-        first = roles.of[device]
+        first = known.of[device]
         return near[first, between.node(device)], everywhere[first]
 
     return same
@@ -80,15 +82,20 @@ def predict(
     memory: float | None = None,
     optimizer: float = 2.0,
     staging: int = 1,
+    network: Network | None = None,
 ) -> Prediction:
-    """The report of a simulated step, and the peak memory. `memory` is that of one device."""
+    """The report of a simulated step, and the peak memory. `memory` is that of one device.
+
+    With a network, it notes if another order of the devices would send less between nodes.
+    """
     peaks = {plan.device: peak(compiled.dag, plan, optimizer, staging) for plan in compiled.plans}
     alike: dict[Device, list[Device]] = {}
     for device, first in compiled.roles.of.items():
         alike.setdefault(first, []).append(device)
     groups = {first: tuple(devices) for first, devices in alike.items()}
-    unmeasured = cost_notes(compiled, costs)
-    return Prediction(report(found), peaks, groups, tokens_of(compiled.dag), memory, unmeasured)
+    mesh = mesh_notes(compiled, network) if network else ()
+    noted = (*cost_notes(compiled, costs), *mesh)
+    return Prediction(report(found), peaks, groups, tokens_of(compiled.dag), memory, noted)
 
 
 def cost_notes(compiled: Compiled, costs: Costs | None = None) -> tuple[str, ...]:
@@ -96,6 +103,15 @@ def cost_notes(compiled: Compiled, costs: Costs | None = None) -> tuple[str, ...
     model = compiled.dag.model
     runs = ((model.by_id[node.region].code, node.phase) for node in compiled.dag.computes)
     return notes(costs_for(compiled, costs), model, runs)
+
+
+def mesh_notes(compiled: Compiled, between: Network) -> tuple[str, ...]:
+    """A note if another order of the devices would send less between nodes."""
+    few = roles(compiled.dag)
+    plans = [plan for plan in compiled.plans if plan.device in few.first]
+    groups, found = role_plans(compiled.dag, plans, few)
+    note = advice(groups, list(found.values()), between.node)
+    return (note,) if note else ()
 
 
 def tokens_of(dag: Dag) -> int:

@@ -11,10 +11,12 @@ from piper.directives.stage import ADAM
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase, amount
+from piper.strategies.device_mesh import Mesh, device_mesh
 from piper.strategies.peak import stage_peaks
+from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.table import Action, Table
 
-Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
+Places = Mapping[int, Sequence[Device]]  # the ranks or devices of each stage, one per replica
 
 
 def assemble(
@@ -25,6 +27,8 @@ def assemble(
     *,
     stages: Sequence[int] | None = None,
     memory_mb: float | None = None,
+    mesh: Mesh | None = None,
+    devices: Sequence[Device] | None = None,
     zero: int = 0,
     reduce: Reduce | None = None,
     bucket_mb: float = 25.0,
@@ -33,17 +37,20 @@ def assemble(
     ep: int = 1,
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
+    remat: RematOption = False,
     stream: str = "pp",
     ep_stream: str = "ep",
     reduce_stream: str = "dp",
     gather_stream: str = "gather",
 ) -> Strategy:
-    """Each stage on `dp` times its devices, `pp` apart, and the directives of its replicas."""
+    """Each stage on its ranks of `dp` pipelines, and the directives of its replicas."""
     require_count("dp", dp)
     require_count("ep", ep)
+    width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
+    numbers = device_mesh(pp, dp, max(1, ep // width), mesh, devices)
     homes = {
-        stage: tuple(device + pp * copy for copy in range(dp) for device in devices)
-        for stage, devices in places.items()
+        stage: tuple(numbers.device(rank, pipeline) for pipeline in range(dp) for rank in ranks)
+        for stage, ranks in places.items()
     }
     replicates = (
         Replicate(
@@ -59,6 +66,7 @@ def assemble(
             *places_of(homes, stream),
             *replicates,
             *shards_of(homes, ep, ep_stream, expert_stages),
+            *remats_of(remat, table.stages),
             Split("MB", table.microbatches),
             *orders_of(table, ep > 1 if ahead is None else ahead),
         )
