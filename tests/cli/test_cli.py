@@ -71,8 +71,13 @@ def test_show_draws_the_schedule_of_a_script() -> None:
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
         "15 units long, 20% idle (F, BI, BW take 1 unit each, communication takes none)",
     ]
-    assert drawn[3].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
-    assert drawn[3].endswith("; sends 384 B on pp")
+    assert drawn[3:6] == [
+        "stage  layers   parameters  FLOPs  time  activations",
+        "PP=0   1 layer         200   50 %  63 %        192 B",
+        "PP=1   1 layer          72   50 %  37 %        192 B",
+    ]
+    assert drawn[6].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
+    assert drawn[6].endswith("; sends 384 B on pp")
 
 
 def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:

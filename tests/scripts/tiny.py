@@ -41,9 +41,8 @@ def main() -> None:
     torch.manual_seed(0)
     tokens = torch.randint(0, 16, (4, 3))
     target = torch.zeros(4, 3, 8)
-    strategy = piper.strategies.one_f_one_b(
-        pp=chosen.pp, microbatches=4, dp=chosen.dp, mesh=chosen.mesh
-    )
+    sizes = {"pp": chosen.pp, "dp": chosen.dp, "mesh": chosen.mesh}
+    strategy = piper.strategies.one_f_one_b(**sizes, microbatches=4)
     trainer = piper.Trainer(
         Net(chosen.pp), nn.functional.mse_loss, strategy, example=(tokens, target)
     )

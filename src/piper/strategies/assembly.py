@@ -11,7 +11,7 @@ from piper.directives.stage import ADAM
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase, amount
-from piper.strategies.device_mesh import Mesh, device_mesh
+from piper.strategies.device_mesh import DeviceMesh, Mesh, device_mesh
 from piper.strategies.peak import stage_peaks
 from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.table import Action, Table
@@ -47,11 +47,7 @@ def assemble(
     require_count("dp", dp)
     require_count("ep", ep)
     width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
-    numbers = device_mesh(pp, dp, max(1, ep // width), mesh, devices)
-    homes = {
-        stage: tuple(numbers.device(rank, pipeline) for pipeline in range(dp) for rank in ranks)
-        for stage, ranks in places.items()
-    }
+    homes = homes_of(places, device_mesh(pp, dp, max(1, ep // width), mesh, devices))
     replicates = (
         Replicate(
             where(PP=stage), homes[stage], zero, bucket_mb, reduce_stream, gather_stream,
@@ -71,6 +67,14 @@ def assemble(
             *orders_of(table, ep > 1 if ahead is None else ahead),
         )
     )
+
+
+def homes_of(places: Places, mesh: DeviceMesh) -> dict[int, tuple[Device, ...]]:
+    """The devices of each stage, pipeline by pipeline."""
+    return {
+        stage: tuple(mesh.device(rank, pipeline) for pipeline in range(mesh.dp) for rank in ranks)
+        for stage, ranks in places.items()
+    }
 
 
 def stage_of(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.names import Device
 
 DEFAULT = ("dp", "pp")
@@ -90,4 +90,4 @@ def devices_of(devices: Sequence[Device], count: int) -> tuple[Device, ...]:
 
 
 def wrong(what: str, fix: str) -> StrategyError:
-    return StrategyError("strategy", Problem(what, fix))
+    return StrategyError.of("strategy", what, fix)
