@@ -15,7 +15,7 @@ from plan.unequal_programs import random_unequal, unequal
 from synthetic import chain
 from unequal import Lists, scheduled
 
-from piper.directives import Place, Replicate, Split
+from piper.directives import Order, Place, Replicate, Split
 from piper.ir.filters import where
 from piper.ir.replicas import replicas
 from piper.job.compiler import compile_strategy
@@ -68,6 +68,29 @@ def test_every_schedule_and_level_computes_what_plain_training_computes(
         for when in (EARLY, LATE):
             right = expected(model, parts, False, STEPS, feeds)
             assert executed(model, plans, when, STEPS, fed) == right, zero
+
+
+MESSAGES = {
+    "a send before a forward": [[where(PP=0, MB=0, PASS="SEND")], [where(PP=0, MB=1, PASS="F")]],
+    "a forward before a send": [[where(PP=0, MB=1, PASS="F")], [where(PP=0, MB=0, PASS="SEND")]],
+    "a receive before a forward": [[where(PP=1, MB=1, PASS="RECV")], [where(PP=1, MB=0, PASS="F")]],
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("lists", [[[0, 2], [1], [1]], [[0, 0, 1], [2, 1, 1], [0, 0, 1]]], ids=str)
+def test_orders_may_name_messages_of_unequal_replicas(name: str, lists: list[list[int]]) -> None:
+    model, known = chain(3, tied=True), replicas(lists)
+    places = [Place(where(PP=s), row) for s, row in enumerate(lists)]
+    keep = [Replicate(where(PP=s), list(dict.fromkeys(row))) for s, row in enumerate(lists)]
+    strategy = [*places, *keep, Split("MB", 2), Order(MESSAGES[name])]
+
+    plans = compile_strategy(model, strategy).plans
+
+    right = expected(model, 2 * len(known.feeds[0]), False, STEPS, len(known.feeds))
+    fed = {plan.device: known.feed(plan.device) for plan in plans}
+    for when in (EARLY, LATE):
+        assert executed(model, plans, when, STEPS, fed) == right
 
 
 @pytest.mark.soak
