@@ -54,7 +54,7 @@ def example() -> Batch:
 
 def within(job: Job, gib: float | None, strategy: Strategy | None = None) -> Job:
     options = replace(job.options, memory_gib=gib)
-    return replace(job, options=options, strategy=strategy or job.strategy)
+    return replace(job.under(strategy or job.strategy), options=options)
 
 
 def peak_of(job: Job, example: Batch) -> int:
@@ -77,14 +77,11 @@ def test_one_that_does_not_fit_is_refused_with_a_table(job: Job, example: Batch)
 
     lines = str(refused.value).splitlines()
     assert lines[0] == "memory: device 0 needs 1.2 MiB, and has 954.6 KiB"
-    assert lines[1:4] == [
-        "    strategy                                        peak memory  fits    step",
-        "    as it is                                            1.2 MiB    no  1.00 x",
-        '    remat="auto" (4 of 4 regions)                     945.2 KiB   yes  1.00 x',
-    ]
-    changes = [line.split()[0] for line in lines[3:-1]]
-    assert {'remat="matmuls"', "remat=True", "microbatches=8", "microbatches=16"} < {*changes}
-    assert lines[-1] == '  fix: write remat="auto" in the builder of the strategy'
+    assert lines[1].split() == ["strategy", "peak", "memory", "fits", "step"]
+    assert lines[2].split() == ["as", "it", "is", "1.2", "MiB", "no", "1.00", "x"]
+    fits = {line.split()[0] for line in lines[3:-1] if " yes " in line}
+    assert {'remat="auto"', "remat=True", "microbatches=16"} <= fits
+    assert lines[-1].removeprefix("  fix: write ").split()[0] in fits
 
 
 def test_the_memory_of_a_gpu_is_a_warning(

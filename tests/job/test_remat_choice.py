@@ -114,4 +114,4 @@ def test_other_choices_fit_and_are_nearly_the_best(seed: int) -> None:
     for fraction in FRACTIONS:
         found, best = gap(seed, fraction)
 
-        assert found <= 1.3 * best + 1e-9, fraction
+        assert found <= 1.5 * best + 1e-9, fraction

@@ -295,8 +295,28 @@ def test_orders_that_mean_nothing_are_refused(order: Order, problem: str) -> Non
     assert problem in refusal(on_one_lane, 0, order)
 
 
+def test_filters_of_messages_combine() -> None:
+    alone = Order([[does("B", 0, MB=1)], [does("REDUCE", 1), does("REDUCE", 2)]])
+    listed = Order([does("B", 0, MB=1), where(PP=[1, 2], PASS="REDUCE")])
+    either = Order([does("B", 0, MB=1), does("REDUCE", 1) | does("REDUCE", 2)])
+    others = Order([does("B", 0, MB=1), does("REDUCE") & ~where(PP=0)])
+    asked = [
+        on_one_lane(0, one, stages=3).dag.precedences for one in (alone, listed, either, others)
+    ]
+
+    assert asked[0] == asked[1] == asked[2] == asked[3]
+    for unclear in (
+        ~does("REDUCE", 0),
+        does("REDUCE", 0) | where(PP=1),
+        does("F", 0) | does("SEND"),
+    ):
+        order = Order([does("B", 0, MB=1), unclear])
+        assert "does not say plainly" in refusal(on_one_lane, 0, order)
+
+
 def test_an_order_with_messages_survives_text_and_json() -> None:
-    order = Order([[does("B", 0, MB=1)], [does("REDUCE", 1), does("UPDATE", 0)]])
+    others = where(PP=[1], PASS="REDUCE") & ~where(PP=range(2, 6))
+    order = Order([[does("B", 0, MB=1)], [others, does("UPDATE", 0)]])
     program = Strategy([Place(where(), HOME), Replicate(where(), HOME), Split("MB", 2), order])
     model = chain(2)
 

@@ -1,4 +1,4 @@
-"""What recomputing frees and costs, as text and on the page."""
+"""What recomputing frees and costs, and what does not fit, as text and on the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from piper.ir.model import Model, Region
 from piper.ir.remat_policy import Recomputation
 from piper.job.compiler import Compiled, compile_strategy
 from piper.names import B, F
+from piper.plan.analyse.memory import Peak
+from piper.sim.prediction import Prediction
+from piper.sim.report import Report
 from piper.view.recomputation import recomputation
+from piper.view.simulation_text import memory
 from piper.view.view_data import ViewData, view_data
 
 
@@ -62,3 +66,13 @@ def test_backwards_on_the_page_say_what_they_repeat() -> None:
     said = dict(zip(data.nodes["id"], data.nodes["recomputes"], strict=True))
     assert said["PP0:B"] == "1 GFLOP, 3.0 MiB less; keeps inputs"
     assert not said["PP0:F"] and not said["PP1:B"]
+
+
+def test_what_does_not_fit_says_how_to_find_what_would() -> None:
+    peaks = {0: Peak(3 * 2**30, 0, {}), 1: Peak(2**30, 0, {})}
+    found = Prediction(Report(1.0, (), (), {}), peaks, {0: (0, 2), 1: (1,)}, 8, 2.0 * 2**30)
+
+    assert memory(found) == (
+        "peak memory 3.0 GiB on devices 0, 2: does NOT fit in 2.0 GiB; "
+        "`piper check --memory 2` shows what would fit"
+    )

@@ -153,10 +153,7 @@ def checked(key: str, value: Any) -> Wanted:
     if key == PASS:
         return checked_pass(value)
     if key == OF:
-        if value not in (F, B):
-            fix = f'write {OF}="{F}" for messages of a forward, {OF}="{B}" for those of a backward'
-            raise Refused(Problem(f"{key}={value!r} is not a direction", fix))
-        return str(value)
+        return checked_direction(value)
     if value is not None and value != ANY and type(value) is not int:
         fix = f'write {key}=0, {key}=[0, 1], {key}="*" or {key}=None ("-" in JSON)'
         raise Refused(Problem(f"{key}={value!r} is not an index", fix))
@@ -167,6 +164,13 @@ def checked_pass(value: object) -> str:
     if value not in (*Phase, *Operation) and value != ANY:
         fix = f"write one of {', '.join((*Phase, *Operation))}"
         raise Refused(Problem(f"{PASS}={value!r} is not a pass", fix))
+    return str(value)
+
+
+def checked_direction(value: object) -> str:
+    if value not in (F, B):
+        fix = f'write {OF}="{F}" for messages of a forward, {OF}="{B}" for those of a backward'
+        raise Refused(Problem(f"{OF}={value!r} is not a direction", fix))
     return str(value)
 
 

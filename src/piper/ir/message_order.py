@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from piper.errors import Problem, Refused
-from piper.ir.filters import Both, Either, Filter, Not
+from piper.ir.filters import Both, Either, Filter, Not, both, either
 from piper.ir.maker import Maker
-from piper.names import PASS, NodeId, Operation
+from piper.names import OF, PASS, NodeId, Operation
 
 OPERATIONS = frozenset(map(str, Operation))
 
@@ -37,28 +37,36 @@ class MessageOrder:
 
 def names_operations(wanted: Filter) -> bool:
     """Whether a filter means messages or updates, and not passes of regions."""
-    if type(wanted) is Filter:
-        for key, value in wanted.items:
-            if key == PASS and value in OPERATIONS:
-                return True
-            if key == PASS and type(value) is tuple and not OPERATIONS.isdisjoint(value):
-                raise Refused(one_each(wanted))
-        return False
-    if any(map(names_operations, parts_of(wanted))):
-        raise Refused(one_each(wanted))
-    return False
+    if type(wanted) is Filter:  # nearly all are, and there may be 100,000 of them
+        return any(key == PASS and is_operation(value) for key, value in wanted.items)
+    return any(map(is_operation, named_passes(wanted)))
 
 
-def parts_of(wanted: Filter) -> tuple[Filter, ...]:
+def is_operation(value: object) -> bool:
+    return any(map(is_operation, value)) if type(value) is tuple else value in OPERATIONS
+
+
+def named_passes(wanted: Filter) -> Iterator[object]:
+    """The values of PASS in all parts of a filter."""
     match wanted:
         case Either() | Both():
-            return wanted.parts
+            for part in wanted.parts:
+                yield from named_passes(part)
         case Not():
-            return (wanted.part,)
+            yield from named_passes(wanted.part)
         case Filter():
-            return ()
+            for value in (value for key, value in wanted.items if key == PASS):
+                yield from value if isinstance(value, tuple) else (value,)
 
 
-def one_each(wanted: Filter) -> Problem:
-    what = f"{wanted} names messages or updates as one of several"
-    return Problem(what, 'write a filter for each in one slot: where(PASS="SEND"), where(PASS="F")')
+def without_operations(wanted: Filter) -> Filter:
+    """The filter for the regions that messages or updates belong to."""
+    match wanted:
+        case Either():
+            return either(*map(without_operations, wanted.parts))
+        case Both():
+            return both(*map(without_operations, wanted.parts))
+        case Not():
+            return ~without_operations(wanted.part)
+        case Filter():
+            return Filter(tuple(item for item in wanted.items if item[0] not in (PASS, OF)))

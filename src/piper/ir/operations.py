@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import assert_never
 
-from piper.ir.dag import Dag, matching
-from piper.ir.filters import Filter
+from piper.ir.dag import Dag
+from piper.ir.filters import Filter, Tag, fits
 from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Totals, Transfer, Update, Way
 from piper.ir.values import Role
 from piper.names import OF, PASS, RUN, B, BucketId, F, NodeId, Operation, RegionId
 
-Tag = int | str | None
 TagTable = dict[str, Tag]
 Key = tuple[Tag, ...]
 
@@ -30,11 +29,10 @@ class TagIndex:
 
     def select(self, wanted: Filter) -> list[NodeId]:
         """The nodes that a filter means, in the DAG's order."""
-        groups, exact = self.by(wanted.keys), tuple(value for _, value in wanted.items)
-        if exact in groups:  # no key of a group is "*" or several values
-            return groups[exact]  # type: ignore[index]
-        found = set(chain.from_iterable(groups[key] for key in matching(groups, exact)))
-        return list(dict.fromkeys(name for name, _ in self.entries if name in found))
+        exact = tuple(value for _, value in wanted.items)
+        if type(wanted) is Filter and exact in self.by(wanted.keys):  # no list, and no "*"
+            return self.by(wanted.keys)[exact]  # type: ignore[index]
+        return list(dict.fromkeys(name for name, tags in self.entries if fits(wanted, tags)))
 
     def by(self, keys: tuple[str, ...]) -> Mapping[Key, list[NodeId]]:
         if keys not in self.groups:

@@ -31,7 +31,6 @@ from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
 from piper.runtime.state.initial_values import initial_values
-from piper.strategies.cuts import with_cuts
 
 LOG = logging.getLogger("piper")
 BatchKind = tuple[
@@ -144,7 +143,6 @@ class Job:
         refuse_uneven(batch, self.microbatches)
         captured, started = self.capture(batch), time.perf_counter()
         self.try_mean(batch)
-        first = not self.cut
         compiled = self.apply(captured, costs or self.costs, by_role)
         if self.memory is not None:
             others = partial(self.compile_under, batch, costs or self.costs)
@@ -154,7 +152,8 @@ class Job:
         if by_role and compiled.roles.obstacle:
             LOG.info("a plan for every device: %s", compiled.roles.obstacle)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
-        if first:
+        if not self.cut:
+            self.cut.append(with_stages(self.strategy, compiled.program))
             for line in stage_lines(compiled):
                 LOG.info("%s", line)
         return captured, compiled
@@ -167,9 +166,7 @@ class Job:
         def compile(program: Sequence[Directive]) -> Compiled:
             return compile_strategy(model, program, clip=clip, costs=costs, by_role=by_role)
 
-        if not self.cut:
-            self.cut.append(Strategy(with_cuts(self.strategy, model, costs)))
-        program = self.cut[0].directives
+        program = (self.cut[0] if self.cut else self.strategy).directives
         if not any(isinstance(one, Remat) and one.is_auto for one in program):
             return compile(program)
         limit = require_limit(self.memory)
@@ -223,6 +220,15 @@ def is_cut(strategy: Strategy) -> bool:
     """Whether some directive makes several stages of the model."""
     stages = (d.stages for d in strategy if isinstance(d, Stage))
     return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
+
+
+def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
+    """A strategy with the stages that were cut.
+
+    What to recompute is chosen anew for each kind of batch.
+    """
+    stages = (one for one in compiled if isinstance(one, Stage))
+    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)
 
 
 def regions_text(captured: Captured) -> str:

@@ -41,7 +41,7 @@ def fitted(
     room of each device is corrected by what is left or missing.
     """
     kept = compile(program)
-    fixed = [one for one in program if not (isinstance(one, Remat) and one.is_auto)]
+    fixed = [one for one in kept.program if not (isinstance(one, Remat) and one.is_auto)]
     if max(peaks(kept).values()) <= limit:
         return replace(kept, program=tuple(fixed))
     units = Units(kept, costs)
@@ -51,15 +51,19 @@ def fitted(
     room = {device: limit - peak for device, peak in found.items()}
     if min(room.values()) < 0:
         return best
+    enough = room  # the most room for which the choice was seen to fit
     for _ in range(ROUNDS):
         before, choice = choice, units.choose(room)
         if choice == before:
             break
         made = compile([*fixed, *units.directives(choice)])
         slack = {device: limit - peak for device, peak in peaks(made).items()}
-        if min(slack.values()) >= 0 and units.seconds(choice) < least:
+        if min(slack.values()) < 0:
+            room = {device: (room[device] + enough[device]) // 2 for device in room}
+            continue
+        if units.seconds(choice) < least:
             best, least = made, units.seconds(choice)
-        room = {device: room[device] + more for device, more in slack.items()}
+        enough, room = room, {device: room[device] + slack[device] for device in room}
     return best
 
 

@@ -19,7 +19,7 @@ from piper.ir.residency import Residency
 from piper.ir.values import Value
 from piper.names import BucketId, NodeId, ValueId
 from piper.passes.bucket_homes import bucket_homes
-from piper.passes.gather_windows import GatherWindows, gather_windows
+from piper.passes.early_gathers import Early, early_gathers
 from piper.passes.message_orders import with_gather_orders
 from piper.passes.order_problems import too_few_buffers
 from piper.passes.reductions import gather_of
@@ -40,9 +40,9 @@ def place_gathers(dag: Dag) -> Dag:
         gather -> F(PP=0) ... gather -> B(PP=0)
     """
     orders = lane_orders(dag)
-    windows = gather_windows(dag, orders)
+    early = early_gathers(dag, orders)
     filled = [
-        Pool(dag, order, how, lane, windows[lane])
+        Pool(dag, order, how, lane, early[lane])
         for lane, order in orders.items()
         for how in pools(dag, order)
     ]
@@ -123,7 +123,7 @@ class Pool:
     order: list[Compute]
     how: Residency
     lane: int
-    windows: GatherWindows
+    early: Early  # what orders want gathered before a position, for a later one
     before: dict[int, list[Collective]] = field(default_factory=dict)  # gathers, by position
     values: dict[ValueId, Value] = field(default_factory=dict)
     reads: dict[NodeId, dict[ValueId, ValueId]] = field(default_factory=dict)
@@ -145,9 +145,8 @@ class Pool:
         self.homes = bucket_homes(self.dag)
 
     def fill(self) -> None:
-        early = self.windows.early(self.order)
         for position, buckets in enumerate(self.needs):
-            for use in early.get(position, ()):
+            for use in self.early.get(position, ()):
                 self.prefetch(position, use)
             for bucket in buckets:
                 if self.pinned.get(bucket) == position:
@@ -169,8 +168,7 @@ class Pool:
         slot = self.slot(position, keep)
         node, whole = gather_of(self.dag, bucket, self.how, len(self.values))
         use = self.order[self.next_use(bucket, position - 1)]
-        after = self.windows.after.get(use.id, 0)
-        start = min(max(position - self.how.gather_ahead, self.free_from[slot], after), position)
+        start = max(position - self.how.gather_ahead, self.free_from[slot], 0)
         node = replace(node, devices=self.homes[bucket], slot=slot)
         self.made_for[node.id] = use
         self.before.setdefault(start, []).append(node)

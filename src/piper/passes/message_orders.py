@@ -9,10 +9,10 @@ from itertools import pairwise
 from piper.errors import DirectiveError
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
-from piper.ir.message_order import MessageOrder, OrderSlot
+from piper.ir.message_order import MessageOrder, OrderSlot, named_passes
 from piper.ir.nodes import Compute, Precedence, Transfer
 from piper.ir.operations import operation_index, use_index
-from piper.names import PASS, NodeId, Operation
+from piper.names import NodeId, Operation
 from piper.passes.order_problems import in_two_slots, nothing_matches, unrelated
 from piper.passes.reachability import unreached
 from piper.passes.sharded_reads import sharded_reads
@@ -95,19 +95,18 @@ class Resolver:
         found = ResolvedSlot(is_pass=not slot.filters)
         self.add(found.nodes, slot.nodes)
         for wanted in slot.filters:
-            what = dict(wanted.items)[PASS]
             names, later = self.index.select(wanted), self.uses.select(wanted)
             if not names and not later:
                 problem = nothing_matches(self.dag, self.index, self.uses, wanted)
                 raise DirectiveError(str(order.maker), problem)
-            self.add(found.nodes, names, at_source=what == Operation.SEND)
+            self.add(found.nodes, names, sends=Operation.SEND in named_passes(wanted))
             self.add(found.uses, later)
         return found
 
-    def add(self, to: ByLane, names: Iterable[NodeId], at_source: bool = False) -> None:
+    def add(self, to: ByLane, names: Iterable[NodeId], sends: bool = False) -> None:
         for name in names:
             node = self.dag.nodes[name]
-            devices = node.source if isinstance(node, Transfer) and at_source else node.devices
+            devices = node.source if isinstance(node, Transfer) and sends else node.devices
             assert devices is not None
             to.setdefault(self.lane_of[devices], {})[name] = None
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from piper.errors import Problem
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
+from piper.ir.message_order import named_passes, without_operations
 from piper.ir.nodes import Node, Transfer
 from piper.ir.operations import TagIndex
 from piper.ir.residency import Residency
-from piper.names import OF, PASS, BucketId, NodeId, Operation
+from piper.names import PASS, BucketId, NodeId, Operation
 
 WHEN = {
     Operation.UPDATE: "parameters that are trained are updated",
@@ -33,14 +34,13 @@ def nothing_matches(dag: Dag, index: TagIndex, uses: TagIndex, wanted: Filter) -
     near = next(near_matches(index, uses, wanted), None)
     if near:
         return Problem(what, near)
-    operation = Operation(str(dict(wanted.items)[PASS]))
-    tags = Filter(tuple(item for item in wanted.items if item[0] not in (PASS, OF)))
-    return Problem(what, f"{WHEN[operation]}; {existing(dag, index, tags)}")
+    operation = next(one for one in Operation if one in named_passes(wanted))
+    return Problem(what, f"{WHEN[operation]}; {existing(dag, index, without_operations(wanted))}")
 
 
 def near_matches(index: TagIndex, uses: TagIndex, wanted: Filter) -> Iterator[str]:
-    """What there is if one tag is another, or left out."""
-    for key in reversed(wanted.keys):
+    """What there is if one tag of a plain filter is another, or left out."""
+    for key in reversed(wanted.keys) if type(wanted) is Filter else ():
         others = Filter(tuple(item for item in wanted.items if item[0] != key))
         if key != PASS and (index.select(others) or uses.select(others)):
             keys = (*others.keys, key)

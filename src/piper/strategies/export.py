@@ -8,6 +8,7 @@ from piper.directives import Order, Place, Split, Strategy
 from piper.directives.arguments import as_slots
 from piper.errors import Problem, StrategyError
 from piper.ir.filters import Filter
+from piper.ir.message_order import names_operations
 from piper.names import PASS, Device, Phase
 from piper.strategies.check import check
 from piper.strategies.pytorch_csv import print_csv
@@ -64,12 +65,17 @@ def named_orders(strategy: Strategy) -> list[tuple[str, Order]]:
     orders = [
         (f"order (directive {step} of {len(strategy)})", directive)
         for step, directive in enumerate(strategy, start=1)
-        if isinstance(directive, Order)
+        if isinstance(directive, Order) and not names_messages(directive)
     ]
     if orders:
         return orders
     fix = "add one Order per device, or start from a schedule such as piper.strategies.gpipe"
     raise StrategyError.of("strategy", "it has no Order, so it has no schedule to show", fix)
+
+
+def names_messages(order: Order) -> bool:
+    """A table has passes only: orders with messages or updates add to it."""
+    return any(names_operations(wanted) for slot in as_slots(order.slots) for wanted in slot)
 
 
 def order_rows(name: str, order: Order, homes: dict[int, Device], split: str) -> Rows:

@@ -50,7 +50,8 @@ def memory(found: Prediction) -> str:
     if found.fits:
         return f"{text}: fits in {room}"
     return (
-        f"{text}: does NOT fit in {room}; try more stages, more microbatches or a higher ZeRO level"
+        f"{text}: does NOT fit in {room}; "
+        f"`piper check --memory {known / 2**30:.0f}` shows what would fit"
     )
 
 
