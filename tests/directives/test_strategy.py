@@ -213,8 +213,8 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
             "  fix: list each device once, such as [0, 2]",
         ),
         (
-            {"op": "place", "filter": {}, "devices": [0, 0]},
-            "place (directive 1): devices [0, 0] is not a list of devices\n"
+            {"op": "replicate", "filter": {}, "devices": [0, 0]},
+            "replicate (directive 1): devices [0, 0] is not a list of devices\n"
             "  fix: list each device once, such as [0, 2]",
         ),
         (

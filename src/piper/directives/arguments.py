@@ -22,15 +22,26 @@ RESERVED = (COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM)  # streams that Piper uses i
 
 def device_list(devices: object) -> Devices:
     """A checked list of devices: not empty, no device twice."""
+    found = replica_list(devices)
+    if found.distinct is not found:
+        raise Refused(no_list(devices))
+    return found
+
+
+def replica_list(devices: object) -> Devices:
+    """A checked list with the device of each replica: a device may have several."""
     if isinstance(devices, Devices):
         return devices  # checked before
     found = Devices(devices if isinstance(devices, list | tuple | range) else ())
-    valid = all(type(device) is int and device >= 0 for device in found)
-    if not found or not valid or len(set(found)) < len(found):
-        shown = list(devices) if isinstance(devices, tuple) else devices
-        fix = "list each device once, such as [0, 2]"
-        raise Refused(Problem(f"devices {shown!r} is not a list of devices", fix))
+    if not found or not all(type(device) is int and device >= 0 for device in found):
+        raise Refused(no_list(devices))
     return found
+
+
+def no_list(devices: object) -> Problem:
+    shown = list(devices) if isinstance(devices, tuple) else devices
+    fix = "list each device once, such as [0, 2]"
+    return Problem(f"devices {shown!r} is not a list of devices", fix)
 
 
 def is_grouped(devices: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,11 +14,13 @@ from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
 from piper.ir.message_order import MessageOrder
 from piper.ir.model import Model
-from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.naming import replica_buffer
+from piper.ir.nodes import Compute, Node, Precedence, Transfer
 from piper.ir.origins import Origins
+from piper.ir.replicas import Replicas, distinct, replicas
 from piper.ir.residency import Residency
 from piper.ir.sharding import Shardings, held_specs
-from piper.ir.values import TensorSpec, Value
+from piper.ir.values import LOADED, PER_DEVICE, TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
 Key = tuple[Tag, ...]
@@ -87,6 +90,34 @@ class Dag:
         """Every device that has a node, in rising order."""
         lists = dict.fromkeys(node.devices for node in self.nodes.values() if node.devices)
         return tuple(sorted(set(chain.from_iterable(lists))))
+
+    @cached_property
+    def replicas(self) -> Replicas:
+        return replicas(node.devices for node in self.computes if node.devices)
+
+    @cached_property
+    def shares_devices(self) -> bool:
+        """Whether a device has several replicas of a region, or would send something to itself."""
+        if any(len(distinct(row)) < len(row) for row in self.replicas.lists):
+            return True
+        sent = (node for node in self.nodes.values() if isinstance(node, Transfer))
+        pairs = {(id(node.source), id(node.devices)): node for node in sent}.values()
+        return any(a == b for one in pairs for a, b in zip(one.source, one.devices, strict=True))
+
+    @cached_property
+    def local_values(self) -> Mapping[ValueId, Value]:
+        """All values, by the names that they have on devices: each replica there has its own."""
+        if not self.shares_devices:
+            return self.values
+        most = max(count for row in self.replicas.lists for count in Counter(row).values())
+        feed = len(self.replicas.feeds[0])
+        found = dict(self.values)
+        for name, value in self.values.items():
+            if value.role in LOADED:
+                found.update((replica_buffer(name, k), value.within(k, feed)) for k in range(feed))
+            elif value.role not in PER_DEVICE:
+                found.update((replica_buffer(name, k), value) for k in range(1, most))
+        return found
 
     @cached_property
     def tag_names(self) -> tuple[str, ...]:

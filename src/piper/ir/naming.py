@@ -125,9 +125,19 @@ def sum_buffer(first: ValueId) -> str:
     return f"sum {first}"
 
 
-def replica_buffer(value: ValueId, replica: int) -> str:
+def replica_buffer(value: ValueId, replica: int) -> ValueId:
     """The buffer of an input of a second replica on the same device."""
-    return f"{value}#{replica}" if replica else value
+    return ValueId(f"{value}#{replica}") if replica else value
+
+
+def of_replica(node: NodeId, replica: int) -> NodeId:
+    """What a device with several replicas of a node calls the node, for each of them."""
+    return NodeId(f"{node}#{replica}" if replica else node)
+
+
+def elsewhere(value: ValueId, replica: int) -> ValueId:
+    """What another device has, for one replica."""
+    return ValueId(f"{value} of replica {replica}")
 
 
 def gather_buffer(number: int) -> str:

@@ -59,6 +59,10 @@ class Role(StrEnum):
 
 LOADED = (Role.BATCH, Role.SEED, Role.RANDOM)
 GIVEN = (*LOADED, Role.WEIGHTS)
+PER_DEVICE = (  # one for all replicas on a device; of all else, each replica has its own
+    Role.WEIGHTS, Role.NEW_WEIGHTS, Role.WHOLE_WEIGHTS, Role.GRADIENT_SHARD, Role.GRADIENT_SUM,
+    Role.TOTALS,
+)  # fmt: skip
 OF_THE_STEP = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # shared by all microbatches
 
 
@@ -87,6 +91,11 @@ class Value:
     def is_given(self) -> bool:
         """Whether it exists before any node runs."""
         return self.role in GIVEN
+
+    def within(self, replica: int, replicas: int) -> "Value":
+        """The same value for one of several replicas that are given one batch."""
+        part, parts = replica * self.parts + self.part, replicas * self.parts
+        return replace(self, part=part, parts=parts)
 
     def of(self, part: int, parts: int) -> "Value":
         """The same value for one microbatch; the same object if microbatches do not differ."""

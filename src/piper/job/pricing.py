@@ -15,7 +15,6 @@ from piper.costs.notes import notes
 from piper.errors import StrategyError
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
-from piper.ir.replicas import replicas
 from piper.ir.roles import Roles, own_roles, roles
 from piper.ir.values import Role
 from piper.job.compiler import Compiled
@@ -162,8 +161,7 @@ def tokens_of(dag: Dag) -> int:
         for value in dag.values.values()
         if value.role is Role.BATCH and value.specs
     )
-    found = replicas(node.devices for node in dag.computes if node.devices)
-    copies = sum(map(len, found.feeds))
+    copies = sum(map(len, dag.replicas.feeds))
     for _, parts, spec in batch:
         if "int" in spec.dtype:
             return copies * parts * spec.numel
@@ -219,6 +217,6 @@ class Prices:
     def size(self, buffer: str) -> float:
         """Bytes of a buffer. A sum is as large as its first part."""
         if buffer not in self.sizes:
-            known = self.dag.values.get(ValueId(self.first_parts.get(buffer, buffer)))
+            known = self.dag.local_values.get(ValueId(self.first_parts.get(buffer, buffer)))
             self.sizes[buffer] = float(known.nbytes) if known else 0.0
         return self.sizes[buffer]

@@ -12,6 +12,7 @@ from piper.passes.bucket_homes import with_homes
 from piper.passes.gathers import place_gathers
 from piper.passes.message_orders import place_message_orders
 from piper.passes.reductions import place_reductions
+from piper.passes.replica_lists import with_equal_lists
 from piper.passes.schedule import expect_messages, schedule
 from piper.passes.split_backwards import split_backwards
 from piper.passes.token_all_to_all import insert_token_all_to_all
@@ -25,7 +26,7 @@ Step = tuple[str, Pass, tuple[Rule, ...]]
 def steps(costs: Costs) -> tuple[Step, ...]:
     """The passes, and the rules that hold after each."""
     return (
-        ("strategy", lambda dag: dag, PLACED),
+        ("strategy", with_equal_lists, PLACED),
         ("bucket homes", with_homes, ()),
         ("split backwards", split_backwards, CAPTURED),
         ("token all-to-all", insert_token_all_to_all, CAPTURED),

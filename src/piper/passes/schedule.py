@@ -9,6 +9,7 @@ microbatches in flight than the rest of the pipeline needs.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
@@ -19,6 +20,7 @@ from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.graph import Topology
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+from piper.ir.replicas import distinct
 from piper.ir.sizes import node_bytes
 from piper.names import BI, BW, B, F, NodeId, Phase, RegionId
 from piper.passes.upward_ranks import upward_ranks
@@ -181,7 +183,7 @@ def durations(dag: Dag, costs: Costs) -> list[float]:
                 key = node.region, node.phase
                 if key not in known:
                     known[key] = costs.region(dag.model, dag.model.by_id[node.region], node.phase)
-                return known[key]
+                return known[key] * most_replicas(node.devices or ())
             case Exchange():
                 size = sum(dag.values[value].nbytes for value in node.rows)
                 ways = len(node.groups[0])
@@ -199,6 +201,13 @@ def durations(dag: Dag, costs: Costs) -> list[float]:
     loose = bool(dag.shardings) and any(order.loose for order in dag.precedences)
     update = min((costs.region(dag.model, r, F) for r in dag.model.regions), default=1.0)
     return [seconds(node) for node in dag.nodes.values()]
+
+
+def most_replicas(devices: tuple[int, ...]) -> int:
+    """How often the busiest device runs a node: once for each of its replicas."""
+    if len(distinct(devices)) == len(devices):
+        return 1
+    return max(Counter(devices).values())
 
 
 def expect_messages(dag: Dag, costs: Costs) -> Dag:

@@ -46,11 +46,13 @@ def bars(dag: Dag, devices: Sequence[Device] | None = None) -> list[Bar]:
         if not isinstance(node, Compute):
             ends[name] = ready
             continue
-        start = max(ready, *(free.get(device, 0) for device in here.of(node.devices)))
-        ends[name] = start + UNITS[node.phase]
-        for device in here.of(node.devices):
-            free[device] = ends[name]
-            found.append(Bar(device, node, start, ends[name]))
+        placed = here.of(node.devices)
+        start = max(ready, *(free.get(device, 0) for device in placed))
+        for device in placed:  # several times if it has several replicas
+            begin = max(start, free.get(device, 0))
+            free[device] = begin + UNITS[node.phase]
+            found.append(Bar(device, node, begin, free[device]))
+        ends[name] = max(free[device] for device in placed)
     return found
 
 

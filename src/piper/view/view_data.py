@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 from piper.ir.dag import Dag
+from piper.ir.local_dags import shared_nodes
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
 from piper.ir.sizes import node_bytes
 from piper.names import BI, TOTALS_STREAM, B, Device, NodeId
@@ -130,7 +131,8 @@ def view_data(
 ) -> ViewData:
     """The data of a compiled strategy. Without a trace, it has the compiler's predicted times."""
     shown = different_first(plans, most)
-    index = {node: k for k, node in enumerate(dag.nodes)}
+    number = {node: k for k, node in enumerate(dag.nodes)}
+    index = {copy: number[node] for copy, node in shared_nodes(dag).items()}
     data = ViewData(
         name,
         node_columns(dag, index),

@@ -8,6 +8,7 @@ from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.rules.experts import (
     experts_are_where_they_are_placed,
+    experts_have_one_replica_on_a_device,
     groups_fit_the_experts,
     neighbours_of_experts_are_with_them,
 )
@@ -30,10 +31,8 @@ from piper.ir.rules.placement import (
     every_region_is_placed,
     every_stream_with_a_share_is_used,
     neighbours_have_equally_many_replicas,
-    replicas_stay_on_their_device,
 )
 from piper.ir.rules.replicas import (
-    feeds_are_alike,
     replicas_are_kept_equal,
     replicas_are_where_they_are_placed,
     replicas_update_no_buffers,
@@ -59,10 +58,9 @@ PLACED: tuple[Rule, ...] = (
     backward_runs_where_forward_ran,
     every_microbatch_of_a_region_is_placed_alike,
     neighbours_have_equally_many_replicas,
-    replicas_stay_on_their_device,
-    feeds_are_alike,
     replicas_are_where_they_are_placed,
     experts_are_where_they_are_placed,
+    experts_have_one_replica_on_a_device,
     neighbours_of_experts_are_with_them,
     groups_fit_the_experts,
     replicas_are_kept_equal,

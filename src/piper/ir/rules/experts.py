@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from piper.errors import Problem
 from piper.ir.dag import Dag
+from piper.ir.replicas import distinct
 from piper.ir.rules.neighbours import neighbours, show
 from piper.ir.sharding import sharding_of, within
 
@@ -17,6 +18,18 @@ def experts_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
             yield Problem(
                 f"{region} is placed on {show(place[region])}, but sharded on {show(how.devices)}",
                 f"write devices={list(place[region])} in its `Shard`, or groups of them",
+            )
+
+
+def experts_have_one_replica_on_a_device(dag: Dag) -> Iterator[Problem]:
+    """A token all-to-all has one part for each device."""
+    place = {node.region: node.devices or () for node in dag.computes}
+    for region in dag.shardings:
+        devices = place[region]
+        if len(distinct(devices)) < len(devices):
+            yield Problem(
+                f"{region} is sharded, and has several replicas on a device: {show(devices)}",
+                "give all regions lists of the same length, in which each device is once",
             )
 
 

@@ -10,6 +10,7 @@ from piper.ir.dag import Dag
 from piper.ir.flat_layout import messages, shard_specs
 from piper.ir.model import Region
 from piper.ir.nodes import Compute, Exchange, Sum
+from piper.ir.replicas import distinct
 from piper.ir.sharding import Contract, contract, share_of
 from piper.ir.training import Argument, Read, backward_reads, forward_reads, weight_reads
 from piper.ir.values import LOADED, Role, TensorSpec, Value
@@ -172,7 +173,7 @@ class Graphs:
         nodes = dag.nodes.values() if dag.shardings else ()
         self.exchanged = any(isinstance(node, Exchange) for node in nodes)
         computes = dag.computes if dag.residencies else ()
-        self.place = {node.region: node.devices for node in computes}
+        self.place = {node.region: distinct(node.devices or ()) for node in computes}
         self.known: dict[tuple[RegionId, Phase], Graph] = {}
         self.first: dict[tuple[Role, ValueId | None, int], Value] = {}
         self.every, self.origin = dag.values, dag.origins.microbatch.get

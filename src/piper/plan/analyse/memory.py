@@ -183,11 +183,11 @@ class Walk:
 
     def role(self, value: str) -> Role | None:
         """None for buffers that are not values of the DAG: sums, inputs of a second replica."""
-        known = self.dag.values.get(ValueId(value))
+        known = self.dag.local_values.get(ValueId(value))
         return known.role if known else None
 
     def size(self, value: str) -> int:
-        known = self.dag.values.get(ValueId(value))
+        known = self.dag.local_values.get(ValueId(value))
         return self.bytes_of(known.specs) if known else 0
 
     def bytes_of(self, specs: tuple[TensorSpec, ...]) -> int:

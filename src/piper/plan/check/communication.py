@@ -17,7 +17,7 @@ class CommunicationChecks(BufferChecks):
     """Sends match receives in order on their channel, and collectives match in their group."""
 
     def transfer(self, device: DeviceBuffers, moved: Send | Recv) -> None:
-        node = self.dag.nodes.get(moved.node)  # type: ignore[call-overload]
+        node = device.wanted.dag.nodes.get(moved.node)  # type: ignore[call-overload]
         if not isinstance(node, Transfer):
             self.refuse(device, f"{moved.node} is not a transfer")
         self.once(device, sent(moved.node) if isinstance(moved, Send) else moved.node)
@@ -34,7 +34,7 @@ class CommunicationChecks(BufferChecks):
 
     def refuse_wrong_ends(self, device: DeviceBuffers, moved: Send | Recv, node: Transfer) -> None:
         """Both ends, the stream and the shapes must be those of the DAG."""
-        here, value = device.plan.device, self.dag.values[node.writes[0]]
+        here, value = device.plan.device, device.wanted.dag.values[node.writes[0]]
         ends = (here, moved.peer) if isinstance(moved, Send) else (moved.peer, here)
         shapes = tuple((spec.shape, spec.dtype) for spec in value.specs)
         pairs = zip(node.source, node.devices, strict=True)
@@ -79,7 +79,7 @@ class CommunicationChecks(BufferChecks):
         node = self.collective(device, gather, Kind.ALL_GATHER)
         self.compare(device, [gather.value], node.reads)
         device.used.setdefault(gather.value, []).append(device.at)
-        known = self.dag.values[node.writes[0]]
+        known = device.wanted.dag.values[node.writes[0]]
         if gather.shapes != tuple((spec.shape, spec.dtype) for spec in known.specs):
             self.refuse(device, f"{gather.into} has different shapes in the DAG")
         self.fill(device, gather)
@@ -104,7 +104,7 @@ class CommunicationChecks(BufferChecks):
 
     def collective(self, device: DeviceBuffers, one: Reduce | Gather, kind: Kind) -> Collective:
         """The node of an instruction, which must have the same messages, stream and group."""
-        node, here = self.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
+        node, here = device.wanted.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
         if not isinstance(node, Collective) or node.kind is not kind or here not in one.group:
             self.refuse(device, f"{one.node} is not the {kind} of device {here}")
         self.once(device, one.node)
@@ -117,11 +117,12 @@ class CommunicationChecks(BufferChecks):
 
     def exchange(self, device: DeviceBuffers, one: Exchange) -> None:
         """It reads and writes what its node does. Its operands stay in use until it completes."""
-        node, here = self.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
+        node, here = device.wanted.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
         if not isinstance(node, ExchangeNode) or here not in one.group:
             self.refuse(device, f"{one.node} is not a token all-to-all of device {here}")
         self.once(device, one.node)
-        shapes = tuple((s.shape, s.dtype) for v in node.rows for s in self.dag.values[v].specs)
+        values = device.wanted.dag.values
+        shapes = tuple((s.shape, s.dtype) for v in node.rows for s in values[v].specs)
         found = (one.way, one.stream, one.shapes, len(one.writes))
         if one.group not in node.groups or found != (
             node.way, node.stream, shapes, len(node.writes),

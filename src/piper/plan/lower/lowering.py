@@ -52,10 +52,11 @@ def lower(
     """The plans of all devices, or of one device per role, in the order of the devices."""
     assert dag.sequence, "schedule the DAG before lowering it"
     found = device_work(dag, devices, careful)
-    orders = orders_into(dag)
+    dags = {id(work.dag): work.dag for work in found.values()}
+    orders = {key: orders_into(one) for key, one in dags.items()}
     return tuple(
-        Lowering(dag, work, proven_received(dag, found, work), OrderWaits(orders)).plan()
-        for work in found.values()
+        Lowering(one.dag, one, proven_received(found, one), OrderWaits(orders[id(one.dag)])).plan()
+        for one in found.values()
     )
 
 
@@ -71,6 +72,7 @@ class Lowering:
     made_by: dict[str, int] = field(default_factory=dict)  # buffer -> instruction to wait for
     arriving: dict[str, int] = field(default_factory=dict)  # buffer -> message that fills it
     waited: set[tuple[str, int]] = field(default_factory=set)  # stream, message it waited for
+    awaited: set[int] = field(default_factory=set)  # messages that any stream waited for
     added: set[str] = field(default_factory=set)  # received values that are part of a sum now
     readers: dict[str, list[int]] = field(default_factory=dict)  # of states and gather buffers
     slots: dict[str, str] = field(default_factory=dict)  # gathered value -> its buffer
@@ -344,6 +346,7 @@ class Lowering:
     def not_yet_waited(self, positions: Iterable[int], stream: str) -> Waits:
         new = sorted({k for k in positions if (stream, k) not in self.waited})
         self.waited.update((stream, k) for k in new)
+        self.awaited.update(new)
         return tuple(new)
 
     def note_reader(self, value: str, position: int) -> None:
@@ -361,8 +364,18 @@ class Lowering:
     def free(self, position: int) -> None:
         values = self.ends.get(position, ())
         if values:
-            sends = {k for value in values for k in self.sent.get(value, ())}
-            self.emit(Free(tuple(values), tuple(sorted(sends))))
+            waits = {k for value in values for k in self.sent.get(value, ())}
+            waits.update(self.unread(values))
+            self.emit(Free(tuple(values), tuple(sorted(waits))))
+
+    def unread(self, buffers: Iterable[str]) -> Iterator[int]:
+        """The messages that fill these buffers and that nothing waits for: this device only takes
+        part in them for others."""
+        for buffer in buffers:
+            k = self.arriving.get(buffer)
+            if k is not None and k not in self.awaited:
+                self.awaited.add(k)
+                yield k
 
 
 def wire_shapes(value: Value) -> tuple[Shape, ...]:

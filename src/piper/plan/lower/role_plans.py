@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from piper.ir.dag import Dag
+from piper.ir.local_dags import views
 from piper.ir.naming import sum_buffer
 from piper.ir.nodes import Collective, Kind, Totals
 from piper.ir.nodes import Exchange as ExchangeNode
@@ -20,7 +21,8 @@ def role_plans(
     dag: Dag, plans: Sequence[Plan], roles: Roles
 ) -> tuple[JobGroups, dict[Device, RolePlan]]:
     """The plan of each role, by its first device, ready to be bound to any of its devices."""
-    reading = Reading(dag)
+    every = views(dag, tuple(plan.device for plan in plans))
+    reading = Reading(dag, {device: view.dag for view in every for device in view.devices})
     found = {plan.device: reading.role_plan(plan) for plan in plans}
     job = JobGroups(roles, tuple(reading.groupings))
     for role in found.values():
@@ -33,6 +35,7 @@ class Reading:
     """The groupings that were met so far."""
 
     dag: Dag
+    seen: Mapping[Device, Dag]  # the DAG as each device sees it
     groupings: dict[Groups, int] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)  # hashing long lists would take too long
 
@@ -69,19 +72,20 @@ class Reading:
         made: dict[str, int] = {}
         for one in plan.instructions:
             if isinstance(one, Total):
-                yield from self.held(self.dag.nodes[NodeId(one.node)], made)
+                dag = self.seen[plan.device]
+                yield from self.held(dag, dag.nodes[NodeId(one.node)], made)
             made.update(dict.fromkeys(one.defines, 0))
 
-    def held(self, node: object, made: Mapping[str, int]) -> Iterator[Turn]:
+    def held(self, dag: Dag, node: object, made: Mapping[str, int]) -> Iterator[Turn]:
         assert isinstance(node, Totals)
         for number, total in enumerate(node.reads[1:]):
             whole = sum_buffer(total[0])
             buffer = whole if len(total) > 1 and whole in made else total[0]
             if buffer in made:
-                yield buffer, self.reduced_by(total[0]), number
+                yield buffer, self.reduced_by(dag, total[0]), number
 
-    def reduced_by(self, value: ValueId) -> Grouping:
+    def reduced_by(self, dag: Dag, value: ValueId) -> Grouping:
         """The groups that all hold this sum; None if every device has a part of its own."""
-        maker = self.dag.nodes[self.dag.producers[value]]
+        maker = dag.nodes[dag.producers[value]]
         is_whole = isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE
         return self.number(maker.groups) if is_whole else None  # type: ignore[union-attr]
