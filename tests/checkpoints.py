@@ -48,7 +48,8 @@ def go_on(rank: int, name: str, stages: int, text: str, folder: str) -> Run:
     for batch in mine[SAVED:]:
         run.loss.append(trainer.step(*batch).loss)
     run.parameters = [
-        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
+        Part(p.name, p.first, p.shape, p.values.clone(), p.order)
+        for p in trainer._programs.state.parts()
     ]
     run.optimizer = optimizer_parts(trainer._programs.state)
     trainer.close()

@@ -174,8 +174,8 @@ def train(
     run, grads = Run(), []
     for program in trainer._programs.ready.values():
         program.watch = lambda bucket: grads.extend(  # type: ignore[method-assign]
-            Part(name, first, tuple(shape), parameter.grad.flatten().clone())
-            for name, first, shape, parameter in bucket.parts()
+            Part(name, first, tuple(shape), parameter.grad.flatten().clone(), order)
+            for name, first, shape, parameter, order in bucket.parts()
         )
     for batch in mine:
         grads.clear()
@@ -187,7 +187,8 @@ def train(
         run.grads.append(list(grads))
         run.digests.append(digests(trainer))
     run.parameters = [
-        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
+        Part(p.name, p.first, p.shape, p.values.clone(), p.order)
+        for p in trainer._programs.state.parts()
     ]
     run.optimizer = optimizer_parts(trainer._programs.state)
     run.whole = trainer.state_dict()
@@ -354,7 +355,8 @@ def train_growing(rank: int) -> tuple[dict[str, Tensor] | None, dict[str, Tensor
     for rows in (4, 8, 8):
         trainer.step(x[:rows], y[:rows])
     mine = [
-        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
+        Part(p.name, p.first, p.shape, p.values.clone(), p.order)
+        for p in trainer._programs.state.parts()
     ]
     everyone: list[list[Part]] = [[], []]
     torch.distributed.all_gather_object(everyone, mine)
@@ -368,10 +370,10 @@ def optimizer_parts(state: DeviceState) -> dict[str, list[Part]]:
     found: dict[str, list[Part]] = {}
     for bucket in state.buckets.values():
         if bucket.optimizer is not None:
-            for name, first, shape, parameter in bucket.parts():
+            for name, first, shape, parameter, order in bucket.parts():
                 for key, value in bucket.optimizer.state.get(parameter, {}).items():
                     whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
                     flat = value.flatten() if whole else torch.as_tensor(value).reshape(1)
-                    part = Part(name, first, tuple(shape), flat) if whole else None
+                    part = Part(name, first, tuple(shape), flat, order) if whole else None
                     found.setdefault(key, []).append(part or Part(name, 0, (), flat))
     return found
