@@ -54,11 +54,3 @@ class ElementOrder:
 
 
 NATURAL = ElementOrder()
-
-
-def order_of(text: str) -> ElementOrder:
-    """
-    >>> order_of("1.3.2"), order_of("") == NATURAL
-    (ElementOrder(dim=1, blocks=3, ways=2), True)
-    """
-    return ElementOrder(*map(int, text.split("."))) if text else NATURAL

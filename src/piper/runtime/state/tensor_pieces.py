@@ -14,7 +14,7 @@ import torch
 from piper.errors import InputError, Problem
 from piper.runtime.observe.measure import settle
 from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
-from piper.runtime.state.element_order import NATURAL, ElementOrder, order_of
+from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.optimizers import SCHEDULED, settings
 
 PARAMETER, WHOLE, NUMBER = "parameter", "tensor", "number"  # the kinds of pieces
@@ -32,6 +32,14 @@ def key_of(kind: str, state: str, name: str, first: int, order: ElementOrder = N
     'parameter||head.weight|12@1.1.2'
     """
     return f"{kind}|{state}|{name}|{first}{order}"
+
+
+def order_of(text: str) -> ElementOrder:
+    """
+    >>> order_of("1.3.2"), order_of("") == NATURAL
+    (ElementOrder(dim=1, blocks=3, ways=2), True)
+    """
+    return ElementOrder(*map(int, text.split("."))) if text else NATURAL
 
 
 def saved(state: DeviceState, owned: Collection[str]) -> Tensors:
