@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from piper.capture.fx_nodes import insert, is_contiguous, is_symbolic, line, storages, value
-from piper.capture.kernels.dropout import DROPOUT
+from piper.capture.kernels.dropout import DROPOUTS
 from piper.capture.regions import layouts
 from piper.capture.regions.annotate import Path
 from piper.capture.regions.runs import Run, find_runs, path_of
@@ -81,7 +81,9 @@ def cut(traced: Traced) -> list[Chunk]:
             outputs=[node for node in results if node not in updates],
             updates=written,
             source=_source(run),
-            first_dropout=min((node.args[2] for node in body if node.target is DROPOUT), default=0),
+            first_dropout=min(
+                (node.args[2] for node in body if node.target in DROPOUTS), default=0
+            ),
         )
         chunk.graph = _graph(traced, chunk, modes)
         chunks.append(chunk)
@@ -172,7 +174,7 @@ def _built(
         for node in chunk.body:
             switch.to(modes[node])
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            if node.target is DROPOUT:
+            if node.target in DROPOUTS:
                 x, random, number, *rest = copies[node].args
                 copies[node].args = (x, random, number - chunk.first_dropout, *rest)
         switch.to(Mode())
