@@ -5,8 +5,9 @@ element in the global batch. There is no generator state. Only integer arithmeti
 used, so that every device gives the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -159,4 +160,7 @@ _library.impl("divided_dropout", _divided_dropout, "CompositeImplicitAutograd")
 _library.impl("keep_piece", keep_piece, "CompositeExplicitAutograd")
 _library.impl("keep_piece", _keep_piece_fake, "Meta")
 
-INSIDE = {KEEP: keep, KEEP_PIECE: keep_piece}  # what a compiler sees in place of the operators
+INSIDE: dict[Any, Callable[..., Tensor]] = {
+    KEEP: keep,
+    KEEP_PIECE: keep_piece,
+}  # what a compiler sees in place of the operators
