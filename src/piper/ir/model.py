@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from piper.ir.placements import Conversion, Invariant, Placement
 from piper.ir.values import TensorSpec, Value
 from piper.names import BucketId, Phase, RegionId, ValueId
 
@@ -16,7 +17,8 @@ class Parameter:
     """A parameter or buffer of the model, by its (first) name in the module."""
 
     name: str
-    spec: TensorSpec
+    spec: TensorSpec  # of the whole parameter, also where a device holds a piece of it
+    placement: Placement = Invariant()  # on the devices that divide its regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Region:
     operators: Mapping[Phase, int] = field(default_factory=dict)  # that are started one by one
     recomputes: bool = False  # the backward recomputes the forward
     recomputed: "Region | None" = None  # what it becomes under `Remat`; None: has no backward
+    ways: int = 1  # over how many devices it is divided; each runs these graphs on its part
+    conversion: Conversion | None = None  # its passes are messages between those devices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from piper.names import BucketId, Device, NodeId, Phase, RegionId, ValueId
 
 SEED = ValueId("seed")
 RANDOM = ValueId("random")
+RANK = ValueId("rank")
 TOTALS = ValueId("totals")
 TOTALS_NODE = NodeId("totals")
 
