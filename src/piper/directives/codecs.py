@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from piper.directives.arguments import DeviceGroups, DeviceList, Slots, StageSizes
+from piper.directives.arguments import (
+    DeviceGroups,
+    DeviceList,
+    ParameterPlan,
+    Slots,
+    StageSizes,
+)
 from piper.errors import Problem, Refused
 from piper.ir.filters import Filter, Wanted, where
 
@@ -65,6 +71,7 @@ CODECS: dict[object, Codec] = {
     DeviceList: DEVICES,
     DeviceGroups: DEVICES,
     StageSizes: DEVICES,
+    ParameterPlan: Codec(lambda plan: None if plan is None else dict(plan), as_is),
 }
 
 

@@ -13,8 +13,10 @@ from piper.ir.maker import Maker
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
 from piper.ir.origins import Origins
+from piper.ir.placements import Cut, Replicated
+from piper.ir.replicas import Replicas, replicas
 from piper.ir.residency import Residency
-from piper.ir.sharding import Shardings, held_specs
+from piper.ir.sharding import Sharding, Shardings, held_specs, sharding_of
 from piper.ir.values import TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
@@ -41,6 +43,7 @@ class Dag:
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
+    divisions: Shardings = field(default_factory=dict)  # how all other regions are divided
     streams: tuple[Share, ...] = ()  # what they get of a GPU, by `Stream`; others get what is left
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected
@@ -129,6 +132,37 @@ class Dag:
         for value in chain.from_iterable(node.reads):
             if value in self.producers:
                 yield self.producers[value]
+
+    @cached_property
+    def replicas(self) -> Replicas:
+        """Which replicas there are, and which of them share a batch."""
+        groups = chain.from_iterable(how.groups for how in set(self.divisions.values()))
+        return replicas((node.devices for node in self.computes if node.devices), groups)
+
+    @cached_property
+    def places(self) -> dict[RegionId, tuple[Device, ...]]:
+        """Where regions are; nowhere before `Place`."""
+        return {node.region: node.devices or () for node in self.computes}
+
+    def pieces(self, bucket: BucketId) -> Sharding | None:
+        """Which devices hold different pieces of a bucket: experts, or cut parameters."""
+        if self.divisions and self.model.buckets[bucket].placement is Cut:
+            return self.divisions.get(self.model.first_uses[bucket])
+        return sharding_of(self.model, self.shardings, bucket)
+
+    def holding(self, bucket: BucketId) -> Sharding | None:
+        """Who adds up gradients of a bucket: devices with the same share of it.
+
+        Devices that divide a region give the same gradient of what is whole (Invariant), or parts
+        of it (Replicated); these add up all.
+        """
+        kind = self.model.buckets[bucket].placement
+        if not self.divisions or kind is Replicated:
+            return self.pieces(bucket)
+        home = self.model.first_uses[bucket]
+        if home in self.divisions:
+            return self.divisions[home]
+        return Sharding(groups=self.replicas.groups(self.places[home]), stream="")
 
     def held(self, bucket: BucketId) -> tuple[TensorSpec, ...]:
         """What a device has of a bucket before ZeRO: all of it, or its share of the experts."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Exchange
-from piper.ir.replicas import Replicas, replicas
+from piper.ir.nodes import Collective, Exchange, Redistribute
+from piper.ir.replicas import Replicas
 from piper.names import Device
 
 Groups = tuple[tuple[Device, ...], ...]
@@ -53,8 +53,7 @@ class Present:
 
 def roles(dag: Dag) -> Roles:
     """As few roles as there are for sure; where replicas differ, every device has its own."""
-    found = replicas(node.devices for node in dag.computes if node.devices)
-    same = alike(found)
+    same = alike(dag.replicas)
     if same is None or not all(fits(groups, same) for groups in meetings(dag)):
         return Roles({device: device for device in dag.devices})
     return Roles(same)
@@ -62,7 +61,7 @@ def roles(dag: Dag) -> Roles:
 
 def same_replica(dag: Dag, device: Device) -> tuple[Device, ...]:
     """All devices that a device sends values to and gets values from, and theirs, in order."""
-    found = replicas(node.devices for node in dag.computes if node.devices)
+    found = dag.replicas
     feed = found.feeds[found.feed(device)]
     return tuple(sorted({row[k] for row in found.lists for k in feed if k < len(row)}))
 
@@ -88,7 +87,7 @@ def alike(found: Replicas) -> dict[Device, Device] | None:
 
 def meetings(dag: Dag) -> Iterable[Groups]:
     """The groups of all collectives, each once."""
-    nodes = (n for n in dag.nodes.values() if isinstance(n, Collective | Exchange))
+    nodes = (n for n in dag.nodes.values() if isinstance(n, Collective | Exchange | Redistribute))
     return {id(node.groups): node.groups for node in nodes}.values()
 
 

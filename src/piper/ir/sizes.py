@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Node,
+    Redistribute,
+    Totals,
+    Transfer,
+    Update,
+)
 
 
 def node_bytes(dag: Dag, node: Node) -> int:
@@ -16,7 +25,7 @@ def node_bytes(dag: Dag, node: Node) -> int:
             return written
         case Exchange():
             return sum(dag.values[value].nbytes for value in node.rows)
-        case Transfer() | Collective() | Totals():
+        case Transfer() | Collective() | Redistribute() | Totals():
             read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)
             return max(read, written)
         case _:

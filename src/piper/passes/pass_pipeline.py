@@ -9,6 +9,7 @@ from piper.errors import PassError, Refused
 from piper.ir.dag import Dag
 from piper.ir.rules import CAPTURED, FINAL, GATHERED, LOWERABLE, PLACED, Rule, require
 from piper.passes.bucket_homes import with_homes
+from piper.passes.conversions import insert_redistributions
 from piper.passes.gathers import place_gathers
 from piper.passes.reductions import place_reductions
 from piper.passes.schedule import expect_messages, schedule
@@ -28,6 +29,7 @@ def steps(costs: Costs) -> tuple[Step, ...]:
         ("bucket homes", with_homes, ()),
         ("split backwards", split_backwards, CAPTURED),
         ("token all-to-all", insert_token_all_to_all, CAPTURED),
+        ("conversions", insert_redistributions, CAPTURED),
         ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),
         ("schedule", lambda dag: schedule(dag, costs), ()),

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from piper.ir.dag import Dag
 from piper.ir.naming import replica_buffer
-from piper.ir.replicas import replicas
 from piper.ir.values import LOADED, Value
 
 
 def input_buffers(dag: Dag) -> dict[str, tuple[Value, int]]:
     """Buffer name -> value and replica. A device may hold several replicas."""
-    count = len(replicas(node.devices for node in dag.computes if node.devices).feeds[0])
     return {
         replica_buffer(name, replica): (value, replica)
         for name, value in dag.values.items()
         if value.role in LOADED
-        for replica in range(count)
+        for replica in range(dag.replicas.parts)
     }

@@ -8,7 +8,15 @@ from math import ceil, inf, log2
 
 from piper.costs.links import Network
 from piper.names import Device
-from piper.plan.instructions import Exchange, Gather, Instruction, Reduce, Send, Total
+from piper.plan.instructions import (
+    Exchange,
+    Gather,
+    Instruction,
+    Redistribute,
+    Reduce,
+    Send,
+    Total,
+)
 from piper.plan.instructions.sizes import message_bytes, shape_bytes
 from piper.sim.fair_sharing import Demand, FairSharing, total
 
@@ -104,11 +112,11 @@ class NetworkDemands:
         Reductions and gathers run as rings, which use all links that leave a node. Tokens go
         directly to their devices.
         """
-        assert isinstance(one, Reduce | Gather | Exchange | Total)
+        assert isinstance(one, Reduce | Gather | Exchange | Redistribute | Total)
         times, size = volume(one)
         count, nodes = len(one.group), len({self.network.node(d) for d in one.group})
         local = count / nodes
-        if isinstance(one, Exchange):
+        if is_direct(one):
             inside, outside = size * (local - 1) / count, size * (count - local) / count
         else:
             inside = times * size * (count - 1) / count if local > 1 else 0.0
@@ -131,22 +139,35 @@ class NetworkDemands:
             yield from self.ports("between", network.between.bandwidth, device, device, outside)
             yield from self.shared(device, device, outside)
 
-    def rounds(self, one: Reduce | Gather | Exchange | Total, count: int, nodes: int) -> float:
+    def rounds(self, one: Meeting, count: int, nodes: int) -> float:
         """Total latency of a collective: trees for sums, one hop for tokens and one for counts."""
         if count == 1:
             return 0.0
         once = (self.network.between if nodes > 1 else self.network.inside).latency
         if isinstance(one, Exchange):
             return once * (2 if one.way == "counted" else 1)
-        messages = 1 if isinstance(one, Total) else len(one.messages)
+        if is_direct(one):
+            return once
+        messages = len(one.messages) if isinstance(one, Reduce | Gather) else 1
         return volume(one)[0] * once * ceil(log2(count)) * messages
 
 
-def volume(one: Reduce | Gather | Exchange | Total) -> tuple[int, float]:
+Meeting = Reduce | Gather | Exchange | Redistribute | Total
+
+
+def is_direct(one: Meeting) -> bool:
+    """Whether every device sends to every other one, without a ring."""
+    return isinstance(one, Exchange) or (isinstance(one, Redistribute) and one.step == "all-to-all")
+
+
+def volume(one: Meeting) -> tuple[int, float]:
     """How often the bytes of a collective go around the ring, and their number."""
     if isinstance(one, Total):
         return 2, 0.0
     if isinstance(one, Exchange):
         return 1, float(sum(map(shape_bytes, one.shapes)))
+    if isinstance(one, Redistribute):
+        joined = len(one.group) if one.step == "all-gather" else 1
+        return 2 if one.step == "all-reduce" else 1, float(shape_bytes(one.shape) * joined)
     both = 2 if isinstance(one, Reduce) and not one.scatter else 1
     return both, float(sum(map(message_bytes, one.messages)))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from piper.errors import Problem
 from piper.ir.dag import Dag
-from piper.ir.replicas import replicas
 from piper.ir.rules.neighbours import show
 
 
@@ -18,6 +17,8 @@ def replicas_are_kept_equal(dag: Dag) -> Iterator[Problem]:
         cut = dag.shardings.get(region)
         if cut and cut.ways == len(devices):
             continue  # every device has experts of its own
+        if dag.divisions and dag.replicas.ways == len(devices):
+            continue  # one team, which divides a batch's work
         if len(devices) > 1 and used.trainable and bucket not in dag.residencies:
             tags = ", ".join(f"{key}={index}" for key, index in dag.model.by_id[region].tags)
             yield Problem(
@@ -53,7 +54,7 @@ def replicas_update_no_buffers(dag: Dag) -> Iterator[Problem]:
 
 def feeds_are_alike(dag: Dag) -> Iterator[Problem]:
     """Replicas that share devices are fed together: equally many in each feed."""
-    found = replicas(node.devices for node in dag.computes if node.devices)
+    found = dag.replicas
     if len(set(map(len, found.feeds))) > 1:
         yield Problem(
             f"some devices serve {len(found.feeds[0])} replicas, others "

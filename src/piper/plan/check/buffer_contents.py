@@ -9,8 +9,7 @@ from typing import NoReturn
 from piper.errors import BUG, PlanError, Problem
 from piper.ir.dag import Dag
 from piper.ir.naming import replica_buffer
-from piper.ir.nodes import Compute, Exchange
-from piper.ir.replicas import replicas
+from piper.ir.nodes import Compute, Exchange, Redistribute
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
 from piper.plan.check.excerpts import excerpts, last_end
@@ -48,7 +47,7 @@ class BufferChecks(Interpreter[DeviceBuffers]):
     here: Present  # the devices that must have a plan
 
     def __post_init__(self) -> None:
-        self.replicas = replicas(node.devices for node in self.dag.computes if node.devices)
+        self.replicas = self.dag.replicas
         self.inputs = input_buffers(self.dag)
 
     def pending(self, device: DeviceBuffers, one: Instruction) -> Event | None:
@@ -60,7 +59,9 @@ class BufferChecks(Interpreter[DeviceBuffers]):
                 self.refuse(device, what, position)
         return super().pending(device, one)
 
-    def expected(self, device: DeviceBuffers, node: Compute | Exchange) -> Sequence[Sequence[str]]:
+    def expected(
+        self, device: DeviceBuffers, node: Compute | Exchange | Redistribute
+    ) -> Sequence[Sequence[str]]:
         """What a node reads. Where replicas share a device, each reads the inputs of its own."""
         assert node.devices is not None
         replica, of = self.replicas.place(node.devices, device.plan.device)

@@ -17,8 +17,8 @@ from piper.ir.naming import sent
 from piper.ir.naming import updated as new
 from piper.ir.nodes import Collective, Kind, Node, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
+from piper.ir.placements import Invariant
 from piper.ir.roles import Present
-from piper.ir.sharding import sharding_of
 from piper.ir.values import Role
 from piper.names import BucketId, Device, ValueId
 from piper.plan.check.buffer_contents import DeviceBuffers
@@ -121,7 +121,7 @@ def loss_and_norm_are_complete(execution: SymbolicExecution) -> Iterator[Problem
             found = Counter(execution.counted.get(node.id, ()))
             for loss in node.reads[0]:
                 maker = execution.dag.nodes[execution.dag.producers[loss]]
-                devices = execution.here.of(maker.devices)
+                devices = first_members(execution, maker.devices or ())
                 if found[frozenset([loss])] != len(devices):
                     yield Problem(f"{node.id} is missing {loss}{pictured(execution, devices)}", BUG)
             for number, total in enumerate(node.reads[1:]):
@@ -131,6 +131,12 @@ def loss_and_norm_are_complete(execution: SymbolicExecution) -> Iterator[Problem
                     devices = execution.here.of(maker.devices)
                     picture = pictured(execution, devices)
                     yield Problem(f"{node.id} is missing {total[0]}{picture}", BUG)
+
+
+def first_members(execution: SymbolicExecution, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Of devices that divide regions, the one that counts their loss."""
+    member = execution.replicas.member
+    return tuple(d for d in execution.here.of(devices) if member(devices, d) == 0)
 
 
 def pictured(execution: SymbolicExecution, devices: Sequence[Device]) -> str:
@@ -147,10 +153,19 @@ def pictured(execution: SymbolicExecution, devices: Sequence[Device]) -> str:
 def counting_devices(execution: SymbolicExecution, update: UpdateNode, number: int) -> int:
     """How many devices count a gradient: one in each group that holds the same sum, in turn."""
     maker = execution.dag.nodes[execution.dag.producers[update.reads[0][0]]]
+    counting = execution.here.of(update.devices)
     if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
-        turns = (group[number % len(group)] for group in maker.groups)
-        return sum(device in execution.here.devices for device in turns)
-    return len(execution.here.of(update.devices))
+        turns = {group[number % len(group)] for group in maker.groups}
+        counting = tuple(device for device in counting if device in turns)
+    return sum(in_turn(execution, update, number, device) for device in counting)
+
+
+def in_turn(execution: SymbolicExecution, update: UpdateNode, number: int, device: Device) -> bool:
+    """Devices that divide regions have the same gradient of what is whole: one of them counts."""
+    dag, team = execution.dag, execution.replicas
+    if not dag.divisions or dag.model.buckets[update.bucket].placement is not Invariant:
+        return True
+    return team.member(update.devices or (), device) == number % team.ways
 
 
 def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:
@@ -162,17 +177,18 @@ def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:
             if is_right != (Role.WEIGHTS, state.bucket, not state.home):
                 yield Problem(f"{state.value} is not {state.bucket}", BUG)
             elif shard_of(execution.dag, state, plan.device) != (
-                state.shard, state.ways, state.messages, state.share, state.shares,
+                state.shard, state.ways, state.messages, state.share, state.shares, state.cuts,
             ):  # fmt: skip
                 yield Problem(f"{state.value} on device {plan.device} is the wrong shard", BUG)
 
 
 def shard_of(
     dag: Dag, state: State, device: Device
-) -> tuple[int, int, tuple[Layout, ...], int, int]:
+) -> tuple[int, int, tuple[Layout, ...], int, int, tuple[tuple[int, int], ...]]:
     how = dag.residencies.get(BucketId(state.bucket))
-    cut = sharding_of(dag.model, dag.shardings, BucketId(state.bucket))
-    share = (cut.share(device), cut.ways) if cut else (0, 1)
+    cut = dag.pieces(BucketId(state.bucket))
+    cuts = dag.model.buckets[BucketId(state.bucket)].cuts
+    share = (cut.share(device), cut.ways, cuts) if cut else (0, 1, ())
     if how is None or not how.sharded:
         return 0, 1, (), *share
     group = next(group for group in how.groups if device in group)

@@ -13,6 +13,7 @@ from typing import assert_never
 from piper.errors import PlanError, Problem
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
+from piper.ir.values import Role
 from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.communication import CommunicationChecks
 from piper.plan.check.deadlock import explained
@@ -26,9 +27,11 @@ from piper.plan.instructions import (
     Keep,
     Load,
     Recv,
+    Redistribute,
     Reduce,
     Run,
     Send,
+    Slice,
     Total,
     Update,
 )
@@ -68,6 +71,8 @@ class SymbolicExecution(CommunicationChecks):
                 self.gather(device, one)
             case Exchange():
                 self.exchange(device, one)
+            case Redistribute() | Slice():
+                self.redistribute(device, one)
             case Total():
                 self.total(device, one)
             case Update():
@@ -82,12 +87,19 @@ class SymbolicExecution(CommunicationChecks):
         if load.value not in self.inputs:
             self.refuse(device, f"there is no input {load.value}")
         known, replica = self.inputs[load.value]
-        part, parts = replica * known.parts + known.part, len(self.replicas.feeds[0]) * known.parts
+        part, parts = replica * known.parts + known.part, self.replicas.parts * known.parts
+        index = self.rank(device) if known.role is Role.RANK else known.index
         if (load.role, load.index, load.part, load.parts) != (
-            known.role, known.index, part, parts,
+            known.role, index, part, parts,
         ):  # fmt: skip
             self.refuse(device, f"it does not load {load.value}")
         self.write(device, load.value, {load.value})
+
+    def rank(self, device: DeviceBuffers) -> int:
+        """The position of a device in the groups that divide regions."""
+        number = device.plan.device
+        groups = (group for how in self.dag.divisions.values() for group in how.groups)
+        return next((group.index(number) for group in groups if number in group), 0)
 
     def compute(self, device: DeviceBuffers, run: Run) -> None:
         node = self.dag.nodes.get(run.node)  # type: ignore[call-overload]
