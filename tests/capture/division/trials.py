@@ -104,7 +104,7 @@ def local_module(call: Call, option: Option) -> fx.GraphModule:
     rank = graph.placeholder("rank")
     rank.meta["val"] = torch.tensor(0)
     args, kwargs = fx.map_arg((call.node.args, call.node.kwargs), copies.__getitem__)
-    result = localized(call, option, Emitter(graph, call.node, rank), args, kwargs)
+    result = localized(call, option, Emitter(graph, {}, rank), args, kwargs)
     graph.output(result)
     return fx.GraphModule({}, graph)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from piper.capture.fx_nodes import insert, value
+from piper.capture.fx_nodes import insert_with, value
 from piper.capture.torch_private import OpOverload, argument_names
 from piper.ir.placements import Cut, Placement
 
@@ -69,11 +69,11 @@ class Emitter:
     """Adds nodes to the graph that all devices run. Only `rank` differs from device to device."""
 
     graph: fx.Graph
-    like: fx.Node  # its marks and line go to the new nodes
+    meta: Mapping[str, Any]  # marks and line of the new nodes
     rank: fx.Node
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return insert(self.graph, self.like, target, *args, **kwargs)
+        return insert_with(self.graph, self.meta, target, *args, **kwargs)
 
 
 def packet(node: fx.Node) -> Any:

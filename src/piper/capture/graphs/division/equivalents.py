@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Call, Emitter, packet, shape
-from piper.capture.graphs.division.request import What
-from piper.capture.torch_private import OpOverload
+from piper.capture.trace.grad_modes import Mode, autocast
+from piper.ir.division import What
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2  # reductions of losses
@@ -19,21 +19,23 @@ SHORT = (torch.bfloat16, torch.float16)  # torch sums these in float32
 Rewrite = Callable[[Call, Emitter], fx.Node | None]  # None: leave it as it is
 
 
-def rewrite(nodes: Iterable[fx.Node], ways: int, what: What) -> None:
-    """Replace what can be divided better, in place."""
-    for node in list(nodes):
-        if isinstance(node.target, OpOverload):
-            made = EQUIVALENTS.get(packet(node))
-            grouped = packet(node) is aten.scaled_dot_product_attention
-            if made is not None and (what == "weights" or not grouped):
+def rewrite(nodes: Mapping[fx.Node, Mode], ways: int, what: What) -> None:
+    """Replace what can be divided better, in place. `nodes` ran under these modes."""
+    for node, mode in nodes.items():
+        made = EQUIVALENTS.get(packet(node))
+        grouped = packet(node) is aten.scaled_dot_product_attention
+        if made is not None and (what == "weights" or not grouped):
+            with node.graph.inserting_before(node), autocast(mode):
                 _replace(Call(node, ways), made)
 
 
 def _replace(call: Call, made: Rewrite) -> None:
     node = call.node
-    with node.graph.inserting_before(node):
-        new = made(call, Emitter(node.graph, node, node))
+    emit = Emitter(node.graph, node.meta, node)
+    new = made(call, emit)
     if new is not None:
+        if value(new).dtype != value(node).dtype:
+            new = emit(aten._to_copy.default, new, dtype=value(node).dtype)
         node.replace_all_uses_with(new)
         node.graph.erase_node(node)
 
@@ -145,8 +147,6 @@ def _reduced(call: Call, emit: Emitter, each: fx.Node, kept: fx.Node) -> fx.Node
     loss = emit(aten.sum.default, emit(aten.where.self, *_masked(emit, kept, each)))
     if call.argument("reduction", MEAN) == MEAN:
         loss = emit(aten.div.Tensor, loss, emit(aten.sum.default, kept))
-    if value(loss).dtype != value(call.node).dtype:
-        loss = emit(aten._to_copy.default, loss, dtype=value(call.node).dtype)
     return loss
 
 

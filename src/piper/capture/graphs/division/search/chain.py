@@ -48,14 +48,10 @@ def _through(ends: Ends, matrices: Sequence[Matrix]) -> Ends:
 def _repeated(ends: Ends, group: Sequence[Matrix], repeat: Repeat) -> Ends:
     """Every layer begins and ends alike, or every second one if that is cheaper."""
     once = _layers(ends, group[: repeat.period], repeat.count)
-    if repeat.count % 2:
+    if repeat.count % 2 and once:
         return once
-    twice = _layers(ends, group[: repeat.period * 2], repeat.count // 2)
-    return (
-        {end: min(found[end] for found in (once, twice) if end in found) for end in once | twice}
-        if not once
-        else _cheaper(once, twice)
-    )
+    twice = {} if repeat.count % 2 else _layers(ends, group[: 2 * repeat.period], repeat.count // 2)
+    return _cheaper(once, twice) if once and twice else once or twice or _through(ends, group)
 
 
 def _cheaper(once: Ends, twice: Ends) -> Ends:

@@ -14,10 +14,10 @@ from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Option, operands, tensors
-from piper.capture.graphs.division.request import Request
 from piper.capture.graphs.division.search.prices import conversion_price, flops
 from piper.capture.graphs.division.search.space import Space, held_for
 from piper.capture.torch_private import is_view
+from piper.ir.division import DivisionRequest
 from piper.ir.placements import Cut, Placement
 
 QUICK = 50  # states of a first run, which gives an upper bound
@@ -65,7 +65,8 @@ class Trail:
     choice: Choice
 
     def choices(self) -> list[Choice]:
-        found, trail = [], self
+        found = list[Choice]()
+        trail: Trail | None = self
         while trail is not None:
             found.append(trail.choice)
             trail = trail.before
@@ -200,7 +201,7 @@ class Frontier:
         size = value(node).nbytes
         return conversion_price(self.space.prices, source, target, size, request.ways)
 
-    def _reader(self, node: fx.Node) -> Request | None:
+    def _reader(self, node: fx.Node) -> DivisionRequest | None:
         readers = (self.space.requests.get(user) for user in node.users)
         return next((request for request in readers if request is not None), None)
 

@@ -14,7 +14,13 @@ from piper.capture.graphs.division.calls import Option, operands
 from piper.capture.graphs.division.search.chain import cheapest
 from piper.capture.graphs.division.search.frontier import Frontier, Read
 from piper.capture.graphs.division.search.prices import conversion_price
-from piper.capture.graphs.division.search.segments import Matrix, last_uses, segments_of, solve
+from piper.capture.graphs.division.search.segments import (
+    Matrix,
+    Segment,
+    last_uses,
+    segments_of,
+    solve,
+)
 from piper.capture.graphs.division.search.space import Space, held_for
 from piper.ir.placements import Invariant, Placement, Replicated
 
@@ -45,7 +51,7 @@ class _Search:
         """The cheapest plan with shared parameters held so, if there is one."""
         frontier = Frontier(self.space, held)
 
-        def matrix(segment):  # type: ignore[no-untyped-def]
+        def matrix(segment: Segment) -> Matrix:
             used = {operand for node in segment.nodes for operand in operands(node)}
             key = segment.key, tuple(held[node] for node in self.space.shared if node in used)
             if key not in self.solved:

@@ -14,7 +14,7 @@ from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import operands, tensors
-from piper.capture.graphs.division.search.frontier import Choice, Frontier, Read
+from piper.capture.graphs.division.search.frontier import Choice, Frontier, Read, State
 from piper.capture.graphs.division.search.space import Space
 from piper.ir.placements import Placement
 
@@ -120,9 +120,7 @@ def _types(node: fx.Node) -> str:
 def solve(frontier: Frontier, segment: Segment, last: dict[fx.Node, fx.Node]) -> Matrix:
     """The cheapest way from each placement of the entry to each of the exit."""
     matrix: Matrix = {}
-    entries = [None] if segment.entry is None else placements_of(frontier.space, segment.entry)
-    for entry in entries:
-        state = () if segment.entry is None else ((segment.entry, frozenset({entry})),)
+    for entry, state in _entries(frontier.space, segment.entry):
         found: dict[Placement, Solution] = {}
         for _, (cost, trail) in frontier.run(segment.nodes, state, last).items():
             assert trail is not None
@@ -131,6 +129,14 @@ def solve(frontier: Frontier, segment: Segment, last: dict[fx.Node, fx.Node]) ->
             found[end] = Solution(segment, cost, tuple(choices))
         matrix[entry] = _with_conversions(frontier, segment, found)
     return matrix
+
+
+def _entries(space: Space, entry: fx.Node | None) -> Iterator[tuple[Placement | None, State]]:
+    if entry is None:
+        yield None, ()
+    else:
+        for placement in placements_of(space, entry):
+            yield placement, ((entry, frozenset({placement})),)
 
 
 def _with_conversions(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.blocks import block_counts
 from piper.capture.graphs.division.calls import Call, Option, operands, shape
-from piper.capture.graphs.division.request import Request
 from piper.capture.graphs.division.rules import options_of
 from piper.capture.graphs.division.search.prices import Prices
+from piper.capture.trace.inputs import spec_of
+from piper.ir.division import DivisionRequest
 from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated
+from piper.ir.values import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,10 @@ class Space:
     """
 
     graph: fx.Graph
-    requests: dict[fx.Node, Request]  # of each node that is divided
+    requests: dict[fx.Node, DivisionRequest]  # of each node that is divided
     parameters: dict[fx.Node, str]
     batch: list[fx.Node]
+    joins: set[fx.Node] = field(default_factory=set)  # whole, between regions divided otherwise
     prices: Prices = field(default_factory=Prices)
 
     def __post_init__(self) -> None:
@@ -54,8 +58,20 @@ class Space:
         request = self.requests[node]
         return Call(node, request.ways, self.blocks.every)
 
+    def ways_in(self, nodes: Iterable[fx.Node]) -> int:
+        """Over how many devices the run of these nodes is divided."""
+        found = (self.requests[node].ways for node in nodes if node in self.requests)
+        return next(found, 1)
+
+    def ways_of(self, node: fx.Node) -> int:
+        """Over how many devices a value is divided: where it is made, or else where it is read."""
+        return self.ways_in((node, *node.users))
+
+    def whole(self, parameter: fx.Node) -> TensorSpec:
+        return spec_of(value(parameter))
+
     def _options(self, node: fx.Node) -> Iterator[Option]:
-        if node not in self.requests:
+        if node not in self.requests or node in self.joins:
             yield Option((Invariant(),) * len(operands(node)), Invariant())
             return
         for option in options_of(self.call(node)):
@@ -81,7 +97,7 @@ class Space:
         request = self.requests.get(node)
         if request is None:
             return Held(read, 0.0)
-        seed = request.seed(self.parameters[parameter])
+        seed = seed_of(request, self.parameters[parameter])
         found = [
             Held(placement, self._price(request, parameter, placement, read))
             for placement in held_for(read)
@@ -91,7 +107,7 @@ class Space:
         return min(found, key=lambda held: held.price, default=None)
 
     def _price(
-        self, request: Request, parameter: fx.Node, placement: Placement, read: Placement
+        self, request: DivisionRequest, parameter: fx.Node, placement: Placement, read: Placement
     ) -> float:
         size, prices = value(parameter).nbytes, self.prices
         if isinstance(placement, Cut):
@@ -112,6 +128,11 @@ class Space:
                 ways = self.requests.get(node, some).ways
                 found[node] = set(_cuts(Call(node, ways, every), found))
         return found
+
+
+def seed_of(request: DivisionRequest, name: str) -> Placement | None:
+    """The placement that the user wants for a parameter. A name may be a pattern."""
+    return next((p for key, p in request.seeds.items() if fnmatchcase(name, key)), None)
 
 
 def held_for(read: Placement) -> Iterator[Placement]:
