@@ -106,6 +106,8 @@ def describe(
         traffic=cost.traffic,
         operators=cost.operators,
         recomputes=lowered.recomputes,
+        ways=chunk.piece.ways if chunk.piece else 1,
+        conversion=chunk.piece.conversion if chunk.piece else None,
     )
 
 

@@ -91,6 +91,26 @@ def updated_parameters(names: list[str]) -> CaptureError:
     )
 
 
+def updated_in_division(name: str) -> CaptureError:
+    return CaptureError(
+        "model",
+        Problem(
+            f"the forward pass changes the buffer {name} inside a divided region",
+            "leave that region out of the Shard of weights or tokens",
+        ),
+    )
+
+
+def unknown_size_in_division(where: str) -> CaptureError:
+    return CaptureError(
+        where or UNKNOWN,
+        Problem(
+            "a size depends on data inside a divided region",
+            "leave that region out of the Shard of weights or tokens",
+        ),
+    )
+
+
 def foreign_tensor(node: fx.Node) -> CaptureError:
     return CaptureError(
         line(node) or UNKNOWN,
