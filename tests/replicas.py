@@ -18,12 +18,14 @@ from piper.capture import Captured, annotate, capture
 from piper.directives import Place, Replicate, Split, Strategy
 from piper.errors import PiperError
 from piper.ir.filters import where
-from piper.ir.replicas import replicas
+from piper.job.division import feeds_of
+from piper.job.numerics.differences import place_of
 from piper.models.llama import Llama, LlamaConfig
 from piper.runtime.state.device_state import DeviceState, Part, assembled
 from piper.trainer import Trainer
 
 STEPS, VOCAB, LENGTH, FEATURES = 3, 17, 5, 7
+WIDE = 16  # the vocabulary of a model whose sizes divide by four
 TOLERANCE = 1e-12
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 
@@ -72,6 +74,9 @@ def build(name: str, stages: int) -> tuple[nn.Module, Any]:
         return Uneven(stages).double(), functional.mse_loss
     if name.startswith("moe"):
         return experts.Mixed(stages, name.removeprefix("moe ")).double(), experts.loss
+    if name == "wide":
+        config = LlamaConfig(vocab=WIDE, dim=16, heads=4, kv_heads=2, hidden=24, layers=stages)
+        return Llama(config, stages=stages).double(), cross_entropy
     config = LlamaConfig(vocab=VOCAB, dim=12, heads=2, hidden=10, layers=stages, tied=True)
     return Llama(config, stages=stages).double(), cross_entropy
 
@@ -89,6 +94,8 @@ def batches(name: str, rows: int) -> list[tuple[Tensor, Tensor]]:
     elif name.startswith("moe"):
         size = (rows, LENGTH, experts.WIDTH)
         rand = partial(torch.randn, size, generator=draw, dtype=torch.float64)
+    elif name == "wide":
+        rand = partial(torch.randint, 0, WIDE, (rows, 8), generator=draw)
     else:
         rand = partial(torch.randint, 0, VOCAB, (rows, LENGTH), generator=draw)
     return [(rand(), rand()) for _ in range(STEPS)]
@@ -161,8 +168,8 @@ def train(
 ) -> Run:
     """One device; `rows` are those of all replicas together, of which it feeds its own."""
     strategy = Strategy.from_json(text)
-    feeds = replicas(d.devices for d in strategy if isinstance(d, Place))
-    parts = strategy.microbatches * sum(map(len, feeds.feeds))
+    feeds = feeds_of(strategy)
+    parts = strategy.microbatches * len(feeds.teams)
     model, loss_fn, found = known(rank, name, stages, rows // parts)
     mine = [tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
             for batch in batches(name, rows)]  # fmt: skip
@@ -199,7 +206,9 @@ def train(
 def digests(trainer: Trainer) -> dict[str, str]:
     """The exact bits of every parameter here."""
     return {
-        f"{part.name}[{part.first}:]": hashlib.sha256(part.values.numpy().tobytes()).hexdigest()
+        f"{part.name}[{part.first}:]{part.order}": hashlib.sha256(
+            part.values.numpy().tobytes()
+        ).hexdigest()
         for part in trainer._programs.state.parts()
     }
 
@@ -233,7 +242,7 @@ def compare(parts: Sequence[Sequence[Part]], reference: Sequence[Part], what: st
     """All parts together cover every element, and every part is right by itself."""
     wanted = {part.name: part.values for part in reference}
     for part in (part for row in parts for part in row):
-        there = wanted[part.name][part.first : part.first + part.values.numel()]
+        there = wanted[part.name][place_of(part)]
         close_tensors(part.values, there, f"{what} of {part.name}")
     names = {part.name for row in parts for part in row}
     assert names == set(wanted), f"{what}: {set(wanted) ^ names}"
@@ -246,8 +255,9 @@ def filled(parts: Sequence[Sequence[Part]]) -> list[Part]:
     """Parts on a ground of NaNs, which shows what no part covers."""
     flat = [part for row in parts for part in row]
     ground = {part.name: torch.full(part.shape, float("nan")).flatten().double() for part in flat}
-    shapes = {part.name: part.shape for part in flat}
-    return [*(Part(name, 0, shapes[name], tensor) for name, tensor in ground.items()), *flat]
+    like = {part.name: part for part in flat}
+    empty = (Part(name, 0, like[name].shape, t, like[name].order) for name, t in ground.items())
+    return [*empty, *flat]
 
 
 def close(found: dict[int, float], wanted: dict[int, float], what: str) -> None:

@@ -16,7 +16,7 @@ ParameterPlan = Mapping[str, str] | Sequence[tuple[str, str]] | None  # pattern 
 Slot = tuple[Filter, ...]
 Slots = Sequence[Filter | Sequence[Filter]]  # a slot of one filter needs no list
 
-CUTS = ("colwise", "rowwise", "replicate")  # of a matrix of [outputs, inputs]
+CUTS = ("colwise", "rowwise")  # of a matrix of [outputs, inputs]
 RESERVED = (COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM)  # streams that Piper uses itself
 
 

@@ -12,12 +12,13 @@ import torch
 
 from piper.capture import Captured, capture
 from piper.costs import Costs, mode_of, read_costs
-from piper.directives import Place, Strategy
-from piper.ir.replicas import Replicas, replicas
+from piper.directives import Directive, Strategy
+from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
+from piper.job.division import division_requests, feeds_of, is_dense, with_fixed_stages
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.options import Loss, Options
@@ -42,7 +43,10 @@ class Job:
     options: Options = Options()
     captures: dict[BatchKind, Captured] = field(
         default_factory=dict, repr=False
-    )  # by kind of microbatch
+    )  # of the whole model, by kind of microbatch
+    divided: dict[tuple[BatchKind, str], Captured] = field(
+        default_factory=dict, repr=False
+    )  # by kind of microbatch, and what is divided
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
@@ -55,7 +59,7 @@ class Job:
 
     @cached_property
     def feeds(self) -> Replicas:
-        return replicas(d.devices for d in self.strategy if isinstance(d, Place))
+        return feeds_of(self.strategy)
 
     @cached_property
     def reduction(self) -> LossReduction:
@@ -75,7 +79,7 @@ class Job:
     @property
     def microbatches(self) -> int:
         """Microbatches in the batch of a process."""
-        return self.strategy.microbatches * len(self.feeds.feeds[0])
+        return self.strategy.microbatches * self.feeds.parts
 
     @property
     def all_microbatches(self) -> int:
@@ -95,15 +99,36 @@ class Job:
         return batch.shapes, flags(self.model)
 
     def capture(self, batch: Batch) -> Captured:
-        """Capture the model for microbatches of this batch, once for each kind of microbatch."""
-        one, started = batch.part(0, self.microbatches), time.perf_counter()
+        """Capture the model for microbatches of this batch, once for each kind of microbatch.
+
+        It is divided as the strategy asks, which names regions of the whole model.
+        """
+        started, found = time.perf_counter(), self.capture_whole(batch)
+        requests = division_requests(found.model, self.strategy.directives)
+        if requests:
+            one = batch.part(0, self.microbatches)
+            asked = self.kind(one), repr(requests)
+            if asked not in self.divided:
+                given = self.model, self.loss_fn, one.arguments, self.device.type
+                self.divided[asked] = capture(*given, requests)
+            found = self.divided[asked]
+        LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
+        return found
+
+    def capture_whole(self, batch: Batch) -> Captured:
+        """The model without any division."""
+        one = batch.part(0, self.microbatches)
         kind = self.kind(one)
         if kind not in self.captures:
             made = capture(self.model, self.loss_fn, one.arguments, self.device.type)
             self.captures[kind] = made
-        found = self.captures[kind]
-        LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
-        return found
+        return self.captures[kind]
+
+    def directives(self, batch: Batch) -> tuple[Directive, ...]:
+        """The strategy for what is captured: a divided model has the stages of the whole one."""
+        if not any(map(is_dense, self.strategy)):
+            return self.strategy.directives
+        return with_fixed_stages(self.capture_whole(batch).model, self.strategy.directives)
 
     def compile(
         self, batch: Batch, costs: Costs | None = None, by_role: bool = False
@@ -117,7 +142,7 @@ class Job:
         self.try_mean(batch)
         compiled = compile_strategy(
             captured.model,
-            self.strategy.directives,
+            self.directives(batch),
             clip=self.options.max_norm is not None,
             costs=costs or self.costs,
             by_role=by_role,
@@ -133,7 +158,7 @@ class Job:
         return self.all_microbatches > 1 and self.reduction.is_plain_mean
 
     def captured(self, batch: Batch) -> Captured | None:
-        """What was captured before. None on processes that do not capture."""
+        """The whole model, if it was captured before. None on processes that do not capture."""
         return self.captures.get(self.kind(batch.part(0, self.microbatches)))
 
     def try_mean(self, batch: Batch) -> None:

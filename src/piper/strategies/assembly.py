@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
+from piper.directives.shard import What
 from piper.errors import Problem, StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase
@@ -27,19 +28,33 @@ def assemble(
     bucket_mb: float = 25.0,
     gather_ahead: int = 1,
     gather_buffers: int = 2,
+    tp: int = 1,
+    cp: int = 1,
     ep: int = 1,
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
     stream: str = "pp",
+    tp_stream: str = "tp",
+    cp_stream: str = "cp",
     ep_stream: str = "ep",
     reduce_stream: str = "dp",
     gather_stream: str = "gather",
 ) -> Strategy:
-    """Each stage on `dp` times its devices, `pp` apart, and the directives of its replicas."""
-    require_count("dp", dp)
-    require_count("ep", ep)
+    """Each stage on `dp` times its devices, `pp` apart, and the directives of its replicas.
+
+    With `tp` or `cp`, so many devices side by side take the place of each.
+    """
+    for name, count in (("dp", dp), ("tp", tp), ("cp", cp), ("ep", ep)):
+        require_count(name, count)
+    require_one_division(tp, cp, ep)
+    ways = tp * cp
     homes = {
-        stage: tuple(device + pp * copy for copy in range(dp) for device in devices)
+        stage: tuple(
+            (device + pp * copy) * ways + part
+            for copy in range(dp)
+            for device in devices
+            for part in range(ways)
+        )
         for stage, devices in places.items()
     }
     replicates = (
@@ -55,11 +70,28 @@ def assemble(
             Stage("PP", table.stages if stages is None else stages_of(stages, table)),
             *places_of(homes, stream),
             *replicates,
+            *divisions_of(homes, tp, tp_stream, "weights"),
+            *divisions_of(homes, cp, cp_stream, "tokens"),
             *shards_of(homes, ep, ep_stream, expert_stages),
             Split("MB", table.microbatches),
-            *orders_of(table, ep > 1 if ahead is None else ahead),
+            *orders_of(table, ep * ways > 1 if ahead is None else ahead),
         )
     )
+
+
+def require_one_division(tp: int, cp: int, ep: int) -> None:
+    asked = [f"{name}={n}" for name, n in (("tp", tp), ("cp", cp), ("ep", ep)) if n > 1]
+    if len(asked) > 1:
+        what = f"{' and '.join(asked)} divide the same stages"
+        raise StrategyError("strategy", Problem(what, f"keep one of them, such as {asked[0]}"))
+
+
+def divisions_of(homes: Places, ways: int, stream: str, what: What) -> Iterator[Shard]:
+    """Each `ways` devices side by side divide a stage."""
+    for stage in sorted(homes) if ways > 1 else ():
+        devices = homes[stage]
+        groups = [devices[k : k + ways] for k in range(0, len(devices), ways)]
+        yield Shard(where(PP=stage), groups[0] if len(groups) == 1 else groups, stream, what)
 
 
 def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
-
 from capture.division.trials import joined, piece
 from capture.interpreter import Interpreter, add, check, state
+from torch import Tensor, nn
+
 from piper.capture import Captured
 from piper.ir.model import Region
 from piper.ir.naming import RANK

@@ -128,7 +128,7 @@ def compare(
 def on_cpu(job: Job, model: torch.nn.Module) -> Job:
     """The same job for a copy of its model, without compilation and graphs."""
     options = replace(job.options, device="cpu", compiled=False, graphs=False, init=None)
-    return replace(job, model=model, options=options, captures={})
+    return replace(job, model=model, options=options, captures={}, divided={})
 
 
 @dataclass
