@@ -50,12 +50,12 @@ def agree(found: Result, wanted: Result) -> None:
         torch.testing.assert_close(found.parameters[name], tensor, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("zero", [None, 0, 1, 2, 3])
-@pytest.mark.parametrize(("ways", "copies"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("ways", "copies", "zero"),
+    [(2, 1, None), (2, 1, 3), (4, 1, 1), (2, 2, 0), (2, 2, 1), (2, 2, 2), (2, 2, 3)],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_it_trains_as_plain_pytorch(name: str, ways: int, copies: int, zero: int | None) -> None:
-    if zero is None and copies > 1:
-        return
     made = MODELS[name][0](ways)
 
     found = together(made, program(ways, copies, 1, zero), 2, STEPS, MAX_NORM)
@@ -80,7 +80,7 @@ PIPELINE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("zero", [0, 2, 3])
+@pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("slots", [OVERLAPPED, HALVES], ids=["overlapped", "halves"])
 @pytest.mark.parametrize("name", MODELS)
 def test_it_does_in_every_order(name: str, slots: list, zero: int) -> None:
@@ -91,8 +91,7 @@ def test_it_does_in_every_order(name: str, slots: list, zero: int) -> None:
     agree(found, expected(name, 1, 4))
 
 
-@pytest.mark.parametrize("zero", [1, 3])
-@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(("ordered", "zero"), [(True, 1), (False, 3)])
 @pytest.mark.parametrize("name", MODELS)
 def test_it_does_in_a_pipeline(name: str, ordered: bool, zero: int) -> None:
     made = MODELS[name][0](2, 2)

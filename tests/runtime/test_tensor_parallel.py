@@ -14,15 +14,23 @@ PARTS = 4
 ALONE = [
     strategies.one_f_one_b(pp=1, microbatches=2, tp=2, dp=2, zero=3),
     strategies.one_f_one_b(pp=1, microbatches=2, tp=2, dp=2, zero=0),
-    strategies.one_f_one_b(pp=1, microbatches=4, cp=4, zero=1),
 ]
 PIPELINES = [
     strategies.zb_h1(pp=2, microbatches=4, tp=2, zero=1),
-    strategies.one_f_one_b(pp=2, microbatches=4, cp=2, zero=3),
+    strategies.one_f_one_b(pp=2, microbatches=4, tp=2, zero=3),
+]
+TOKENS = [
+    strategies.one_f_one_b(pp=1, microbatches=4, cp=4, zero=1),
+    strategies.one_f_one_b(pp=1, microbatches=2, cp=2, dp=2, zero=3),
 ]
 
 
-@pytest.mark.parametrize("several", [ALONE, PIPELINES], ids=["alone", "pipelines"])
+@pytest.mark.parametrize(
+    "several",
+    [ALONE, pytest.param(PIPELINES, marks=pytest.mark.soak),
+     pytest.param(TOKENS, marks=pytest.mark.soak)],
+    ids=["alone", "pipelines", "tokens"],
+)  # fmt: skip
 def test_devices_that_divide_a_model_train_as_one(several: list[Strategy]) -> None:
     stages, texts = stages_of(several[0]), [strategy.to_json() for strategy in several]
 

@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 from piper.capture import Captured, capture
 
-
 DIVIDED: dict[tuple[int, str], Captured] = {}  # by the whole model, and what was asked
 
 
