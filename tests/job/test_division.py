@@ -14,7 +14,7 @@ from piper import Place, Replicate, Shard, Split, Stage, Strategy, annotate, str
 from piper.errors import DirectiveError, PassError, StrategyError
 from piper.ir.placements import Cut
 from piper.job.batch import Batch
-from piper.job.division import division_requests, feeds_of, with_fixed_stages
+from piper.job.division import division_requests, feeds_of
 from piper.job.job import Job
 from piper.job.options import Options
 from piper.job.rehearsal import Rehearsal, rehearsed
@@ -175,11 +175,11 @@ def test_a_plan_that_names_nothing_is_refused() -> None:
 
 
 def test_stages_of_a_divided_model_are_those_of_the_whole_one() -> None:
-    model = job().capture_whole(Batch.of(batches()[0]).part(0, PARTS)).model
+    found = job().under(STRATEGIES["gpipe"](tp=2))
 
-    program = with_fixed_stages(model, (Stage("PP", 2), Place(where(), [0])))
+    program = found.directives(Batch.of(batches()[0]))
 
-    assert program[0] == Stage("PP", (1, 1))
+    assert next(one for one in program if isinstance(one, Stage)).stages == (1, 1)
 
 
 def test_a_group_is_one_replica() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from piper.directives import Directive, Place, Shard, Stage, apply
-from piper.directives.stage import layers_of
+from piper.directives import Directive, Place, Shard, apply
 from piper.errors import DirectiveError, Problem
 from piper.ir.division import DivisionRequest
 from piper.ir.model import Model, Parameter
@@ -84,20 +83,3 @@ def is_named(parameter: Parameter, pattern: str) -> bool:
     """Whether a pattern is that of a parameter, or of its module."""
     module = parameter.name.rpartition(".")[0]
     return fnmatchcase(parameter.name, pattern) or fnmatchcase(module, pattern)
-
-
-def with_fixed_stages(model: Model, program: Sequence[Directive]) -> tuple[Directive, ...]:
-    """Stages are cut by the FLOPs of whole regions: a divided model has the same layers in each."""
-    return tuple(
-        replace(one, stages=stage_sizes(model, program, number, one))
-        if isinstance(one, Stage) and isinstance(one.stages, int)
-        else one
-        for number, one in enumerate(program)
-    )
-
-
-def stage_sizes(
-    model: Model, program: Sequence[Directive], number: int, stage: Stage
-) -> tuple[int, ...]:
-    before = apply(program, training_dag(model), upto=number)
-    return stage.sizes(layers_of(before.model.regions, stage.name))

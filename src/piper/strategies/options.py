@@ -13,7 +13,11 @@ class PipelineOptions(TypedDict, total=False):
     """Options of every builder besides `pp`, `microbatches` and `dp`. All have defaults."""
 
     stages: Sequence[int] | None
-    """How many layers each stage has. Default: None, stages of about equally many FLOPs."""
+    """How many layers each stage has. Default: None, stages that take about equally long."""
+
+    memory_mb: float | None
+    """The most megabytes that a device may hold, for parameters, gradients, Adam and activations.
+    Only cuts into stages that fit are considered. Default: None, any."""
 
     zero: int
     """ZeRO level of the replicas: 0 shards nothing (default), 1 optimizer state, 2 gradients too,

@@ -88,12 +88,7 @@ class Comparison:
 
 
 def compare(
-    job: Job,
-    example: Batch,
-    captured: Captured,
-    compiled: Compiled,
-    steps: int = 3,
-    seed: int = 0,
+    job: Job, example: Batch, captured: Captured, compiled: Compiled, steps: int = 3, seed: int = 0
 ) -> Comparison:
     """Train both ways on the same random batches, and compare.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.plan.instructions import State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.state.element_order import NATURAL, ElementOrder
@@ -160,22 +160,18 @@ class DeviceState:
         others = [b.names for b in self.buckets.values() if b.bucket != state.bucket]
         taken = {name for other in others for name in other} & set(names)
         if known and known.names == names and not same:
-            raise InputError(
+            raise InputError.of(
                 "model",
-                Problem(
-                    f"{', '.join(names)[:80]} changed between frozen and trained (requires_grad)",
-                    "make a new Trainer, with a model that has loaded state_dict() of this one",
-                ),
+                f"{', '.join(names)[:80]} changed between frozen and trained (requires_grad)",
+                "make a new Trainer, with a model that has loaded state_dict() of this one",
             )
         if not same and (known or taken):
-            raise InputError(
+            raise InputError.of(
                 "batch",
-                Problem(
-                    f"batches of this shape use {', '.join(sorted(names))[:80]} in another way "
-                    "than the batches before",
-                    "use a Trainer for one way of using parameters; give numbers that choose "
-                    "between them the same value in every batch",
-                ),
+                f"batches of this shape use {', '.join(sorted(names))[:80]} in another way "
+                "than the batches before",
+                "use a Trainer for one way of using parameters; give numbers that choose "
+                "between them the same value in every batch",
             )
 
     def whole(

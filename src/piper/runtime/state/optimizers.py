@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.runtime.comm.flat_messages import Piece
 from piper.runtime.state.element_order import ElementOrder
 from piper.runtime.state.joint_optimizers import refuse_joint
@@ -67,25 +67,21 @@ def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRS
     try:
         scheduler = make(optimizer)
     except TypeError as error:
-        raise StrategyError(
-            "lr_scheduler", Problem(f"it cannot be called with an optimizer: {error}", SCHEDULER)
+        raise StrategyError.of(
+            "lr_scheduler", f"it cannot be called with an optimizer: {error}", SCHEDULER
         ) from error
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
-        raise StrategyError(
+        raise StrategyError.of(
             "lr_scheduler",
-            Problem(
-                f"it made {type(scheduler).__name__}, which needs more than the number of steps",
-                f"{SCHEDULER}, or another scheduler that needs only the number of steps",
-            ),
+            f"it made {type(scheduler).__name__}, which needs more than the number of steps",
+            f"{SCHEDULER}, or another scheduler that needs only the number of steps",
         )
     if scheduler.optimizer is not optimizer:
-        raise StrategyError(
+        raise StrategyError.of(
             "lr_scheduler",
-            Problem(
-                "it made a scheduler for an optimizer that it was not given",
-                "make a new one at each call: each group of parameters that live together has its "
-                "own optimizer",
-            ),
+            "it made a scheduler for an optimizer that it was not given",
+            "make a new one at each call: each group of parameters that live together has its "
+            "own optimizer",
         )
     return scheduler
 
@@ -145,7 +141,7 @@ def names_text(named: Named) -> str:
 
 
 def refused(what: str, fix: str) -> StrategyError:
-    return StrategyError("optimizer", Problem(what, fix))
+    return StrategyError.of("optimizer", what, fix)
 
 
 def sharded_optimizer(

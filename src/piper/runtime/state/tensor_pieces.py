@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.runtime.observe.measure import settle
 from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
 from piper.runtime.state.element_order import NATURAL, ElementOrder
@@ -225,7 +225,7 @@ def on_its_device(
 
 
 def refused(what: str, fix: str) -> InputError:
-    return InputError("checkpoint", Problem(what, fix))
+    return InputError.of("checkpoint", what, fix)
 
 
 @contextmanager
