@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.directives.order import Ahead
@@ -48,40 +49,39 @@ def assemble(
     reduce_stream: str = "dp",
     gather_stream: str = "gather",
 ) -> Strategy:
-    """Each stage on its ranks of `dp` pipelines, and the directives of its replicas.
+    """Each stage on its ranks of `dp` pipelines (`tp` or `cp` devices each), and its directives."""
+    require_one_division(dp, tp, cp, ep, devices)
+    width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
+    homes = homes_of(places, device_mesh(pp, dp, max(1, ep // width), mesh, devices), tp * cp)
+    how = Replicate(where(), [0], zero, bucket_mb, reduce_stream, gather_stream, gather_ahead,
+                    gather_buffers, reduce)  # fmt: skip
+    program = (
+        stage_of(table, stages, memory_mb, zero, min(map(len, homes.values()))),
+        *places_of(homes, stream),
+        *replicates_of(homes, how),
+        *divisions_of(homes, tp, tp_stream, "weights"),
+        *divisions_of(homes, cp, cp_stream, "tokens"),
+        *shards_of(homes, ep, ep_stream, expert_stages),
+        *remats_of(remat, table.stages),
+        Split("MB", table.microbatches),
+        *orders_of(table, tp * cp * ep > 1 if ahead is None else ahead),
+    )
+    return Strategy(program)
 
-    With `tp` or `cp`, so many devices side by side take the place of each.
-    """
+
+def replicates_of(homes: Places, how: Replicate) -> Iterator[Replicate]:
+    """Each stage that is on several devices, replicated as `how` is."""
+    for stage in sorted(homes):
+        if len(homes[stage]) > 1:
+            yield replace(how, filter=where(PP=stage), devices=homes[stage])
+
+
+def require_one_division(
+    dp: int, tp: int, cp: int, ep: int, devices: Sequence[Device] | None
+) -> None:
+    """Counts are counts, and stages are divided in one way."""
     for name, count in (("dp", dp), ("tp", tp), ("cp", cp), ("ep", ep)):
         require_count(name, count)
-    require_one_division(tp, cp, ep, devices)
-    ways = tp * cp
-    width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
-    homes = homes_of(places, device_mesh(pp, dp, max(1, ep // width), mesh, devices), ways)
-    replicates = (
-        Replicate(
-            where(PP=stage), homes[stage], zero, bucket_mb, reduce_stream, gather_stream,
-            gather_ahead, gather_buffers, reduce,
-        )
-        for stage in sorted(homes)
-        if len(homes[stage]) > 1
-    )  # fmt: skip
-    return Strategy(
-        (
-            stage_of(table, stages, memory_mb, zero, min(map(len, homes.values()))),
-            *places_of(homes, stream),
-            *replicates,
-            *divisions_of(homes, tp, tp_stream, "weights"),
-            *divisions_of(homes, cp, cp_stream, "tokens"),
-            *shards_of(homes, ep, ep_stream, expert_stages),
-            *remats_of(remat, table.stages),
-            Split("MB", table.microbatches),
-            *orders_of(table, ep * ways > 1 if ahead is None else ahead),
-        )
-    )
-
-
-def require_one_division(tp: int, cp: int, ep: int, devices: Sequence[Device] | None) -> None:
     asked = [f"{name}={n}" for name, n in (("tp", tp), ("cp", cp), ("ep", ep)) if n > 1]
     if len(asked) > 1:
         what = f"{' and '.join(asked)} divide the same stages"
