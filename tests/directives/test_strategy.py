@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from synthetic import chain
 
 from piper.directives import Directive, Order, Place, Split, Strategy
-from piper.directives.arguments import DeviceGroups, DeviceList, Slots
+from piper.directives.arguments import DeviceGroups, DeviceList, ParameterPlan, Slots
 from piper.directives.base import DIRECTIVES
 from piper.errors import Refused, StrategyError
 from piper.ir.filters import ANY, Filter, where
@@ -84,6 +84,7 @@ VALUES: dict[object, st.SearchStrategy[object]] = {
     Slots: st.lists(st.lists(filters(), max_size=3) | filters(), max_size=4),
     DeviceList: devices,
     DeviceGroups: devices | groups,
+    ParameterPlan: st.sampled_from([None, {"layers.*.up": "colwise", "down": "rowwise"}]),
     str: st.sampled_from(["MB", "ep", "é"]),
     int: st.integers(0, 3),
     float: st.integers(1, 99) | st.floats(0.5, 99),

@@ -17,9 +17,10 @@ from piper.ir.model import Model
 from piper.ir.naming import replica_buffer
 from piper.ir.nodes import Compute, Node, Precedence, Transfer
 from piper.ir.origins import Origins
+from piper.ir.placements import Cut, Replicated
 from piper.ir.replicas import Replicas, distinct, replicas
 from piper.ir.residency import Residency
-from piper.ir.sharding import Shardings, held_specs
+from piper.ir.sharding import Sharding, Shardings, held_specs, sharding_of
 from piper.ir.values import LOADED, PER_DEVICE, TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
@@ -48,6 +49,7 @@ class Dag:
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
+    divisions: Shardings = field(default_factory=dict)  # how all other regions are divided
     streams: tuple[Share, ...] = ()  # SMs and priorities, by `Stream`; others use the rest
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected
@@ -90,10 +92,6 @@ class Dag:
         """Every device that has a node, in rising order."""
         lists = dict.fromkeys(node.devices for node in self.nodes.values() if node.devices)
         return tuple(sorted(set(chain.from_iterable(lists))))
-
-    @cached_property
-    def replicas(self) -> Replicas:
-        return replicas(node.devices for node in self.computes if node.devices)
 
     @cached_property
     def shares_devices(self) -> bool:
@@ -184,6 +182,37 @@ class Dag:
         for value in chain.from_iterable(node.reads):
             if value in self.producers:
                 yield self.producers[value]
+
+    @cached_property
+    def replicas(self) -> Replicas:
+        """Which replicas there are, and which of them share a batch."""
+        groups = chain.from_iterable(how.groups for how in set(self.divisions.values()))
+        return replicas((node.devices for node in self.computes if node.devices), groups)
+
+    @cached_property
+    def places(self) -> dict[RegionId, tuple[Device, ...]]:
+        """Where regions are; nowhere before `Place`."""
+        return {node.region: node.devices or () for node in self.computes}
+
+    def pieces(self, bucket: BucketId) -> Sharding | None:
+        """Which devices hold different pieces of a bucket: experts, or cut parameters."""
+        if self.divisions and self.model.buckets[bucket].placement is Cut:
+            return self.divisions.get(self.model.first_uses[bucket])
+        return sharding_of(self.model, self.shardings, bucket)
+
+    def holding(self, bucket: BucketId) -> Sharding | None:
+        """Who adds up gradients of a bucket: devices with the same share of it.
+
+        Devices that divide a region give the same gradient of what is whole (Invariant), or parts
+        of it (Replicated); these add up all.
+        """
+        kind = self.model.buckets[bucket].placement
+        if not self.divisions or kind is Replicated:
+            return self.pieces(bucket)
+        home = self.model.first_uses[bucket]
+        if home in self.divisions:
+            return self.divisions[home]
+        return Sharding(groups=self.replicas.groups(self.places[home]), stream="")
 
     def held(self, bucket: BucketId) -> tuple[TensorSpec, ...]:
         """What a device holds of a bucket before ZeRO: all of it, or its share of the experts."""

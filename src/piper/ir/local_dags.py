@@ -15,7 +15,17 @@ from typing import assert_never
 
 from piper.ir.dag import Dag
 from piper.ir.naming import elsewhere, of_replica, replica_buffer, weights
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Precedence, Sum, Totals, Transfer
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Node,
+    Precedence,
+    Redistribute,
+    Sum,
+    Totals,
+    Transfer,
+)
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.replicas import Replicas, distinct
 from piper.ir.values import LOADED, PER_DEVICE, Role
@@ -42,7 +52,7 @@ def views(dag: Dag, devices: Sequence[Device]) -> Iterator[View]:
         return
     local = LocalDags(dag)
     for device in devices:
-        yield View(local.of(device), Replicas(((device,),), ((0,),)), (device,))
+        yield View(local.of(device), Replicas(((device,),), ((0,),), ((0,),), 1), (device,))
 
 
 @dataclass
@@ -116,7 +126,7 @@ class LocalDags:
                 yield self.totals(node, device)
             case Collective() | UpdateNode():
                 yield replace(node, reads=tuple(self.total(t, device) for t in node.reads))
-            case Exchange():  # has one replica here
+            case Exchange() | Redistribute():  # has one replica here
                 yield replace(node, devices=(device,))
             case _:
                 assert_never(node)

@@ -12,6 +12,7 @@ from piper.names import BucketId, Device, NodeId, Phase, RegionId, ValueId
 
 SEED = ValueId("seed")
 RANDOM = ValueId("random")
+RANK = ValueId("rank")
 TOTALS = ValueId("totals")
 TOTALS_NODE = NodeId("totals")
 LISTED = 8  # devices that are named one by one

@@ -100,6 +100,16 @@ class Conversion:
         return not {self.forward, self.backward} <= set(LOCAL)
 
 
+def exists(source: Placement, target: Placement) -> bool:
+    """Whether one conversion leads from one placement to another.
+
+    Pieces of one dimension in other blocks would not be equal.
+    """
+    if isinstance(source, Cut) and isinstance(target, Cut):
+        return source.dim != target.dim
+    return (type(source), type(target)) in STEPS
+
+
 def local_shape(shape: Shape, placement: Placement, ways: int) -> Shape:
     """The shape of what one of `ways` devices holds.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Exchange, Transfer
+from piper.ir.nodes import Collective, Exchange, Redistribute, Transfer
 from piper.ir.replicas import Replicas
 from piper.names import Device
 
@@ -83,6 +83,8 @@ def own_roles(devices: Iterable[Device], obstacle: str = "") -> Roles:
 
 def roles(dag: Dag) -> Roles:
     """The roles of all devices. If replicas differ, every device has its own role."""
+    if dag.divisions:
+        return own_roles(dag.devices, "devices divide regions, and each has its own part")
     rows = alike(dag.replicas)
     if rows is None:
         return own_roles(dag.devices, "its replicas do not have the same regions on their devices")
@@ -156,7 +158,7 @@ def is_parallel(source: Sequence[Device], target: Sequence[Device], same: Roles)
 
 def meetings(dag: Dag) -> Iterable[Groups]:
     """The groups of all collectives, each once."""
-    nodes = (n for n in dag.nodes.values() if isinstance(n, Collective | Exchange))
+    nodes = (n for n in dag.nodes.values() if isinstance(n, Collective | Exchange | Redistribute))
     return {id(node.groups): node.groups for node in nodes}.values()
 
 

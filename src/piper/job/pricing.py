@@ -30,9 +30,11 @@ from piper.plan.instructions import (
     Load,
     Plan,
     Recv,
+    Redistribute,
     Reduce,
     Run,
     Send,
+    Slice,
     Total,
     Update,
 )
@@ -161,7 +163,7 @@ def tokens_of(dag: Dag) -> int:
         for value in dag.values.values()
         if value.role is Role.BATCH and value.specs
     )
-    copies = sum(map(len, dag.replicas.feeds))
+    copies = len(dag.replicas.teams)
     for _, parts, spec in batch:
         if "int" in spec.dtype:
             return copies * parts * spec.numel
@@ -195,7 +197,11 @@ class Prices:
                 return self.costs.optimizer(self.bytes_processed(one))
             case Total():
                 return self.costs.norm(self.bytes_processed(one))
-            case Load() | Keep() | Send() | Recv() | Reduce() | Gather() | Exchange() | Free():
+            case Slice():
+                return self.costs.addition(self.bytes_processed(one))
+            case Load() | Keep() | Free():
+                return 0.0
+            case Send() | Recv() | Reduce() | Gather() | Exchange() | Redistribute():
                 return 0.0
             case _:
                 assert_never(one)
@@ -204,11 +210,13 @@ class Prices:
         found = self.dag.model.by_id[RegionId(region)]
         return self.costs.region(self.dag.model, found, Phase(phase))
 
-    def bytes_processed(self, one: Add | Update | Total) -> float:
-        """Bytes that are added, updated or squared."""
+    def bytes_processed(self, one: Add | Slice | Update | Total) -> float:
+        """Bytes that are added, copied, updated or squared."""
         match one:
             case Add():
                 return self.size(one.value)
+            case Slice():
+                return self.size(one.into)
             case Update():
                 return self.size(weights(BucketId(one.bucket)))
             case Total():

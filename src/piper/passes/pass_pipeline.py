@@ -9,6 +9,7 @@ from piper.errors import DirectiveError, PassError, Refused
 from piper.ir.dag import Dag
 from piper.ir.rules import CAPTURED, FINAL, GATHERED, LOWERABLE, ORDERED, PLACED, Rule, require
 from piper.passes.bucket_homes import with_homes
+from piper.passes.conversions import insert_redistributions
 from piper.passes.gathers import place_gathers
 from piper.passes.message_orders import place_message_orders
 from piper.passes.reductions import place_reductions
@@ -30,6 +31,7 @@ def steps(costs: Costs) -> tuple[Step, ...]:
         ("bucket homes", with_homes, ()),
         ("split backwards", split_backwards, CAPTURED),
         ("token all-to-all", insert_token_all_to_all, CAPTURED),
+        ("conversions", insert_redistributions, CAPTURED),
         ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),
         ("message orders", place_message_orders, ORDERED),

@@ -14,6 +14,7 @@ from piper.ir.nodes import (
     Compute,
     Node,
     Precedence,
+    Redistribute,
     Sum,
     Tags,
     Totals,
@@ -155,6 +156,8 @@ class Transfers:
 
     def stream(self, value: ValueId) -> str:
         maker = self.dag.nodes[self.dag.producers[value]]
+        if isinstance(maker, Redistribute):
+            return maker.onward
         return (maker.stream or "pp") if isinstance(maker, Compute) else WEIGHTS_STREAM
 
     def weight_copy(self, value: ValueId, here: Devices) -> ValueId:

@@ -10,7 +10,7 @@ from piper.ir.values import LOADED, Value
 
 def input_buffers(dag: Dag, known: Replicas | None = None) -> dict[str, tuple[Value, int]]:
     """Buffer name -> value and replica. A device may hold several replicas."""
-    count = len((known or dag.replicas).feeds[0])
+    count = (known or dag.replicas).parts
     return {
         replica_buffer(name, replica): (value, replica)
         for name, value in dag.values.items()

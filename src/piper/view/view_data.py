@@ -9,7 +9,16 @@ from typing import Any, assert_never
 
 from piper.ir.dag import Dag
 from piper.ir.local_dags import shared_nodes
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Node,
+    Redistribute,
+    Totals,
+    Transfer,
+    Update,
+)
 from piper.ir.sizes import node_bytes
 from piper.names import BI, TOTALS_STREAM, B, Device, NodeId
 from piper.plan.analyse.memory import holders, lasting, peak, timeline
@@ -222,6 +231,8 @@ def kind_of_node(node: Node) -> str:
             return "gather" if node.kind == "all-gather" else str(node.kind)
         case Exchange():
             return "exchange"
+        case Redistribute():
+            return str(node.step)
         case Update():
             return "update"
         case Totals():
@@ -239,6 +250,8 @@ def made_by(node: Node) -> str:
             return "reductions and gathers (passes, because of replicate)"
         case Exchange():
             return "token all-to-all (a pass, because of shard)"
+        case Redistribute():
+            return "conversions (a pass, because of shard)"
         case Compute() | Update() | Totals():
             return "capture"
         case _:

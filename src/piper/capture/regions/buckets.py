@@ -11,6 +11,7 @@ from piper.capture.graphs.region_graphs import Lowered
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.inputs import spec_of
 from piper.ir.model import Bucket, Parameter
+from piper.ir.placements import Invariant, Placement
 from piper.names import BucketId, RegionId
 
 Part = tuple[tuple[BucketId, ...], Layout]
@@ -30,13 +31,14 @@ class _Key:
     users: tuple[int, ...]
     trainable: bool  # some region gives it a gradient
     buffer: bool
+    placement: type[Placement] = Invariant  # pieces, and parts of gradients, are kept apart
 
 
 def make_buckets(traced: Traced, regions: Sequence[Lowered], ids: Sequence[RegionId]) -> Bucketed:
     users = _users(regions)
     names = {node: name for name, node in traced.weights.items()}
     keys = {
-        node: _key(users[node], buffer=name not in traced.parameters)
+        node: _key(users[node], name not in traced.parameters, traced.placements.get(name))
         for node, name in names.items()
         if node in users
     }
@@ -48,7 +50,7 @@ def make_buckets(traced: Traced, regions: Sequence[Lowered], ids: Sequence[Regio
     for lowered in regions:
         order = list(dict.fromkeys(keys[node] for node in lowered.chunk.weights))
         for key in order:
-            bucket = _bucket(key, members[key], names, ids)
+            bucket = _bucket(key, _parameters(traced, members[key], names), ids)
             buckets.setdefault(bucket.id, bucket)
         parts.append((tuple(_id(key, ids) for key in order), _layout(lowered, order, members)))
     unused = tuple(name for node, name in names.items() if node not in users)
@@ -64,21 +66,35 @@ def _users(regions: Sequence[Lowered]) -> dict[fx.Node, dict[int, bool]]:
     return users
 
 
-def _key(uses: dict[int, bool], buffer: bool) -> _Key:
-    return _Key(tuple(uses), any(uses.values()), buffer)
+def _key(uses: dict[int, bool], buffer: bool, placement: Placement | None) -> _Key:
+    kind = Invariant if placement is None else type(placement)
+    return _Key(tuple(uses), any(uses.values()), buffer, kind)
 
 
 def _id(key: _Key, ids: Sequence[RegionId]) -> BucketId:
     name = "+".join(ids[number] for number in key.users)
+    if key.placement is not Invariant:
+        name = f"{name}:{key.placement.__name__.lower()}"
     if key.buffer:
         return BucketId(f"{name}:buffers")
     return BucketId(name if key.trainable else f"{name}:frozen")
 
 
-def _bucket(
-    key: _Key, nodes: list[fx.Node], names: dict[fx.Node, str], ids: Sequence[RegionId]
-) -> Bucket:
-    parameters = tuple(Parameter(names[node], spec_of(value(node))) for node in nodes)
+def _parameters(
+    traced: Traced, nodes: list[fx.Node], names: dict[fx.Node, str]
+) -> tuple[Parameter, ...]:
+    """With the shapes of whole parameters, even if a device holds a piece."""
+    return tuple(
+        Parameter(
+            name,
+            traced.whole.get(name, spec_of(value(node))),
+            traced.placements.get(name, Invariant()),
+        )
+        for node, name in ((node, names[node]) for node in nodes)
+    )
+
+
+def _bucket(key: _Key, parameters: tuple[Parameter, ...], ids: Sequence[RegionId]) -> Bucket:
     return Bucket(_id(key, ids), parameters, trainable=key.trainable, buffers=key.buffer)
 
 

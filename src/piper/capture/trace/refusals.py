@@ -81,6 +81,22 @@ def updated_parameters(names: list[str]) -> CaptureError:
     )
 
 
+def updated_in_division(name: str) -> CaptureError:
+    return refusal(
+        "model",
+        f"the forward pass changes the buffer {name} inside a divided region",
+        "leave that region out of the Shard of weights or tokens",
+    )
+
+
+def unknown_size_in_division(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "a size depends on data inside a divided region",
+        "leave that region out of the Shard of weights or tokens",
+    )
+
+
 def foreign_tensor(node: fx.Node) -> CaptureError:
     return refusal(
         line(node),

@@ -6,6 +6,14 @@ from collections.abc import Callable, Iterator
 
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
+from piper.ir.rules.divisions import (
+    cut_parameters_are_used_in_divided_regions,
+    divided_regions_have_their_devices,
+    every_redistribution_fits_its_conversion,
+    experts_are_not_in_a_divided_stage,
+    groups_are_the_same_in_every_stage,
+    jobs_with_divided_regions_have_one_replica_on_a_device,
+)
 from piper.ir.rules.experts import (
     experts_are_where_they_are_placed,
     experts_have_one_replica_on_a_device,
@@ -49,6 +57,7 @@ CAPTURED: tuple[Rule, ...] = (
     every_value_is_written_once,
     every_node_fits_its_region,
     every_message_fits_what_it_carries,
+    every_redistribution_fits_its_conversion,
     every_update_has_all_gradients,
     nothing_waits_for_itself,
     every_gradient_is_counted_once,
@@ -63,6 +72,11 @@ PLACED: tuple[Rule, ...] = (
     experts_have_one_replica_on_a_device,
     neighbours_of_experts_are_with_them,
     groups_fit_the_experts,
+    divided_regions_have_their_devices,
+    jobs_with_divided_regions_have_one_replica_on_a_device,
+    groups_are_the_same_in_every_stage,
+    experts_are_not_in_a_divided_stage,
+    cut_parameters_are_used_in_divided_regions,
     replicas_are_kept_equal,
     replicas_update_no_buffers,
     buffers_that_change_are_on_one_device,

@@ -18,6 +18,8 @@ def replicas_are_kept_equal(dag: Dag) -> Iterator[Problem]:
         cut = dag.shardings.get(region)
         if cut and cut.ways == len(devices):
             continue  # every device has experts of its own
+        if dag.divisions and dag.replicas.ways == len(devices):
+            continue  # one team, which divides a batch's work
         if len(devices) > 1 and used.trainable and bucket not in dag.residencies:
             tags = ", ".join(f"{key}={index}" for key, index in dag.model.by_id[region].tags)
             yield Problem(

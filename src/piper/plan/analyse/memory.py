@@ -18,6 +18,7 @@ from piper.plan.instructions import (
     Plan,
     Reduce,
     Run,
+    Slice,
     Update,
     is_message,
 )
@@ -131,6 +132,8 @@ class Walk:
                 self.sizes[one.into] = self.sizes.pop(one.value)
             case Reduce():
                 self.reduce(position, one)
+            case Slice():
+                self.put(one.into, ACTIVATIONS, self.size(one.into))
             case Update():
                 self.look(position, self.largest(one))
             case _:

@@ -17,8 +17,8 @@ from piper.ir.naming import sent
 from piper.ir.naming import updated as new
 from piper.ir.nodes import Collective, Kind, Node, Precedence, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
+from piper.ir.placements import Invariant
 from piper.ir.roles import Present
-from piper.ir.sharding import sharding_of
 from piper.ir.values import Role
 from piper.names import BucketId, Device, ValueId
 from piper.plan.check.buffer_contents import DeviceBuffers
@@ -127,7 +127,8 @@ def loss_and_norm_are_complete(execution: SymbolicExecution) -> Iterator[Problem
             if isinstance(node, Totals):
                 found = Counter(execution.counted_by(node.id, here))
                 wanted: dict[Sum, int] = {
-                    (loss,): len(here.of(made_on(dag, loss))) for loss in node.reads[0]
+                    (loss,): len(first_members(dag, here, made_on(dag, loss)))
+                    for loss in node.reads[0]
                 }
                 for number, total in enumerate(node.reads[1:]):
                     update = homes.get(frozenset(total))
@@ -145,6 +146,16 @@ def made_on(dag: Dag, value: ValueId) -> tuple[Device, ...] | None:
     return dag.nodes[maker].devices if maker else None
 
 
+def first_members(
+    dag: Dag, here: Present, devices: tuple[Device, ...] | None
+) -> tuple[Device, ...]:
+    """Of devices that divide regions, the one that counts their loss."""
+    found = here.of(devices)
+    if not dag.divisions:
+        return found
+    return tuple(d for d in found if dag.replicas.member(devices or (), d) == 0)
+
+
 def pictured(execution: SymbolicExecution, devices: Sequence[Device]) -> str:
     """The plans at the loss and norm all-reduce of the first few devices."""
     events = [
@@ -159,10 +170,19 @@ def pictured(execution: SymbolicExecution, devices: Sequence[Device]) -> str:
 def counting_devices(dag: Dag, here: Present, update: UpdateNode, number: int) -> int:
     """How many devices count a gradient: one in each group that holds the same sum, in turn."""
     maker = dag.nodes[dag.producers[update.reads[0][0]]]
+    counting = here.of(update.devices)
     if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
-        turns = (group[number % len(group)] for group in maker.groups)
-        return sum(device in here.devices for device in turns)
-    return len(here.of(update.devices))
+        turns = {group[number % len(group)] for group in maker.groups}
+        counting = tuple(device for device in counting if device in turns)
+    return sum(in_turn(dag, update, number, device) for device in counting)
+
+
+def in_turn(dag: Dag, update: UpdateNode, number: int, device: Device) -> bool:
+    """Devices that divide regions have the same gradient of what is whole: one of them counts."""
+    if not dag.divisions or dag.model.buckets[update.bucket].placement is not Invariant:
+        return True
+    team = dag.replicas
+    return team.member(update.devices or (), device) == number % team.ways
 
 
 def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:
@@ -174,17 +194,18 @@ def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:
             if is_right != (Role.WEIGHTS, state.bucket, not state.home):
                 yield Problem(f"{state.value} is not {state.bucket}", BUG)
             elif shard_of(execution.dag, state, plan.device) != (
-                state.shard, state.ways, state.messages, state.share, state.shares,
+                state.shard, state.ways, state.messages, state.share, state.shares, state.cuts,
             ):  # fmt: skip
                 yield Problem(f"{state.value} on device {plan.device} is the wrong shard", BUG)
 
 
 def shard_of(
     dag: Dag, state: State, device: Device
-) -> tuple[int, int, tuple[Layout, ...], int, int]:
+) -> tuple[int, int, tuple[Layout, ...], int, int, tuple[tuple[int, int], ...]]:
     how = dag.residencies.get(BucketId(state.bucket))
-    cut = sharding_of(dag.model, dag.shardings, BucketId(state.bucket))
-    share = (cut.share(device), cut.ways) if cut else (0, 1)
+    cut = dag.pieces(BucketId(state.bucket))
+    cuts = dag.model.buckets[BucketId(state.bucket)].cuts
+    share = (cut.share(device), cut.ways, cuts) if cut else (0, 1, ())
     if how is None or not how.sharded:
         return 0, 1, (), *share
     group = next(group for group in how.groups if device in group)

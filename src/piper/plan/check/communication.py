@@ -7,9 +7,20 @@ from typing import NoReturn
 from piper.ir.naming import sent
 from piper.ir.nodes import Collective, Kind, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
+from piper.ir.nodes import Redistribute as RedistributeNode
+from piper.ir.placements import Step
 from piper.plan.buffer_layout import offsets
 from piper.plan.check.buffer_contents import BufferChecks, DeviceBuffers
-from piper.plan.instructions import Exchange, Gather, Instruction, Recv, Reduce, Send
+from piper.plan.instructions import (
+    Exchange,
+    Gather,
+    Instruction,
+    Recv,
+    Redistribute,
+    Reduce,
+    Send,
+    Slice,
+)
 from piper.plan.rendezvous import Event
 
 
@@ -133,4 +144,30 @@ class CommunicationChecks(BufferChecks):
             device.used.setdefault(buffer, []).append(device.at)
         for buffer, value in zip(one.writes, node.writes, strict=True):
             self.write(device, buffer, {value})
+        self.meet(device, one)
+
+    def redistribute(self, device: DeviceBuffers, one: Redistribute | Slice) -> None:
+        """It does the step of its node, with its devices. Its operand stays as it is."""
+        node, here = self.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
+        if not isinstance(node, RedistributeNode) or here not in node.devices:
+            self.refuse(device, f"{one.node} is not a conversion of device {here}")
+        self.once(device, one.node)
+        group = next(group for group in node.groups if here in group)
+        spec = self.dag.values[node.reads[0][0]].specs[0]
+        wanted = (
+            (node.step, (spec.shape, spec.dtype), group, node.stream)
+            if isinstance(one, Redistribute)
+            else (Step.SLICE, group.index(here), len(group))
+        )
+        found = (
+            (one.step, one.shape, one.group, one.stream)
+            if isinstance(one, Redistribute)
+            else (node.step, one.part, one.parts)
+        )
+        if found != wanted:
+            self.refuse(device, f"{one.node} is not as in the DAG")
+        self.compare(device, [one.value], self.expected(device, node))
+        if isinstance(one, Redistribute):
+            device.used.setdefault(one.value, []).append(device.at)
+        self.write(device, one.into, {node.writes[0]})
         self.meet(device, one)

@@ -14,6 +14,7 @@ from piper.errors import PlanError, Problem
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.roles import Present
+from piper.ir.values import Role
 from piper.names import Device, amount
 from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.communication import CommunicationChecks
@@ -30,9 +31,11 @@ from piper.plan.instructions import (
     Keep,
     Load,
     Recv,
+    Redistribute,
     Reduce,
     Run,
     Send,
+    Slice,
     Total,
     Update,
 )
@@ -77,6 +80,8 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
                 self.gather(device, one)
             case Exchange():
                 self.exchange(device, one)
+            case Redistribute() | Slice():
+                self.redistribute(device, one)
             case Total():
                 self.total(device, one)
             case Update():
@@ -88,16 +93,23 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
         self.write(device, keep.into, self.take(device, keep.value))
 
     def load(self, device: DeviceBuffers, load: Load) -> None:
-        inputs, feeds = device.wanted.inputs, device.wanted.replicas.feeds
+        inputs = device.wanted.inputs
         if load.value not in inputs:
             self.refuse(device, f"there is no input {load.value}")
         known, replica = inputs[load.value]
-        part, parts = replica * known.parts + known.part, len(feeds[0]) * known.parts
+        part, parts = replica * known.parts + known.part, device.wanted.replicas.parts * known.parts
+        index = self.rank(device) if known.role is Role.RANK else known.index
         if (load.role, load.index, load.part, load.parts) != (
-            known.role, known.index, part, parts,
+            known.role, index, part, parts,
         ):  # fmt: skip
             self.refuse(device, f"it does not load {load.value}")
         self.write(device, load.value, {load.value})
+
+    def rank(self, device: DeviceBuffers) -> int:
+        """The position of a device in the groups that divide regions."""
+        number = device.plan.device
+        groups = (group for how in self.dag.divisions.values() for group in how.groups)
+        return next((group.index(number) for group in groups if number in group), 0)
 
     def compute(self, device: DeviceBuffers, run: Run) -> None:
         node = device.wanted.dag.nodes.get(run.node)  # type: ignore[call-overload]

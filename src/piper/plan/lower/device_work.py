@@ -12,7 +12,16 @@ from typing import assert_never
 from piper.ir.dag import Dag
 from piper.ir.local_dags import views
 from piper.ir.naming import replica_buffer
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Sum, Totals, Transfer
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Node,
+    Redistribute,
+    Sum,
+    Totals,
+    Transfer,
+)
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.replicas import Replicas
 from piper.ir.roles import Present
@@ -28,7 +37,7 @@ from piper.plan.lower.message_starts import (
     sender,
 )
 
-Work = Compute | UpdateNode | Totals
+Work = Compute | Redistribute | UpdateNode | Totals
 
 
 EARLIEST = 12  # nodes by which a receive may be posted ahead of its use
@@ -69,26 +78,40 @@ class DeviceWork:
         return [node for node in nodes if isinstance(node, Collective)]
 
     @cached_property
-    def exchanges(self) -> list[Exchange]:
+    def exchanges(self) -> list[Exchange | Redistribute]:
+        """Token all-to-alls and conversions: what they read may have other readers."""
         nodes = chain.from_iterable(self.starts.values())
-        return [node for node in nodes if isinstance(node, Exchange)]
+        return [node for node in nodes if isinstance(node, Exchange | Redistribute)]
 
-    def arrived(self, exchange: Exchange) -> int:
-        """The first node that reads a result of a token all-to-all, which has completed by then."""
+    @cached_property
+    def first_operands(self) -> set[ValueId]:
+        """What messages that start before all nodes read."""
+        nodes = (node for node in self.starts.get(0, ()) if not isinstance(node, Receive))
+        return {value for node in nodes for total in node.reads for value in total}
+
+    def arrived(self, exchange: Exchange | Redistribute) -> int:
+        """The first node that reads a result, which has completed by then."""
         readers = chain.from_iterable(self.dag.consumers.get(v, ()) for v in exchange.writes)
-        here = (self.position[reader] for reader in readers if reader in self.position)
-        return min(here, default=len(self.nodes))
+        found = [at for reader in readers if (at := self.read_at(reader)) is not None]
+        return min(found, default=len(self.nodes))
+
+    def read_at(self, reader: NodeId) -> int | None:
+        """The position by which a node has read its operands; None if that is not known."""
+        if reader in self.position:
+            return self.position[reader]
+        node = self.dag.nodes[reader]
+        return self.arrived(node) if isinstance(node, Redistribute) else None
 
     def name(self, value: ValueId, devices: tuple[Device, ...]) -> str:
         """The buffer of a value. Inputs of a second replica on this device have their own."""
-        if len(self.replicas.feeds[0]) == 1 or self.dag.values[value].role not in LOADED:
+        if self.replicas.parts == 1 or self.dag.values[value].role not in LOADED:
             return value
         replica, _ = self.replicas.place(devices, self.device)
         return replica_buffer(value, replica)
 
     def names(self, node: Node) -> list[tuple[Sum, str]]:
         """The reads of a node, and the buffer of each single value."""
-        if len(self.replicas.feeds[0]) == 1:
+        if self.replicas.parts == 1:
             return [(total, total[0]) for total in node.reads]
         return [(total, self.name(total[0], node.devices or ())) for total in node.reads]
 
@@ -133,7 +156,12 @@ def distribute(dag: Dag, found: dict[Device, DeviceWork], orders: MessageStarts)
                     work = found[device]
                     work.started[node.id] = len(work.nodes)
                     work.start(node)
-            case Compute() | UpdateNode() | Totals():
+            case Redistribute() if node.is_message:
+                for device in here.of(node.devices):
+                    work = found[device]
+                    work.started[node.id] = len(work.nodes)
+                    work.start(node)
+            case Compute() | Redistribute() | UpdateNode() | Totals():
                 for device in here.of(node.devices):
                     work = found[device]
                     work.position[node.id] = len(work.nodes)
@@ -200,9 +228,11 @@ def carefully(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
     return found
 
 
-def ahead(work: DeviceWork, use: int, transfer: Transfer) -> int:
+def ahead(work: DeviceWork, use: int, transfer: Transfer) -> float:
     """At least one node before the use, and as many as it takes to cover the transfer time."""
     dag, position = work.dag, use
+    if use == 0 and transfer.writes[0] in work.first_operands:
+        return -0.5
     _, left = dag.transits.get(transfer.id, (0.0, 0.0))
     while position > 0 and (position == use or left > 0) and use - position < EARLIEST:
         position -= 1
