@@ -32,7 +32,7 @@ class Prices:
     written: float = 1.0  # a byte of a result, which is often kept for the backward, too
     matrix: float = 1000.0  # a byte of a matrix that each device keeps whole
     summed: float = 0.2  # a byte of a gradient that is added up once a step
-    message: float = 16.0  # for starting one: of equal volumes, fewer messages are better
+    message: float = 0.25  # for starting one, in bytes of a typical activation
 
 
 def sent(step: Step, nbytes: int, ways: int) -> float:
@@ -43,9 +43,9 @@ def sent(step: Step, nbytes: int, ways: int) -> float:
 
 
 def conversion_price(
-    prices: Prices, source: Placement, target: Placement, nbytes: int, ways: int
+    start: float, source: Placement, target: Placement, nbytes: int, ways: int
 ) -> float | None:
-    """None: there is no such conversion."""
+    """`start`: the price of starting a message. None: there is no such conversion."""
     if source == target:
         return 0.0
     if not exists(source, target):
@@ -53,7 +53,7 @@ def conversion_price(
     conversion = Conversion(source, target)
     steps = conversion.forward, conversion.backward
     volume = sum(sent(step, nbytes, ways) for step in steps)
-    started = sum(prices.message for step in steps if SENT.get(step) != 0.0)
+    started = sum(start for step in steps if SENT.get(step) != 0.0)
     return volume + started
 
 
