@@ -16,6 +16,7 @@ from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes
 from piper.strategies import draw, to_table
+from piper.view.division import division
 from piper.view.footprint import footprint
 from piper.view.overlap import overlap
 from piper.view.schedule_grid import grid, summary
@@ -60,6 +61,8 @@ def show(
     else:
         show_schedule(found)
         print(footprint(found.compiled.dag, found.compiled.plans))
+        if divided := division(found.captured.model):
+            print(divided)
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):

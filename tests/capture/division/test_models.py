@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 
@@ -29,6 +30,7 @@ from piper.errors import CaptureError
 from piper.ir.division import DivisionRequest
 from piper.ir.placements import Cut, Invariant, Placement, Replicated, Step
 from piper.ir.values import Role
+from piper.view.division import division
 
 HIDDEN = BATCH * TOKENS * 16 * 8  # bytes of a hidden state of these models
 
@@ -202,3 +204,9 @@ def test_a_user_decides_how_a_parameter_is_cut() -> None:
 def test_a_seed_that_nothing_can_use_is_not_supported(seeds: dict, text: str) -> None:
     with pytest.raises(CaptureError, match=text.replace("(", r"\(").replace(")", r"\)")):
         divided(drawn(llama(layers=1)), 2, seeds=seeds)
+
+
+def test_what_is_cut_and_what_is_sent_is_shown(golden) -> None:
+    _, captured = tensor_parallel()
+
+    golden("division.txt", re.sub(r":\d+\)", ")", division(captured.model)))

@@ -19,6 +19,7 @@ class Piece:
     number: int
     ways: int
     conversion: Conversion | None = None
+    note: str = ""  # which operators a conversion is between
 
 
 @dataclass
