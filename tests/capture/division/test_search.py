@@ -17,6 +17,7 @@ from piper.capture.graphs.division.search.space import Space
 from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import trace
 from piper.ir.division import DivisionRequest
+from piper.ir.placements import Partial
 
 
 class Block(nn.Module):
@@ -92,6 +93,21 @@ def test_more_layers_cost_more_by_the_same_each() -> None:
     one, two, three = (search(*space_of(count)).cost for count in (3, 5, 7))
 
     assert three - two == pytest.approx(two - one, rel=1e-9)
+
+
+def test_what_is_whole_on_every_device_is_not_a_part_of_a_sum() -> None:
+    model = nn.Linear(8, 8, bias=False)
+    x = torch.zeros(4, 8)
+    traced = trace(model, lambda y, z: (y + z).sum(), (x, x), "cpu")
+    clean(traced)
+    calls = [node for node in traced.root.graph.nodes if node.op == "call_function"]
+    requests = dict.fromkeys(calls, DivisionRequest(regions=(), ways=2, what="weights"))
+    space = Space(traced.root.graph, requests, {traced.weights["weight"]: "weight"}, traced.batch)
+
+    added = next(node for node in calls if "add" in str(node.target))
+
+    assert space.options[added]
+    assert not any(isinstance(option.inputs[1], Partial) for option in space.options[added])
 
 
 def test_a_depth_first_order_keeps_arguments_before_their_readers() -> None:
