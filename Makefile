@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint setup clean bench
+.PHONY: demo test soak lint setup clean bench
 
 setup: $(READY)
 
@@ -35,6 +35,9 @@ test: $(READY) lint
 	$(BIN)/pytest -m 'processes and not soak'; status=$$?; \
 	for row in $$two $$three; do wait $$row || status=1; done; \
 	cat .row2.log .row3.log; exit $$status
+
+soak: $(READY)
+	$(BIN)/pytest -m soak
 
 bench: $(READY)
 	$(BIN)/python bench/all.py

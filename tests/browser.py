@@ -105,11 +105,11 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def settle(self) -> None:
-        """Two frames: what was asked for is drawn."""
+        """Wait for two frames, so that everything is drawn."""
         self.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def js(self, expression: str) -> Any:
-        """What an expression is in the page; a promise is waited for."""
+        """Evaluate an expression in the page. Waits for a promise."""
         found = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )

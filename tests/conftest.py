@@ -1,4 +1,4 @@
-"""What all tests share: golden files, and the same random examples in every run."""
+"""Shared by all tests: golden files, and the same random examples in every run."""
 
 import gc
 import os
@@ -40,7 +40,7 @@ def has_workers(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported stays: no collection of garbage needs to look at it again."""
+    """Freeze what was imported, so that garbage collections do not scan it again."""
     if session.config.getoption("collectonly"):
         return
     if any(map(has_workers, session.items)):

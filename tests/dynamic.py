@@ -1,4 +1,4 @@
-"""A model whose rows between stages are as many as the data say: a pool job and its reference."""
+"""A model with data-dependent sizes between stages: a pool job and its reference."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SHAPES: tuple[tuple[Shape, ...], ...] = (
 
 
 def converse(rank: int) -> list[list[Tensor]]:
-    """Three messages on one link, all posted before the first of them is waited for."""
+    """Post three messages on one link before waiting for the first."""
     link = ("pp", 0, 1)
     comm = ProcessComm()
     comm.extend(RequiredCommunicators(streams=["pp"], links=[link], dynamic_links=[link]))

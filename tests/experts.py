@@ -1,4 +1,4 @@
-"""A small mixture of experts in float64, whose routing a test can bend as it likes."""
+"""A small mixture of experts in float64, with routing that a test can control."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WIDTH, EXPERTS, HIDDEN = 6, 4, 5
 ROUTINGS = {
     "spread": ((0.0, 0.0, 0.0, 0.0), 2),
     "skewed": ((0.4, 0.2, -0.1, -0.3), 2),
-    "one": ((0.0, 0.0, 1e3, 0.0), 1),  # one expert has all tokens, the others none
-    "none": ((-1e3, 0.0, 0.0, -1e3), 2),  # two experts have none
+    "one": ((0.0, 0.0, 1e3, 0.0), 1),  # one expert gets all tokens
+    "none": ((-1e3, 0.0, 0.0, -1e3), 2),  # two experts get none
 }
 ALIKE = {"skewed": "spread", "none": "spread"}  # the same graph, with other values
 
@@ -71,6 +71,6 @@ class Mixed(nn.Module):
 
 
 def loss(output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
-    """The side loss weighs as much as the other one: what is lost of it shows."""
+    """The side loss has the same weight as the other loss, so a missing part of it shows."""
     found, side = output
     return functional.mse_loss(found, labels) + side.mean()

@@ -1,4 +1,4 @@
-"""How much memory tensors hold: every storage that an operation makes, until it is freed."""
+"""Measure the memory of tensors: every storage, from the operation that makes it until freed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Meter(TorchDispatchMode):
             self.see(tensor)
 
     def see(self, tensor: torch.Tensor) -> None:
-        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what is here
+        tensor = getattr(tensor, "_local_tensor", tensor)  # the local part of a DTensor
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.storages and key not in self.others:

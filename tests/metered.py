@@ -1,4 +1,4 @@
-"""One device of a run whose memory is measured, computed, and given in closed form."""
+"""Memory of one device: measured, computed from the plan, and in closed form."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def parameters(model: Model, region: Any) -> int:
 
 
 def kept(model: Model, regions: list[Any]) -> int:
-    """What a microbatch leaves behind for its backward: saved values, and inputs read again."""
+    """What a microbatch keeps for its backward: saved values, and inputs that are read again."""
     again = {region.inputs[k] for region in regions for k in region.backward_inputs}
     values = model.values
     inputs = sum(values[name].nbytes for name in again if not name.startswith("batch"))

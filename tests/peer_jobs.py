@@ -17,7 +17,7 @@ V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 
 
 class Stages(nn.Module):
-    """Four small stages: all that is needed to lose a gradient."""
+    """Four small stages, enough to lose a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def plain_gradients() -> dict[str, Tensor]:
 
 
 def peer(rank: int, schedule: str, wrap: str) -> tuple[int, float]:
-    """How many gradients are missing here, and the largest relative error of the others."""
+    """The number of missing gradients, and the largest relative error of the others."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import get_schedule_class

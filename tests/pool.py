@@ -24,7 +24,7 @@ _growing = threading.Lock()
 
 
 def run_on(world: int, job: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
-    """`job(rank, *args)` on so many processes joined by gloo; the results, by rank.
+    """Run `job(rank, *args)` on this many processes, joined by gloo. Returns the results by rank.
 
     The job is named by module and function, so that workers import it themselves.
     """
@@ -37,7 +37,7 @@ def run_on(world: int, job: Callable[..., Any], *args: Any, timeout: float = 120
 
 @cache
 def meeting_place() -> Any:
-    """Where processes find each other: one place for all jobs, each under a number of its own.
+    """The store where processes find each other: one for all jobs, each with its own prefix.
 
     Not files: processes look at these every now and then, and they meet very often.
     """
@@ -71,12 +71,12 @@ def grow(world: int) -> None:
 
 
 def start_early() -> None:
-    """While other tests run, on a core that these leave free."""
+    """Start workers while other tests run."""
     threading.Thread(target=grow, args=(LARGEST,), daemon=True).start()
 
 
 def close() -> None:
-    """End all workers, those that hang by force; the next test starts new ones."""
+    """Stop all workers, by force if they hang. The next test starts new ones."""
     for _, pipe in _pool:
         pipe.close()
     while _pool:
@@ -117,7 +117,7 @@ def serve(pipe: Connection) -> None:
 
 
 def asked(pipe: Connection) -> Any:
-    """The next job, or none: the tests are over."""
+    """The next job; None when the tests are over."""
     try:
         return pipe.recv()
     except EOFError:

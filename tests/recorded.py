@@ -22,12 +22,12 @@ from piper.trainer import Trainer
 
 @dataclass
 class Seen:
-    """What one device gave: losses and the bits of its parameters; device 0 has the traces."""
+    """The results of one device: losses and the bits of its parameters; device 0 has the traces."""
 
     losses: list[float]
     bits: dict[str, str]
     plan: Plan
-    doubt: float  # seconds that its clock may be wrong
+    doubt: float  # error bound of its clock, in seconds
     traces: list[Trace] = field(default_factory=list)
 
 

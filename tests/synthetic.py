@@ -1,4 +1,4 @@
-"""Models without torch, of any size: what capture would find, made up."""
+"""Synthetic models of any size, without torch, as capture would describe them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ def moe_chain(
 
 @dataclass(frozen=True)
 class MoeChain:
-    """What `moe_chain` is asked for; its layers are counted through all stages."""
+    """The arguments of `moe_chain`. Layers are numbered across all stages."""
 
     stages: int
     layers: int
@@ -135,7 +135,7 @@ def region(
 
 
 def frozen(model: Model) -> Model:
-    """The same model with nothing to train: its replicas need nothing to stay equal."""
+    """The same model with nothing to train, so its replicas stay equal by themselves."""
     buckets = {name: replace(bucket, trainable=False) for name, bucket in model.buckets.items()}
     return replace(model, buckets=buckets)
 
@@ -192,7 +192,7 @@ def sketch(
     buckets: list[BucketId],
     values: dict[ValueId, Value],
 ) -> Region:
-    """What a region reads and writes forward; adds what it writes to `values`."""
+    """A region's forward reads and writes. Adds what it writes to `values`."""
     outputs = [ValueId(f"v{k}.{j}") for j in range(random.randint(1, 2))]
     if k == regions - 1:
         outputs = [ValueId("loss")]
@@ -212,7 +212,7 @@ def with_gradients(
     buckets: dict[BucketId, Bucket],
     random: Random,
 ) -> list[Region]:
-    """The regions with their backward, as automatic differentiation would find it."""
+    """The regions with their backward, as autograd would derive it."""
     differentiable: set[ValueId] = set()
     for region in regions:
         if any(buckets[b].trainable for b in region.buckets) or differentiable & {*region.inputs}:

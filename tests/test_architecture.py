@@ -1,4 +1,4 @@
-"""Who may import whom, where torch may be, and how long files and functions may get."""
+"""Which layers may import which, where torch may be used, and how long files and functions are."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ PARSING = {
     "partition", "rpartition", "split", "rsplit", "startswith", "endswith", "removeprefix",
     "removesuffix", "find", "rfind", "splitlines",
 }  # fmt: skip
-OTHER_TEXT = {  # what these take apart is no name of a node, value, region or instruction
+OTHER_TEXT = {  # they parse text that is not a name of a node, value, region or instruction
     "piper.costs.measured": "keys of cost files written by older versions",
     "piper.ir.notation": "the text form of a DAG, in which names are atoms",
     "piper.ir.parse": "the text form of a DAG, in which names are atoms",
@@ -230,7 +230,7 @@ def takes_text_apart(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_nobody_takes_a_name_apart(path: Path) -> None:
-    """What a name says is in the fields of what has it; see also tests/test_names.py."""
+    """The facts in a name are also fields of its owner; see also tests/test_names.py."""
     module = module_of(path)
     if layer_of(module) in READS_TEXT or module in OTHER_TEXT:
         return

@@ -1,4 +1,4 @@
-"""A name is only ever printed: nobody takes one apart."""
+"""Names are only printed: nothing parses one."""
 
 from __future__ import annotations
 

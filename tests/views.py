@@ -43,7 +43,7 @@ def divided() -> ViewData:
 
 
 def measured(found: ViewData, factor: float = 2.0) -> ViewData:
-    """As if a run had been seen in which everything took longer."""
+    """The traces of a run in which everything took longer."""
     before = found.traces[0]
     spans = {
         device: tuple(

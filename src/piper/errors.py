@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Self
 
 BUG = "this is a bug of Piper, please report it with the strategy"
 
@@ -33,7 +34,7 @@ class PiperError(Exception):
     """Base of every error Piper raises on purpose."""
 
 
-class Refused(PiperError):
+class NotSupported(PiperError):
     """A request that is not supported. The runner that catches it adds where."""
 
     def __init__(self, *problems: Problem) -> None:
@@ -44,12 +45,20 @@ class Refused(PiperError):
         return "\n".join(map(str, self.problems))
 
 
-class Located(Refused):
+Refused = NotSupported  # what directives, rules and passes raise; users see the other name
+
+
+class Located(NotSupported):
     """An error that knows which step raised it. Subclasses say what kind of step."""
 
     def __init__(self, where: str, *problems: Problem) -> None:
         super().__init__(*problems)
         self.where = where
+
+    @classmethod
+    def of(cls, where: str, what: str, fix: str) -> Self:
+        """An error with one problem."""
+        return cls(where, Problem(what, fix))
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.where, *self.problems)

@@ -85,7 +85,7 @@ def test_numerics_names_what_differs_and_fails(monkeypatch: pytest.MonkeyPatch) 
     assert list(verdicts)[:2] == ["layers.1.bias", "layers.1.weight"]
     assert verdicts["layers.1.bias"] == verdicts["layers.1.weight"] == "WRONG"
     assert verdicts["layers.0.weight"] == verdicts["embedding.weight"] == "agree"
-    assert rows[-2].startswith("WRONG: 2 of 5 parameters and 1 of 1 steps differ by more than")
+    assert rows[-2].startswith("WRONG: 2 of 5 parameters and 1 of 1 step differ by more than")
 
 
 def test_numerics_in_json(monkeypatch: pytest.MonkeyPatch) -> None:

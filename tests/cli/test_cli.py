@@ -85,6 +85,20 @@ def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:
     assert drawn[-1] == "streams: pp (4 SMs, high)"
 
 
+def test_show_and_check_know_orders_of_messages(tmp_path: Path) -> None:
+    order = (
+        """piper.Order([piper.where(PP=0, MB=3, PASS="F"), piper.where(PP=0, MB=2, PASS="SEND")])"""
+    )
+    script = tmp_path / "ordered.py"
+    script.write_text(SCRIPT.read_text().replace("microbatches=4)", f"microbatches=4) + {order}"))
+
+    drawn = call("show", str(script)).splitlines()
+
+    assert drawn[-1] == "PP0:F@3 -> send PP0/0@2>1  # order (directive 7 of 7)"
+    assert call("check", str(script)).endswith("1 of them with messages or updates\n")
+    assert "order: PP0:F@3;  then ; where(PP=0" in call("show", str(script), "--after", "7")
+
+
 def test_show_and_simulate_know_what_is_recomputed(tmp_path: Path) -> None:
     more = "microbatches=4) + piper.Remat(piper.where())"
     script = tmp_path / "recomputed.py"

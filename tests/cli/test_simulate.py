@@ -84,19 +84,19 @@ def test_devices_of_other_nodes_are_further_away(tmp_path: Path) -> None:
 def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
     file, picture = tmp_path / "rows.json", tmp_path / "sweep.svg"
     found = call(
-        "--device", "h200", "--set", "pp=2,4,8", "--json", str(file), "--plot", str(picture)
+        "--device", "h200", "--set", "pp=2,4,0", "--json", str(file), "--plot", str(picture)
     ).splitlines()
 
     assert found[0].split() == ["pp", "step", "tokens/s", "bubble", "exposed", "peak", "memory"]
     assert sorted(line.split()[0] for line in found[1:3]) == ["2", "4"]
     assert found[3:] == [
-        "pp=8: not supported",
-        "    1f1b: microbatches=4 is too few to fill 8 stages",
-        "      fix: write microbatches=8 or more, or use gpipe, which takes any number",
+        "pp=0: not supported",
+        "    1f1b: pp=0 is too small",
+        "      fix: write pp=1 or more",
         "nothing was measured: regions are estimated from FLOPs and bytes",
     ]
     rows = json.loads(file.read_text())
-    assert [row["settings"]["pp"] for row in rows][-1] == "8"
+    assert [row["settings"]["pp"] for row in rows][-1] == "0"
     assert [row["seconds"] for row in rows[:2]] == sorted(row["seconds"] for row in rows[:2])
     assert picture.read_text().count("<circle") == 2 + 2  # points, and the legend
 

@@ -65,4 +65,4 @@ def test_a_sweep_goes_one_way_and_says_what_was_scaled(models) -> None:
             bubbles[count] / bubbles[4], rel=0.05
         )
     assert not any("scaled" in note for note in steps[4].notes)
-    assert steps[2].notes[0].startswith("4 of 4 figures are scaled from others")
+    assert steps[2].notes[0].startswith("scaled from other measurements: 4 of 4 figures")

@@ -28,7 +28,7 @@ def test_scaled_figures_are_counted() -> None:
     costs = replace(measured(model, 7.0, "small"), **COMPLETE)
 
     assert notes(costs, model, all_phases(model)) == (
-        "8 of 12 figures are scaled from others that were measured: "
+        "scaled from other measurements: 8 of 12 figures; "
         "measure them with --profile at this microbatch size",
     )
 
@@ -39,7 +39,7 @@ def test_a_region_that_runs_often_is_one_figure() -> None:
 
     (found,) = notes(costs, model, [("small", F), ("large", F)] * 5)
 
-    assert found.startswith("1 of 2 figures")
+    assert found.startswith("scaled from other measurements: 1 of 2 figures")
 
 
 def test_another_mode_is_named() -> None:
@@ -47,7 +47,7 @@ def test_another_mode_is_named() -> None:
     costs = replace(measured(model, 7.0, "small"), **COMPLETE, mode=Mode.GRAPHS)
 
     assert notes(costs, model, all_phases(model)) == (
-        "4 of 4 figures come from another mode (eager): "
+        "measured in another mode (eager): 4 of 4 figures; "
         "nothing measured says how mode graphs differs",
     )
 
@@ -57,7 +57,7 @@ def test_what_a_file_of_an_older_version_lacks_is_estimated() -> None:
     costs = Costs(figures={RegionKey("small", F): Figure(1.0)}, **COMPLETE)
 
     assert notes(costs, model, [("small", F), ("large", F)]) == (
-        "1 of 2 figures are estimated from FLOPs and bytes: "
+        "estimated from FLOPs and bytes: 1 of 2 figures; "
         "measure them with --profile at this microbatch size",
     )
 

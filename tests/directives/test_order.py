@@ -154,7 +154,7 @@ def test_a_filter_that_matches_nothing_is_refused() -> None:
 
     assert text == (
         "order (directive 4 of 4): where(PP=0, MB=5, PASS='F') matches nothing\n"
-        "  fix: choose from what exists: PP: 0, 1; MB: 0, 1; PASS: F, B"
+        "  fix: where(PP=0, PASS='F') has MB 0, 1: use one of these"
     )
 
 
@@ -165,7 +165,7 @@ def test_the_order_at_fault_is_named_among_many() -> None:
 
     assert text == (
         "order (directive 5 of 6): where(PP=9, MB=1, PASS='F') matches nothing\n"
-        "  fix: choose from what exists: PP: 0, 1; MB: 0, 1; PASS: F, B"
+        "  fix: where(MB=1, PASS='F') has PP 0, 1: use one of these"
     )
 
 
@@ -328,3 +328,20 @@ def test_two_orders_may_share_the_microbatches_between_them() -> None:
     compiled = compile_strategy(chain(1), [*places(0), Split("MB", 3), *orders])
 
     assert len(compiled.plans) == 1
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        where(PP=0, PASS=["F", "SEND"]),
+        where(PP=0, PASS="SEND") | where(PP=0, PASS="F"),
+        where(PP=0) & where(PASS="REDUCE"),
+        ~where(PASS="UPDATE"),
+    ],
+    ids=str,
+)
+def test_messages_are_named_by_filters_of_their_own(wanted: Filter) -> None:
+    message = refusal(chain(2), [0, 1], Order([[wanted], [F(1, 1)]]))
+
+    assert "names messages or updates as one of several" in message
+    assert "write a filter for each in one slot" in message

@@ -229,7 +229,7 @@ IN_PAIRS = [Place(where(), FOUR), Shard(where(EP=0), PAIRS)]
         ),
         (
             [Shard(where(EP=0), [0, 1, 2])],
-            "shard (directive 1 of 1): PP0.EP0 has 4 experts, which do not divide "
+            "shard (directive 1 of 1): the 4 experts of PP0.EP0 cannot be divided "
             "evenly over 3 devices\n  fix: use 2 or 4 devices, or groups such as "
             "[[0, 1], [2, 3]]",
         ),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from synthetic import chain
 
 from piper.directives import Directive, Order, Place, Split, Strategy
-from piper.directives.arguments import DeviceGroups, DeviceList, Slots
+from piper.directives.arguments import DeviceGroups, DeviceList, ParameterPlan, Slots
 from piper.directives.base import DIRECTIVES
 from piper.errors import Refused, StrategyError
 from piper.ir.filters import ANY, Filter, where
@@ -84,6 +84,7 @@ VALUES: dict[object, st.SearchStrategy[object]] = {
     Slots: st.lists(st.lists(filters(), max_size=3) | filters(), max_size=4),
     DeviceList: devices,
     DeviceGroups: devices | groups,
+    ParameterPlan: st.sampled_from([None, {"layers.*.up": "colwise", "down": "rowwise"}]),
     str: st.sampled_from(["MB", "ep", "é"]),
     int: st.integers(0, 3),
     float: st.integers(1, 99) | st.floats(0.5, 99),
@@ -195,12 +196,12 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
         (
             {"op": "place", "filter": {"PP": "0"}, "devices": [0]},
             "place (directive 1): PP='0' is not an index\n"
-            '  fix: write PP=0, PP="*" or PP=None ("-" in JSON)',
+            '  fix: write PP=0, PP=[0, 1], PP="*" or PP=None ("-" in JSON)',
         ),
         (
-            {"op": "place", "filter": {"PP": [0, 1]}, "devices": [0]},
-            "place (directive 1): PP=[0, 1] is not an index\n"
-            '  fix: write PP=0, PP="*" or PP=None ("-" in JSON)',
+            {"op": "place", "filter": {"PP": [0, True]}, "devices": [0]},
+            "place (directive 1): PP=True is not an index\n"
+            '  fix: write PP=0, PP=[0, 1], PP="*" or PP=None ("-" in JSON)',
         ),
         (
             {"op": "place", "filter": {}, "devices": 0},
@@ -239,7 +240,8 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
         ),
         (
             {"op": "order", "filters": [[{"PP": 0, "PASS": "FB"}]]},
-            "order (directive 1): PASS='FB' is not a pass\n  fix: write one of F, B, BI, BW",
+            "order (directive 1): PASS='FB' is not a pass\n  fix: write one of F, B, BI, BW, UPDATE, "
+            "REDUCE, GATHER, SEND, RECV, DISPATCH, COMBINE",
         ),
     ],
     ids=str,

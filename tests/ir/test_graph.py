@@ -7,7 +7,6 @@ from synthetic import chain
 
 from piper.ir.cycles import cycle, lanes
 from piper.ir.dag import Dag
-from piper.ir.graph import stuck
 from piper.ir.maker import Maker
 from piper.ir.nodes import Precedence
 from piper.ir.rules.flow import nothing_waits_for_itself
@@ -32,7 +31,7 @@ def test_a_dag_without_orders_has_no_cycle() -> None:
     loop = cycle(dag)
 
     assert loop == []
-    assert stuck(dag.topology) == set()
+    assert dag.topology.stuck == set()
 
 
 def test_an_order_along_the_dataflow_makes_no_cycle() -> None:
@@ -80,7 +79,7 @@ def test_what_is_only_behind_a_cycle_is_not_drawn() -> None:
     drawn = {node for node, _ in cycle(dag)}
 
     assert drawn <= {"PP1:F", "PP2:F", "PP2:B", "PP1:B"}
-    assert len(stuck(dag.topology)) > len(drawn)
+    assert len(dag.topology.stuck) > len(drawn)
 
 
 def test_every_arrow_of_a_drawn_cycle_is_a_wait() -> None:

@@ -36,8 +36,8 @@ def carried(dag: Dag) -> dict[str, object]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_print_parse_print_is_the_identity(seed: int) -> None:
-    for slips, _ in stages(seed):
-        dag, shown = slips.dag, text(slips.dag)
+    for sites, _ in stages(seed):
+        dag, shown = sites.dag, text(sites.dag)
 
         again = parse(shown, dag.model)
 
@@ -74,12 +74,12 @@ def broken(shown: str, random: Random) -> tuple[int, str]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_line_that_makes_no_sense_is_refused_by_its_number(seed: int) -> None:
     random = Random(seed)
-    for slips, _ in stages(seed):
+    for sites, _ in stages(seed):
         for _ in range(4):
-            line, wrong = broken(text(slips.dag), random)
+            line, wrong = broken(text(sites.dag), random)
 
             with pytest.raises(Refused) as refused:
-                parse(wrong, slips.dag.model)
+                parse(wrong, sites.dag.model)
 
             assert str(refused.value).startswith(f"line {line}: ")
 
@@ -99,21 +99,21 @@ TWO = """
     ("wrong", "message"),
     [
         (TWO.replace("6 nodes", "7 nodes"), "line 1: the DAG has 6 nodes, not 7\n"),
-        (TWO.replace("dag:", "dog:"), "line 1: 'dog: 6 nodes, 2 regions' is no line of a DAG\n"),
-        (TWO.replace("h0, y)", "h7, y)"), "line 3: h7 is no value\n"),
+        (TWO.replace("dag:", "dog:"), "line 1: 'dog: 6 nodes, 2 regions' is not a line of a DAG\n"),
+        (TWO.replace("h0, y)", "h7, y)"), "line 3: h7 is an unknown value\n"),
         (TWO.replace("F        PP1:F", "B        PP1:F"), "line 3: PP1:F is F, not B\n"),
-        (TWO.replace("PP0:U", "PP7:U"), "line 6: PP7:U is no update of a bucket\n"),
-        (TWO + "before: PP0:F -> PP9:F  # order", "line 8: PP9:F is no node\n"),
-        (TWO + "value weight (float32[2]): q", "line 8: weight is no role of a value\n"),
-        (TWO + "value saved (real[2]): q", "line 8: real is no type of a tensor\n"),
-        (TWO + "value saved (int8[x]): q", "line 8: 'value saved (int8[x]): q' is no line of"),
+        (TWO.replace("PP0:U", "PP7:U"), "line 6: PP7:U is an unknown update of a bucket\n"),
+        (TWO + "before: PP0:F -> PP9:F  # order", "line 8: PP9:F is an unknown node\n"),
+        (TWO + "value weight (float32[2]): q", "line 8: weight is an unknown role of a value\n"),
+        (TWO + "value saved (real[2]): q", "line 8: real is an unknown type of a tensor\n"),
+        (TWO + "value saved (int8[x]): q", "line 8: 'value saved (int8[x]): q' is not a line of"),
         (TWO + "buckets PP0 on [0]: zero=1 once=True", "line 8: message_bytes, reduce_stream, "),
         (TWO + "buckets PP0 on [0]: zero=one", "line 8: zero is 'one'\n"),
         (TWO + "buckets PP7 on [0]: zero=1", "line 8: message_bytes, reduce_stream, "),
-        (TWO + "experts PP7 on [0] [ep]", "line 8: PP7 is no region\n"),
+        (TWO + "experts PP7 on [0] [ep]", "line 8: PP7 is an unknown region\n"),
         (
             TWO + "transfer send q on [0] => [1] [pp], counted: (h0) -> loss  # pass",
-            "line 8: the line says more than its node has\n",
+            "line 8: the line has more than its node\n",
         ),
         (TWO + "dag: 6 nodes, 2 regions", "line 8: the DAG begins again\n"),
         ("", "line 1: the text does not begin with `dag:`\n"),
@@ -148,7 +148,7 @@ def test_a_dag_written_by_hand_gets_its_transfers() -> None:
 
 
 ONE = """
-    dag: 3 nodes, 1 regions
+    dag: 3 nodes, 1 region
     F        PP0:F on [0, 1]: (w:PP0, x, y) -> loss, saved:PP0  # capture
     B        PP0:B on [0, 1]: (w:PP0, x, y, saved:PP0, seed) -> g:PP0/PP0  # capture
     update   PP0:U on [0, 1]: (g:PP0/PP0) -> w:PP0'  # capture

@@ -9,7 +9,7 @@ from itertools import chain
 from random import Random
 
 import pytest
-from ir.mutations import KINDS, Slips, changed
+from ir.mutations import KINDS, Sites, changed
 from plan.expert_programs import random_experts
 from plan.programs import Program, random_program, random_replicates
 from synthetic import chain as chain_of
@@ -55,15 +55,15 @@ def skipping(random: Random) -> Program:
 
 
 @cache
-def stages(seed: int) -> tuple[tuple[Slips, tuple[Rule, ...]], ...]:
+def stages(seed: int) -> tuple[tuple[Sites, tuple[Rule, ...]], ...]:
     """A random program after its directives and after each pass, and what must hold there."""
     one = program(seed)
     dag = training_dag(one.model, one.clip)
     half = apply(one.directives[: len(one.directives) // 2], dag)
-    found = [Slips(dag), Slips(half), Slips(apply(one.directives, dag))]
+    found = [Sites(dag), Sites(half), Sites(apply(one.directives, dag))]
     for _, step, checked in steps(Costs()):
         last = found[-1]
-        found.append(Slips(step(last.dag), last.gathered or checked is GATHERED))
+        found.append(Sites(step(last.dag), last.gathered or checked is GATHERED))
     return tuple((s, (*SHAPES, WHOLE) if s.gathered else SHAPES) for s in found)
 
 
@@ -71,14 +71,14 @@ def problems(dag: Dag, checked: tuple[Rule, ...]) -> list[Problem]:
     return [problem for rule in checked for problem in rule(dag)]
 
 
-def mutants(kind: Callable[[Slips, Random], Dag | None], count: int) -> Iterator[tuple[Dag, ...]]:
+def mutants(kind: Callable[[Sites, Random], Dag | None], count: int) -> Iterator[tuple[Dag, ...]]:
     random = Random(kind.__name__)
     while count:
-        slips, checked = random.choice(stages(random.choice(SEEDS)))
-        wrong = kind(slips, random)
+        sites, checked = random.choice(stages(random.choice(SEEDS)))
+        wrong = kind(sites, random)
         if wrong is not None:
             count -= 1
-            yield slips.dag, wrong, checked
+            yield sites.dag, wrong, checked
 
 
 def is_named(dag: Dag, what: str) -> bool:
@@ -93,12 +93,12 @@ def is_named(dag: Dag, what: str) -> bool:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_directives_and_passes_make_fits(seed: int) -> None:
-    for slips, checked in stages(seed):
-        assert not problems(slips.dag, checked)
+    for sites, checked in stages(seed):
+        assert not problems(sites.dag, checked)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_slip_is_found_and_named(kind: Callable[[Slips, Random], Dag | None]) -> None:
+def test_a_mutation_is_found_and_named(kind: Callable[[Sites, Random], Dag | None]) -> None:
     for right, wrong, checked in mutants(kind, EACH):
         found = problems(wrong, checked)
 

@@ -61,7 +61,7 @@ def test_a_run_is_recorded_and_says_where(recorded: tuple[Path, str, str]) -> No
     traces = json.loads(path.read_text())["piper"]["traces"]
 
     assert [trace["step"] for trace in traces] == [2, 3, 4]
-    assert "only 3 of 9 steps were recorded before the end" in errors
+    assert "recorded only 3 of 9 steps before the end" in errors
     assert f"the trace is in {path}: `piper view {path}` shows it" in errors
 
 

@@ -35,7 +35,7 @@ def test_a_model_larger_than_memory_is_captured_on_meta() -> None:
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match="4 layers cannot be cut into 5 stages"):
+    with pytest.raises(ValueError, match="layers=4 cannot be cut into stages=5"):
         Llama(LlamaConfig(layers=4), stages=5)
 
 

@@ -43,7 +43,7 @@ def test_queries_and_keys_are_normalised_so_their_scale_does_not_matter() -> Non
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match="4 layers cannot be cut into 5 stages"):
+    with pytest.raises(ValueError, match="layers=4 cannot be cut into stages=5"):
         Qwen3(Qwen3Config(layers=4), stages=5)
 
 

@@ -220,5 +220,5 @@ def test_large_models_compile_without_memory_for_weights(name: str, pp: int, dp:
 
 @pytest.mark.parametrize("dense", [-1, 2])
 def test_layers_that_cannot_be_dense_are_refused(dense: int) -> None:
-    with pytest.raises(ValueError, match=f"of 2 layers {dense} cannot be dense"):
+    with pytest.raises(ValueError, match=f"dense_layers={dense} does not fit layers=2"):
         Qwen3Moe(replace(SMALL, dense_layers=dense))

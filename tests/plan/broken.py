@@ -1,4 +1,4 @@
-"""Plans that were right, broken by hand in one place."""
+"""Correct plans, broken by hand in one place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Plans, run in whole numbers, as a runtime may: transfers and collectives happen as early or as
-late as the plans allow.
-"""
+"""Execute plans on integers. Communication happens as early or as late as the plans allow."""
 
 from __future__ import annotations
 
@@ -8,9 +6,26 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plan.bundles import PRIME, Bundle, Number, Wrong, added, joined, packed, shard, unpacked
+from plan.in_flight import (
+    AllToAllMember,
+    CollectiveInFlight,
+    GatheredView,
+    Member,
+    NormInFlight,
+    TransferInFlight,
+)
+from plan.integer_tensors import (
+    PRIME,
+    Bundle,
+    Number,
+    Wrong,
+    added,
+    joined,
+    packed,
+    shard,
+    unpacked,
+)
 from plan.numbers import Outcome, initial, kernel, loaded, squared, updated, weight_of
-from plan.rounds import Link, Meeting, Member, Passenger, Round, Window
 from plan.tokens import equal_parts, joined_rows
 
 from piper.ir.model import Model
@@ -33,7 +48,7 @@ from piper.plan.instructions import (
     Update,
 )  # fmt: skip
 
-EARLY, LATE = "early", "late"  # data moves once all sides are there, or when it is waited for
+EARLY, LATE = "early", "late"  # data moves when all sides have started it, or when it is waited for
 
 
 @dataclass
@@ -43,19 +58,23 @@ class Host:
     plan: Plan
     at: int = 0
     feed: int = 0
-    slots: dict[str, Number | Window] = field(default_factory=dict)
-    buffers: dict[int, Bundle] = field(default_factory=dict)  # what gathers put there last
-    under_way: dict[int, Link | Round | Meeting | None] = field(default_factory=dict)
+    slots: dict[str, Number | GatheredView] = field(default_factory=dict)
+    buffers: dict[int, Bundle] = field(default_factory=dict)  # what the last gather wrote
+    under_way: dict[int, TransferInFlight | CollectiveInFlight | NormInFlight | None] = field(
+        default_factory=dict
+    )
     made: dict[str, int] = field(default_factory=dict)
-    known: dict[str, int] = field(default_factory=dict)  # stream -> how far compute is, for sure
+    known: dict[str, int] = field(
+        default_factory=dict
+    )  # stream -> the last compute that it has waited for
     local: tuple[int, int] = (0, 0)
-    meeting: Meeting | None = None
+    meeting: NormInFlight | None = None
 
     def get(self, buffer: str) -> Number:
         if buffer not in self.slots:
             raise Wrong(f"device {self.plan.device}: nothing in {buffer}")
         found = self.slots[buffer]
-        if isinstance(found, Window):
+        if isinstance(found, GatheredView):
             return unpacked(self.buffers[found.buffer], found.messages, found.numels)
         return found
 
@@ -75,7 +94,7 @@ class Host:
 
 @dataclass
 class World:
-    """All devices and what is between them."""
+    """All devices and the communication between them."""
 
     model: Model
     plans: Sequence[Plan]
@@ -84,7 +103,7 @@ class World:
     step: int = 0
     channels: dict[tuple[str, int, int], tuple[deque, deque]] = field(default_factory=dict)
     groups: dict[tuple[str, tuple[int, ...]], dict[int, deque]] = field(default_factory=dict)
-    meetings: dict[str, Meeting] = field(default_factory=dict)
+    meetings: dict[str, NormInFlight] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.hosts = {
@@ -153,7 +172,7 @@ class World:
                 self.join(Member(host, host.at, one, host.take(one.value)))
             case Exchange():
                 self.must_be_made(host, one, *one.reads)
-                self.join(Passenger(host, host.at, one))
+                self.join(AllToAllMember(host, host.at, one))
             case Gather():
                 self.must_have_room(host, one)
                 self.join(Member(host, host.at, one))
@@ -166,7 +185,7 @@ class World:
                     host.end(buffer)
 
     def must_be_made(self, host: Host, one: Send | Reduce | Exchange, *buffers: str) -> None:
-        """What runs beside compute knows only what its stream has waited for."""
+        """A communication stream sees only results that it has waited for."""
         known = max(host.known.get(one.stream, -1), *one.waits, -1)
         host.known[one.stream] = known
         for buffer in buffers:
@@ -179,8 +198,8 @@ class World:
         if rooms.get(gather.buffer, -1) < needed:
             raise Wrong(f"buffer {gather.buffer} has no room for {gather.into}")
 
-    def join(self, member: Member | Passenger) -> None:
-        """Collectives of one group meet in order, on each stream by itself."""
+    def join(self, member: Member | AllToAllMember) -> None:
+        """Collectives of one group match in order, separately on each stream."""
         group, here = member.one.group, member.host.plan.device
         if here not in group or not self.hosts.keys() >= {*group}:
             raise Wrong(f"device {here} is not in the group {group}, or others do not exist")
@@ -191,10 +210,10 @@ class World:
         while all(queues.values()):
             self.come_together([queue.popleft() for queue in queues.values()])
 
-    def come_together(self, members: list[Member] | list[Passenger]) -> None:
+    def come_together(self, members: list[Member] | list[AllToAllMember]) -> None:
         if any(member.kind != members[0].kind for member in members):
             raise Wrong(f"{members[0].one.node} meets something else")
-        together = Round(members)
+        together = CollectiveInFlight(members)
         for member in members:
             member.host.under_way[member.position] = together
             if self.when == EARLY:
@@ -213,7 +232,7 @@ class World:
             (source, sent, send), (target, got, recv) = (queue.popleft() for queue in queues)
             if send.shapes != recv.shapes:
                 raise Wrong(f"{send.value} does not fit in {recv.value}")
-            link = Link(source, send.value, target, recv.value)
+            link = TransferInFlight(source, send.value, target, recv.value)
             source.under_way[sent] = target.under_way[got] = link
             if self.when == EARLY:
                 link.move(source)
@@ -223,7 +242,7 @@ class World:
         loss = sum(weight * loss for weight, loss in weighed)  # type: ignore[operator]
         square = sum(squared(host.get(buffer)) for buffer in total.grads)
         host.local = loss % PRIME, square % PRIME
-        meeting = self.meetings.setdefault(total.node, Meeting())
+        meeting = self.meetings.setdefault(total.node, NormInFlight())
         meeting.hosts[host.plan.device] = host.local
         host.under_way[host.at] = None
         if len(meeting.hosts) == len(self.hosts):
@@ -260,7 +279,7 @@ def executed(
     steps: int,
     feed_of: Mapping[int, int] | None = None,
 ) -> Outcome:
-    """What plans give; raises Wrong when they hang or use what is not there.
+    """The results of plans. Raises Wrong if they deadlock or read an empty buffer.
 
     `feed_of`: which batch each device is fed; without it, all get the same.
     """

@@ -1,4 +1,4 @@
-"""Plans to make slips in, and how to change plans."""
+"""Plans to mutate, and functions that change plans."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from piper.plan.instructions import (
 
 Plans = tuple[Plan, ...]
 Programs = tuple[tuple[Program, Compiled], ...]
-Slip = Callable[[Plans, Random], Plans | None]  # None: these plans have no place for it
+Mutation = Callable[[Plans, Random], Plans | None]  # None: it does not apply to these plans
 
 
 @cache
 def alone() -> Programs:
-    """Compiled programs on two to five devices; all orders are total, most have clipping."""
+    """Compiled programs on two to five devices, with total orders; most clip gradients."""
     made = []
     for seed in range(40):
         random = Random(seed)
@@ -84,21 +84,21 @@ def compiled(
 
 
 def mutants(
-    slip: Slip, programs: Programs, count: int
+    mutation: Mutation, programs: Programs, count: int
 ) -> Iterator[tuple[Program, Compiled, Plans]]:
-    """Plans with one slip each, from all programs in turn."""
+    """Plans with one mutation each, from all programs in turn."""
 
     def endless() -> Iterator[tuple[Program, Compiled, Plans]]:
         for seed in range(20 * count):
             program, compiled = programs[seed % len(programs)]
-            plans = slip(compiled.plans, Random(seed))
+            plans = mutation(compiled.plans, Random(seed))
             if plans is not None and plans != compiled.plans:
                 yield program, compiled, plans
 
     return islice(endless(), count)
 
 
-# How to change plans: waits follow the instructions they mean.
+# Functions that change plans. Waits follow the instructions that they refer to.
 
 
 def with_code(plans: Plans, device: int, code: Sequence[Instruction]) -> Plans:
@@ -106,7 +106,7 @@ def with_code(plans: Plans, device: int, code: Sequence[Instruction]) -> Plans:
 
 
 def rearranged(code: Sequence[Instruction], order: Sequence[int]) -> list[Instruction]:
-    """The instructions in another order; what is left out is waited for no more."""
+    """The instructions in another order. Waits for those that are left out are removed."""
     now = {old: new for new, old in reversed(list(enumerate(order)))}
     return [with_waits(code[k], (now[w] for w in code[k].waits if w in now)) for k in order]
 
@@ -130,6 +130,19 @@ def some(plans: Plans, random: Random, *kinds: type) -> tuple[Plan, int] | None:
     """A random instruction of these kinds."""
     found = [(plan, k) for plan in plans for kind in kinds for k in positions(plan, kind)]
     return random.choice(found) if found else None
+
+
+def at_random(*kinds: type) -> Callable[[Callable[..., Plans | None]], Mutation]:
+    """A mutation of a random instruction of these kinds. It does not apply if there is none."""
+
+    def mutates(change: Callable[[Plans, Random, Plan, int], Plans | None]) -> Mutation:
+        def mutation(plans: Plans, random: Random) -> Plans | None:
+            found = some(plans, random, *kinds)
+            return None if found is None else change(plans, random, *found)
+
+        return mutation
+
+    return mutates
 
 
 def other(random: Random, options: Sequence[Any], *than: Any) -> Any:

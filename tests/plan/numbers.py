@@ -1,4 +1,4 @@
-"""What a step must give, in whole numbers: an oracle without torch.
+"""The expected results of a step, in integers: an oracle without torch.
 
 Kernels are hashes, so that no two different computations give the same number, and sums are sums.
 Parameters and their gradients are tensors of such numbers, so that a wrong shard is another number.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from plan.bundles import PRIME, Bundle, Number, Wrong, added, blend, elements, mix, sizes
+from plan.integer_tensors import PRIME, Bundle, Number, Wrong, added, blend, elements, mix, sizes
 from plan.tokens import experts_run, has_experts, is_counts, is_rows, of, routing, weight_reads
 
 from piper.ir.model import Model, Region
@@ -25,7 +25,7 @@ class Outcome:
 
 
 def bundle_of(model: Model, bucket: str, *seed: object) -> Bundle:
-    """A number of its own for every element of every parameter."""
+    """A different number for every element of every parameter."""
     specs = model.buckets[bucket].specs  # type: ignore[index]
     first = mix(*seed, bucket)
     return tuple(
@@ -38,7 +38,7 @@ def initial(model: Model, bucket: str) -> Bundle:
 
 
 def loaded(origin: str, index: int, part: int, parts: int, step: int, feed: int) -> int:
-    """Every feed has a batch of its own."""
+    """Every feed has its own batch."""
     return mix(origin, index if origin == "batch" else 0, part, parts, step, feed)
 
 

@@ -1,4 +1,4 @@
-"""Plans that would hang or compute something else are refused: every kind of slip, many times."""
+"""The check rejects plans that deadlock or compute something else: many mutants of each kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from plan.devices import positions
-from plan.judge import accepted, any_slip, is_right, must_be_refused
 from plan.mutants import (
     Plans,
     Programs,
@@ -16,8 +15,9 @@ from plan.mutants import (
     mutants,
     replicated,
 )  # fmt: skip
-from plan.slips import SLIPS
-from plan.slips_of_replicas import SLIPS_OF_REPLICAS
+from plan.mutation_checks import accepted, any_mutation, is_right, must_be_refused
+from plan.mutations import MUTATIONS
+from plan.replica_mutations import REPLICA_MUTATIONS
 from synthetic import chain, frozen
 
 from piper.directives import Place, Replicate, Split
@@ -42,16 +42,16 @@ def test_the_plans_are_accepted_as_they_are() -> None:
         check(compiled.dag, compiled.plans)
 
 
-@pytest.mark.parametrize("name", SLIPS)
-def test_plans_with_a_slip_are_refused(name: str) -> None:
-    found = list(mutants(SLIPS[name], alone(), EXAMPLES))
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_plans_with_a_mutation_are_refused(name: str) -> None:
+    found = list(mutants(MUTATIONS[name], alone(), EXAMPLES))
 
     must_be_refused(found)
 
 
-@pytest.mark.parametrize("name", SLIPS_OF_REPLICAS)
-def test_plans_of_replicas_with_a_slip_are_refused(name: str) -> None:
-    found = list(mutants(SLIPS_OF_REPLICAS[name], replicated(), EXAMPLES))
+@pytest.mark.parametrize("name", REPLICA_MUTATIONS)
+def test_plans_of_replicas_with_a_mutation_are_refused(name: str) -> None:
+    found = list(mutants(REPLICA_MUTATIONS[name], replicated(), EXAMPLES))
 
     must_be_refused(found, unless_right="wait" in name or "before it is there" in name)
 
@@ -60,7 +60,9 @@ def test_plans_of_replicas_with_a_slip_are_refused(name: str) -> None:
 def test_what_is_accepted_computes_what_plain_training_computes(
     programs: Callable[[], Programs], count: int
 ) -> None:
-    found = [each for each in mutants(any_slip, programs(), count) if accepted(each[1], each[2])]
+    found = [
+        each for each in mutants(any_mutation, programs(), count) if accepted(each[1], each[2])
+    ]
 
     wrong = [plans for program, _, plans in found if not is_right(program, plans)]
 

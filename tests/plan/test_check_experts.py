@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from plan.judge import accepted, any_slip, is_right, must_be_refused
+from plan.expert_mutations import EXPERT_MUTATIONS
 from plan.mutants import mutants, with_experts
-from plan.slips_of_experts import SLIPS_OF_EXPERTS
+from plan.mutation_checks import accepted, any_mutation, is_right, must_be_refused
 
 from piper.plan.check.check import check
 
@@ -18,16 +18,16 @@ def test_the_plans_are_accepted_as_they_are() -> None:
         check(compiled.dag, compiled.plans)
 
 
-@pytest.mark.parametrize("name", SLIPS_OF_EXPERTS)
-def test_plans_with_a_slip_are_refused(name: str) -> None:
-    found = list(mutants(SLIPS_OF_EXPERTS[name], with_experts(), EXAMPLES))
+@pytest.mark.parametrize("name", EXPERT_MUTATIONS)
+def test_plans_with_a_mutation_are_refused(name: str) -> None:
+    found = list(mutants(EXPERT_MUTATIONS[name], with_experts(), EXAMPLES))
 
     wait = "wait" in name or "before it is there" in name
     must_be_refused(found, wait, EXAMPLES, 1.0 if name in OFTEN_HARMLESS else 0.25)
 
 
 def test_what_is_accepted_computes_what_one_device_computes() -> None:
-    found = [m for m in mutants(any_slip, with_experts(), 350) if accepted(m[1], m[2])]
+    found = [m for m in mutants(any_mutation, with_experts(), 350) if accepted(m[1], m[2])]
 
     wrong = [plans for program, _, plans in found if not is_right(program, plans)]
 

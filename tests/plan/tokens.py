@@ -1,6 +1,6 @@
-"""Rows of tokens in whole numbers: how regions of experts compute on them, and how they travel.
+"""Tokens as integers: how experts compute on them, and how the token all-to-all sends them.
 
-Written down from what the instructions say, apart from the code that is tested. Rows, and the
+Written from the meaning of the instructions, independently of the code under test. Rows, and the
 counts of experts, are bundles of one tensor; a row is one number.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from random import Random
 
-from plan.bundles import PRIME, Bundle, Number, Wrong, blend, mix, number
+from plan.integer_tensors import PRIME, Bundle, Number, Wrong, blend, mix, number
 from synthetic import TOKENS
 
 from piper.ir.model import Model, Region
@@ -169,7 +169,7 @@ def weight_grads(model: Model, region: Region, reads: Sequence[Number]) -> Itera
         )
 
 
-# How rows travel.
+# The token all-to-all.
 
 
 def cut(flat: Row, lengths: Sequence[int]) -> list[Row]:
@@ -191,7 +191,7 @@ def joined_rows(parts: Sequence[Row]) -> Row:
 
 
 def to_experts(rows: Row, sent: Matrix) -> list[Row]:
-    """What goes to each device: rows are sorted by expert, and so by device."""
+    """The rows for each device. They are sorted by expert, and so by device."""
     return cut(rows, [sum(counts) for counts in sent])
 
 
@@ -202,7 +202,7 @@ def at_experts(came: Sequence[Row], got: Matrix) -> Row:
 
 
 def to_sources(rows: Row, got: Matrix) -> list[Row]:
-    """What goes back to each device, of rows that are sorted like this."""
+    """The rows that go back to each device."""
     devices = range(len(got))
     parts = iter(cut(rows, [got[d][e] for e in range(len(got[0])) for d in devices]))
     by_expert = [[next(parts) for _ in devices] for _ in got[0]]

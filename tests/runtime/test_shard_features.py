@@ -243,7 +243,7 @@ def test_experts_that_know_of_each_other_are_refused(inside: object, said: str) 
     [
         (Region(shared, extra=6), r"parameter extra is float32\[6\] \(expected a first dimension"),
         (Region(dropped), "uses random numbers"),
-        (Region(grouped, experts=3), "has 3 experts, which do not divide evenly over 2 devices"),
+        (Region(grouped, experts=3), "cannot be divided evenly over 2 devices"),
     ],
 )
 def test_regions_that_are_none_of_experts_are_refused(model: Region, said: str) -> None:

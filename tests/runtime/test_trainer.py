@@ -256,7 +256,7 @@ def test_a_model_may_return_its_loss() -> None:
     [
         (
             (torch.zeros(7, 6), torch.zeros(7, 6)),
-            "batch: 7 rows do not divide into 4 microbatches\n"
+            "batch: it has 7 rows, not a multiple of its 4 microbatches\n"
             "  fix: use a batch of 4 or 8 rows, or split into fewer microbatches",
         ),
         (

@@ -23,6 +23,7 @@ from piper.strategies import (
     dualpipe,
     dualpipev,
     from_csv,
+    from_orders,
     from_table,
     gpipe,
     interleaved_one_f_one_b,
@@ -130,6 +131,41 @@ def test_a_users_csv_places_each_stage_where_its_row_is() -> None:
     strategy = from_csv("0F0,2F0,2B0,,0B0\n,1F0,,1B0\n")
 
     assert devices(strategy) == {where(PP=0): (0,), where(PP=1): (1,), where(PP=2): (0,)}
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name != "dualpipe"])
+def test_a_table_and_orders_take_the_options_of_a_builder(name: str) -> None:
+    options = {"dp": 2, "zero": 3, "ep": 2, "memory_mb": 100, "ahead": True, "stream": "p2p"}
+    built = BUILDERS[name](pp=2, microbatches=4, **options)
+    orders = [one for one in built if isinstance(one, Order)]
+
+    assert from_csv(to_csv(built), **options) == built
+    assert from_table(to_table(built), **options) == built
+    assert from_orders(orders, **options) == built
+
+
+def test_orders_of_ones_own_stay_as_they_are_written() -> None:
+    order = Order([[where(PP=0, MB=0, PASS="F"), where(PP=0, MB=0, PASS="B")]], overlap=False)
+
+    assert list(from_orders([order], dp=2))[-1] is order
+
+
+def test_orders_that_name_no_single_pass_have_no_table() -> None:
+    with pytest.raises(StrategyError) as refused:
+        from_orders([Order([where(PP=0, MB=[0, 1], PASS="F")])])
+    assert str(refused.value) == (
+        "order 1 of 1: where(PP=0, MB=[0, 1], PASS='F') is not one pass of one stage on one "
+        'microbatch, as a schedule needs\n  fix: write where(PP=0, MB=0, PASS="F")'
+    )
+
+    with pytest.raises(StrategyError, match="a schedule has no option zreo"):
+        from_csv("0F0,0B0", zreo=3)  # type: ignore[call-arg]
+
+
+def test_a_limit_of_memory_knows_the_schedule_and_the_zero_level() -> None:
+    (stage, *_) = BUILDERS["zbv"](pp=2, microbatches=8, dp=4, zero=2, memory_mb=100)
+
+    assert stage == Stage("PP", 4, live=(4, 3, 2, 1), memory_mb=50, state=1 + 3 / 4)
 
 
 def test_a_csv_that_is_no_schedule_is_refused() -> None:

@@ -63,7 +63,8 @@ WRONG = {
     "piper.Trainer.stepp": 'has no attribute "stepp"',
     "Place(where(PP=0), device=[0])": 'Unexpected keyword argument "device" for "Place"',
     "Place(where(PP=0), devices=0)": 'Argument "devices" to "Place" has incompatible type "int"',
-    "where(PP=[0])": 'Argument "PP" to "where" has incompatible type "list[int]"',
+    "where(PP=[0.5])": 'Argument "PP" to "where" has incompatible type "list[float]"',
+    'where(PP=0) | "EP"': 'Unsupported operand types for | ("Filter" and "str")',
     'Stream("ep", priority="hihg")': 'Argument "priority" to "Stream" has incompatible type',
     'Strategy(["x"])': 'List item 0 has incompatible type "str"',
 }

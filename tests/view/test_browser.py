@@ -321,7 +321,7 @@ def test_two_strategies_are_compared_on_one_axis(browser: Browser, tmp_path: Pat
     assert lower["x"] == upper["x"] and lower["w"] == pytest.approx(upper["w"])
     assert lower["y"] > upper["y"]
     assert "step" in table and "peak memory" in table
-    assert "8 of 8 nodes that both have take equally long" in panel(browser)
+    assert "equally long in both: 8 of 8 nodes" in panel(browser)
 
 
 def test_what_is_selected_in_one_is_selected_in_the_other(browser: Browser, tmp_path: Path) -> None:

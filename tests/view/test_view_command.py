@@ -12,7 +12,7 @@ from views import measured, pipeline
 from piper.cli import app
 from piper.cli.view import targets
 from piper.errors import StrategyError
-from piper.view.run_file import save_view
+from piper.view.run_file import load_run, save_view
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "tiny.py"
 
@@ -37,6 +37,14 @@ def test_a_script_becomes_a_page_a_picture_and_a_trace(tmp_path: Path) -> None:
     assert names(page) == ["tiny"]
     assert svg.read_text().startswith("<svg")
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_page_says_that_its_costs_are_estimated(tmp_path: Path) -> None:
+    call(SCRIPT, "-o", tmp_path / "a.html", "--chrome", tmp_path / "a.json")
+
+    notes = ("nothing was measured: regions are estimated from FLOPs and bytes",)
+    assert load_run(tmp_path / "a.json").notes == notes
+    assert notes[0] in (tmp_path / "a.html").read_text()
 
 
 def test_a_recorded_run_becomes_a_page_named_after_it(

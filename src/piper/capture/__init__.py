@@ -3,6 +3,16 @@
 from piper.capture.captured import Captured, capture
 from piper.capture.kernels.dropout import dropout_mask
 from piper.capture.regions.annotate import annotate
+from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
 from piper.capture.regions.tags import tag
 
-__all__ = ["Captured", "annotate", "capture", "dropout_mask", "tag"]
+__all__ = [
+    "Captured",
+    "Layers",
+    "annotate",
+    "capture",
+    "dropout_mask",
+    "tag",
+    "tag_layers",
+    "tag_unannotated",
+]

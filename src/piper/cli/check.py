@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from piper.cli.numerics_report import numerics_report
-from piper.cli.target import inspect, strategy_of
+from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.errors import Refused
 from piper.names import amount
 from piper.plan.check.proof import Proof, prove
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        "check", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(check)
+    app.command("check", context_settings=PASS_ON)(check)
 
 
 def check(

@@ -66,10 +66,11 @@ def verdict(found: Comparison) -> str:
     if found.agrees:
         count = amount(len(found.parameters), "parameter")
         return f"ok: losses, gradient norms and {count} agree to {limit}"
-    steps = sum(not step.difference <= found.tolerance for step in found.steps)
-    parameters = f"{len(found.wrong)} of {len(found.parameters)} parameters"
+    wrong_steps = sum(not step.difference <= found.tolerance for step in found.steps)
+    parameters = f"{len(found.wrong)} of {amount(len(found.parameters), 'parameter')}"
+    steps = f"{wrong_steps} of {amount(len(found.steps), 'step')}"
     return (
-        f"WRONG: {parameters} and {steps} of {len(found.steps)} steps differ by more than {limit}\n"
+        f"WRONG: {parameters} and {steps} differ by more than {limit}\n"
         "  fix: this is a bug in Piper, unless the model is not deterministic; please report it "
         "with the strategy"
     )

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from piper.errors import InputError, Problem
+from piper.cli.target import PASS_ON
+from piper.errors import InputError
 from piper.launch.local import run_local
 from piper.launch.on_ray import address_of, run_on_ray
 from piper.launch.shared_gpu import shared_gpu
 from piper.launch.trace_window import COUNT, FIRST, Window, steps_of
-
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -67,7 +66,7 @@ def launcher(on: str | None, share_gpu: bool) -> Callable[..., int]:
     if share_gpu:
         what = "the processes of a cluster have GPUs of their own"
         fix = "leave out --share-gpu, or leave out --on and use a GPU of this machine"
-        raise InputError("--share-gpu", Problem(what, fix))
+        raise InputError.of("--share-gpu", what, fix)
     return partial(run_on_ray, address_of(on))
 
 

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from piper.cli.target import inspect, strategy_of
+from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.directives import Order, apply
 from piper.errors import StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes
+from piper.job.stage_weights import stage_table
 from piper.strategies import draw, to_table
 from piper.view.division import division
 from piper.view.footprint import footprint
+from piper.view.message_orders import message_orders
 from piper.view.overlap import overlap
 from piper.view.schedule_grid import grid, summary
 from piper.view.schedule_svg import svg as picture
@@ -29,9 +31,7 @@ Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        "show", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(show)
+    app.command("show", context_settings=PASS_ON)(show)
 
 
 def show(
@@ -50,7 +50,7 @@ def show(
         return
     found = inspect(target, context.args)
     if after is not None:
-        directives = found.job.strategy.directives[:after]
+        directives = found.compiled.program[:after]
         print(text(apply(directives, training_dag(found.captured.model))))
     elif svg is not None:
         svg.write_text(picture(found.compiled.dag))
@@ -60,9 +60,13 @@ def show(
         print(text(found.compiled.dag))
     else:
         show_schedule(found)
+        if stages := stage_table(found.compiled):
+            print(stages)
         print(footprint(found.compiled.dag, found.compiled.plans))
-        if divided := division(found.captured.model):
+        if divided := division(found.compiled.dag.model):
             print(divided)
+        if ordered := message_orders(found.compiled.dag):
+            print(ordered)
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):

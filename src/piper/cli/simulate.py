@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from piper.cli.target import inspect
+from piper.cli.target import PASS_ON, inspect
 from piper.costs import Costs
 from piper.costs.devices import costs_of_device, device_kind
 from piper.costs.links import NETWORKS, Network
@@ -26,9 +26,12 @@ from piper.job.pricing import costs_for, predict, price
 from piper.names import amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
+from piper.view.page import page
+from piper.view.run_file import save_view
 from piper.view.simulation_text import text
 from piper.view.sweep import SweepResult, plot, ranked
 from piper.view.sweep import table as sweep_table
+from piper.view.view_data import ViewData, view_data
 
 if TYPE_CHECKING:
     from piper.job.compiler import Compiled
@@ -72,9 +75,7 @@ class SimulatedMachine:
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        "simulate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(simulate)
+    app.command("simulate", context_settings=PASS_ON)(simulate)
 
 
 def simulate(
@@ -163,7 +164,7 @@ def network_of(name: str) -> Network:
         return NETWORKS[name]
     if not Path(name).is_file():
         fix = f"choose one of {', '.join(NETWORKS)}, or give a file (see docs/simulate.md)"
-        raise StrategyError("network", Problem(f"there is no network {name!r}", fix))
+        raise StrategyError.of("network", f"there is no network {name!r}", fix)
     return Network.from_json(Path(name).read_text())
 
 
@@ -178,21 +179,19 @@ def show_step(
     compiled = inspect(target, list(arguments)).compiled
     step, found = machine.price(compiled)
     print(text(found, step))
-    if chrome is not None:
-        from piper.view.run_file import save_run
-
-        save_run(chrome, target.stem, compiled.dag, compiled.plans, [step.trace])
-    if view is not None:
-        write_page(view, target.stem, compiled, step)
+    if chrome is not None or view is not None:
+        dag, plans = compiled.dag, compiled.plans
+        data = view_data(target.stem, dag, plans, [step.trace], notes=found.notes)
+        write_views(view, chrome, data)
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
 
 
-def write_page(path: Path, name: str, compiled: Compiled, step: Simulated) -> None:
-    from piper.view.page import page
-    from piper.view.view_data import view_data
-
-    path.write_text(page([view_data(name, compiled.dag, compiled.plans, [step.trace])]))
+def write_views(view: Path | None, chrome: Path | None, data: ViewData) -> None:
+    if view is not None:
+        view.write_text(page([data]), encoding="utf-8")
+    if chrome is not None:
+        save_view(chrome, data)
 
 
 def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
@@ -205,7 +204,7 @@ def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
         name, _, values = one.partition("=")
         chosen = [value for value in values.split(",") if value]
         if not name or not chosen:
-            raise StrategyError("set", Problem(f"--set {one}", "write --set microbatches=4,8,16"))
+            raise StrategyError.of("set", f"--set {one}", "write --set microbatches=4,8,16")
         found[name.lstrip("-")] = chosen
     return found
 

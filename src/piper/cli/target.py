@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from piper.directives import Strategy
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.strategies import from_csv
 
 if TYPE_CHECKING:
     from piper.job.inspection import Inspected
 
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the script
 WAYS = "give a .py script that makes a Trainer, a strategy .json, or a schedule .csv"
 
 
@@ -34,4 +35,4 @@ def inspect(script: Path, arguments: list[str]) -> Inspected:
             runpy.run_path(str(script), run_name="__main__")
         except Inspected as found:
             return found
-    raise StrategyError(str(script), Problem("the script made no Trainer", WAYS))
+    raise StrategyError.of(str(script), "the script made no Trainer", WAYS)

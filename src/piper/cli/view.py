@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from piper.cli.target import inspect
-from piper.errors import Problem, StrategyError
-from piper.job.pricing import price
+from piper.cli.target import PASS_ON, inspect
+from piper.errors import StrategyError
+from piper.job.pricing import cost_notes, price
 from piper.view.page import page
 from piper.view.run_file import load_run, save_view
 from piper.view.timeline_picture import png as as_png
@@ -21,9 +21,7 @@ SHOWN = (".py", ".json")
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        "view", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(view)
+    app.command("view", context_settings=PASS_ON)(view)
 
 
 def view(
@@ -76,10 +74,11 @@ def data_of(target: Path, words: list[str]) -> ViewData:
         what = (
             f"a recorded run takes no arguments, and `{words[0]}` is not a file to compare it with"
         )
-        raise StrategyError(str(target), Problem(what, WAYS))
+        raise StrategyError.of(str(target), what, WAYS)
     if target.suffix == ".json":
         return load_run(target)
     if target.suffix != ".py":
-        raise StrategyError(str(target), Problem(f"`{target.suffix}` cannot be shown", WAYS))
+        raise StrategyError.of(str(target), f"`{target.suffix}` cannot be shown", WAYS)
     found = inspect(target, words).compiled
-    return view_data(" ".join([target.stem, *words]), found.dag, found.plans, [price(found).trace])
+    name, traces = " ".join([target.stem, *words]), [price(found).trace]
+    return view_data(name, found.dag, found.plans, traces, notes=cost_notes(found))

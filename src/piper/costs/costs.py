@@ -158,12 +158,12 @@ def read_costs(costs: Costs | str | Path | None, mode: Mode = Mode.EAGER) -> Cos
 def refuse_number(name: str, value: object, least: float = 0.0) -> None:
     fine = isinstance(value, int | float) and not isinstance(value, bool)
     if not fine or not least <= value < float("inf"):  # type: ignore[operator]
-        raise StrategyError(
-            "costs", Problem(f"{name}={value!r}", "write a number of seconds, or of units a second")
+        raise StrategyError.of(
+            "costs", f"{name}={value!r}", "write a number of seconds, or of units a second"
         )
 
 
 def mapping(name: str, found: object) -> Mapping[str, object]:
     if not isinstance(found, Mapping):
-        raise StrategyError("costs", Problem(f"{name}={found!r}", "write a mapping of numbers"))
+        raise StrategyError.of("costs", f"{name}={found!r}", "write a mapping of numbers")
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from piper.costs.costs import Costs
 from piper.costs.links import Network
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.ir.model import Model
 
 ADAM = 7  # times that an optimizer's step goes over a parameter: reads 4 tensors, writes 3
@@ -64,7 +64,7 @@ def device_kind(name: str) -> DeviceKind:
     """
     if name not in DEVICES:
         fix = f"choose one of {', '.join(DEVICES)}, cpu, or give measured --costs"
-        raise StrategyError("device", Problem(f"there is no device {name!r}", fix))
+        raise StrategyError.of("device", f"there is no device {name!r}", fix)
     return DEVICES[name]
 
 

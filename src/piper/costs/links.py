@@ -24,7 +24,7 @@ class Link:
     def __post_init__(self) -> None:
         fine = isinstance(self.bandwidth, int | float) and isinstance(self.latency, int | float)
         if not fine or not self.bandwidth > 0 or not self.latency >= 0:
-            raise StrategyError("network", Problem(f"a link of {self}", FIX))
+            raise StrategyError.of("network", f"a link of {self}", FIX)
 
 
 @dataclass(frozen=True, slots=True)

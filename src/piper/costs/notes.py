@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from piper.costs.costs import Costs
 from piper.costs.measured import Source
 from piper.ir.model import Model
-from piper.names import Phase
+from piper.names import Phase, amount
 
 FREE = {"add": "sums of gradients", "square": "the gradient norm", "update": "the optimizer"}
 
@@ -22,24 +22,24 @@ def notes(costs: Costs, model: Model, runs: Iterable[tuple[str, Phase]]) -> tupl
 
 
 def of_regions(costs: Costs, found: Counter[Source]) -> Iterator[str]:
-    count = found.total()
+    count = amount(found.total(), "figure")
     if not costs.figures:
         yield "nothing was measured: regions are estimated from FLOPs and bytes"
         return
     if scaled := found[Source.SCALED]:
         yield (
-            f"{scaled} of {count} figures are scaled from others that were measured: "
+            f"scaled from other measurements: {scaled} of {count}; "
             "measure them with --profile at this microbatch size"
         )
     if other := found[Source.OTHER_MODE]:
         modes = ", ".join(dict.fromkeys(key.mode for key in costs.figures))
         yield (
-            f"{other} of {count} figures come from another mode ({modes}): "
+            f"measured in another mode ({modes}): {other} of {count}; "
             f"nothing measured says how mode {costs.mode} differs"
         )
     if estimated := found[Source.ESTIMATED]:
         yield (
-            f"{estimated} of {count} figures are estimated from FLOPs and bytes: "
+            f"estimated from FLOPs and bytes: {estimated} of {count}; "
             "measure them with --profile at this microbatch size"
         )
 

@@ -13,10 +13,11 @@ DeviceList = Sequence[Device]
 DeviceGroups = Sequence[Device] | Sequence[Sequence[Device]]
 StageSizes = int | Sequence[int]  # how many stages, or how many layers each of them has
 ParameterPlan = Mapping[str, str] | Sequence[tuple[str, str]] | None  # pattern -> how it is cut
+Live = Sequence[int] | None  # for each stage, the microbatches that it holds at once
 Slot = tuple[Filter, ...]
 Slots = Sequence[Filter | Sequence[Filter]]  # a slot of one filter needs no list
 
-CUTS = ("colwise", "rowwise", "replicate")  # of a matrix of [outputs, inputs]
+CUTS = ("colwise", "rowwise")  # of a matrix of [outputs, inputs]
 RESERVED = (COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM)  # streams that Piper uses itself
 
 
@@ -72,7 +73,10 @@ def checked_plan(plan: ParameterPlan) -> tuple[tuple[str, str], ...] | None:
     if plan is None:
         return None
     pairs = plan.items() if isinstance(plan, Mapping) else plan
-    found = tuple((key, value) for key, value in pairs)
+    found = tuple(pairs) if isinstance(pairs, Iterable) and not isinstance(pairs, str) else (None,)
+    if not all(isinstance(one, tuple) and len(one) == 2 for one in found):
+        fix = 'write {"layers.*.up_proj": "colwise"}'
+        raise Refused(Problem(f"plan={plan!r} is not a table of names", fix))
     for key, value in found:
         if not isinstance(key, str) or value not in CUTS:
             what = f"plan says {value!r} of {key!r}"

@@ -39,10 +39,10 @@ def decode(given: object, place: str) -> Directive:
     """One directive; `place` says where it stands, for the error."""
     ops = ", ".join(sorted(DIRECTIVES))
     if not isinstance(given, dict) or "op" not in given:
-        raise StrategyError(place, Problem("it has no op", f'write {{"op": one of {ops}}}'))
+        raise StrategyError.of(place, "it has no op", f'write {{"op": one of {ops}}}')
     op = given["op"]
     if not isinstance(op, str) or op not in DIRECTIVES:
-        raise StrategyError(place, Problem(f"unknown op {op!r}", f"write one of {ops}"))
+        raise StrategyError.of(place, f"unknown op {op!r}", f"write one of {ops}")
     try:
         return read(DIRECTIVES[op], {key: value for key, value in given.items() if key != "op"})
     except Refused as refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 from piper.directives.arguments import Slot, Slots, as_slots
 from piper.directives.base import Directive, directive
@@ -15,11 +15,14 @@ from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.maker import ORDER, Maker
+from piper.ir.message_order import MessageOrder, OrderSlot, names_operations
 from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.rules.flow import NEXT_STEP
 from piper.ir.training import split_backward
-from piper.names import BI, BW, PASS, B, NodeId
+from piper.names import BI, BW, OF, PASS, B, NodeId
 
 Ahead = bool | Literal["pairs"]
+STEP = "STEP"  # no key: orders are about one step
 
 
 @directive(keys={"slots": "filters"}, omit_defaults=("overlap", "ahead"))
@@ -27,7 +30,9 @@ Ahead = bool | Literal["pairs"]
 class Order(Directive):
     """Run each slot before the next, on its devices. Filters in one slot may overlap.
 
-    `PASS="BI"` and `PASS="BW"` split that backward into its two halves.
+    `PASS="BI"` and `PASS="BW"` split that backward into its two halves. `PASS="UPDATE"`,
+    `"REDUCE"`, `"GATHER"`, `"SEND"`, `"RECV"`, `"DISPATCH"` and `"COMBINE"` name what is not a pass
+    of a region. `OF="F"` or `OF="B"` says whether a message belongs to a forward or a backward.
 
     Piper interleaves the filters of a slot, so that the communication of one hides behind the
     compute of another. With `overlap=False` they run in the order in which you list them. To order
@@ -58,7 +63,7 @@ class Order(Directive):
     @property
     def steps(self) -> tuple[Slot, ...]:
         """The slots. Without overlap every filter is a slot of its own."""
-        slots = as_slots(self.slots)
+        slots = cast(tuple[Slot, ...], self.slots)
         return slots if self.overlap else tuple((wanted,) for slot in slots for wanted in slot)
 
     @property
@@ -75,11 +80,17 @@ class Order(Directive):
         dag = with_split_backwards(dag, (order for _, order in named))
         lane_of = lanes(dag)
         new: list[Precedence] = []
+        later: list[MessageOrder] = []
         for name, order in named:
             slots = [slot_nodes(dag, slot) for slot in order.steps]
             found = precedences(name, slots, order.may_overlap, lane_of)
+            operations = any(names_operations(wanted) for slot in order.steps for wanted in slot)
+            if operations:
+                later.append(message_order(dag, name, order, slots))
+                found = (replace(one, partial=True) for one in found)
             new += (replace(one, loose=True) for one in found) if order.ahead == "pairs" else found
-        return dag.with_precedences(new)
+        dag = dag.with_precedences(new)
+        return dag.with_message_orders(later) if later else dag
 
 
 def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
@@ -91,6 +102,7 @@ def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
     if not cut:
         return dag
     named = {node for p in dag.precedences for node in (*p.before, *p.after)}
+    named |= {node for o in dag.message_orders for slot in o.slots for node in slot.nodes}
     whole = [node for node in cut if node in named]
     if whole:
         what = f"another order names the whole backward {whole[0]}, this one its halves"
@@ -110,12 +122,36 @@ def whole_backward(wanted: Filter) -> Filter:
 
 
 def slot_nodes(dag: Dag, slot: Slot) -> list[Compute]:
-    nodes = [node for wanted in slot for node in selected(dag, wanted)]
+    passes = (wanted for wanted in slot if not names_operations(wanted))
+    nodes = [node for wanted in passes for node in pass_nodes(dag, wanted)]
     unplaced = [node for node in nodes if node.devices is None]
     if unplaced:
         fix = "put its `Place` before this `Order`"
         raise Refused(Problem(f"{unplaced[0].id} has no device yet", fix))
     return nodes
+
+
+def pass_nodes(dag: Dag, wanted: Filter) -> list[Compute]:
+    if OF in wanted.keys:
+        fix = f'add the message, such as {PASS}="SEND", or leave {OF} out'
+        raise Refused(Problem(f"{wanted}: {OF} is for messages, not for passes", fix))
+    if STEP in wanted.keys and STEP not in dag.tag_names:
+        raise Refused(Problem(f"{wanted} names another step", f"leave it out: {NEXT_STEP}"))
+    return selected(dag, wanted)
+
+
+def message_order(
+    dag: Dag, name: Maker, order: Order, slots: Sequence[Sequence[Compute]]
+) -> MessageOrder:
+    """The order as it waits for the nodes that passes make. Its tags must exist now."""
+    if order.ahead:
+        what = f"ahead={order.ahead!r} is not supported in an order that names messages or updates"
+        raise Refused(Problem(what, "put what may overlap in one slot"))
+    filters = [tuple(filter(names_operations, slot)) for slot in order.steps]
+    for wanted in (wanted for slot in filters for wanted in slot):
+        pass_nodes(dag, Filter(tuple(i for i in wanted.items if i[0] not in (PASS, OF))))
+    ids = [tuple(dict.fromkeys(node.id for node in slot)) for slot in slots]
+    return MessageOrder(tuple(map(OrderSlot, ids, filters)), name)
 
 
 def precedences(

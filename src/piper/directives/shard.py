@@ -21,7 +21,7 @@ from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute
 from piper.ir.sharding import Contract, Sharding, contract
-from piper.names import RegionId
+from piper.names import RegionId, amount
 
 What = Literal["experts", "weights", "tokens"]
 STREAMS = {"experts": "ep", "weights": "tp", "tokens": "cp"}
@@ -113,8 +113,8 @@ class Shard(Directive):
             good = [n for n in range(2, found.experts + 1) if found.experts % n == 0] or [1]
             raise Refused(
                 Problem(
-                    f"{region} has {found.experts} experts, which do not divide evenly over "
-                    f"{ways} devices",
+                    f"the {amount(found.experts, 'expert')} of {region} cannot be divided evenly "
+                    f"over {ways} devices",
                     f"use {' or '.join(map(str, good[:8]))} devices, or groups such as "
                     "[[0, 1], [2, 3]]",
                 )

@@ -66,14 +66,14 @@ class Strategy:
             objects = json.loads(text)
         except json.JSONDecodeError as error:
             where = f"strategy, line {error.lineno}, column {error.colno}"
-            raise StrategyError(
-                where, Problem(f"this is not JSON: {error.msg}", "write a list of directives")
+            raise StrategyError.of(
+                where, f"this is not JSON: {error.msg}", "write a list of directives"
             ) from None
         if isinstance(objects, dict) and set(objects) == {"directives"}:
             objects = objects["directives"]
         if not isinstance(objects, list):
-            raise StrategyError(
-                "strategy", Problem("the JSON is not a list", 'write [{"op": "place", ...}, ...]')
+            raise StrategyError.of(
+                "strategy", "the JSON is not a list", 'write [{"op": "place", ...}, ...]'
             )
         return Strategy(decode(one, f"directive {k}") for k, one in enumerate(objects, start=1))
 
@@ -94,7 +94,7 @@ def as_strategy(strategy: Strategy | Sequence[Directive] | None) -> Strategy:
     """A strategy from what the user gave. None puts everything on one device."""
     if isinstance(strategy, str):
         fix = "write piper.strategies.one_f_one_b(pp=2, microbatches=8), or a list of directives"
-        raise StrategyError("strategy", Problem(f"it is a string, {strategy!r}", fix))
+        raise StrategyError.of("strategy", f"it is a string, {strategy!r}", fix)
     if strategy is None:
         return Strategy([Place(where(), devices=(0,))])
     return strategy if isinstance(strategy, Strategy) else Strategy(strategy)

@@ -1,11 +1,11 @@
-"""Cycles, drawn; and lanes: the devices that run one common list of nodes."""
+"""Cycles, with the reason for each edge; and lanes, the devices that run one list of nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from piper.ir.dag import Dag
-from piper.ir.graph import Topology, stuck
+from piper.ir.graph import Topology
 from piper.ir.nodes import Totals
 from piper.names import Device, NodeId
 
@@ -13,9 +13,9 @@ DATA_FLOW = "data flow"
 
 
 def cycle(dag: Dag) -> list[tuple[NodeId, str]]:
-    """One cycle, as nodes with the reason why the next one waits; empty if there is none."""
+    """The nodes of one cycle, each with the reason why the next one waits; empty without one."""
     graph = dag.topology
-    left = stuck(graph)
+    left = graph.stuck
     if not left:
         return []
     before = {k: j for j in left for k in graph.successors[j] if k in left}
@@ -38,7 +38,7 @@ def reasons(dag: Dag, graph: Topology, loop: list[int]) -> Iterator[tuple[NodeId
 
 
 def lanes(dag: Dag) -> dict[tuple[Device, ...], int]:
-    """Which device lists run one common list of nodes: those that share a device."""
+    """The lane of each device list. Lists that share a device are in one lane."""
     root: dict[Device, Device] = {}
 
     def find(device: Device) -> Device:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
+from math import prod
 
-from piper.ir.filters import ANY, Filter, accepts
+from piper.ir.filters import ANY, Both, Either, Filter, Not, Tag, Wanted, accepts, fits
 from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
+from piper.ir.message_order import MessageOrder
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
 from piper.ir.origins import Origins
@@ -20,9 +22,10 @@ from piper.ir.sharding import Sharding, Shardings, held_specs, sharding_of
 from piper.ir.values import TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
-Key = tuple[int | str | None, ...]
+Key = tuple[Tag, ...]
 ABOUT_NODES = (
-    "producers", "consumers", "origins", "computes", "devices", "tag_names", "_indices", "proven"
+    "producers", "consumers", "origins", "computes", "devices", "tag_names", "_indices", "_places",
+    "proven",
 )  # fmt: skip
 
 
@@ -31,23 +34,24 @@ class Dag:
     """Nodes in a fixed order, the values they exchange, and what must precede what.
 
     `makers` says which directive or pass made a node; `dimensions` what was split into how many;
-    `residencies` how replicas share a bucket (those without one do not).
+    `residencies` how replicas share a bucket, if they do.
     """
 
     model: Model
     nodes: Mapping[NodeId, Node]
     values: Mapping[ValueId, Value]
     precedences: tuple[Precedence, ...] = ()
+    message_orders: tuple[MessageOrder, ...] = ()  # until the passes have made what they name
     dimensions: tuple[tuple[str, int], ...] = ()
     makers: Mapping[NodeId, Maker] = field(default_factory=dict)
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
     divisions: Shardings = field(default_factory=dict)  # how all other regions are divided
-    streams: tuple[Share, ...] = ()  # what they get of a GPU, by `Stream`; others get what is left
+    streams: tuple[Share, ...] = ()  # SMs and priorities, by `Stream`; others use the rest
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected
-    # of messages: their expected latency, and seconds of all their bytes; empty until `gathers`
+    # of each message: expected latency, and seconds to send it; empty until the gathers pass
     transits: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
@@ -56,7 +60,7 @@ class Dag:
 
     @cached_property
     def consumers(self) -> dict[ValueId, list[NodeId]]:
-        """Who reads a value; a node that reads it twice is listed twice."""
+        """The nodes that read each value. A node that reads it twice is listed twice."""
         found: dict[ValueId, list[NodeId]] = {}
         for node in self.nodes.values():
             for total in node.reads:
@@ -69,7 +73,7 @@ class Dag:
 
     @cached_property
     def origins(self) -> Origins:
-        """Where values come from: which microbatch, and what a message added up."""
+        """Where values come from: their microbatch, and what messages added up."""
         return Origins(self.nodes, self.values)
 
     @cached_property
@@ -78,25 +82,25 @@ class Dag:
 
     @cached_property
     def topology(self) -> Topology:
-        """Who waits for whom, as integers."""
+        """The graph of all dependencies, with integers as vertices."""
         return topology(self.nodes, self.precedences)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """Every device that some node is on, in rising order."""
+        """Every device that has a node, in rising order."""
         lists = dict.fromkeys(node.devices for node in self.nodes.values() if node.devices)
         return tuple(sorted(set(chain.from_iterable(lists))))
 
     @cached_property
     def tag_names(self) -> tuple[str, ...]:
-        """Every key a filter may use now."""
+        """Every key that a filter can use at this point."""
         keys = chain.from_iterable((key for key, _ in node.tags) for node in self.computes)
         runs = (RUN,) if any(region.run for region in self.model.regions) else ()
         return (*dict.fromkeys(keys), *runs, PASS)
 
     @cached_property
     def proven(self) -> set[object]:
-        """Rules that were checked on these nodes already."""
+        """Rules that are already known to hold for these nodes."""
         return set()
 
     @cached_property
@@ -104,7 +108,7 @@ class Dag:
         return {}
 
     def index(self, keys: tuple[str, ...]) -> dict[Key, list[Compute]]:
-        """Compute nodes by their values of these keys; built once per set of keys."""
+        """Compute nodes by their values of these keys. Built once per set of keys."""
         if keys not in self._indices:
             groups: dict[Key, list[Compute]] = {}
             for node in self.computes:
@@ -113,19 +117,39 @@ class Dag:
             self._indices[keys] = groups
         return self._indices[keys]
 
+    @cached_property
+    def _places(self) -> dict[NodeId, int]:
+        return {node.id: place for place, node in enumerate(self.computes)}
+
     def select(self, wanted: Filter) -> list[Compute]:
-        """The compute nodes a filter means, in the DAG's order."""
+        """The compute nodes that a filter matches, in the order of the DAG."""
+        match wanted:
+            case Either():
+                return self._in_order(node for part in wanted.parts for node in self.select(part))
+            case Both():
+                first, *others = wanted.parts
+                found = ((node, self.tags_of(node)) for node in self.select(first))
+                return [n for n, tags in found if all(fits(other, tags) for other in others)]
+            case Not():
+                return [n for n in self.computes if not fits(wanted.part, self.tags_of(n))]
+            case Filter():
+                return self._select_plain(wanted)
+
+    def _select_plain(self, wanted: Filter) -> list[Compute]:
         groups = self.index(wanted.keys)
-        exact = tuple(value for _, value in wanted.items)
-        if ANY not in exact:
-            return list(groups.get(exact, ()))
-        found = [
-            groups[key]
-            for key in groups
-            if all(accepts(w, f) for w, f in zip(exact, key, strict=True))
-        ]
-        wanted_ids = {node.id for group in found for node in group}
-        return [node for node in self.computes if node.id in wanted_ids]
+        exact = tuple([value for _, value in wanted.items])
+        if exact in groups:  # no key of a group is "*" or several values
+            return list(groups[exact])  # type: ignore[index]
+        return self._in_order(chain.from_iterable(groups[key] for key in matching(groups, exact)))
+
+    def _in_order(self, nodes: Iterable[Compute]) -> list[Compute]:
+        found = {node.id: node for node in nodes}
+        return [found[name] for name in sorted(found, key=self._places.__getitem__)]
+
+    def tags_of(self, node: Compute) -> dict[str, Tag]:
+        """The tags of a node as filters see them, PASS and RUN among them."""
+        run = self.model.by_id[node.region].run
+        return {RUN: run, **dict(node.tags), PASS: str(node.phase)}
 
     def predecessors(self, node: Node) -> Iterator[NodeId]:
         """Nodes that write what this one reads (data edges only)."""
@@ -165,22 +189,19 @@ class Dag:
         return Sharding(groups=self.replicas.groups(self.places[home]), stream="")
 
     def held(self, bucket: BucketId) -> tuple[TensorSpec, ...]:
-        """What a device has of a bucket before ZeRO: all of it, or its share of the experts."""
+        """What a device holds of a bucket before ZeRO: all of it, or its share of the experts."""
         return held_specs(self.model, self.shardings, bucket)
 
     def with_nodes(self, changed: Iterable[Node]) -> Dag:
-        """These nodes replace those of the same id, or are added at the end."""
+        """Replace nodes of the same id, or add nodes at the end."""
         return replace(self, nodes={**self.nodes, **{node.id: node for node in changed}})
 
     def moved(self, nodes: Iterable[Node]) -> Dag:
-        """Updates and totals go to devices where regions are: all that was found out still holds.
+        """Place updates and totals on devices that regions already use.
 
-        That spares checking all the rest again.
+        Facts about the nodes still hold, so they are neither derived nor checked again.
         """
-        after = self.with_nodes(nodes)
-        known = self.__dict__
-        after.__dict__.update({fact: known[fact] for fact in ABOUT_NODES if fact in known})
-        return after
+        return self.tell(self.with_nodes(nodes))
 
     def with_values(self, new: Mapping[ValueId, Value]) -> Dag:
         return replace(self, values={**self.values, **new})
@@ -189,26 +210,39 @@ class Dag:
         ordered = replace(self, precedences=tuple(dict.fromkeys((*self.precedences, *new))))
         return self.known_to(ordered)
 
+    def with_message_orders(self, new: Iterable[MessageOrder]) -> Dag:
+        later = tuple(dict.fromkeys((*self.message_orders, *new)))
+        return self.known_to(replace(self, message_orders=later))
+
     def signed(self, makers: Mapping[NodeId, Maker]) -> Dag:
-        signed = self.known_to(replace(self, makers=makers))
-        if "topology" in self.__dict__:
-            signed.__dict__["topology"] = self.topology
-        return signed
+        return self.known_to(replace(self, makers=makers))
 
     def known_to(self, other: Dag) -> Dag:
-        """What was found out about the nodes holds for another DAG with the same nodes."""
+        """Copy facts about the nodes to another DAG that has the same nodes."""
         assert other.nodes is self.nodes
-        for fact in ABOUT_NODES:
-            if fact in self.__dict__:
-                other.__dict__[fact] = self.__dict__[fact]
+        return self.tell(other)
+
+    def tell(self, other: Dag) -> Dag:
+        same_edges = other.precedences is self.precedences
+        facts = (*ABOUT_NODES, "topology") if same_edges else ABOUT_NODES
+        known = self.__dict__
+        other.__dict__.update({fact: known[fact] for fact in facts if fact in known})
         return other
 
 
 def tag_values(node: Compute, keys: tuple[str, ...], run: int) -> Key:
-    """The node's values of these keys, PASS and RUN among them; None where it has no such tag."""
+    """The node's values of these keys, including PASS and RUN; None for a missing tag."""
     tags: dict[str, int | str] = dict(node.tags)
     if PASS in keys:
         tags[PASS] = str(node.phase)
     if RUN in keys:
         tags.setdefault(RUN, run)
     return tuple(tags.get(key) for key in keys)
+
+
+def matching(groups: Mapping[Key, object], wanted: tuple[Wanted, ...]) -> Iterable[Key]:
+    """The keys that these values accept. A few indices are looked up, not searched for."""
+    lists = [value if isinstance(value, tuple | range) else (value,) for value in wanted]
+    if ANY not in wanted and prod(map(len, lists)) < len(groups):
+        return [key for key in product(*lists) if key in groups]
+    return [key for key in groups if all(accepts(w, f) for w, f in zip(wanted, key, strict=True))]

@@ -1,4 +1,4 @@
-"""A list of devices that is compared and looked up for every node of a large job."""
+"""A list of devices that is fast to hash and compare, for jobs with many devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from piper.names import Device
 
 
 class Devices(tuple[Device, ...]):
-    """A tuple that remembers its hash, and knows itself without looking at each device.
+    """A tuple that caches its hash, and compares by identity first.
 
     >>> Devices((0, 2)), Devices((0, 2)) == (0, 2), hash(Devices((0, 2))) == hash((0, 2))
     ((0, 2), True, True)

@@ -1,4 +1,4 @@
-"""How a bundle of tensors lies in flat messages: what a collective moves, and how it is sharded."""
+"""How collectives pack a bundle of tensors into flat messages, and shard them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from piper.ir.values import ITEM_BYTES, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Tensors of one type, one after the other, padded so that every shard is equally long."""
+    """Tensors of one dtype, concatenated and padded so that all shards have the same length."""
 
     dtype: str
     tensors: tuple[int, ...]  # positions in the bundle
@@ -23,7 +23,7 @@ class Message:
 
 
 def messages(specs: Sequence[TensorSpec], limit: int, ways: int) -> tuple[Message, ...]:
-    """Few messages of at most `limit` bytes each; a tensor that is larger has one of its own.
+    """Pack tensors into messages of at most `limit` bytes. A larger tensor gets its own message.
 
     >>> [m.tensors for m in messages([TensorSpec((2,)), TensorSpec((3,)), TensorSpec((9,))], 20, 2)]
     [(0, 1), (2,)]
@@ -47,5 +47,5 @@ def messages(specs: Sequence[TensorSpec], limit: int, ways: int) -> tuple[Messag
 
 
 def shard_specs(layout: Sequence[Message], ways: int) -> tuple[TensorSpec, ...]:
-    """One flat tensor for each message: what one of `ways` devices keeps of it."""
+    """The flat shard of each message that one of `ways` devices keeps."""
     return tuple(TensorSpec((message.padded // ways,), message.dtype) for message in layout)

@@ -1,9 +1,10 @@
-"""Who waits for whom, as integers: data edges and precedences in one graph, in linear time."""
+"""All dependencies as one graph of integers: data edges and precedences, in linear time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from piper.ir.nodes import Node, Precedence
 from piper.names import NodeId, ValueId
@@ -11,11 +12,25 @@ from piper.names import NodeId, ValueId
 
 @dataclass(frozen=True)
 class Topology:
-    """Vertices are the nodes, then one for each precedence, so that groups cost their length."""
+    """Vertices are the nodes, then the precedences, so that an edge between groups stays linear."""
 
     ids: tuple[NodeId, ...]
     successors: list[list[int]]
     indegree: list[int]
+
+    @cached_property
+    def stuck(self) -> set[int]:
+        """The vertices that can never run: those on a cycle or behind one."""
+        indegree, successors = list(self.indegree), self.successors
+        ready = [k for k, degree in enumerate(indegree) if not degree]
+        done = 0
+        while ready:
+            done += 1
+            for k in successors[ready.pop()]:
+                indegree[k] -= 1
+                if not indegree[k]:
+                    ready.append(k)
+        return {k for k, degree in enumerate(indegree) if degree} if done < len(indegree) else set()
 
 
 def topology(nodes: Mapping[NodeId, Node], precedences: Sequence[Precedence]) -> Topology:
@@ -44,7 +59,7 @@ def link(
     successors: list[list[int]],
     indegree: list[int],
 ) -> None:
-    """Each precedence is a vertex between those before and those after it."""
+    """Each precedence is a vertex between the nodes before and after it."""
     number = {node: k for k, node in enumerate(nodes)}
     for k, precedence in enumerate(precedences, start=len(nodes)):
         for before in precedence.before:
@@ -53,17 +68,3 @@ def link(
         for after in precedence.after:
             successors[k].append(number[after])
             indegree[number[after]] += 1
-
-
-def stuck(graph: Topology) -> set[int]:
-    """The vertices that can never run: those on a cycle or behind one."""
-    indegree = list(graph.indegree)
-    ready = [k for k, degree in enumerate(indegree) if not degree]
-    done = 0
-    while ready:
-        done += 1
-        for k in graph.successors[ready.pop()]:
-            indegree[k] -= 1
-            if not indegree[k]:
-                ready.append(k)
-    return {k for k, degree in enumerate(indegree) if degree} if done < len(indegree) else set()

@@ -1,4 +1,4 @@
-"""Who made a node or asked for an order: capture, a directive of the strategy, or a pass."""
+"""Who made a node or a temporal edge: capture, a directive of the strategy, or a pass."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Maker:
     (None, None)
     """
 
-    name: str  # of the directive or pass; of an order, why it is there
-    directive: int = 0  # its place in the strategy, from 1; 0: it is none
-    of: int = 0  # so many directives
+    name: str  # of the directive or pass, or the reason for a temporal edge
+    directive: int = 0  # position in the strategy, from 1; 0 if it is not a directive
+    of: int = 0  # number of directives in the strategy
 
     @property
     def is_order(self) -> bool:
@@ -27,5 +27,5 @@ class Maker:
         return f"{self.name} (directive {self.directive} of {self.of})" if self.of else self.name
 
 
-ORDER = "order"  # what the directive is called
+ORDER = "order"  # the name of the directive
 PASS_MADE, CAPTURED = Maker("pass"), Maker("capture")

@@ -1,4 +1,4 @@
-"""What capture found in a model: its regions, the values between them, its parameters.
+"""A captured model: its regions, the values between them, its parameters.
 
 Pure data: tests and benchmarks build models of any size without torch.
 """
@@ -27,7 +27,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters that are used by the same regions, so that they are kept and moved together."""
+    """Parameters that the same regions use. They are stored and sent together."""
 
     id: BucketId
     parameters: tuple[Parameter, ...]
@@ -102,7 +102,7 @@ class Model:
 
     @cached_property
     def first_uses(self) -> dict[BucketId, RegionId]:
-        """The first region that uses a bucket: where that is placed, the bucket is at home."""
+        """The first region that uses a bucket. The devices of that region are its home."""
         found: dict[BucketId, RegionId] = {}
         for region in self.regions:
             for bucket in region.buckets:
@@ -111,7 +111,7 @@ class Model:
 
     @cached_property
     def contributors(self) -> dict[ValueId, tuple[RegionId, ...]]:
-        """The regions that each add a part to the gradient of a value; the last use comes first."""
+        """The regions that contribute to the gradient of a value; the last use comes first."""
         found: dict[ValueId, tuple[RegionId, ...]] = {}
         for region in reversed(self.regions):
             for value in (region.inputs[k] for k in region.input_grads):
@@ -134,7 +134,7 @@ class Model:
         return tuple(parameter.local(ways) for parameter in found.parameters)
 
     def trained(self, region: Region) -> tuple[BucketId, ...]:
-        """The buckets that the region's backward gives gradients for."""
+        """The buckets that get gradients from the region's backward."""
         if not region.has_backward:
             return ()
         return tuple(bucket for bucket in region.buckets if self.buckets[bucket].trainable)

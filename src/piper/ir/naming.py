@@ -1,7 +1,7 @@
-"""How nodes and values are called.
+"""Names of nodes and values.
 
-A name is made here and nowhere else, and only ever printed and compared. What it says is in the
-fields of the node, value, region or instruction that has it: nobody takes a name apart.
+Names are made only here, and are only printed and compared. Nothing parses a name: the same facts
+are fields of the node, value, region or instruction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def part(microbatch: int | None) -> str:
 
 
 def of_microbatch(value: ValueId, microbatch: int | None) -> ValueId:
-    """One microbatch's own; as it was where nothing is split."""
+    """The value of one microbatch; the same name if the batch is not split."""
     return ValueId(f"{value}{part(microbatch)}")
 
 
@@ -43,12 +43,12 @@ def weights(bucket: BucketId) -> ValueId:
 
 
 def updated(state: ValueId) -> ValueId:
-    """New parameters, in the place of the old ones."""
+    """The parameters after the update. They replace the old ones."""
     return ValueId(f"{state}'")
 
 
 def whole_weights(bucket: BucketId, number: int | None = None) -> ValueId:
-    """Gathered once for the step, or (with a number) wherever they are used."""
+    """Gathered parameters. Without a number, they are gathered once per step."""
     return ValueId(f"W:{bucket}{'' if number is None else f'*{number}'}")
 
 
@@ -86,12 +86,12 @@ def route(region: RegionId, microbatch: int | None) -> ValueId:
 
 
 def at_experts(value: ValueId, region: RegionId | None = None) -> ValueId:
-    """What a value is called on the devices of the experts: as they read it, or as they made it."""
+    """The name on the devices of the experts, of an input of `region` or of a result."""
     return ValueId(f"{value}~{'' if region is None else region}")
 
 
 def arrived(value: ValueId, devices: Sequence[Device]) -> ValueId:
-    """What a value is called where it was sent to."""
+    """The name of a value on the devices that receive it."""
     return ValueId(f"{value}>{','.join(map(str, devices))}")
 
 
@@ -108,7 +108,7 @@ def exchange_id(word: str, node: NodeId) -> NodeId:
 
 
 def sum_buffer(first: ValueId) -> str:
-    """The buffer in which a device adds up a sum, by its first part."""
+    """The buffer that accumulates a sum, named after its first part."""
     return f"sum {first}"
 
 
@@ -122,5 +122,5 @@ def gather_buffer(number: int) -> str:
 
 
 def sent(node: str) -> str:
-    """One end of a transfer: a device may be at both ends of it, for different replicas."""
+    """The sending end of a transfer. A device may be at both ends, for different replicas."""
     return f"{node} (sent)"

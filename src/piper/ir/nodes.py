@@ -34,7 +34,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A value goes point to point: replica i of `source` sends to replica i of `devices`."""
+    """Send a value point to point: replica i of `source` sends to replica i of `devices`."""
 
     id: NodeId
     tags: Tags = ()
@@ -46,16 +46,16 @@ class Transfer:
 
 
 class Kind(StrEnum):
-    """What a collective does with the bundles of its group."""
+    """The kind of a collective."""
 
-    ALL_REDUCE = "all-reduce"  # everyone gets the sum
-    REDUCE_SCATTER = "reduce-scatter"  # everyone gets its shard of the sum
-    ALL_GATHER = "all-gather"  # everyone gets the whole of all shards
+    ALL_REDUCE = "all-reduce"  # every device gets the sum
+    REDUCE_SCATTER = "reduce-scatter"  # every device gets its shard of the sum
+    ALL_GATHER = "all-gather"  # every device gets all shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """The devices of each group put their bundles together."""
+    """A collective on a bundle of tensors, within each group of devices."""
 
     id: NodeId
     kind: Kind
@@ -70,19 +70,19 @@ class Collective:
 
 
 class Way(StrEnum):
-    """Where the rows of an exchange go."""
+    """The direction of a token all-to-all."""
 
-    COUNTED = "counted"  # to their experts; the counts are exchanged first, and make the route
-    OUT = "out"  # to their experts again, by a known route
-    BACK = "back"  # home, by the same route
+    COUNTED = "counted"  # dispatch; exchanges the counts first, which make the route
+    OUT = "out"  # dispatch again, by a known route
+    BACK = "back"  # combine, by the same route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """Rows go to the devices of their experts, or come back (an all-to-all in each group).
+    """A token all-to-all in each group: tokens go to the devices of their experts, or come back.
 
-    Reads rows (one value or several, all in the same order), then counts or the route. Writes rows;
-    COUNTED writes the counts of the experts here and the route, too.
+    Reads tokens (one value or several, with rows in the same order), then counts or the route.
+    Writes tokens. COUNTED also writes the counts of the local experts, and the route.
     """
 
     id: NodeId
@@ -96,7 +96,7 @@ class Exchange:
 
     @property
     def rows(self) -> tuple[ValueId, ...]:
-        """What arrives, but for counts and route."""
+        """The tokens that arrive, without counts and route."""
         return self.writes[: len(self.reads) - 1]
 
 
@@ -127,10 +127,10 @@ class Redistribute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Loss and gradient norm, added up over all devices.
+    """The all-reduce of the loss and the gradient norm over all devices.
 
-    The first read is the losses of all microbatches, the others are the gradients that updates
-    read; each device adds up what it holds.
+    The first read is the losses of all microbatches. The others are the gradients that updates
+    read. Each device first adds up what it holds.
     """
 
     id: NodeId
@@ -165,4 +165,5 @@ class Precedence:
     before: tuple[NodeId, ...]
     after: tuple[NodeId, ...]
     maker: Maker = PASS_MADE  # who asked for it
-    loose: bool = False  # weight gradients of `before` may be later, if they are nodes of their own
+    loose: bool = False  # BW of `before` may be later, if it is a node of its own
+    partial: bool = False  # of an order that names messages or updates, and maybe few passes

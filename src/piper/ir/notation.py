@@ -1,9 +1,11 @@
-"""How the text of a DAG writes devices, tensors, tags and makers, read back."""
+"""Read devices, tensors, tags and makers from the text of a DAG."""
 
 from __future__ import annotations
 
+import ast
 import re
 
+from piper.ir.filters import Filter, where
 from piper.ir.flat_layout import Message
 from piper.ir.maker import Maker
 from piper.ir.nodes import Sum
@@ -24,6 +26,19 @@ def message_of(whole: tuple[TensorSpec, ...], tensors: tuple[int, ...], ways: in
 
 def ids_of(shown: str) -> tuple[NodeId, ...]:
     return tuple(map(NodeId, filter(None, shown.split(", "))))
+
+
+def filters_of(shown: str) -> tuple[Filter, ...]:
+    """
+    >>> filters_of("where(PP=0, PASS='REDUCE'), where(EP=None)")
+    (where(PP=0, PASS='REDUCE'), where(EP=None))
+    """
+    calls = ast.parse(f"[{shown}]", mode="eval").body
+    assert isinstance(calls, ast.List)
+    given = [one.keywords for one in calls.elts if isinstance(one, ast.Call)]
+    return tuple(
+        where(**{str(tag.arg): ast.literal_eval(tag.value) for tag in tags}) for tags in given
+    )
 
 
 def sum_of(shown: str) -> Sum:

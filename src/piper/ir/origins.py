@@ -1,4 +1,4 @@
-"""Where a value comes from: the microbatch it belongs to, and the values that add up to it."""
+"""Where a value comes from: its microbatch, and the values that messages added up."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from piper.ir.nodes import Collective, Compute, Exchange, Node, Redistribute, Su
 from piper.ir.values import LOADED, Value
 from piper.names import NodeId, ValueId
 
-SUM = -1
+SUM = -1  # instead of a microbatch: a sum of several values
 
 
 class Origins:
-    """Messages bring what they read, added up; all else is computed or there from the start."""
+    """Follows values back through messages, which deliver the sum of what they read."""
 
     def __init__(self, nodes: Mapping[NodeId, Node], values: Mapping[ValueId, Value]) -> None:
         self.values = values
-        self.microbatch: dict[ValueId, int] = {}  # of what is computed or brought
+        self.microbatch: dict[ValueId, int] = {}  # of values that are computed or delivered
         self.brought: dict[ValueId, Sum] = {}
         self.found: dict[ValueId, Sum] = {}
         for node in nodes.values():
@@ -39,13 +39,13 @@ class Origins:
                 self.add(value, self.source(value))
 
     def add(self, value: ValueId, sources: Sum) -> None:
-        """A sum is of no microbatch here, even if its parts are of one: it needs a closer look."""
+        """A sum has no microbatch here, even if its parts do: readers look at the parts."""
         part = self.part(sources[0]) if len(sources) == 1 else SUM
         if part is not None:
             self.microbatch[value] = part
 
     def part(self, value: ValueId) -> int | None:
-        """The microbatch of a value that no message brought; None: it is not of one."""
+        """The microbatch of a value that no message delivered; None if it has none."""
         known = self.values[value]
         return known.part if known.role in LOADED else self.microbatch.get(value)
 
@@ -57,6 +57,6 @@ class Origins:
         if value not in self.brought:
             return (value,)
         if value not in self.found:
-            self.found[value] = ()  # a message that brings itself has no source
+            self.found[value] = ()  # a cycle of messages has no source
             self.found[value] = self.sources(self.brought[value])
         return self.found[value]

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.maker import Maker
+from piper.ir.message_order import MessageOrder, OrderSlot
 from piper.ir.model import Model
 from piper.ir.naming import node_id, update_id
 from piper.ir.nodes import (
@@ -33,6 +34,7 @@ from piper.ir.notation import (
     SPEC,
     Found,
     devices_of,
+    filters_of,
     groups_of,
     ids_of,
     maker_of,
@@ -49,7 +51,7 @@ from piper.ir.sharding import Sharding
 from piper.ir.text import STREAM, describe
 from piper.ir.training import step_values
 from piper.ir.values import ITEM_BYTES, Role, TensorSpec, Value
-from piper.names import BucketId, NodeId, Phase, RegionId, Share, ValueId
+from piper.names import BucketId, NodeId, Phase, RegionId, Share, ValueId, amount
 
 SINGLE = re.compile(rf"(?P<devices>{LIST})(?: \[(?P<stream>[^\[\]]*)\])?|nowhere yet")
 SHARED = re.compile(
@@ -61,7 +63,7 @@ SHARED = re.compile(
 
 
 def parse(text: str, model: Model) -> Dag:
-    """The DAG that a text tells of; costs and expected times are not in it."""
+    """The DAG of a text. Costs and expected times are not part of the text."""
     reader = Reader(model)
     for number, line in enumerate(text.splitlines(), start=1):
         reader.number = number
@@ -72,13 +74,14 @@ def parse(text: str, model: Model) -> Dag:
 
 @dataclass
 class Reader:
-    """What was read so far. Nodes come last: they need to know all values."""
+    """What has been read so far. Nodes are built last, because they need all values."""
 
     model: Model
     number: int = 0  # of the line
     header: Found | None = None
     nodes: list[tuple[int, Found]] = field(default_factory=list)
     orders: list[tuple[int, Found]] = field(default_factory=list)
+    message_orders: list[tuple[int, Found]] = field(default_factory=list)
     special: dict[ValueId, Value] = field(default_factory=dict)
     streams: tuple[Share, ...] = ()
     replicated: tuple[RegionId, ...] = ()
@@ -92,7 +95,7 @@ class Reader:
             if found:
                 keep(self, found)
                 return
-        self.refuse(f"{line!r} is no line of a DAG", "write it as `piper show --dag` prints it")
+        self.refuse(f"{line!r} is not a line of a DAG", "write it as `piper show --dag` prints it")
 
     def refuse(self, what: str, fix: str) -> None:
         raise Refused(Problem(f"line {self.number}: {what}", fix))
@@ -100,7 +103,7 @@ class Reader:
     def known(self, names: Iterable[str], table: Iterable[str], what: str) -> None:
         for name in names:
             if name not in table:
-                self.refuse(f"{name} is no {what}", f"name a {what} that the DAG has")
+                self.refuse(f"{name} is an unknown {what}", "choose from those that the DAG has")
 
     def take_header(self, found: Found) -> None:
         if self.header:
@@ -153,21 +156,22 @@ class Reader:
     def dag(self) -> Dag:
         if self.header is None:
             self.number = 1
-            self.refuse("the text does not begin with `dag:`", "write `dag: 2 nodes, 1 regions`")
+            self.refuse("the text does not begin with `dag:`", "write `dag: 2 nodes, 1 region`")
         assert self.header is not None
         dimensions = tuple((k, int(n)) for k, n in pairs(self.header["split"]))
         values = {**step_values(self.model, dimensions), **self.special}
         builder = Builder(self, values, computes(self.model, dimensions))
         nodes = dict(builder.all())
-        if len(nodes) != int(self.header["nodes"]):
-            self.number = 1
+        if len(nodes) != int(self.header["nodes"].replace(",", "")):
+            self.number, found = 1, amount(len(nodes), "node")
             self.refuse(
-                f"the DAG has {len(nodes)} nodes, not {self.header['nodes']}",
-                f"write `dag: {len(nodes)} nodes`, if none is missing",
+                f"the DAG has {found}, not {self.header['nodes']}",
+                f"write `dag: {found}`, if none is missing",
             )
         return Dag(
             model=self.model, nodes=nodes, values=values, dimensions=dimensions,
             precedences=tuple(self.precedences(nodes)), makers=builder.makers,
+            message_orders=tuple(self.waiting_orders(nodes)),
             residencies=self.residencies, replicated=self.replicated, shardings=self.shardings,
             divisions=self.divisions, streams=self.streams,
             sequence=tuple(nodes) if self.header["scheduled"] else (),
@@ -178,14 +182,23 @@ class Reader:
             self.number = number
             before, after = (ids_of(found[side]) for side in ("before", "after"))
             self.known([*before, *after], nodes, "node")
-            yield Precedence(before, after, maker_of(found["maker"]), bool(found["loose"]))
+            flags = (bool(found["loose"]), bool(found["partial"]))
+            yield Precedence(before, after, maker_of(found["maker"]), *flags)
+
+    def waiting_orders(self, nodes: Mapping[NodeId, Node]) -> Iterator[MessageOrder]:
+        for number, found in self.message_orders:
+            self.number = number
+            parts = [slot.partition(";") for slot in found["slots"].split(" then ")]
+            slots = tuple(OrderSlot(ids_of(a), filters_of(b.strip())) for a, _, b in parts)
+            self.known((name for slot in slots for name in slot.nodes), nodes, "node")
+            yield MessageOrder(slots, maker_of(found["maker"]))
 
 
 Computes = Mapping[NodeId, tuple[RegionId, Phase, int | None]]
 
 
 def computes(model: Model, dimensions: tuple[tuple[str, int], ...]) -> Computes:
-    """What the passes of all regions are called."""
+    """The names of all compute nodes."""
     parts: Iterable[int | None] = range(dimensions[0][1]) if dimensions else (None,)
     return {
         node_id(region.id, phase, part): (region.id, phase, part)
@@ -197,7 +210,7 @@ def computes(model: Model, dimensions: tuple[tuple[str, int], ...]) -> Computes:
 
 @dataclass
 class Builder:
-    """Makes nodes of lines, once all values are known."""
+    """Builds nodes from lines, once all values are known."""
 
     reader: Reader
     values: Mapping[ValueId, Value]
@@ -215,11 +228,9 @@ class Builder:
             self.reader.number = number
             node = self.node(found)
             if node.id in seen:
-                self.reader.refuse(f"{node.id} is there twice", "leave one of the lines out")
+                self.reader.refuse(f"{node.id} appears twice", "leave one of the lines out")
             if describe(node).split() != found["node"].split():
-                self.reader.refuse(
-                    "the line says more than its node has", f"write {describe(node)}"
-                )
+                self.reader.refuse("the line has more than its node", f"write {describe(node)}")
             seen.add(node.id)
             if found["maker"] != "pass":
                 self.makers[node.id] = maker_of(found["maker"])
@@ -247,7 +258,7 @@ class Builder:
         where = form.fullmatch(found["where"])
         if where is None:
             self.reader.refuse(
-                f"{found['where']!r} is no place of a node of the kind {found['kind']}",
+                f"{found['where']!r} is not where a node of kind {found['kind']} can be",
                 "write lists of devices, then the stream: `[0, 2] [dp]`",
             )
         assert where is not None
@@ -311,7 +322,7 @@ class Builder:
         return Collective(kind=Kind(kind), messages=sent, slot=slot, **meets, **flow)
 
     def whole(self, kind: Kind, flow: dict[str, Any]) -> tuple[TensorSpec, ...]:
-        """The bundle that lies in the messages."""
+        """The bundle that the messages carry."""
         if not flow["reads"] or not flow["writes"]:
             self.reader.refuse(f"{flow['id']} reads or writes nothing", "write one value for each")
         bundle = flow["reads"][0][0] if kind is Kind.REDUCE_SCATTER else flow["writes"][0]
@@ -330,7 +341,7 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[Reader, Found], None]], ...] = tup
     (re.compile(form), keep)
     for form, keep in (
         (
-            r"dag: (?P<nodes>\d+) nodes, \d+ regions(?P<split>(?: \w+=\d+)*)"
+            r"dag: (?P<nodes>[\d,]+) nodes?, [\d,]+ regions?(?P<split>(?: \w+=\d+)*)"
             r"(?P<scheduled>, scheduled)?",
             Reader.take_header,
         ),
@@ -351,8 +362,13 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[Reader, Found], None]], ...] = tup
             Reader.take_value,
         ),
         (
-            rf"before(?P<loose>, loosely)?: (?P<before>.*) -> (?P<after>.*){MAKER}",
+            rf"before(?P<loose>, loosely)?(?P<partial>, partly)?: "
+            rf"(?P<before>.*) -> (?P<after>.*){MAKER}",
             lambda reader, found: reader.orders.append((reader.number, found)),
+        ),
+        (
+            rf"order: (?P<slots>.*){MAKER}",
+            lambda reader, found: reader.message_orders.append((reader.number, found)),
         ),
         (
             r"(?P<node>(?P<kind>\S+) +(?P<id>\S.*?) on (?P<where>(?:\[|nowhere yet).*?): "

@@ -1,4 +1,4 @@
-"""Which replicas there are, and which of them are fed one batch because they share devices."""
+"""Replicas of the model, and feeds: replicas that share devices get one batch together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Replicas:
         return next(k for k, feed in enumerate(self.feeds) if replica in feed)
 
     def place(self, devices: Sequence[Device], device: Device) -> tuple[int, int]:
-        """Which part of its feed's batch a device works on for a region on `devices`, of how many.
+        """The part of its feed's batch that a device computes for a region, of how many.
 
         >>> mirrored = replicas([(0, 1), (1, 0)])
         >>> mirrored.place((0, 1), 0), mirrored.place((1, 0), 0)
@@ -66,7 +66,10 @@ class Replicas:
 def replicas(
     lists: Iterable[Sequence[Device]], divided: Iterable[Sequence[Device]] = ()
 ) -> Replicas:
-    """From the device lists of all regions, and the groups of devices that divide regions."""
+    """The replicas and feeds of regions with these device lists.
+
+    `divided` are the groups of devices that divide regions.
+    """
     known = tuple(dict.fromkeys(map(tuple, lists))) or ((0,),)
     count = max(map(len, known))
     together = list(positions(known, divided))

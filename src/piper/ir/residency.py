@@ -20,7 +20,7 @@ class Residency:
     gather_ahead: int
     gather_buffers: int
     once: bool  # gradients are reduced once per step, not as each microbatch produces them
-    shares: int = 1  # of experts; the groups of each share stand together
+    shares: int = 1  # of experts; the groups of one share are consecutive
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -28,7 +28,7 @@ class Residency:
 
     @property
     def ways(self) -> int:
-        """In how many shards the state is cut; one shard is no shard."""
+        """The number of shards; 1 if nothing is sharded."""
         return len(self.groups[0]) if self.zero else 1
 
     @property
@@ -37,7 +37,7 @@ class Residency:
 
     @property
     def across(self) -> tuple[tuple[Device, ...], ...]:
-        """Devices that hold the same: all of them, or those with the same shard."""
+        """Devices that hold the same state: all of them, or those with the same shard."""
         size = len(self.groups) // self.shares
         each = [self.groups[k : k + size] for k in range(0, len(self.groups), size)]
         if self.sharded:

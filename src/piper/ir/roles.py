@@ -1,7 +1,7 @@
-"""Devices that do the same with other peers: what one of each role does tells all.
+"""Roles: devices of one role have the same plan but for the numbers of their peers.
 
-A replica of the whole model may differ from another in its device numbers only. Then the plans of
-one replica are checked and priced for all, and a job costs what its roles cost.
+Replicas of the whole model often differ only in device numbers. Then the plans of one replica are
+checked and simulated for all, and the work grows with the number of roles, not of devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Groups = tuple[tuple[Device, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """For each device the first that does the same."""
+    """For each device, the first device of its role."""
 
     of: Mapping[Device, Device]
 
@@ -31,7 +31,7 @@ class Roles:
 
 
 class Present:
-    """Of any list of devices, those that have a plan here; looked up once for each list."""
+    """The devices of a list that have a plan here. Cached by list."""
 
     def __init__(self, devices: Iterable[Device]) -> None:
         self.devices = frozenset(devices)
@@ -52,7 +52,7 @@ class Present:
 
 
 def roles(dag: Dag) -> Roles:
-    """As few roles as there are for sure; where replicas differ, every device has its own."""
+    """The roles of all devices. If replicas differ, every device has its own role."""
     same = alike(dag.replicas)
     if same is None or not all(fits(groups, same) for groups in meetings(dag)):
         return Roles({device: device for device in dag.devices})
@@ -60,18 +60,18 @@ def roles(dag: Dag) -> Roles:
 
 
 def same_replica(dag: Dag, device: Device) -> tuple[Device, ...]:
-    """All devices that a device sends values to and gets values from, and theirs, in order."""
+    """All devices that a device exchanges activations with, directly or not, in rising order."""
     found = dag.replicas
     feed = found.feeds[found.feed(device)]
     return tuple(sorted({row[k] for row in found.lists for k in feed if k < len(row)}))
 
 
 def alike(found: Replicas) -> dict[Device, Device] | None:
-    """Replica by replica, who stands for whom; None if that is not one for one."""
+    """Each device's counterpart in the first feed; None if they do not match one to one."""
     first = found.feeds[0]
     count = sum(map(len, found.feeds))
     same: dict[Device, Device] = {}
-    taken: dict[tuple[int, Device], Device] = {}  # of each feed, who has a role
+    taken: dict[tuple[int, Device], Device] = {}  # (feed, role) -> the device that has it
     for row in found.lists:
         if len(row) != count:
             return None
@@ -92,7 +92,7 @@ def meetings(dag: Dag) -> Iterable[Groups]:
 
 
 def fits(groups: Groups, same: Mapping[Device, Device]) -> bool:
-    """Every group has the same roles in it, and those that stand for others meet each other."""
+    """Whether all groups have the same roles, and the first devices of these roles meet in one."""
     kinds = {tuple(sorted(same[device] for device in group)) for group in groups}
     if len(kinds) > 1:
         return False

@@ -36,7 +36,7 @@ class Sharding:
         return tuple(tuple(sorted(row)) for row in zip(*self.groups, strict=True))
 
     def share(self, device: Device) -> int:
-        """Which of the shares a device holds."""
+        """The index of the share that a device holds."""
         return next(group.index(device) for group in self.groups if device in group)
 
 
@@ -47,11 +47,11 @@ class Contract:
     experts: int
     counts: int  # position among the inputs
     rows: tuple[int, ...]  # the other inputs
-    length: int | None  # rows, of all experts together
+    length: int | None  # number of rows, of all experts together
 
 
 def contract(model: Model, region: Region) -> Contract | list[Problem]:
-    """What the region is as a region of experts, or all that keeps it from being one."""
+    """The inputs of a region of experts, or all reasons why it is not one."""
     specs = [model.values[value].specs[0] for value in region.inputs]
     vectors = [k for k, s in enumerate(specs) if s.dtype in WHOLE_NUMBERS and len(s.shape) == 1]
     rows = tuple(k for k in range(len(specs)) if k not in vectors)
@@ -68,7 +68,7 @@ def contract(model: Model, region: Region) -> Contract | list[Problem]:
 def no_counts(model: Model, region: Region, specs: Sequence[TensorSpec]) -> Problem:
     if any(model.values[value].role is Role.RANDOM for value in region.inputs):
         return Problem(
-            f"{region.id} uses random numbers (dropout), which would not be those of one device",
+            f"{region.id} uses random numbers (dropout), which would depend on the strategy",
             "move dropout out of the region of experts",
         )
     inputs = ", ".join(f"{v}: {s}" for v, s in zip(region.inputs, specs, strict=True))
@@ -81,7 +81,7 @@ def no_counts(model: Model, region: Region, specs: Sequence[TensorSpec]) -> Prob
 
 
 def row_problems(model: Model, region: Region, found: Contract) -> Iterator[Problem]:
-    """Everything but the counts has a row for each token, in the same order, in and out."""
+    """All inputs and outputs but the counts have one row per token, in the same order."""
     inputs = [("input", region.inputs[k]) for k in found.rows]
     if not inputs:
         yield Problem(f"{region.id} reads no rows", "let it read the rows of the tokens")
@@ -133,7 +133,7 @@ def sharding_of(model: Model, shardings: Shardings, bucket: BucketId) -> Shardin
 
 
 def held_specs(model: Model, shardings: Shardings, bucket: BucketId) -> tuple[TensorSpec, ...]:
-    """What a device has of a bucket before ZeRO: all of it, or its share of the experts."""
+    """What a device holds of a bucket before ZeRO: all of it, or its share of the experts."""
     specs, how = model.held(bucket), sharding_of(model, shardings, bucket)
     return specs if how is None else tuple(share_of(spec, how.ways) for spec in specs)
 
@@ -147,14 +147,16 @@ def share_of(spec: TensorSpec, ways: int) -> TensorSpec:
 
 
 def among_holders(how: Residency, sharding: Sharding) -> Residency:
-    """Only devices with the same experts have something to share or to add up."""
+    """The same within devices that hold the same experts: only they shard and reduce together."""
     groups = tuple(chain.from_iterable(within(how, sharding)))
     return replace(how, groups=groups, shares=sharding.ways)
 
 
 def within(how: Residency, sharding: Sharding) -> list[list[tuple[Device, ...]]]:
-    """For each share of the experts the groups, as far as they hold it; without ZeRO groups mean
-    nothing."""
+    """For each share of the experts, the part of each group that holds it.
+
+    Without ZeRO, groups do not matter: all holders of a share form one.
+    """
     if not how.zero:
         return [[holders] for holders in sharding.holders]
     share = {device: k for group in sharding.groups for k, device in enumerate(group)}

@@ -19,14 +19,19 @@ from piper.ir.nodes import (
 
 def node_bytes(dag: Dag, node: Node) -> int:
     """The bytes that a node moves, or that a computation writes."""
-    written = sum(dag.values[value].nbytes for value in node.writes if value in dag.values)
     match node:
         case Compute() | Update():
-            return written
+            return written_bytes(dag, node)
         case Exchange():
             return sum(dag.values[value].nbytes for value in node.rows)
-        case Transfer() | Collective() | Redistribute() | Totals():
+        case Transfer():  # brings what it reads
+            return dag.values[node.writes[0]].nbytes
+        case Collective() | Redistribute() | Totals():
             read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)
-            return max(read, written)
+            return max(read, written_bytes(dag, node))
         case _:
             assert_never(node)
+
+
+def written_bytes(dag: Dag, node: Node) -> int:
+    return sum(dag.values[value].nbytes for value in node.writes if value in dag.values)

@@ -1,7 +1,7 @@
 """Print a DAG: one line per node, the same text for the same DAG; `ir/parse.py` reads it back.
 
-Left out is what follows from the model: the region and tags of a node that `naming` has named, and
-values as they are before any pass.
+What follows from the model is not printed: the region and tags of a node that `naming` has named,
+and values as they are before any pass.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import chain
 from typing import assert_never
 
 from piper.ir.dag import Dag
+from piper.ir.message_order import MessageOrder
 from piper.ir.nodes import (
     Collective,
     Compute,
@@ -28,7 +29,7 @@ from piper.ir.nodes import (
 from piper.ir.residency import Residency
 from piper.ir.training import step_values
 from piper.ir.values import Value
-from piper.names import BucketId, ValueId
+from piper.names import BucketId, ValueId, amount
 
 STREAM = "pp"  # of what a region writes, unless it says otherwise
 
@@ -40,13 +41,15 @@ def text(dag: Dag) -> str:
 def lines(dag: Dag) -> Iterator[str]:
     split = "".join(f" {name}={n}" for name, n in dag.dimensions)
     scheduled = ", scheduled" if dag.sequence else ""
-    yield f"dag: {len(dag.nodes)} nodes, {len(dag.model.regions)} regions{split}{scheduled}"
+    size = f"{amount(len(dag.nodes), 'node')}, {amount(len(dag.model.regions), 'region')}"
+    yield f"dag: {size}{split}{scheduled}"
     if dag.streams:
         yield f"streams: {', '.join(map(str, dag.streams))}"
     names = [dag.nodes[name] for name in dag.sequence] if dag.sequence else dag.nodes.values()
     for node in names:
         yield f"{describe(node)}  # {dag.makers.get(node.id, 'pass')}"
     yield from map(order_text, dag.precedences)
+    yield from map(message_order_text, dag.message_orders)
     yield from settings(dag)
     yield from values(dag)
 
@@ -100,7 +103,7 @@ def groups(found: Sequence[tuple[int, ...]]) -> str:
 
 
 def elsewhere(devices: tuple[int, ...], found: Sequence[tuple[int, ...]]) -> str:
-    """The order of replicas, where it is not that of the groups."""
+    """The order of replicas, if it is not that of the groups."""
     return "" if devices == tuple(chain.from_iterable(found)) else f", replicas {list(devices)}"
 
 
@@ -114,7 +117,12 @@ def total_text(total: Sum) -> str:
 
 def order_text(order: Precedence) -> str:
     before, after = ", ".join(order.before), ", ".join(order.after)
-    return f"before{', loosely' if order.loose else ''}: {before} -> {after}  # {order.maker}"
+    how = f"{', loosely' if order.loose else ''}{', partly' if order.partial else ''}"
+    return f"before{how}: {before} -> {after}  # {order.maker}"
+
+
+def message_order_text(order: MessageOrder) -> str:
+    return f"order: {' then '.join(map(str, order.slots))}  # {order.maker}"
 
 
 def settings(dag: Dag) -> Iterator[str]:
@@ -134,7 +142,7 @@ def settings(dag: Dag) -> Iterator[str]:
 
 
 def values(dag: Dag) -> Iterator[str]:
-    """Values that are not as the model has them, those that are alike on one line."""
+    """Values that differ from those of the model. Equal values share a line."""
     usual = step_values(dag.model, dag.dimensions)
     found: dict[Value, list[ValueId]] = {}
     for name, value in dag.values.items():
@@ -146,7 +154,7 @@ def values(dag: Dag) -> Iterator[str]:
 
 
 def details(value: Value) -> str:
-    """What is not as usual, by the names of the fields."""
+    """The fields that do not have their default value."""
     special = [(f.name, getattr(value, f.name)) for f in fields(Value)[2:]]
     usual = {f.name: f.default for f in fields(Value)}
     shown = [name if v is True else f"{name}={v}" for name, v in special if v != usual[name]]

@@ -30,7 +30,7 @@ ALL_TOTALS = Value((TensorSpec((2,), "float64"),), Role.TOTALS)
 
 
 def training_dag(model: Model, clip: bool = False) -> Dag:
-    """Every region forward, every region that has gradients backward, every bucket updated.
+    """A forward of every region, a backward of each that has gradients, an update of every bucket.
 
     With `clip`, updates wait for the norm of all gradients.
     """
@@ -51,7 +51,7 @@ def training_dag(model: Model, clip: bool = False) -> Dag:
 
 
 def contributions(model: Model) -> dict[ValueId, Sum]:
-    """Which gradients add up to the gradient of each value; the last use comes first."""
+    """The contributions to the gradient of each value; that of the last use comes first."""
     grads: dict[ValueId, Sum] = {model.loss: (SEED,)}
     for value, regions in model.contributors.items():
         parts = tuple(value_grad(value, region) for region in regions)
@@ -129,7 +129,7 @@ def all_values(model: Model) -> dict[ValueId, Value]:
 
 
 def step_values(model: Model, dimensions: tuple[tuple[str, int], ...]) -> dict[ValueId, Value]:
-    """All values as they are before any pass: those of each microbatch, once there is a split."""
+    """All values before any pass; one for each microbatch, if the batch is split."""
     values = all_values(model)
     if not dimensions:
         return values
@@ -144,7 +144,7 @@ def step_values(model: Model, dimensions: tuple[tuple[str, int], ...]) -> dict[V
 
 
 def region_values(model: Model, region: Region) -> Iterator[tuple[ValueId, Value]]:
-    """What a region's own nodes exchange: saved activations, carry, gradients."""
+    """Values that the nodes of one region write: saved activations, carry, gradients."""
     mine = region.id
     yield from kept_values(region)
     for index in region.input_grads:
@@ -158,15 +158,15 @@ def region_values(model: Model, region: Region) -> Iterator[tuple[ValueId, Value
 
 
 def kept_values(region: Region) -> Iterator[tuple[ValueId, Value]]:
-    """What one pass of a region keeps for another."""
+    """What one phase of a region keeps for another."""
     yield saved(region.id), Value(region.saved, Role.SAVED, bundle=True, region=region.id)
     yield carry(region.id), Value(region.carry, Role.CARRY, bundle=True, region=region.id)
 
 
 def with_regions(dag: Dag, changed: Mapping[RegionId, Region]) -> Dag:
-    """Other descriptions of some regions, which read and keep something else between F and B.
+    """Replace some regions by variants that save other values between F and B.
 
-    Passes of one microbatch share their arguments: what one of them reads now, another did before.
+    A new read of one phase is found among the old reads of all phases of its microbatch.
     """
     nodes = [node for node in dag.computes if node.region in changed]
     known: dict[tuple[RegionId, int | None], dict[Read, Sum]] = {}
@@ -191,7 +191,7 @@ def with_regions(dag: Dag, changed: Mapping[RegionId, Region]) -> Dag:
 
 
 def split_backward(dag: Dag, node: Compute) -> tuple[Compute, Compute]:
-    """B becomes BI, which gives the input gradients and a carry, and BW, which ends the carry."""
+    """Replace B by BI, which writes input gradients and a carry, and BW, which reads the carry."""
     region, part = dag.model.by_id[node.region], node.microbatch
     read = dict(zip(backward_reads(region), node.reads, strict=True))
     kept = of_microbatch(carry(region.id), part)
@@ -257,7 +257,7 @@ def backward_reads(region: Region) -> list[Read]:
 
 
 def weight_reads(region: Region) -> list[Read]:
-    """What BW reads, in order; all but the carry are reads of B."""
+    """What BW reads, in order. B reads all of it but the carry."""
     return [
         *((Argument.BUCKET, i) for i in region.weight_buckets),
         *((Argument.INPUT, i) for i in region.weight_inputs),

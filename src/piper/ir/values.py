@@ -1,4 +1,4 @@
-"""What flows along data edges: tensors and bundles of tensors, known by shape and type."""
+"""What flows along data edges: tensors and bundles of tensors, by shape and dtype."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,14 +17,14 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape and type of one tensor. A None in the shape is a size that depends on data."""
+    """Shape and dtype of one tensor. A None in the shape is a size that depends on data."""
 
     shape: tuple[int | None, ...]
     dtype: str = "float32"
 
     @property
     def numel(self) -> int:
-        return prod(size or 0 for size in self.shape)
+        return 0 if None in self.shape else prod(self.shape)  # type: ignore[arg-type]
 
     @property
     def nbytes(self) -> int:
@@ -35,21 +35,23 @@ class TensorSpec:
 
 
 class Role(StrEnum):
-    """What a value is to the step. Only these are there before any node has run: a bucket's
-    parameters, and what is loaded for each microbatch."""
+    """The purpose of a value in the step.
+
+    Parameters, and what is loaded for each microbatch, exist before any node runs.
+    """
 
     ACTIVATION = "activation"  # goes from region to region
     BATCH = "batch"  # one input of the step, cut to its microbatch
     SEED = "seed"  # the gradient of the loss with respect to itself: the microbatch's weight
     RANDOM = "random"  # the counter that random numbers of this microbatch start from
     RANK = "rank"  # the position of the device among those that divide a region
-    WEIGHTS = "weights"  # a bucket's parameters: a state, at home or a copy of it
+    WEIGHTS = "weights"  # the parameters of a bucket, at its home or as a copy
     NEW_WEIGHTS = "new weights"  # the same after the update, in the same memory
     WHOLE_WEIGHTS = "whole weights"  # gathered from the shards of all replicas
     SAVED = "saved"  # kept from F to B
     CARRY = "carry"  # kept from BI to BW
-    GRADIENT = "gradient"  # of an activation, as far as one region contributes to it
-    WEIGHT_GRADIENT = "weight gradient"  # of a bucket, as far as one region contributes to it
+    GRADIENT = "gradient"  # of an activation: the contribution of one region
+    WEIGHT_GRADIENT = "weight gradient"  # of a bucket: the contribution of one region
     GRADIENT_SHARD = "gradient shard"  # of a bucket, added up over replicas
     GRADIENT_SUM = "gradient sum"  # of a bucket, added up over replicas, on all of them
     ROUTE = "route"  # how many tokens go to which expert's device
@@ -58,12 +60,12 @@ class Role(StrEnum):
 
 LOADED = (Role.BATCH, Role.SEED, Role.RANDOM, Role.RANK)
 GIVEN = (*LOADED, Role.WEIGHTS)
-OF_THE_STEP = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # one for all microbatches
+OF_THE_STEP = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # shared by all microbatches
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor, or a bundle that lives and dies together (parameters, saved activations)."""
+    """A tensor, or a bundle of tensors with one lifetime (parameters, saved activations)."""
 
     specs: tuple[TensorSpec, ...]
     role: Role = Role.ACTIVATION
@@ -72,8 +74,8 @@ class Value:
     parts: int = 1
     bundle: bool = False  # a tuple of tensors, even if there is one or none
     bucket: BucketId | None = None  # whose parameters or gradients these are
-    copy: bool = False  # WEIGHTS and NEW_WEIGHTS: used away from their home, and kept equal
-    state: ValueId | None = None  # NEW_WEIGHTS: the parameters that they take the place of
+    copy: bool = False  # WEIGHTS and NEW_WEIGHTS: a copy away from home, kept equal
+    state: ValueId | None = None  # NEW_WEIGHTS: the parameters that they replace
     base: ValueId | None = None  # which value of the model it is, or is the gradient of
     region: RegionId | None = None  # which region keeps it, or contributes this gradient
     experts: RegionId | None = None  # it is on the devices of this region's experts, not at home
@@ -84,9 +86,9 @@ class Value:
 
     @property
     def is_given(self) -> bool:
-        """Whether it is there before any node has run."""
+        """Whether it exists before any node runs."""
         return self.role in GIVEN
 
     def of(self, part: int, parts: int) -> "Value":
-        """The same value for one microbatch; shared where the microbatch makes no difference."""
+        """The same value for one microbatch; the same object if microbatches do not differ."""
         return replace(self, part=part, parts=parts) if self.role in LOADED else self

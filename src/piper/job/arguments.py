@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from piper.errors import InputError, Problem, no_option
+from piper.errors import InputError, no_option
 from piper.job.batch import Batch
 from piper.names import amount
 from piper.runtime.state.optimizers import SCHEDULER
@@ -53,8 +53,8 @@ def refuse_wrong_options(optimizer: Any, lr_scheduler: Any, max_norm: Any) -> No
     if made or not (lr_scheduler is None or callable(lr_scheduler)):
         raise no("lr_scheduler", lr_scheduler, SCHEDULER)
     if max_norm is not None and not is_norm(max_norm):
-        raise InputError(
-            "max_norm", Problem(f"{max_norm!r} is not a norm", "write a number above 0, or None")
+        raise InputError.of(
+            "max_norm", f"{max_norm!r} is not a norm", "write a number above 0, or None"
         )
 
 
@@ -88,10 +88,10 @@ def counting_arguments(make: Callable[[], Made], batch: Batch, count: int) -> Ma
         what = (
             f"step was given {amount(len(given), 'argument')}, but the example has {count}: {error}"
         )
-        raise InputError("batch", Problem(what, fix)) from error
+        raise InputError.of("batch", what, fix) from error
 
 
 def no(name: str, found: Any, fix: str) -> InputError:
     kind = "None" if found is None else f"of type {type(found).__name__}"
     made = isinstance(found, torch.optim.Optimizer | LRScheduler)
-    return InputError(name, Problem(f"it is {kind}{', already made' * made}", fix))
+    return InputError.of(name, f"it is {kind}{', already made' * made}", fix)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
+from piper.names import amount
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
@@ -73,23 +74,19 @@ def refuse_uneven(batch: Batch, parts: int) -> None:
     if not rows:
         kinds = ", ".join(type(leaf).__name__ for leaf in batch.leaves) or "nothing"
         what = f"it has no tensor with rows, only {kinds}"
-        raise InputError("batch", Problem(what, "give tensors: torch.as_tensor(...)"))
+        raise InputError.of("batch", what, "give tensors: torch.as_tensor(...)")
     if len(set(rows)) > 1:
-        raise InputError(
+        raise InputError.of(
             "batch",
-            Problem(
-                f"its tensors have different numbers of rows: {rows}",
-                "give every tensor the batch as its first dimension",
-            ),
+            f"its tensors have different numbers of rows: {rows}",
+            "give every tensor the batch as its first dimension",
         )
     if rows[0] == 0:
-        raise InputError("batch", Problem("it has no rows", "leave out empty batches"))
+        raise InputError.of("batch", "it has no rows", "leave out empty batches")
     if rows[0] % parts:
         near = max(rows[0] // parts, 1) * parts
-        raise InputError(
+        raise InputError.of(
             "batch",
-            Problem(
-                f"{rows[0]} rows do not divide into {parts} microbatches",
-                f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
-            ),
+            f"it has {amount(rows[0], 'row')}, not a multiple of its {parts} microbatches",
+            f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
         )

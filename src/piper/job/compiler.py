@@ -19,6 +19,7 @@ from piper.plan.check.check import check
 from piper.plan.check.hardware_queues import first_blocked
 from piper.plan.instructions import Plan
 from piper.plan.lower.lowering import lower
+from piper.strategies.cuts import with_cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class Compiled:
     dag: Dag
     plans: tuple[Plan, ...]
     roles: Roles
-    costs: Costs  # by which overlapping work was ordered
+    costs: Costs  # by which overlapping work was ordered, and stages were cut
+    program: tuple[Directive, ...]  # the directives, with the stages that were cut
 
     def plan(self, device: Device) -> Plan:
         known = [plan for plan in self.plans if plan.device == device]
@@ -51,11 +53,12 @@ def compile_strategy(
     """
     with collector_off():
         known = Costs() if costs is None else costs
-        dag = run_passes(apply(tuple(strategy), training_dag(model, clip)), known)
+        program = with_cuts(strategy, model, known)
+        dag = run_passes(apply(program, training_dag(model, clip)), known)
         found = roles(dag) if by_role else Roles({device: device for device in dag.devices})
         plans = lowered(dag, found)
         check(dag, plans, found.first)
-    return Compiled(dag, plans, found, known)
+    return Compiled(dag, plans, found, known, program)
 
 
 def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:

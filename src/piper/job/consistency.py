@@ -115,12 +115,10 @@ def different_argument(rank: int, name: str, first: str, other: str) -> Exceptio
 
 
 def different_values(rank: int, name: str) -> Exception:
-    return InputError(
+    return InputError.of(
         "model",
-        Problem(
-            f"{name} starts with different values on device {rank} than on device 0",
-            "call torch.manual_seed(...) before the model is built, or load a checkpoint",
-        ),
+        f"{name} starts with different values on device {rank} than on device 0",
+        "call torch.manual_seed(...) before the model is built, or load a checkpoint",
     )
 
 
@@ -132,21 +130,15 @@ def refuse_too_late(taken: Digests, model: torch.nn.Module) -> None:
         if name in taken and has_values(one) and digest([sample(one)]) != taken[name]
     ]
     if changed:
-        raise InputError(
+        raise InputError.of(
             "model",
-            Problem(
-                f"{changed[0]} was changed after the Trainer was made, which has its own copy",
-                "load the weights before you make the Trainer, or use trainer.resume(...)",
-            ),
+            f"{changed[0]} was changed after the Trainer was made, which has its own copy",
+            "load the weights before you make the Trainer, or use trainer.resume(...)",
         )
 
 
 def agree_on_step(
-    kind: tuple[object, ...],
-    batch: Sequence[torch.Tensor],
-    feed: int,
-    feeds: int,
-    own: float,
+    kind: tuple[object, ...], batch: Sequence[torch.Tensor], feed: int, feeds: int, own: float
 ) -> float:
     """One small all-reduce before each step. It checks that all processes take a step of the same
     kind, and returns the total weight of the batches of all replicas.
@@ -203,23 +195,19 @@ def different_steps(kind: tuple[object, ...]) -> Exception:
     other = next(rank for rank, theirs in enumerate(everyone) if theirs != everyone[0])
     calls = [call_of(kind) for kind in (everyone[other], everyone[0])]
     if calls[0] != calls[1]:
-        return InputError(
+        return InputError.of(
             "trainer",
-            Problem(
-                f"process {other} is in trainer.{calls[0]}(...), process 0 in {calls[1]}(...)",
-                "let every process call both, in the same order: no `if trainer.rank == 0:` around",
-            ),
+            f"process {other} is in trainer.{calls[0]}(...), process 0 in {calls[1]}(...)",
+            "let every process call both, in the same order: no `if trainer.rank == 0:` around",
         )
     here, there = short(everyone[0]), short(everyone[other])
     apart = "a model in a different mode" if here == there else "a batch of different shapes"
     shapes = "" if here == there else f": {there}, not {here}"
-    return InputError(
+    return InputError.of(
         "batch",
-        Problem(
-            f"process {other} has {apart} than process 0{shapes}",
-            "give every process batches of the same shape in the same step (drop_last=True), and "
-            "switch train(), eval() and requires_grad in all of them",
-        ),
+        f"process {other} has {apart} than process 0{shapes}",
+        "give every process batches of the same shape in the same step (drop_last=True), and "
+        "switch train(), eval() and requires_grad in all of them",
     )
 
 
@@ -229,12 +217,10 @@ def call_of(kind: object) -> str:
 
 
 def different_data(replica: int) -> Exception:
-    return InputError(
+    return InputError.of(
         "batch",
-        Problem(
-            f"the processes of replica {replica} were given different batches",
-            "load the data by trainer.replica of trainer.replicas, not by rank",
-        ),
+        f"the processes of replica {replica} were given different batches",
+        "load the data by trainer.replica of trainer.replicas, not by rank",
     )
 
 
@@ -252,8 +238,6 @@ def refuse_over(closed: bool, broken: bool) -> None:
     """After a failed step, its messages could be mistaken for those of the next one."""
     again = "make a new Trainer"
     if closed:
-        raise InputError("trainer", Problem("it is closed", again))
+        raise InputError.of("trainer", "it is closed", again)
     if broken:
-        raise InputError(
-            "trainer", Problem("a step failed, and its messages are still in flight", again)
-        )
+        raise InputError.of("trainer", "a step failed, and its messages are still in flight", again)

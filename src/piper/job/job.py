@@ -10,21 +10,24 @@ from functools import cached_property
 
 import torch
 
-from piper.capture import Captured, capture
+from piper.capture import Captured, capture, tag_unannotated
 from piper.costs import Costs, mode_of, read_costs
-from piper.directives import Place, Strategy
-from piper.ir.replicas import Replicas, replicas
+from piper.directives import Directive, Stage, Strategy
+from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
+from piper.job.division import division_requests, feeds_of, is_dense
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.options import Loss, Options
+from piper.job.stage_weights import stage_lines
 from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
 from piper.runtime.state.initial_values import initial_values
+from piper.strategies.cuts import with_cuts
 
 LOG = logging.getLogger("piper")
 BatchKind = tuple[
@@ -42,7 +45,11 @@ class Job:
     options: Options = Options()
     captures: dict[BatchKind, Captured] = field(
         default_factory=dict, repr=False
-    )  # by kind of microbatch
+    )  # of the whole model, by kind of microbatch
+    divided: dict[tuple[BatchKind, str], Captured] = field(
+        default_factory=dict, repr=False
+    )  # by kind of microbatch, and what is divided
+    cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
@@ -55,7 +62,7 @@ class Job:
 
     @cached_property
     def feeds(self) -> Replicas:
-        return replicas(d.devices for d in self.strategy if isinstance(d, Place))
+        return feeds_of(self.strategy)
 
     @cached_property
     def reduction(self) -> LossReduction:
@@ -75,7 +82,7 @@ class Job:
     @property
     def microbatches(self) -> int:
         """Microbatches in the batch of a process."""
-        return self.strategy.microbatches * len(self.feeds.feeds[0])
+        return self.strategy.microbatches * self.feeds.parts
 
     @property
     def all_microbatches(self) -> int:
@@ -89,21 +96,55 @@ class Job:
 
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""
-        return replace(self, strategy=strategy)
+        return replace(self, strategy=strategy, cut=[])
 
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)
 
-    def capture(self, batch: Batch) -> Captured:
-        """Capture the model for microbatches of this batch, once for each kind of microbatch."""
-        one, started = batch.part(0, self.microbatches), time.perf_counter()
+    def capture(self, batch: Batch, costs: Costs | None = None) -> Captured:
+        """Capture the model for microbatches of this batch, once for each kind of microbatch.
+
+        It is divided as the strategy asks, which names regions of the whole model.
+        """
+        started, found = time.perf_counter(), self.capture_whole(batch)
+        requests = division_requests(found.model, self.directives(batch, costs))
+        if requests:
+            one = batch.part(0, self.microbatches)
+            asked = self.kind(one), repr(requests)
+            if asked not in self.divided:
+                given = self.model, self.loss_fn, one.arguments, self.device.type
+                self.divided[asked] = capture(*given, requests)
+            found = self.divided[asked]
+        LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
+        return found
+
+    def capture_whole(self, batch: Batch) -> Captured:
+        """The model without any division."""
+        one = batch.part(0, self.microbatches)
         kind = self.kind(one)
+        self.find_layers(one)
         if kind not in self.captures:
             made = capture(self.model, self.loss_fn, one.arguments, self.device.type)
             self.captures[kind] = made
-        found = self.captures[kind]
-        LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
-        return found
+        return self.captures[kind]
+
+    def directives(self, batch: Batch, costs: Costs | None = None) -> tuple[Directive, ...]:
+        """The strategy, as far as stages are cut: those of a divided model are of the whole one."""
+        if self.cut:
+            return self.cut[0].directives
+        if not any(map(is_dense, self.strategy)):
+            return self.strategy.directives
+        whole = self.capture_whole(batch).model
+        return with_cuts(self.strategy.directives, whole, costs or self.costs)
+
+    def find_layers(self, batch: Batch) -> None:
+        """Tag the layers of a model without annotations, if the strategy cuts it into stages."""
+        known = (region for one in self.captures.values() for region in one.model.regions)
+        if not is_cut(self.strategy) or any(region.tags for region in known):
+            return
+        given = batch.arguments if self.loss_fn is None else batch.arguments[:-1]
+        if tag_unannotated(self.model, given):
+            self.captures.clear()  # they were made without the tags
 
     def compile(
         self, batch: Batch, costs: Costs | None = None, by_role: bool = False
@@ -111,13 +152,14 @@ class Job:
         """Capture the model for this kind of batch, apply the strategy, and check the plans.
 
         `costs` replaces those of the options. `by_role` makes plans for one device per role only.
+        Stages stay where the first kind of batch was cut: parameters do not move while training.
         """
         refuse_uneven(batch, self.microbatches)
-        captured, started = self.capture(batch), time.perf_counter()
+        captured, started = self.capture(batch, costs), time.perf_counter()
         self.try_mean(batch)
         compiled = compile_strategy(
             captured.model,
-            self.strategy.directives,
+            self.directives(batch, costs),
             clip=self.options.max_norm is not None,
             costs=costs or self.costs,
             by_role=by_role,
@@ -125,6 +167,10 @@ class Job:
         for region, cut in compiled.dag.shardings.items():
             captured.experts.prove(compiled.dag.model.by_id[region].code, cut.ways)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
+        if not self.cut:
+            self.cut.append(Strategy(compiled.program))
+            for line in stage_lines(compiled):
+                LOG.info("%s", line)
         return captured, compiled
 
     @property
@@ -133,7 +179,7 @@ class Job:
         return self.all_microbatches > 1 and self.reduction.is_plain_mean
 
     def captured(self, batch: Batch) -> Captured | None:
-        """What was captured before. None on processes that do not capture."""
+        """The whole model, if it was captured before. None on processes that do not capture."""
         return self.captures.get(self.kind(batch.part(0, self.microbatches)))
 
     def try_mean(self, batch: Batch) -> None:
@@ -162,6 +208,12 @@ class Job:
         seed = self.options.seed * 1_000_003 + step
         first = feed * self.microbatches
         return StepInputs(moved.tensors, tuple(shares), seed, self.options.max_norm, first)
+
+
+def is_cut(strategy: Strategy) -> bool:
+    """Whether some directive makes several stages of the model."""
+    stages = (d.stages for d in strategy if isinstance(d, Stage))
+    return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
 
 
 def regions_text(captured: Captured) -> str:

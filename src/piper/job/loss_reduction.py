@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.job.batch import Batch
 
 Reduction = Literal["mean", "sum"]
@@ -52,66 +52,55 @@ def reduction_of(
     """The reduction of a loss function is tested (mean_loss_check.py). That of a model's own loss
     cannot be tested, so the user has to say it."""
     if said is None and loss_fn is None and weight is None and parts > 1:
-        raise InputError(
+        raise InputError.of(
             "reduction",
-            Problem(
-                f"the model computes its own loss, for each of {parts} parts of a batch, and Piper "
-                "cannot see how it reduces over rows",
-                'give the Trainer reduction="mean" if all parts count equally, "sum" if they add '
-                "up, or loss_weight=lambda *microbatch: its weight",
-            ),
+            f"the model computes its own loss, for each of {parts} parts of a batch, and Piper "
+            "cannot see how it reduces over rows",
+            'give the Trainer reduction="mean" if all parts count equally, "sum" if they add '
+            "up, or loss_weight=lambda *microbatch: its weight",
         )
     match said:
         case None | "mean":
             return LossReduction("mean", weight)
         case "sum":
             return LossReduction("sum", weight)
-    raise InputError("reduction", Problem(f"{said!r} is not a reduction", 'write "mean" or "sum"'))
+    raise InputError.of("reduction", f"{said!r} is not a reduction", 'write "mean" or "sum"')
 
 
 def refuse_ignored(batch: Batch, ignored: Sequence[Ignored]) -> None:
     """With ignored labels, the mean of the batch is not the mean of the microbatches' means."""
     for index, label in ignored:
         if index is None or label is None:
-            raise InputError(
+            raise InputError.of(
                 "loss",
-                Problem(
-                    "cross_entropy has class weights, or its labels are computed, so microbatches "
-                    "may have different weights",
-                    "give the Trainer loss_weight=lambda *microbatch: the weight of its labels, "
-                    "or 1 if all have the same weight",
-                ),
+                "cross_entropy has class weights, or its labels are computed, so microbatches "
+                "may have different weights",
+                "give the Trainer loss_weight=lambda *microbatch: the weight of its labels, "
+                "or 1 if all have the same weight",
             )
         if (batch.tensors[index] == label).any():
-            raise InputError(
+            raise InputError.of(
                 "batch",
-                Problem(
-                    f"it has labels that cross_entropy ignores ({label}), so microbatches have "
-                    "different weights",
-                    "give the Trainer loss_weight=lambda *microbatch: the number of labels that "
-                    "count",
-                ),
+                f"it has labels that cross_entropy ignores ({label}), so microbatches have "
+                "different weights",
+                "give the Trainer loss_weight=lambda *microbatch: the number of labels that count",
             )
 
 
 def refuse_empty(weights: Sequence[float]) -> None:
     for part, weight in enumerate(weights):
         if weight <= 0:
-            raise InputError(
+            raise InputError.of(
                 "batch",
-                Problem(
-                    f"microbatch {part} has weight {weight:g}: a mean over nothing is not a number",
-                    'use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)',
-                ),
+                f"microbatch {part} has weight {weight:g}: a mean over nothing is not a number",
+                'use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)',
             )
 
 
 def refuse_weightless(everyone: float) -> None:
     if everyone <= 0:
-        raise InputError(
+        raise InputError.of(
             "batch",
-            Problem(
-                "all microbatches of all replicas have weight 0",
-                "leave such a batch out, or make loss_weight return more than 0",
-            ),
+            "all microbatches of all replicas have weight 0",
+            "leave such a batch out, or make loss_weight return more than 0",
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.job.batch import Batch
 from piper.job.loss_reduction import Ignored, refuse_ignored
 from piper.runtime.batch import part_of
@@ -45,15 +45,13 @@ def refuse_no_mean(
     ]
     if wrong and len(wrong) == len(found):
         whole, mean, _ = wrong[0]
-        raise InputError(
+        raise InputError.of(
             "loss",
-            Problem(
-                f"on random outputs it is {whole:.4g} for some rows together, and {mean:.4g} in "
-                "the mean of two halves of them: microbatches would not add up to the whole batch",
-                'if it is a sum, give the Trainer reduction="sum"; if rows have different '
-                "weights, loss_weight=lambda *microbatch: the weight of its rows; if you want the "
-                "mean of the microbatches anyway, loss_weight=lambda *microbatch: 1",
-            ),
+            f"on random outputs it is {whole:.4g} for some rows together, and {mean:.4g} in "
+            "the mean of two halves of them: microbatches would not add up to the whole batch",
+            'if it is a sum, give the Trainer reduction="sum"; if rows have different '
+            "weights, loss_weight=lambda *microbatch: the weight of its rows; if you want the "
+            "mean of the microbatches anyway, loss_weight=lambda *microbatch: 1",
         )
 
 

@@ -14,7 +14,7 @@ from piper.capture import Captured
 from piper.costs import Costs
 from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.job.arguments import names_options
 from piper.job.assignment import assignments
 from piper.job.batch import Batch, refuse_uneven
@@ -122,12 +122,10 @@ def step_inputs(job: Job, captured: Captured, step: int, batch: Batch) -> list[S
 def refuse_different(batches: Sequence[Batch]) -> None:
     for number, batch in enumerate(batches):
         if batch.shapes != batches[0].shapes:
-            raise InputError(
+            raise InputError.of(
                 f"batch {number}",
-                Problem(
-                    "its shapes or numbers differ from those of the first one",
-                    "rehearse batches of one shape, with the same numbers among their inputs",
-                ),
+                "its shapes or numbers differ from those of the first one",
+                "rehearse batches of one shape, with the same numbers among their inputs",
             )
 
 

@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.job.compiler import Compiled
 from piper.launch.trace_window import Window, window_in
+from piper.names import amount
 from piper.plan.analyse.trace import Trace
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.world import gather
@@ -131,8 +132,8 @@ class Recording:
             return
         seen, wanted, path = len(self.traces), self.window.count, self.window.path
         if seen < wanted:
-            LOG.warning("only %d of %d steps were recorded before the end", seen, wanted)
-        steps = "1 step" if seen == 1 else f"{seen} steps"
+            LOG.warning("recorded only %d of %s before the end", seen, amount(wanted, "step"))
+        steps = amount(seen, "step")
         LOG.info("recorded %s in %s: open it with `piper view %s`", steps, path, path)
 
 
@@ -156,9 +157,7 @@ def from_environment() -> Recording:
 def recording(path: str | Path, first: int, steps: int, profile: bool) -> Recording:
     """The recording that a script asks for."""
     if steps < 1:
-        raise InputError(
-            "record", Problem(f"{steps} steps cannot be recorded", "write steps=1 or more")
-        )
+        raise InputError.of("record", f"cannot record {steps} steps", "write steps=1 or more")
     return Recording(Window(Path(path), first, steps, profile))
 
 

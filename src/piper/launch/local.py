@@ -52,12 +52,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def start(
-    rank: int,
-    world: int,
-    port: int,
-    script: Sequence[str],
-    extra: Mapping[str, str],
-    folder: Path,
+    rank: int, world: int, port: int, script: Sequence[str], extra: Mapping[str, str], folder: Path
 ) -> Child:
     report = folder / f"rank-{rank}"
     command = [sys.executable, "-m", "piper.launch.child", str(report), str(os.getpid()), *script]

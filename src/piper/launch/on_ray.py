@@ -21,6 +21,7 @@ from piper.errors import InputError, Problem
 from piper.launch.ending import GRACE, Ended, sigterm_raises, verdict
 from piper.launch.rank_assignment import assign_ranks
 from piper.launch.supervisor import Supervisor, Update
+from piper.names import amount
 
 LOCAL = "local"  # Ray's name for a new cluster on this machine
 PASSED_ON = ("PIPER_", "NCCL_", "GLOO_", "TORCH", "OMP_", "HF_", "PYTHON")
@@ -61,7 +62,7 @@ def load() -> Any:
         import ray
     except ModuleNotFoundError:
         fix = "write `pip install 'piper-train[ray]'`, or leave out --on"
-        raise InputError("--on ray", Problem("Ray is not installed here", fix)) from None
+        raise InputError.of("--on ray", "Ray is not installed here", fix) from None
     return ray
 
 
@@ -75,7 +76,7 @@ def address_of(on: str) -> str:
         return LOCAL
     if not on.startswith("ray:") or on.endswith((":", "/")):
         fix = "write `ray` (this machine), `ray:auto`, `ray:HOST:PORT` or `ray://HOST:PORT`"
-        raise InputError("--on", Problem(f"{on!r} is not a cluster that Piper can use", fix))
+        raise InputError.of("--on", f"{on!r} is not a cluster that Piper can use", fix)
     return on if on.startswith("ray://") else on.removeprefix("ray:")
 
 
@@ -110,7 +111,7 @@ def enter(ray: Any, address: str, own: Mapping[str, Any]) -> None:
         except Exception as error:  # Ray raises a plain Exception if a node is too slow
             ray.shutdown()
             if not more:
-                raise InputError("--on", Problem(f"{address}: {error}", HOW[bool(own)])) from error
+                raise InputError.of("--on", f"{address}: {error}", HOW[bool(own)]) from error
 
 
 def refuse_unreachable(address: str) -> None:
@@ -148,9 +149,8 @@ def refuse_too_few(count: int, kind: str, processes: int) -> None:
     if count < processes:
         fix = "add nodes, or use fewer processes"
         fix += "" if kind == "CPU" else "; or set PIPER_DEVICE=cpu to use CPUs"
-        raise InputError(
-            "--on",
-            Problem(f"the run needs {processes} {kind}s, the cluster has {count}", fix),
+        raise InputError.of(
+            "--on", f"the run needs {amount(processes, kind)}, the cluster has {count}", fix
         )
 
 
@@ -189,7 +189,7 @@ def start(
         )
     except ray.exceptions.RayError as error:
         fix = "check that the nodes are up, and that all have the same versions of Piper and torch"
-        raise InputError("--on", Problem(f"actors did not start: {why(error)}", fix)) from error
+        raise InputError.of("--on", f"actors did not start: {why(error)}", fix) from error
     return workers
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 
 FILE, STEPS, PROFILE = "PIPER_TRACE", "PIPER_TRACE_STEPS", "PIPER_TRACE_PROFILE"
 FIRST, COUNT = 3, 3  # the first steps are slower: they allocate memory and optimizer states
@@ -62,8 +62,7 @@ def steps_of(text: str, where: str) -> tuple[int, int]:
     except ValueError:
         found = 0, 0
     if min(found) < 1:
-        raise InputError(
-            where,
-            Problem(f"{text!r} names no steps", "write FIRST:COUNT, for example 3:3 or 10:1"),
+        raise InputError.of(
+            where, f"{text!r} names no steps", "write FIRST:COUNT, for example 3:3 or 10:1"
         )
     return found

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from piper.capture import annotate
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.models.grouped import combine, grouped_mm, sort_by_expert
 
 NAME = "piper"  # of this implementation, registered with transformers
@@ -78,4 +78,4 @@ def _require_plain(experts: list[nn.Module]) -> None:
 
 
 def _refused(what: str, fix: str) -> InputError:
-    return InputError("adapt_experts", Problem(what, fix))
+    return InputError.of("adapt_experts", what, fix)

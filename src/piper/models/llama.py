@@ -55,23 +55,25 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        keys = config.keys * config.head_dim
-        self.query = nn.Linear(config.dim, config.dim, bias=False)
+        queries, keys = config.heads * config.head_dim, config.keys * config.head_dim
+        self.query = nn.Linear(config.dim, queries, bias=False)
         self.key = nn.Linear(config.dim, keys, bias=False)
         self.value = nn.Linear(config.dim, keys, bias=False)
-        self.out = nn.Linear(config.dim, config.dim, bias=False)
+        self.out = nn.Linear(queries, config.dim, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        query = rotate(self.heads(self.query(x)), cos, sin)
-        key = rotate(self.heads(self.key(x)), cos, sin)
+        query, key = self.queries_and_keys(x)
         mixed = functional.scaled_dot_product_attention(
-            query,
-            key,
+            rotate(query, cos, sin),
+            rotate(key, cos, sin),
             self.heads(self.value(x)),
             is_causal=True,
             enable_gqa=self.config.keys != self.config.heads,
         )
         return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.heads(self.query(x)), self.heads(self.key(x))
 
     def heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
@@ -96,39 +98,58 @@ class Block(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = self.make_attention(config)
         self.feed_forward_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = self.make_feed_forward(config)
+
+    def make_attention(self, config: LlamaConfig) -> nn.Module:
+        return Attention(config)
+
+    def make_feed_forward(self, config: LlamaConfig) -> nn.Module:
+        return FeedForward(config)
+
+    def attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return x + self.attention(self.attention_norm(x), cos, sin)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)
+        x = self.attend(x, cos, sin)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class Llama(nn.Module):
-    """Tokens [batch, time] -> logits [batch, time, vocab], in `stages` regions PP=0, PP=1, ...
-
-    The embedding is in the first stage, the head in the last. Layers are spread evenly.
-    """
+class Decoder(nn.Module):
+    """The common part of all models here: embedding, layers and head, each in a stage."""
 
     def __init__(self, config: LlamaConfig, stages: int = 1) -> None:
         super().__init__()
         if not 1 <= stages <= config.layers:
-            raise ValueError(f"{config.layers} layers cannot be cut into {stages} stages")
+            raise ValueError(f"layers={config.layers} cannot be cut into stages={stages}")
         self.config, self.stages = config, stages
         self.embedding = nn.Embedding(config.vocab, config.dim)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(self.make_block(layer) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.head = nn.Linear(config.dim, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
         self.apply(small_weights)
 
+    def make_block(self, layer: int) -> nn.Module:
+        return Block(self.config)
+
     def stage(self, layer: int) -> int:
         return layer * self.stages // self.config.layers
 
+    def rotary(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_tables(self.config, tokens, self.embedding.weight.dtype)
+
+
+class Llama(Decoder):
+    """Tokens [batch, time] -> logits [batch, time, vocab], in `stages` regions PP=0, PP=1, ...
+
+    The embedding is in the first stage, the head in the last. Layers are spread evenly.
+    """
+
     def forward(self, tokens: Tensor) -> Tensor:
-        cos, sin = rotary_tables(self.config, tokens, self.embedding.weight.dtype)
+        cos, sin = self.rotary(tokens)
         with annotate("PP", 0):
             x = self.embedding(tokens)
         for layer, block in enumerate(self.blocks):

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from piper.capture import annotate
 from piper.models.grouped import combine, grouped_mm, sort_by_expert
-from piper.models.llama import FeedForward, cross_entropy
-from piper.models.qwen3 import Block, Decoder, Qwen3Config
+from piper.models.llama import Decoder, FeedForward, LlamaConfig, cross_entropy
+from piper.models.qwen3 import Block, Qwen3Config
 
 Side: TypeAlias = (
     Tensor | float
@@ -122,7 +122,7 @@ def balance(often: Tensor, probabilities: Tensor, chosen: int) -> Tensor:
 class MoeBlock(Block):
     """One layer whose feed-forward is a mixture of experts."""
 
-    def make_feed_forward(self, config: Qwen3Config) -> nn.Module:
+    def make_feed_forward(self, config: LlamaConfig) -> nn.Module:
         assert isinstance(config, Qwen3MoeConfig)
         return Mixture(config)
 
@@ -147,7 +147,9 @@ class Qwen3Moe(Decoder):
 
     def __init__(self, config: Qwen3MoeConfig, stages: int = 1) -> None:
         if not 0 <= config.dense_layers < config.layers:
-            raise ValueError(f"of {config.layers} layers {config.dense_layers} cannot be dense")
+            raise ValueError(
+                f"dense_layers={config.dense_layers} does not fit layers={config.layers}"
+            )
         super().__init__(config, stages)
 
     def make_block(self, layer: int) -> nn.Module:

@@ -130,12 +130,7 @@ class TokenAllToAll:
             yield self.exchange(node, Way.BACK, "from", reads, results)
 
     def exchange(
-        self,
-        node: Compute,
-        way: Way,
-        word: str,
-        reads: Sequence[Sum],
-        writes: Sequence[ValueId],
+        self, node: Compute, way: Way, word: str, reads: Sequence[Sum], writes: Sequence[ValueId]
     ) -> Exchange:
         how = self.dag.shardings[node.region]
         assert node.devices is not None

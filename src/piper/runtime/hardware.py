@@ -23,7 +23,7 @@ def chosen_device(wanted: str | None = None) -> torch.device:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", queues)
     name = wanted or os.environ.get("PIPER_DEVICE") or best()
     if name not in KINDS:
-        raise InputError("device", Problem(f"{name!r} is not a device", 'write "cuda" or "cpu"'))
+        raise InputError.of("device", f"{name!r} is not a device", 'write "cuda" or "cpu"')
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -33,7 +33,7 @@ def chosen_device(wanted: str | None = None) -> torch.device:
     if index >= count and SHARED not in os.environ:
         what = f"process {index} of this host has no GPU of its own: the host has {count}"
         fix = 'share one GPU with `piper run --share-gpu`, use fewer processes, or device="cpu"'
-        raise InputError("device", Problem(what, fix))
+        raise InputError.of("device", what, fix)
     torch.cuda.set_device(index % count)
     return torch.device("cuda", index % count)
 

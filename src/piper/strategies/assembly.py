@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
-from piper.errors import Problem, StrategyError
+from piper.directives.shard import What
+from piper.directives.stage import ADAM
+from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
-from piper.names import PASS, Device, Phase
+from piper.names import PASS, Device, Phase, amount
+from piper.strategies.peak import stage_peaks
 from piper.strategies.table import Action, Table
 
 Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
@@ -22,24 +25,39 @@ def assemble(
     dp: int,
     *,
     stages: Sequence[int] | None = None,
+    memory_mb: float | None = None,
     zero: int = 0,
     reduce: Reduce | None = None,
     bucket_mb: float = 25.0,
     gather_ahead: int = 1,
     gather_buffers: int = 2,
+    tp: int = 1,
+    cp: int = 1,
     ep: int = 1,
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
     stream: str = "pp",
+    tp_stream: str = "tp",
+    cp_stream: str = "cp",
     ep_stream: str = "ep",
     reduce_stream: str = "dp",
     gather_stream: str = "gather",
 ) -> Strategy:
-    """Each stage on `dp` times its devices, `pp` apart, and the directives of its replicas."""
-    require_count("dp", dp)
-    require_count("ep", ep)
+    """Each stage on `dp` times its devices, `pp` apart, and the directives of its replicas.
+
+    With `tp` or `cp`, so many devices side by side take the place of each.
+    """
+    for name, count in (("dp", dp), ("tp", tp), ("cp", cp), ("ep", ep)):
+        require_count(name, count)
+    require_one_division(tp, cp, ep)
+    ways = tp * cp
     homes = {
-        stage: tuple(device + pp * copy for copy in range(dp) for device in devices)
+        stage: tuple(
+            (device + pp * copy) * ways + part
+            for copy in range(dp)
+            for device in devices
+            for part in range(ways)
+        )
         for stage, devices in places.items()
     }
     replicates = (
@@ -52,28 +70,61 @@ def assemble(
     )  # fmt: skip
     return Strategy(
         (
-            Stage("PP", table.stages if stages is None else stages_of(stages, table)),
+            stage_of(table, stages, memory_mb, zero, min(map(len, homes.values()))),
             *places_of(homes, stream),
             *replicates,
+            *divisions_of(homes, tp, tp_stream, "weights"),
+            *divisions_of(homes, cp, cp_stream, "tokens"),
             *shards_of(homes, ep, ep_stream, expert_stages),
             Split("MB", table.microbatches),
-            *orders_of(table, ep > 1 if ahead is None else ahead),
+            *orders_of(table, ep * ways > 1 if ahead is None else ahead),
         )
     )
 
 
+def require_one_division(tp: int, cp: int, ep: int) -> None:
+    asked = [f"{name}={n}" for name, n in (("tp", tp), ("cp", cp), ("ep", ep)) if n > 1]
+    if len(asked) > 1:
+        what = f"{' and '.join(asked)} divide the same stages"
+        raise StrategyError.of("strategy", what, f"keep one of them, such as {asked[0]}")
+
+
+def divisions_of(homes: Places, ways: int, stream: str, what: What) -> Iterator[Shard]:
+    """Each `ways` devices side by side divide a stage."""
+    for stage in sorted(homes) if ways > 1 else ():
+        devices = homes[stage]
+        groups = [devices[k : k + ways] for k in range(0, len(devices), ways)]
+        yield Shard(where(PP=stage), groups[0] if len(groups) == 1 else groups, stream, what)
+
+
+def stage_of(
+    table: Table, stages: Sequence[int] | None, memory_mb: float | None, zero: int, replicas: int
+) -> Stage:
+    """The cut into stages. A device shares its memory equally among its stages."""
+    if stages is not None:
+        return Stage("PP", stages_of(stages, table))
+    if memory_mb is None:
+        return Stage("PP", table.stages)
+    each = memory_mb * len(table.rows) / table.stages
+    sharded = sum(level <= zero for level in (1, 1, 2, 3))  # two moments, gradients, parameters
+    state = ADAM - sharded + sharded / replicas
+    return Stage("PP", table.stages, stage_peaks(table), each, state)
+
+
 def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:
     if len(stages) != table.stages:
-        what = f"stages={list(stages)} has {len(stages)} stages, the schedule {table.stages}"
-        fix = f"write how many layers each of the {table.stages} stages has"
-        raise StrategyError("strategy", Problem(what, fix))
+        what = (
+            f"stages={list(stages)} has {amount(len(stages), 'stage')}, the schedule {table.stages}"
+        )
+        fix = "write how many layers each stage of the schedule has"
+        raise StrategyError.of("strategy", what, fix)
     return stages
 
 
 def require_count(name: str, value: int) -> None:
     if type(value) is not int or value < 1:
         fix = "write a whole number, 1 or more"
-        raise StrategyError("strategy", Problem(f"{name}={value!r} is not a valid count", fix))
+        raise StrategyError.of("strategy", f"{name}={value!r} is not a valid count", fix)
 
 
 def to_directives(
@@ -99,8 +150,8 @@ def shards_of(homes: Places, ep: int, stream: str, stages: Iterable[int] | None)
     for stage in sorted(homes if stages is None else stages):
         devices = homes[stage]
         if len(devices) % ep:
-            what = f"ep={ep} does not divide the {len(devices)} replicas of stage {stage}"
-            raise StrategyError("strategy", Problem(what, f"write dp={ep}, or a multiple of it"))
+            what = f"ep={ep} does not divide the {amount(len(devices), 'replica')} of stage {stage}"
+            raise StrategyError.of("strategy", what, f"write dp={ep}, or a multiple of it")
         groups = [devices[k : k + ep] for k in range(0, len(devices), ep)]
         yield Shard(where(PP=stage, EP="*"), groups[0] if len(groups) == 1 else groups, stream)
 

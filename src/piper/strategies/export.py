@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from piper.directives import Order, Place, Split, Strategy
 from piper.directives.arguments import as_slots
@@ -34,6 +34,17 @@ def to_table(strategy: Strategy) -> Table:
     return table
 
 
+def table_of_orders(orders: Sequence[Order], split: str = "MB") -> Table:
+    """The table of orders that stand alone, one for each rank."""
+    rows = []
+    for rank, order in enumerate(orders):
+        read = [[(wanted, action_of(wanted, split)) for wanted in slot] for slot in order.steps]
+        bad = (no_action(wanted, split) for slot in read for wanted, act in slot if act is None)
+        raise_if_any(f"order {rank + 1} of {len(orders)}", bad)
+        rows.append(tuple(tuple(act for _, act in slot if act) for slot in read))
+    return Table(tuple(rows))
+
+
 def stage_homes(strategy: Strategy) -> dict[int, Device]:
     """The first device of each stage. It identifies a row, because replicas run the same row."""
     return {
@@ -58,7 +69,7 @@ def named_orders(strategy: Strategy) -> list[tuple[str, Order]]:
     if orders:
         return orders
     fix = "add one Order per device, or start from a schedule such as piper.strategies.gpipe"
-    raise StrategyError("strategy", Problem("it has no Order, so it has no schedule to show", fix))
+    raise StrategyError.of("strategy", "it has no Order, so it has no schedule to show", fix)
 
 
 def order_rows(name: str, order: Order, homes: dict[int, Device], split: str) -> Rows:

@@ -13,7 +13,11 @@ class PipelineOptions(TypedDict, total=False):
     """Options of every builder besides `pp`, `microbatches` and `dp`. All have defaults."""
 
     stages: Sequence[int] | None
-    """How many layers each stage has. Default: None, stages of about equally many FLOPs."""
+    """How many layers each stage has. Default: None, stages that take about equally long."""
+
+    memory_mb: float | None
+    """The most megabytes that a device may hold, for parameters, gradients, Adam and activations.
+    Only cuts into stages that fit are considered. Default: None, any."""
 
     zero: int
     """ZeRO level of the replicas: 0 shards nothing (default), 1 optimizer state, 2 gradients too,
@@ -32,6 +36,14 @@ class PipelineOptions(TypedDict, total=False):
     gather_buffers: int
     """With zero=3, for how many regions gathered parameters are held at once. Default: 2."""
 
+    tp: int
+    """How many devices divide the weights of each stage (tensor parallelism). They get the same
+    batch. Default: 1."""
+
+    cp: int
+    """How many devices divide the tokens of each stage (context parallelism). They get the same
+    batch. Default: 1."""
+
     ep: int
     """How many replicas divide the experts of a stage (regions tagged EP) among them. It must
     divide `dp`. Default: 1, every replica has all experts."""
@@ -40,11 +52,18 @@ class PipelineOptions(TypedDict, total=False):
     """The stages that have experts. Default: None, all stages."""
 
     ahead: Ahead | None
-    """Whether the next pass may start while tokens travel, as `ahead` of `Order`. Default: None,
-    which means True with ep > 1. "pairs" overlaps more and needs more memory."""
+    """Whether the next pass may start while messages of `tp`, `cp` or `ep` travel, as `ahead` of
+    `Order`. Default: None, which means True where there are any. "pairs" overlaps more and
+    needs more memory."""
 
     stream: str
     """The stream of transfers between stages. Default: "pp"."""
+
+    tp_stream: str
+    """The stream of the messages of `tp`. Default: "tp"."""
+
+    cp_stream: str
+    """The stream of the messages of `cp`. Default: "cp"."""
 
     ep_stream: str
     """The stream of the token all-to-alls. Default: "ep"."""

@@ -55,7 +55,7 @@ def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Bus
     for alike in list(found.values())[:SHOWN]:
         yield f"  {len(alike)} x  {' '.join(alike[0])}"
     if len(found) > SHOWN:
-        yield f"  and {len(found) - SHOWN} other orders of a slot"
+        yield f"  and {amount(len(found) - SHOWN, 'other order')} of a slot"
 
 
 def middle(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> list[NodeId]:
@@ -68,7 +68,7 @@ def middle(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> list[NodeI
 
 def overlapped(dag: Dag) -> list[tuple[NodeId, ...]]:
     """Slots of orders in which several passes overlap on a device."""
-    made = [order for order in dag.precedences if order.maker.is_order]
+    made = [order for order in dag.precedences if order.maker.is_order and not order.partial]
     orders = [order for order in made if order.before]
     slots = dict.fromkeys(names for order in orders for names in (order.before, order.after))
     whole: dict[

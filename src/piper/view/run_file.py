@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.ir.dag import Dag
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan
@@ -51,4 +51,4 @@ def load_run(path: Path) -> ViewData:
 
 
 def refusal(path: Path, what: str) -> StrategyError:
-    return StrategyError(str(path), Problem(what, RECORD))
+    return StrategyError.of(str(path), what, RECORD)

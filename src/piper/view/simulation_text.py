@@ -121,7 +121,7 @@ def table(found: Prediction) -> Iterator[str]:
     rows = [[devices_text(sorted(alike)), *cells] for cells, alike in lines.items()]
     yield from columns([heads, *rows[:ROWS]])
     if len(rows) > ROWS:
-        yield f"and {len(rows) - ROWS} more lines: --json writes all of them"
+        yield f"and {amount(len(rows) - ROWS, 'more line')}: --json writes all of them"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.names import COMPUTE
 from piper.plan.analyse.trace import Trace
 from piper.view.overlap import time_text
@@ -40,12 +40,10 @@ def svg(data: ViewData, trace: Trace | None = None, width: int = WIDTH) -> str:
 def png(data: ViewData, path: Path, trace: Trace | None = None, width: int = WIDTH) -> None:
     """The same picture in pixels."""
     if find_spec("matplotlib") is None:
-        raise StrategyError(
+        raise StrategyError.of(
             str(path),
-            Problem(
-                "a PNG needs matplotlib, which is not installed",
-                "pip install matplotlib, or use --svg FILE, which needs nothing",
-            ),
+            "a PNG needs matplotlib, which is not installed",
+            "pip install matplotlib, or use --svg FILE, which needs nothing",
         )
     paint(Drawing(data, trace or data.traces[0], width), path)
 

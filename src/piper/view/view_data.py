@@ -20,12 +20,7 @@ from piper.ir.nodes import (
 )
 from piper.ir.sizes import node_bytes
 from piper.names import TOTALS_STREAM, Device, NodeId
-from piper.plan.analyse.memory import (
-    holders,
-    lasting,
-    peak,
-    timeline,
-)
+from piper.plan.analyse.memory import holders, lasting, peak, timeline
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan, line
 from piper.view.expected_trace import duration, expected_trace
@@ -64,6 +59,7 @@ class ViewData:
     streams: Mapping[str, str] = field(
         default_factory=dict
     )  # stream -> label, if it has SMs or a priority
+    notes: tuple[str, ...] = ()  # which costs were not measured, if the times are predicted
 
     def label(self, stream: str) -> str:
         """A stream, with its SMs and priority if the strategy sets them."""
@@ -76,6 +72,7 @@ class ViewData:
             "name": self.name,
             "left_out": self.left_out,
             "streams": dict(self.streams),
+            "notes": list(self.notes),
             "nodes": coded(self.nodes, words),
             "orders": coded(self.orders, words),
             "devices": [
@@ -114,6 +111,7 @@ class ViewData:
             tuple(map(Trace.from_dict, found["traces"])),
             found["left_out"],
             found.get("streams", {}),
+            tuple(found.get("notes", ())),
         )
 
     def to_json(self) -> str:
@@ -130,7 +128,12 @@ class ViewData:
 
 
 def view_data(
-    name: str, dag: Dag, plans: Sequence[Plan], traces: Sequence[Trace] = (), most: int = DEVICES
+    name: str,
+    dag: Dag,
+    plans: Sequence[Plan],
+    traces: Sequence[Trace] = (),
+    most: int = DEVICES,
+    notes: Sequence[str] = (),
 ) -> ViewData:
     """The data of a compiled strategy. Without a trace, it has the compiler's predicted times."""
     shown = different_first(plans, most)
@@ -143,6 +146,7 @@ def view_data(
         (),
         max(len(plans), len(dag.devices)) - len(shown),
         {share.stream: str(share) for share in dag.streams},
+        tuple(notes),
     )
     return data.with_traces(traces or (expected_trace(dag, shown),))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import traceback
 
-from piper.errors import CaptureError, Problem
+from piper.errors import CaptureError
 
 KEY = "piper"  # the key of tags in a node's `meta["custom"]`
 
@@ -30,9 +30,10 @@ Path = tuple[Mark, ...]
 
 @dataclass
 class Recording:
-    """The marks that are open while a model is traced, and how many there were."""
+    """The marks that are open while a model is traced, and how many there were of which names."""
 
     entries: int = 0
+    names: set[str] = field(default_factory=set)
     open: list[Mark] = field(default_factory=list)
 
 
@@ -61,18 +62,22 @@ def recording() -> Iterator[None]:
         _recording = previous
 
 
+def recorded_names() -> frozenset[str]:
+    """The names of the blocks that were entered since the recording began."""
+    return frozenset() if _recording is None else frozenset(_recording.names)
+
+
 @contextmanager
 def _marked(state: Recording, name: str, index: int | None) -> Iterator[None]:
     if any(mark.name == name for mark in state.open):
-        raise CaptureError(
+        raise CaptureError.of(
             f'annotate("{name}")',
-            Problem(
-                f"a {name} region is inside another {name} region",
-                "use another name for the inner one, or end the outer one first",
-            ),
+            f"a {name} region is inside another {name} region",
+            "use another name for the inner one, or end the outer one first",
         )
     state.open.append(Mark(name, index, state.entries))
     state.entries += 1
+    state.names.add(name)
     try:
         with traceback.annotate({KEY: tuple(state.open)}):
             yield

@@ -69,7 +69,7 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
     inputs = inputs_of(example)
     mode = torch_private.new_fake_mode()
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    view = _throw_away(model)
+    view = throw_away(model)
     updated, seen = list[str](), list[Output]()
 
     def forward(weights: list[Tensor], states: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
@@ -97,8 +97,8 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
         stack.enter_context(side_effects.DropoutIsCopied())
         root = _trace(
             forward,
-            [_fake(tensor, device) for tensor in parameters.values()],
-            [_fake(tensor, device) for tensor in buffers.values()],
+            [fake(tensor, device) for tensor in parameters.values()],
+            [fake(tensor, device) for tensor in buffers.values()],
             [_fake_input(spec, device) for spec in inputs.tensors],
         )
     side_effects.refuse_registered_constants(root, model)
@@ -161,15 +161,12 @@ def _described(leaf: Any) -> Any:
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
-def _throw_away(model: nn.Module) -> nn.Module:
+def throw_away(model: nn.Module) -> nn.Module:
     """A copy of all modules that shares all tensors. What a trace caches dies with it."""
     shared = {
         id(value): value
         for module in model.modules()
-        for value in (
-            *torch_private.own_tensors(module),
-            *vars(module).values(),
-        )
+        for value in (*torch_private.own_tensors(module), *vars(module).values())
         if isinstance(value, Tensor)
     }
     try:
@@ -178,7 +175,7 @@ def _throw_away(model: nn.Module) -> nn.Module:
         raise refusals.cannot_copy(model, error) from error
 
 
-def _fake(tensor: Tensor, device: str) -> Tensor:
+def fake(tensor: Tensor, device: str) -> Tensor:
     """Contiguous, even if the original is not: kernels get their parameters contiguous."""
     fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     return fake.requires_grad_(tensor.requires_grad)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from piper.capture.torch_private import pytree
-from piper.errors import CaptureError, InputError, Problem
+from piper.errors import CaptureError, InputError
 from piper.ir.values import TensorSpec
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Enum)
@@ -44,12 +44,10 @@ class Inputs:
         """The tensors of a batch, in the order of the graph's inputs. The structure must match."""
         leaves, spec = pytree.tree_flatten(arguments)
         if spec != self.spec:
-            raise InputError(
+            raise InputError.of(
                 "batch",
-                Problem(
-                    f"its structure is {spec}, but the example's was {self.spec}",
-                    "pass what the example passed, or capture again with this batch",
-                ),
+                f"its structure is {spec}, but the example's was {self.spec}",
+                "pass what the example passed, or capture again with this batch",
             )
         for position, constant in self.constants.items():
             _require_same(position, leaves[position], constant)
@@ -62,12 +60,10 @@ class Inputs:
 
 def inputs_of(example: tuple[Any, ...]) -> Inputs:
     if not isinstance(example, tuple):
-        raise CaptureError(
+        raise CaptureError.of(
             "example",
-            Problem(
-                f"it is a {type(example).__name__}, not a tuple",
-                "pass the arguments of one microbatch as a tuple: example=(tokens, labels)",
-            ),
+            f"it is a {type(example).__name__}, not a tuple",
+            "pass the arguments of one microbatch as a tuple: example=(tokens, labels)",
         )
     leaves, spec = pytree.tree_flatten(example)
     return Inputs(spec, tuple(_leaf(leaf) for leaf in leaves))
@@ -87,21 +83,17 @@ def _leaf(leaf: Any) -> Any:
         return spec_of(leaf)
     if isinstance(leaf, _CONSTANTS):
         return leaf
-    raise CaptureError(
+    raise CaptureError.of(
         "example",
-        Problem(
-            f"an argument holds a {type(leaf).__name__}",
-            "pass tensors, numbers, strings, and lists, tuples or dicts of these",
-        ),
+        f"an argument holds a {type(leaf).__name__}",
+        "pass tensors, numbers, strings, and lists, tuples or dicts of these",
     )
 
 
 def _require_same(position: int, value: Any, constant: Any) -> None:
     if isinstance(value, Tensor) or value != constant:
-        raise InputError(
+        raise InputError.of(
             "batch",
-            Problem(
-                f"argument {position} is {value!r}, but the model was captured with {constant!r}",
-                "pass it as a tensor if it changes, or capture again",
-            ),
+            f"argument {position} is {value!r}, but the model was captured with {constant!r}",
+            "pass it as a tensor if it changes, or capture again",
         )

@@ -9,39 +9,37 @@ from piper.capture.fx_nodes import line
 from piper.capture.torch_private import schema_text
 from piper.capture.trace.inputs import name_of
 from piper.capture.trace.source_lines import UNKNOWN, current_line, line_of
-from piper.errors import CaptureError, Problem
+from piper.errors import CaptureError
+
+
+def refusal(where: str, what: str, fix: str) -> CaptureError:
+    return CaptureError.of(where or UNKNOWN, what, fix)
 
 
 def value_wanted(error: BaseException) -> CaptureError:
-    return CaptureError(
+    return refusal(
         line_of(error.__traceback__),
-        Problem(
-            "Python code needs the value of a tensor, which differs from batch to batch",
-            "keep the decision in tensors (torch.where, masking, indexing), or pass the value "
-            "as a Python number in `example`, where it becomes a constant",
-        ),
+        "Python code needs the value of a tensor, which differs from batch to batch",
+        "keep the decision in tensors (torch.where, masking, indexing), or pass the value "
+        "as a Python number in `example`, where it becomes a constant",
     )
 
 
 def transformed(where: str) -> CaptureError:
-    return CaptureError(
-        where or UNKNOWN,
-        Problem(
-            "torch.vmap and other transforms of torch.func are not supported: a trace misses them",
-            "write it with operators of torch that take whole batches (torch.bmm, torch.einsum, "
-            "broadcasting); or make it an operator with torch.library.custom_op and "
-            "register_autograd",
-        ),
+    return refusal(
+        where,
+        "torch.vmap and other transforms of torch.func are not supported: a trace misses them",
+        "write it with operators of torch that take whole batches (torch.bmm, torch.einsum, "
+        "broadcasting); or make it an operator with torch.library.custom_op and "
+        "register_autograd",
     )
 
 
 def custom_function(name: str) -> CaptureError:
-    return CaptureError(
-        current_line() or UNKNOWN,
-        Problem(
-            f"{name} is not supported: a trace misses the backward of an autograd.Function",
-            "make it an operator with torch.library.custom_op and register_autograd",
-        ),
+    return refusal(
+        current_line(),
+        f"{name} is not supported: a trace misses the backward of an autograd.Function",
+        "make it an operator with torch.library.custom_op and register_autograd",
     )
 
 
@@ -51,54 +49,44 @@ def not_a_loss(result: Any, given: bool) -> CaptureError:
         if isinstance(result, Tensor)
         else f"a {type(result).__name__}"
     )
-    return CaptureError(
+    return refusal(
         "loss_fn" if given else "model",
-        Problem(
-            f"it returns {found}, not a scalar loss",
-            "return one floating-point number, such as a mean over the microbatch"
-            if given
-            else "return the loss from the model, or pass loss_fn(output, target) -> loss",
-        ),
+        f"it returns {found}, not a scalar loss",
+        "return one floating-point number, such as a mean over the microbatch"
+        if given
+        else "return the loss from the model, or pass loss_fn(output, target) -> loss",
     )
 
 
 def loss_without_parameters(where: str) -> CaptureError:
-    return CaptureError(
-        where or UNKNOWN,
-        Problem(
-            "the loss depends on no parameter that requires a gradient",
-            "check for detach(), no_grad() and requires_grad_(False) before the loss",
-        ),
+    return refusal(
+        where,
+        "the loss depends on no parameter that requires a gradient",
+        "check for detach(), no_grad() and requires_grad_(False) before the loss",
     )
 
 
 def cannot_copy(model: nn.Module, error: Exception) -> CaptureError:
-    return CaptureError(
+    return refusal(
         type(model).__name__,
-        Problem(
-            f"the model cannot be copied: {error}",
-            "keep locks, streams, files and process groups out of the attributes of modules",
-        ),
+        f"the model cannot be copied: {error}",
+        "keep locks, streams, files and process groups out of the attributes of modules",
     )
 
 
 def updated_parameters(names: list[str]) -> CaptureError:
-    return CaptureError(
+    return refusal(
         "model",
-        Problem(
-            f"the forward pass changes the parameters {', '.join(names)}",
-            "make them buffers, or change them outside of the forward pass",
-        ),
+        f"the forward pass changes the parameters {', '.join(names)}",
+        "make them buffers, or change them outside of the forward pass",
     )
 
 
 def updated_in_division(name: str) -> CaptureError:
-    return CaptureError(
+    return refusal(
         "model",
-        Problem(
-            f"the forward pass changes the buffer {name} inside a divided region",
-            "leave that region out of the Shard of weights or tokens",
-        ),
+        f"the forward pass changes the buffer {name} inside a divided region",
+        "leave that region out of the Shard of weights or tokens",
     )
 
 
@@ -121,213 +109,169 @@ def seed_not_possible(name: str, seed: object, where: str) -> CaptureError:
 
 
 def unknown_size_in_division(where: str) -> CaptureError:
-    return CaptureError(
-        where or UNKNOWN,
-        Problem(
-            "a size depends on data inside a divided region",
-            "leave that region out of the Shard of weights or tokens",
-        ),
+    return refusal(
+        where,
+        "a size depends on data inside a divided region",
+        "leave that region out of the Shard of weights or tokens",
     )
 
 
 def foreign_tensor(node: fx.Node) -> CaptureError:
-    return CaptureError(
-        line(node) or UNKNOWN,
-        Problem(
-            "the model uses a tensor that is not an argument, a parameter or a buffer of the model",
-            "register it with register_buffer or as a parameter, or pass it as an argument",
-        ),
+    return refusal(
+        line(node),
+        "the model uses a tensor that is not an argument, a parameter or a buffer of the model",
+        "register it with register_buffer or as a parameter, or pass it as an argument",
     )
 
 
 def cannot_be_sent(what: str, where: str = "") -> CaptureError:
-    return CaptureError(
-        where or UNKNOWN,
-        Problem(
-            f"{what} has no name by which another process can find it",
-            "make it an operator with torch.library.custom_op, in a module that every process "
-            "imports",
-        ),
+    return refusal(
+        where,
+        f"{what} has no name by which another process can find it",
+        "make it an operator with torch.library.custom_op, in a module that every process imports",
     )
 
 
 def random_operation(node: fx.Node) -> CaptureError:
     name = str(node.target).removeprefix("aten.").split(".")[0]
     inside = " dropout" in schema_text(node)
-    return CaptureError(
-        line(node) or UNKNOWN,
-        Problem(
-            f"{name} draws random numbers, which would depend on the strategy",
-            "set its dropout to 0, and apply torch.nn.functional.dropout to what it returns"
-            if inside
-            else "draw them outside of the model and pass them as an argument, or use dropout",
-        ),
+    return refusal(
+        line(node),
+        f"{name} draws random numbers, which would depend on the strategy",
+        "set its dropout to 0, and apply torch.nn.functional.dropout to what it returns"
+        if inside
+        else "draw them outside of the model and pass them as an argument, or use dropout",
     )
 
 
 def shared_update(name: str, writer: str, others: list[str]) -> CaptureError:
-    return CaptureError(
+    return refusal(
         "model",
-        Problem(
-            f"the buffer {name} is updated in {writer} and also used in {', '.join(others)}",
-            "use it in one region only, or register one buffer for each",
-        ),
+        f"the buffer {name} is updated in {writer} and also used in {', '.join(others)}",
+        "use it in one region only, or register one buffer for each",
     )
 
 
 def no_device(device: str) -> CaptureError:
-    return CaptureError(
+    return refusal(
         "device",
-        Problem(
-            f"capture for {device} needs a {device} device, but there is none",
-            'capture where the model will run, or for device="cpu"',
-        ),
+        f"capture for {device} needs a {device} device, but there is none",
+        'capture where the model will run, or for device="cpu"',
     )
 
 
 def value_wanted_in_region(where: str) -> CaptureError:
-    return CaptureError(
-        where or UNKNOWN,
-        Problem(
-            "the region that begins here, or its derivative, needs a number that differs from "
-            "batch to batch",
-            "take sizes from tensors (x.shape[0]) instead of numbers (.item()), and decide with "
-            "torch.where, also in the backward of your own operators",
-        ),
+    return refusal(
+        where,
+        "the region that begins here, or its derivative, needs a number that differs from "
+        "batch to batch",
+        "take sizes from tensors (x.shape[0]) instead of numbers (.item()), and decide with "
+        "torch.where, also in the backward of your own operators",
     )
 
 
 def sparse_gradient(name: str) -> CaptureError:
-    return CaptureError(
-        "model",
-        Problem(
-            f"the gradient of {name} is sparse",
-            "create the embedding with sparse=False",
-        ),
+    return refusal(
+        "model", f"the gradient of {name} is sparse", "create the embedding with sparse=False"
     )
 
 
 def hidden_update(where: str) -> CaptureError:
-    return CaptureError(
-        where or UNKNOWN,
-        Problem(
-            "an operation in the region that begins here changes a buffer, which a trace misses",
-            "turn off its running statistics, or update the buffer in the module's own code",
-        ),
+    return refusal(
+        where,
+        "an operation in the region that begins here changes a buffer, which a trace misses",
+        "turn off its running statistics, or update the buffer in the module's own code",
     )
 
 
 def lstm(node: fx.Node) -> CaptureError:
-    return CaptureError(
-        line(node) or UNKNOWN,
-        Problem(
-            "nn.LSTM is not supported: only autograd provides the workspace of its backward",
-            "loop over nn.LSTMCell, or use nn.GRU",
-        ),
+    return refusal(
+        line(node),
+        "nn.LSTM is not supported: only autograd provides the workspace of its backward",
+        "loop over nn.LSTMCell, or use nn.GRU",
     )
 
 
 def gradient_hook(where: str) -> CaptureError:
-    return CaptureError(
+    return refusal(
         where,
-        Problem(
-            "it has a hook on gradients, which is not supported: backward graphs never call it",
-            "remove the hook, and change gradients in the loss or in the optimizer",
-        ),
+        "it has a hook on gradients, which is not supported: backward graphs never call it",
+        "remove the hook, and change gradients in the loss or in the optimizer",
     )
 
 
 def shared_memory(one: str, other: str) -> CaptureError:
-    return CaptureError(
+    return refusal(
         f"parameter {other}",
-        Problem(
-            f"it shares memory with {one}, but is another tensor",
-            f"tie them as one parameter: model.{other} = model.{one}",
-        ),
+        f"it shares memory with {one}, but is another tensor",
+        f"tie them as one parameter: model.{other} = model.{one}",
     )
 
 
 def drawn_number() -> CaptureError:
-    return CaptureError(
+    return refusal(
         "model",
-        Problem(
-            "its forward draws random numbers from Python or numpy, which a captured step would "
-            "not repeat",
-            "leave layers out with nn.Dropout, or draw in the loader and pass the number with the "
-            "batch",
-        ),
+        "its forward draws random numbers from Python or numpy, which a captured step would "
+        "not repeat",
+        "leave layers out with nn.Dropout, or draw in the loader and pass the number with the "
+        "batch",
     )
 
 
 def changed_attribute(path: str, name: str) -> CaptureError:
     owner = f"module {path}" if path else "model"
-    return CaptureError(
+    return refusal(
         owner,
-        Problem(
-            f"its forward changes self.{name}, which a captured step would not repeat",
-            f'make it a buffer: self.register_buffer("{name}", torch.tensor(...))',
-        ),
+        f"its forward changes self.{name}, which a captured step would not repeat",
+        f'make it a buffer: self.register_buffer("{name}", torch.tensor(...))',
     )
 
 
 def changed_tensor(name: str) -> CaptureError:
-    return CaptureError(
+    return refusal(
         "model",
-        Problem(
-            f"its forward changes {name} in another way than through self.{name}",
-            f"change it as the registered buffer self.{name}; build the model again, since "
-            "the trace has changed it",
-        ),
+        f"its forward changes {name} in another way than through self.{name}",
+        f"change it as the registered buffer self.{name}; build the model again, since "
+        "the trace has changed it",
     )
 
 
 def changed_input(index: int) -> CaptureError:
-    return CaptureError(
+    return refusal(
         "model",
-        Problem(
-            f"its forward writes to tensor {index} of the batch",
-            "write to a copy: x = x.clone()",
-        ),
+        f"its forward writes to tensor {index} of the batch",
+        "write to a copy: x = x.clone()",
     )
 
 
 def inference_mode() -> CaptureError:
-    return CaptureError(
-        current_line() or UNKNOWN,
-        Problem("inference_mode is not supported", "use torch.no_grad()"),
-    )
+    return refusal(current_line(), "inference_mode is not supported", "use torch.no_grad()")
 
 
 def fixed_rows(where: str, error: str) -> CaptureError:
-    return CaptureError(
+    return refusal(
         where,
-        Problem(
-            "this region of experts works only for one number of rows or experts: "
-            + error.strip().splitlines()[0][:200],
-            "write sizes that follow the tensors: -1 in view and reshape, torch.zeros_like, "
-            "repeat_interleave without output_size; do not loop over the experts; or leave the "
-            "region out of `Shard`",
-        ),
+        "this region of experts works only for one number of rows or experts: "
+        + error.strip().splitlines()[0][:200],
+        "write sizes that follow the tensors: -1 in view and reshape, torch.zeros_like, "
+        "repeat_interleave without output_size; do not loop over the experts; or leave the "
+        "region out of `Shard`",
     )
 
 
 def mixed_rows(where: str) -> CaptureError:
-    return CaptureError(
+    return refusal(
         where,
-        Problem(
-            "in this region the result of a row, or its gradient, depends on other rows, on how "
-            "many there are, or on other experts, so it cannot be divided over devices",
-            "compute each row only from itself and the parameters of its expert; move what needs "
-            "several rows or counts (means, capacities, side losses) out of the region",
-        ),
+        "in this region the result of a row, or its gradient, depends on other rows, on how "
+        "many there are, or on other experts, so it cannot be divided over devices",
+        "compute each row only from itself and the parameters of its expert; move what needs "
+        "several rows or counts (means, capacities, side losses) out of the region",
     )
 
 
 def no_rows(where: str) -> CaptureError:
-    return CaptureError(
+    return refusal(
         where,
-        Problem(
-            "this region of experts has an output without a row for each row that it reads",
-            "return only rows, in the order in which the region reads them",
-        ),
+        "this region of experts has an output without a row for each row that it reads",
+        "return only rows, in the order in which the region reads them",
     )

@@ -86,6 +86,7 @@ LOWERABLE: tuple[Rule, ...] = (
     *CAPTURED,
     every_read_is_local,
 )
+ORDERED: tuple[Rule, ...] = (nothing_waits_for_itself,)
 GATHERED: tuple[Rule, ...] = (
     *LOWERABLE,
     parameters_are_whole_where_they_are_used,
@@ -93,11 +94,12 @@ GATHERED: tuple[Rule, ...] = (
 FINAL: tuple[Rule, ...] = (every_stream_with_a_share_is_used,)
 
 
+# A new temporal edge can break these, so they are checked again each time.
 ABOUT_ORDER = (nothing_waits_for_itself, orders_name_all_microbatches_or_none)
 
 
 def require(dag: Dag, rules: tuple[Rule, ...]) -> None:
-    """Refuse a DAG that breaks a rule; the first rule that finds problems reports all of them."""
+    """Raise if the DAG breaks a rule. The first broken rule reports all its problems."""
     for rule in rules:
         if rule in dag.proven:
             continue

@@ -21,7 +21,7 @@ def experts_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
 
 
 def neighbours_of_experts_are_with_them(dag: Dag) -> Iterator[Problem]:
-    """Tokens leave for their experts from where they are, and come back there."""
+    """Tokens are dispatched from the devices of the neighbours, and combined there."""
     if not dag.shardings:
         return
     for one, other in neighbours(dag):
@@ -35,7 +35,7 @@ def neighbours_of_experts_are_with_them(dag: Dag) -> Iterator[Problem]:
 
 
 def groups_fit_the_experts(dag: Dag) -> Iterator[Problem]:
-    """ZeRO groups must cut the holders of each share of the experts alike."""
+    """ZeRO groups must divide the holders of each share of the experts in the same way."""
     for bucket, how in dag.residencies.items():
         cut = dag.holding(bucket)
         parts = within(how, cut) if cut else []

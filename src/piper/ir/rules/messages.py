@@ -1,4 +1,4 @@
-"""Rules about what lies between regions: messages, updates and totals fit what they read."""
+"""Rules about messages, updates, and the loss and norm all-reduce: they fit what they read."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from piper.ir.rules.shape import Specs, meaning, show
 from piper.ir.sharding import share_of
 from piper.ir.training import ALL_TOTALS
 from piper.ir.values import Role, TensorSpec, Value
-from piper.names import BucketId, RegionId, ValueId
+from piper.names import BucketId, RegionId, ValueId, amount
 
 
 def every_message_fits_what_it_carries(dag: Dag) -> Iterator[Problem]:
-    """What arrives is what was sent: the same value, all of its parts, in the right sizes."""
+    """What arrives is what was sent: the same value, with all its parts, in the right sizes."""
     for node in dag.nodes.values():
         if isinstance(node, Compute | Redistribute) or (
             isinstance(node, Transfer) and brings_one(dag, node)
         ):
-            continue  # nearly all are
+            continue  # nearly all nodes
         for fault in faults(dag, node):
             yield Problem(f"{node.id} {fault}", BUG)
 
 
 def brings_one(dag: Dag, node: Transfer) -> bool:
-    """Whether it brings one value just as it is."""
+    """Whether it sends one value unchanged."""
     if len(node.reads) != 1 or len(node.writes) != 1 or len(node.reads[0]) != 1:
         return False
     return dag.values[node.reads[0][0]] is dag.values[node.writes[0]]
@@ -71,7 +71,7 @@ def transfer_faults(dag: Dag, node: Transfer) -> Iterator[str]:
 
 
 def copy_faults(dag: Dag, total: Sum, copy: ValueId) -> Iterator[str]:
-    """New parameters go where a copy of the old ones is."""
+    """New parameters are sent to the devices that have a copy of the old ones."""
     old, new = dag.values[total[0]], dag.values[copy]
     state = dag.values[new.state] if new.state else None
     same = len(total) == 1 and meaning(old) == meaning(new) and old.specs == new.specs
@@ -80,7 +80,7 @@ def copy_faults(dag: Dag, total: Sum, copy: ValueId) -> Iterator[str]:
 
 
 def sum_faults(dag: Dag, total: Sum, brought: ValueId) -> Iterator[str]:
-    """All parts of a sum are of one thing; whether they are all there, its reader knows."""
+    """All parts of a sum belong to one value. Its reader checks that no part is missing."""
     new = dag.values[brought]
     for value in total:
         old = dag.values[value]
@@ -91,7 +91,7 @@ def sum_faults(dag: Dag, total: Sum, brought: ValueId) -> Iterator[str]:
 
 
 def same_sum(value: Value) -> tuple[object, ...]:
-    """Contributions of several regions may add up; what they are gradients of is the same."""
+    """What all parts of a sum have in common. Gradients may come from several regions."""
     added = value.role in (Role.GRADIENT, Role.WEIGHT_GRADIENT)
     return value.role, value.base, None if added else value.region, value.bucket
 
@@ -148,7 +148,7 @@ def covers(layout: Sequence[Message], specs: Specs, ways: int) -> bool:
 
 
 def exchange_faults(dag: Dag, node: Exchange) -> Iterator[str]:
-    """Rows arrive as they left, and with them what is known of their number."""
+    """Tokens arrive as they were sent, and so do their counts or their route."""
     rows = len(node.reads) - 1
     if rows < 1 or len(node.writes) != (rows + 2 if node.way is Way.COUNTED else rows):
         yield counted(node, 2, 3 if node.way is Way.COUNTED else 1)
@@ -202,8 +202,10 @@ def route_faults(dag: Dag, node: Exchange, region: RegionId | None) -> Iterator[
 
 
 def every_update_has_all_gradients(dag: Dag) -> Iterator[Problem]:
-    """An update reads what every region and microbatch gives for its bucket, in the sizes of its
-    state; totals read the same, and every loss."""
+    """An update reads its bucket's gradients from every region and microbatch.
+
+    The loss and norm all-reduce reads the same gradients, and every loss.
+    """
     steps = [node for node in dag.nodes.values() if isinstance(node, Update)]
     uses: dict[BucketId, list[RegionId]] = {}
     for region in dag.model.regions:
@@ -235,7 +237,7 @@ def update_faults(dag: Dag, node: Update, regions: list[RegionId], clipped: bool
             yield misfit(value, dag.values[value].specs, f"the gradient of {bucket}", state.specs)
     yield from gradient_faults(dag, node, regions)
     if clipped and (len(node.reads[1]) != 1 or dag.values[node.reads[1][0]].role != Role.TOTALS):
-        yield f"reads {text(node.reads[1])} as the totals that clip {bucket}"
+        yield f"reads {text(node.reads[1])} as the norm that clips {bucket}"
 
 
 def gradient_faults(dag: Dag, node: Update, regions: list[RegionId]) -> Iterator[str]:
@@ -255,7 +257,8 @@ def gradient_faults(dag: Dag, node: Update, regions: list[RegionId]) -> Iterator
 def totals_faults(dag: Dag, node: Totals, steps: Sequence[Update]) -> Iterator[str]:
     if len(node.reads) != 1 + len(steps):
         buckets = ", ".join(step.bucket for step in steps)
-        yield f"reads {len(node.reads)} values (expected the loss, and gradients of {buckets})"
+        found = amount(len(node.reads), "value")
+        yield f"reads {found} (expected the loss, and gradients of {buckets})"
         return
     for step, total in zip(steps, node.reads[1:], strict=True):
         if (total,) != step.reads[:1]:
@@ -267,7 +270,7 @@ def totals_faults(dag: Dag, node: Totals, steps: Sequence[Update]) -> Iterator[s
     if strange or sorted(p or 0 for p in parts) != list(range(microbatches(dag))):
         yield f"reads {text(losses)} as losses (expected one of each microbatch)"
     if [dag.values[value] for value in node.writes] != [ALL_TOTALS]:
-        yield f"writes {', '.join(node.writes)} (expected the totals)"
+        yield f"writes {', '.join(node.writes)} (expected the loss and the norm)"
 
 
 def microbatches(dag: Dag) -> int:
@@ -275,8 +278,8 @@ def microbatches(dag: Dag) -> int:
 
 
 def counted(node: Transfer | Collective | Exchange | Update, reads: int, writes: int) -> str:
-    many = f"{len(node.reads)} values and writes {len(node.writes)}: {', '.join(node.writes)}"
-    return f"reads {many} (expected {reads} and {writes})"
+    found = f"reads {amount(len(node.reads), 'value')} and writes {len(node.writes)}"
+    return f"{found}: {', '.join(node.writes)} (expected {reads} and {writes})"
 
 
 def misfit(value: ValueId, specs: Specs, name: str, wanted: Specs) -> str:

@@ -1,4 +1,4 @@
-"""Which regions read what another one has."""
+"""Pairs of regions on different devices, one of which reads from the other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ Home = tuple[RegionId, tuple[int, ...]]
 
 
 def neighbours(dag: Dag) -> list[tuple[Home, Home]]:
-    """Regions on different devices of which the second reads what the first one has: values that
-    it writes, or parameters that are at home there."""
+    """Pairs of regions on different devices.
+
+    The second reads values that the first writes, or parameters whose home is there.
+    """
     place = {node.region: node.devices or () for node in dag.computes}
     writer = {value: region.id for region in dag.model.regions for value in region.outputs}
     pairs = dict.fromkeys(

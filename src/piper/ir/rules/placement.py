@@ -1,4 +1,4 @@
-"""Rules about where nodes are."""
+"""Rules about the devices of nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def every_region_is_placed(dag: Dag) -> Iterator[Problem]:
 
 
 def backward_runs_where_forward_ran(dag: Dag) -> Iterator[Problem]:
-    """What the forward saved is on its devices only."""
+    """What the forward saves is only on its own devices."""
     home = {(n.region, n.tags): n.devices for n in dag.computes if n.phase is F}
     for node in dag.computes:
         forward = home[node.region, node.tags]
@@ -45,7 +45,7 @@ def every_microbatch_of_a_region_is_placed_alike(dag: Dag) -> Iterator[Problem]:
 
 
 def buffers_that_change_are_on_one_device(dag: Dag) -> Iterator[Problem]:
-    """A region that updates buffers does so on its own device only."""
+    """A region updates buffers only on its own device."""
     place = {node.region: node.devices for node in dag.computes}
     users: dict[str, list[RegionId]] = {}
     for region in dag.model.regions:
@@ -72,7 +72,7 @@ def neighbours_have_equally_many_replicas(dag: Dag) -> Iterator[Problem]:
 
 
 def replicas_stay_on_their_device(dag: Dag) -> Iterator[Problem]:
-    """Of two lists that differ, each replica has different devices."""
+    """If two neighbours have different lists, they differ for every replica."""
     for one, other in neighbours(dag):
         if any(a == b for a, b in zip(one[1], other[1], strict=False)):
             yield Problem(
@@ -83,7 +83,7 @@ def replicas_stay_on_their_device(dag: Dag) -> Iterator[Problem]:
 
 
 def every_stream_with_a_share_is_used(dag: Dag) -> Iterator[Problem]:
-    """Known only when all communication is in."""
+    """Checked last, when all communication is in the DAG."""
     if not dag.streams:
         return
     kinds = Transfer | Collective | Exchange | Redistribute

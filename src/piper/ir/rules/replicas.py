@@ -1,4 +1,4 @@
-"""Rules about replicas: where they are, what they are fed, what keeps them equal."""
+"""Rules about replicas: their devices, their batches, and what keeps them equal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from piper.errors import Problem
 from piper.ir.dag import Dag
 from piper.ir.rules.neighbours import show
+from piper.names import amount
 
 
 def replicas_are_kept_equal(dag: Dag) -> Iterator[Problem]:
-    """Without something that averages their gradients, replicas would drift apart."""
+    """Replicas that do not reduce their gradients would drift apart."""
     place = {node.region: node.devices or () for node in dag.computes}
     for bucket, region in dag.model.first_uses.items():
         devices, used = place[region], dag.model.buckets[bucket]
@@ -40,7 +41,7 @@ def replicas_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
 
 
 def replicas_update_no_buffers(dag: Dag) -> Iterator[Problem]:
-    """Each replica would see its own data only, and go its own way."""
+    """Each replica sees only its own data, so their buffers would drift apart."""
     place = {node.region: node.devices or () for node in dag.computes}
     for region in dag.model.regions:
         if region.stateful and len(place[region.id]) > 1:
@@ -53,11 +54,11 @@ def replicas_update_no_buffers(dag: Dag) -> Iterator[Problem]:
 
 
 def feeds_are_alike(dag: Dag) -> Iterator[Problem]:
-    """Replicas that share devices are fed together: equally many in each feed."""
+    """Replicas that share devices get one batch together, so each feed has equally many."""
     found = dag.replicas
     if len(set(map(len, found.feeds))) > 1:
         yield Problem(
-            f"some devices serve {len(found.feeds[0])} replicas, others "
+            f"some devices serve {amount(len(found.feeds[0]), 'replica')}, others "
             f"{len(found.feeds[-1])}: {[list(row) for row in found.lists]}",
             "give all regions the same device lists, or mirror all of them",
         )

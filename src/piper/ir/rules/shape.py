@@ -1,9 +1,9 @@
-"""Rules about regions: what a node reads and writes is what the graph of its region has."""
+"""Rules about compute nodes: their reads and writes match the graph of their region."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
@@ -14,14 +14,14 @@ from piper.ir.placements import Step
 from piper.ir.sharding import Contract, contract, share_of
 from piper.ir.training import Argument, Read, backward_reads, forward_reads, weight_reads
 from piper.ir.values import LOADED, Role, TensorSpec, Value
-from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId
+from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId, amount
 
 Specs = tuple[TensorSpec, ...]
 Meaning = tuple[Role, ValueId | None, RegionId | None, BucketId | None]
 
 
 def meaning(value: Value) -> Meaning:
-    """What a value stands for, wherever it is and however large."""
+    """What a value stands for, regardless of its devices and sizes."""
     return value.role, value.base, value.region, value.bucket
 
 
@@ -38,7 +38,7 @@ def every_node_fits_its_region(dag: Dag) -> Iterator[Problem]:
 
 
 def parameters_are_whole_where_they_are_used(dag: Dag) -> Iterator[Problem]:
-    """Once gathers are in, no region reads a shard."""
+    """After the gathers pass, no region reads a shard."""
     cut = {bucket for bucket, how in dag.residencies.items() if how.sharded}
     if not cut:
         return
@@ -66,8 +66,12 @@ class Graph:
 
     reads: list[Wanted]
     writes: list[Wanted]
-    loaded: list[int]  # reads that are another value for each microbatch
-    fitting: list[Value] | None = None  # what the last node that fitted read and wrote
+    loaded: list[int]  # reads that differ between microbatches
+    ones: list[int] = field(init=False)  # the length of each read, if none is a sum
+    fitting: list[Value] | None = None  # what the last correct node read and wrote
+
+    def __post_init__(self) -> None:
+        self.ones = [1] * len(self.reads)
 
     def problems(self, dag: Dag, node: Compute) -> Iterator[Problem]:
         if len(self.reads) != len(node.reads):
@@ -83,7 +87,7 @@ class Graph:
 
 def miscounted(node: Compute, does: str, found: int, wanted: list[Wanted]) -> Problem:
     return Problem(
-        f"{node.id} {does} {found} values (expected {len(wanted)} in {node.phase} of "
+        f"{node.id} {does} {amount(found, 'value')} (expected {len(wanted)} in {node.phase} of "
         f"{node.region}: {', '.join(map(str, wanted)) or 'none'})",
         BUG,
     )
@@ -91,12 +95,12 @@ def miscounted(node: Compute, does: str, found: int, wanted: list[Wanted]) -> Pr
 
 @dataclass(slots=True)
 class Wanted:
-    """One argument or result of a region's graph, and the values that may be it."""
+    """One argument or result of a region's graph, and the values that it accepts."""
 
     name: str
     index: int | None
-    parts: tuple[Meaning, ...]  # what adds up to it; of parameters, any one of them
-    sizes: tuple[Specs, ...]  # any one of them
+    parts: tuple[Meaning, ...]  # the parts of its sum; for parameters, the alternatives
+    sizes: tuple[Specs, ...]  # the alternatives
     experts: RegionId | None = None
     shared: bool = False  # by all microbatches
 
@@ -118,7 +122,7 @@ class Wanted:
             yield Problem(f"{node.id} writes {value} as {self} of {node.region}{fault}", BUG)
 
     def fault(self, dag: Dag, node: Compute | Redistribute, total: Sum) -> str:
-        """Why this sum cannot be read here; nothing if it can."""
+        """Why this sum cannot be read here; empty if it can."""
         if self.shared:
             fine = len(total) == 1 and meaning(dag.values[total[0]]) in self.parts
             return "" if fine and self.fits(dag, total) else self.instead(dag, total, fine)
@@ -147,7 +151,7 @@ class Wanted:
 
     @property
     def what(self) -> str:
-        """What is wanted, in words."""
+        """What is expected, in words."""
         role, base, region, bucket = self.parts[0]
         if role in (Role.SAVED, Role.CARRY):
             return f"what {region} keeps as {role}"
@@ -164,7 +168,7 @@ def show(specs: Specs) -> str:
 
 
 class Graphs:
-    """What the graph of each region reads and writes in each phase; looked up once."""
+    """What the graph of each region reads and writes in each phase. Cached."""
 
     def __init__(self, dag: Dag) -> None:
         self.dag, self.model = dag, dag.model
@@ -180,19 +184,18 @@ class Graphs:
     def values(self, node: Compute, graph: Graph) -> list[Value] | None:
         """What a node reads and writes; None if some of it is a sum, or of another microbatch.
 
-        Microbatches share their values, so that nearly always these are the very objects that were
-        found to fit for the microbatch before.
+        Microbatches share values, so these are nearly always the objects that were already
+        correct for an earlier microbatch.
         """
         every, origin, part = self.every, self.origin, node.microbatch or 0
-        if len(node.reads) != len(graph.reads):
+        if [*map(len, node.reads)] != graph.ones:
             return None
         found = []
-        for total in node.reads:
-            if len(total) != 1 or origin(total[0], part) != part:
+        for (value,) in node.reads:
+            if origin(value, part) != part:
                 return None
-            found.append(every[total[0]])
-        for value in node.writes:
             found.append(every[value])
+        found += [every[value] for value in node.writes]
         for k in graph.loaded:
             own = found[k]
             if own.part != part:
@@ -249,7 +252,7 @@ class Graphs:
         return Wanted(name, k, parts, tuple(self.sizes(bucket, region.id)), shared=True)
 
     def sizes(self, bucket: BucketId, region: RegionId) -> Iterator[Specs]:
-        """Before it is gathered, a bucket that ZeRO shards is used at home as if it were whole."""
+        """Until the gathers pass, nodes at the home of a sharded bucket read the shard itself."""
         held, how = self.held(bucket), self.dag.residencies.get(bucket)
         yield held
         home = self.place.get(self.model.first_uses[bucket])
@@ -284,7 +287,7 @@ class Graphs:
         return region.id if self.exchanged and region.id in self.dag.shardings else None
 
     def specs(self, region: Region, value: ValueId) -> Specs:
-        """Rows are as many at the experts, more or less; counts are those of the experts there."""
+        """Sizes at the experts are assumed unchanged; counts are those of the local experts."""
         specs = self.model.values[value].specs
         found = contract(self.model, region) if self.away(region) else None
         if isinstance(found, Contract) and value == region.inputs[found.counts]:

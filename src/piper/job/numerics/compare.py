@@ -88,12 +88,7 @@ class Comparison:
 
 
 def compare(
-    job: Job,
-    example: Batch,
-    captured: Captured,
-    compiled: Compiled,
-    steps: int = 3,
-    seed: int = 0,
+    job: Job, example: Batch, captured: Captured, compiled: Compiled, steps: int = 3, seed: int = 0
 ) -> Comparison:
     """Train both ways on the same random batches, and compare.
 
@@ -128,7 +123,7 @@ def compare(
 def on_cpu(job: Job, model: torch.nn.Module) -> Job:
     """The same job for a copy of its model, without compilation and graphs."""
     options = replace(job.options, device="cpu", compiled=False, graphs=False, init=None)
-    return replace(job, model=model, options=options, captures={})
+    return replace(job, model=model, options=options, captures={}, divided={})
 
 
 @dataclass
@@ -142,11 +137,13 @@ class Observed:
 
     def __call__(self, bucket: BucketState) -> None:
         self.updates[id(bucket)] += 1
-        for name, first, shape, parameter in bucket.parts():
+        for name, first, shape, parameter, order in bucket.parts():
             if self.updates[id(bucket)] == 1 and parameter.grad is not None:
-                self.gradients.append(Part(name, first, tuple(shape), flat(parameter.grad)))
+                grad = flat(parameter.grad)
+                self.gradients.append(Part(name, first, tuple(shape), grad, order))
             if self.updates[id(bucket)] == self.steps:
-                self.final.append(Part(name, first, tuple(shape), flat(parameter.detach())))
+                final = flat(parameter.detach())
+                self.final.append(Part(name, first, tuple(shape), final, order))
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from piper.capture import Captured
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.ir.values import Role
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
@@ -31,12 +31,10 @@ def copied(job: Job, captured: Captured) -> torch.nn.Module:
     try:
         model = copy.deepcopy(job.model)
     except RuntimeError as error:
-        raise InputError(
+        raise InputError.of(
             "model",
-            Problem(
-                f"it cannot be copied: {str(error).partition('.')[0]}",
-                "keep results of computations out of the model's attributes, or detach() them",
-            ),
+            f"it cannot be copied: {str(error).partition('.')[0]}",
+            "keep results of computations out of the model's attributes, or detach() them",
         ) from error
     if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return model.cpu()
@@ -77,12 +75,10 @@ def without_dropout(job: Job, example: Batch) -> list[str]:
     job.model.eval()
     if not is_random(job.capture(example)):
         return ["the model is in eval mode: it has dropout, whose masks differ by design"]
-    raise InputError(
+    raise InputError.of(
         "model",
-        Problem(
-            "it has dropout even in eval mode, and Piper's masks are not those of eager PyTorch",
-            "add an argument to the script that switches it off, and pass it after the script",
-        ),
+        "it has dropout even in eval mode, and Piper's masks are not those of eager PyTorch",
+        "add an argument to the script that switches it off, and pass it after the script",
     )
 
 
@@ -104,7 +100,7 @@ def refuse_large(compiled: Compiled, free: int) -> None:
     if needed > free // 2:
         half = f"half of the free memory is {free / 2**31:.1f} GiB"
         what = f"training it both ways takes about {needed / 2**30:.1f} GiB, and {half}"
-        raise InputError("model", Problem(what, SMALLER))
+        raise InputError.of("model", what, SMALLER)
 
 
 def free_memory() -> int:

@@ -13,15 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from piper.plan.instructions import (
-    Free,
-    Instruction,
-    Load,
-    Plan,
-    Run,
-    Waits,
-    is_message,
-)
+from piper.plan.instructions import Free, Instruction, Load, Plan, Run, Waits, is_message
 
 Fits = Callable[[Run, frozenset[str]], bool]  # can a Run with these moving reads be recorded?
 

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from piper.errors import BUG, PlanError, Problem
+from piper.errors import BUG, PlanError
 from piper.ir.dag import Dag
 from piper.ir.naming import replica_buffer
 from piper.ir.nodes import Compute, Exchange, Redistribute
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
+from piper.names import COMPUTE, amount
 from piper.plan.check.excerpts import excerpts, last_end
 from piper.plan.check.interpreter import Interpreter, Progress
-from piper.plan.check.stream_order import StreamOrder, stream_of
+from piper.plan.check.stream_order import StreamOrder
 from piper.plan.inputs import input_buffers
 from piper.plan.instructions import Instruction
 from piper.plan.rendezvous import Event
@@ -31,6 +32,7 @@ class DeviceBuffers(Progress):
     read_at: dict[str, int] = field(default_factory=dict)  # of those: the last run that read it
     ran: dict[str, int] = field(default_factory=dict)  # node -> instruction
     filled: dict[int, str] = field(default_factory=dict)  # gather buffer -> the value in it
+    stream: str = COMPUTE  # which reads the operands of the instruction at hand
 
     def __post_init__(self) -> None:
         self.order = StreamOrder(self.plan)
@@ -81,7 +83,7 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         number = device.plan.device
         events = [(number, k) if isinstance(k, int) else k for k in others if k is not None]
         picture = self.picture(device.here, *events)
-        raise PlanError(f"device {number}", Problem(f"{what}\n{picture}", BUG))
+        raise PlanError.of(f"device {number}", f"{what}\n{picture}", BUG)
 
     def picture(self, here: Event, *others: Event) -> str:
         """The plans around these instructions."""
@@ -100,13 +102,10 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         if buffer not in device.holds:
             end = last_end(device.plan, buffer, device.at)
             self.refuse(device, f"{buffer} is read but it is empty", end)
-        made, stream = device.made.get(buffer), self.stream(device)
-        if made is not None and not device.order.is_after(stream, made):
+        made = device.made.get(buffer)
+        if made is not None and not device.order.is_after(device.stream, made):
             self.refuse(device, f"{buffer} is read before it is written", made)
         return device.holds[buffer]
-
-    def stream(self, device: DeviceBuffers) -> str:
-        return stream_of(device.plan.instructions[device.at])
 
     def take(self, device: DeviceBuffers, buffer: str) -> set[str]:
         content = self.read(device, buffer)
@@ -123,7 +122,9 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         self, device: DeviceBuffers, buffers: Sequence[str], wanted: Sequence[Sequence[str]]
     ) -> None:
         if len(buffers) != len(wanted):
-            self.refuse(device, f"it reads {len(buffers)} values instead of {len(wanted)}")
+            self.refuse(
+                device, f"it reads {amount(len(buffers), 'value')} instead of {len(wanted)}"
+            )
         for buffer, parts in zip(buffers, wanted, strict=True):
             found = self.read(device, buffer)
             if found != set(parts):
@@ -137,7 +138,7 @@ class BufferChecks(Interpreter[DeviceBuffers]):
 
     def refuse_while_sent(self, device: DeviceBuffers, buffer: str) -> None:
         """A buffer that is being sent or read must not be overwritten or freed."""
-        stream = self.stream(device)
+        stream = device.stream
         for send in device.used.get(buffer, ()):
             if not device.order.is_after(stream, send):
                 self.refuse(

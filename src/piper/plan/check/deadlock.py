@@ -11,11 +11,7 @@ from piper.ir.nodes import Compute
 from piper.names import Device, NodeId
 from piper.plan.check.excerpts import side_by_side
 from piper.plan.communicator import Channel, Communicator, Group
-from piper.plan.instructions import (
-    Plan,
-    Run,
-    line,
-)
+from piper.plan.instructions import Plan, Run, line
 from piper.plan.rendezvous import Event
 
 PHASES = {

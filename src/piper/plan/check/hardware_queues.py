@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from piper.ir.roles import Present
+from piper.names import COMPUTE
 from piper.plan.check.interpreter import Interpreter, Progress
 from piper.plan.communicator import Communicator
 from piper.plan.instructions import Instruction, Plan
@@ -32,12 +33,16 @@ class HardwareQueues(Interpreter[Progress]):
     last: dict[tuple[int, Communicator], Event] = field(default_factory=dict)  # by device
 
     def pending(self, device: Progress, one: Instruction) -> Event | None:
-        event = super().pending(device, one)
-        communicator = one.communicator(device.plan.device) if event is None else None
+        event = super().pending(device, one) if one.waits else None
+        if event is not None or one.stream == COMPUTE:
+            return event
+        communicator = one.communicator(device.plan.device)
         before = self.last.get((device.plan.device, communicator)) if communicator else None
-        return before if before is not None and before not in self.ended else event
+        return None if before in self.ended else before
 
     def do(self, device: Progress, one: Instruction) -> None:
+        if one.stream == COMPUTE:
+            return
         communicator = one.communicator(device.plan.device)
         if communicator is not None:
             self.last[device.plan.device, communicator] = device.here

@@ -54,10 +54,11 @@ class Interpreter(Generic[D]):
         instructions = device.plan.instructions
         while device.at < len(instructions):
             one = instructions[device.at]
-            event = self.pending(device, one)
-            if event is not None:
-                self.asleep[event] = device.plan.device
-                return
+            if one.waits or is_message(one):  # everything else runs at once
+                event = self.pending(device, one)
+                if event is not None:
+                    self.asleep[event] = device.plan.device
+                    return
             self.do(device, one)
             device.at += 1
 

@@ -14,10 +14,13 @@ from piper.errors import PlanError, Problem
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.values import Role
+from piper.names import amount
 from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.communication import CommunicationChecks
 from piper.plan.check.deadlock import explained
 from piper.plan.check.excerpts import last_end
+from piper.plan.check.order_checks import OrderChecks
+from piper.plan.check.stream_order import stream_of
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -38,7 +41,7 @@ from piper.plan.instructions import (
 
 
 @dataclass(kw_only=True)
-class SymbolicExecution(CommunicationChecks):
+class SymbolicExecution(CommunicationChecks, OrderChecks):
     """Executes every kind of instruction, and checks each against the DAG."""
 
     counted: dict[str, list[frozenset[str]]] = field(default_factory=dict)  # by all-reduce node
@@ -50,8 +53,11 @@ class SymbolicExecution(CommunicationChecks):
             raise PlanError("plans", self.deadlock(stuck))
 
     def do(self, device: DeviceBuffers, one: Instruction) -> None:
+        device.stream = stream_of(one)
         if one.waits:
             device.order.wait(device.at, one)
+        if one.node in self.orders:
+            self.keep_orders(device, one)
         match one:
             case Run():
                 self.compute(device, one)
@@ -113,7 +119,10 @@ class SymbolicExecution(CommunicationChecks):
             if buffer in device.rewritten:
                 device.read_at[buffer] = device.at
         if len(run.writes) != len(node.writes):
-            self.refuse(device, f"it writes {len(run.writes)} values instead of {len(node.writes)}")
+            self.refuse(
+                device,
+                f"it writes {amount(len(run.writes), 'value')} instead of {len(node.writes)}",
+            )
         for buffer, value in zip(run.writes, node.writes, strict=True):
             self.write(device, buffer, {value})
 

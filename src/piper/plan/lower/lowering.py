@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import assert_never
 
@@ -37,16 +37,17 @@ from piper.plan.instructions import (
     Update,
     Waits,
 )
+from piper.plan.lower.counted_once import counts, losses_of
 from piper.plan.lower.device_work import (
     DeviceWork,
     Work,
     device_work,
     proven_received,
-    receiver,
-    sender,
 )
 from piper.plan.lower.held_state import held, layouts
 from piper.plan.lower.lifetimes import endings, local_sums
+from piper.plan.lower.message_starts import Receive, receiver, sender
+from piper.plan.lower.order_waits import OrderWaits, orders_into
 
 
 def lower(
@@ -55,8 +56,10 @@ def lower(
     """The plans of all devices, or of one device per role, in the order of the devices."""
     assert dag.sequence, "schedule the DAG before lowering it"
     found = device_work(dag, devices, careful)
+    orders = orders_into(dag)
     return tuple(
-        Lowering(dag, work, proven_received(dag, found, work)).plan() for work in found.values()
+        Lowering(dag, work, proven_received(dag, found, work), OrderWaits(orders)).plan()
+        for work in found.values()
     )
 
 
@@ -67,6 +70,7 @@ class Lowering:
     dag: Dag
     work: DeviceWork
     proofs: dict[NodeId, int]
+    orders: OrderWaits
     code: list[Instruction] = field(default_factory=list)
     made_by: dict[str, int] = field(default_factory=dict)  # buffer -> instruction to wait for
     arriving: dict[str, int] = field(default_factory=dict)  # buffer -> message that fills it
@@ -111,18 +115,25 @@ class Lowering:
             self.free(position)
 
     def emit(self, instruction: Instruction) -> int:
+        if self.orders.names(instruction.node):
+            waits = self.orders.waits(instruction)
+            instruction = replace(instruction, waits=tuple(sorted({*instruction.waits, *waits})))
+            self.orders.started(instruction, len(self.code))
         self.code.append(instruction)
         return len(self.code) - 1
 
     def post(self, position: float) -> None:
         for transfer in self.work.posts.get(position, ()):
-            value, known = self.storage(transfer.writes[0]), self.dag.values[transfer.writes[0]]
-            peer = sender(transfer, self.work.device)
-            waits = self.free_of_readers(value, transfer.stream)
-            shapes, stream = wire_shapes(known), transfer.stream
-            self.arriving[value] = self.emit(
-                Recv(transfer.id, value, shapes, peer, stream, known.bundle, waits)
-            )
+            self.receive(transfer)
+
+    def receive(self, transfer: Transfer) -> None:
+        value, known = self.storage(transfer.writes[0]), self.dag.values[transfer.writes[0]]
+        peer = sender(transfer, self.work.device)
+        waits = self.free_of_readers(value, transfer.stream)
+        shapes, stream = wire_shapes(known), transfer.stream
+        self.arriving[value] = self.emit(
+            Recv(transfer.id, value, shapes, peer, stream, known.bundle, waits)
+        )
 
     def start(self, position: int) -> None:
         late = self.work.posts.get(position - 0.5)
@@ -141,6 +152,8 @@ class Lowering:
                     self.exchange(node)
                 case RedistributeNode():
                     self.redistribute(node)
+                case Receive():
+                    self.receive(node.transfer)
                 case _:
                     assert_never(node)
 
@@ -285,28 +298,13 @@ class Lowering:
         """
         assert node.devices is not None
         here = {k: self.operand(t, ()) for k, t in enumerate(node.reads[1:]) if self.is_here(t)}
-        counted = tuple(grad for k, grad in here.items() if self.counts(node.reads[1 + k][0], k))
-        losses = tuple(self.losses(node))
+        counted = tuple(
+            grad for k, grad in here.items() if counts(self.work, node.reads[1 + k][0], k)
+        )
+        made = {loss for loss in node.reads[0] if loss in self.made_by or loss in self.arriving}
+        losses = tuple(losses_of(self.work, node, made))
         waits = self.wait_for((*(loss for loss, _ in losses), *here.values()))
         self.arriving[TOTALS] = self.emit(Total(node.id, losses, counted, node.devices, waits))
-
-    def counts(self, value: ValueId, number: int) -> bool:
-        """A sum that a whole group holds is counted by one member. The members take turns."""
-        if not self.work.counts(value, number):
-            return False
-        maker = self.dag.nodes[self.dag.producers[value]]
-        if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
-            return any(group[number % len(group)] == self.work.device for group in maker.groups)
-        return True
-
-    def losses(self, node: Totals) -> Iterator[tuple[str, int]]:
-        """The losses computed here, each with the number of its microbatch in the batch."""
-        for part, loss in enumerate(node.reads[0]):
-            devices = self.dag.nodes[self.dag.producers[loss]].devices or ()
-            here = loss in self.made_by or loss in self.arriving
-            if here and self.work.replicas.member(devices, self.work.device) == 0:
-                first, _ = self.work.replicas.place(devices, self.work.device)
-                yield loss, first * len(node.reads[0]) + part
 
     def is_here(self, total: Sum) -> bool:
         return total in self.sums.names or total[0] in self.made_by or total[0] in self.received

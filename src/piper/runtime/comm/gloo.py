@@ -260,8 +260,9 @@ class ProcessComm:
     def all_to_all_single(
         self, arrived: torch.Tensor, given: torch.Tensor, stream: str, group: Group
     ) -> Handle:
-        """Equal slices of the first dimension, as bytes, because gloo does not know every dtype."""
-        team, into, sent = self.groups[stream, group], as_bytes(arrived), as_bytes(given)
+        """Equal slices of flat tensors, as bytes, because gloo does not know every dtype."""
+        into, sent = arrived.view(torch.uint8), given.view(torch.uint8)
+        team = self.groups[stream, group]
 
         def start() -> Any:
             work = dist.all_to_all_single(into, sent, group=team, async_op=True)

@@ -35,8 +35,9 @@ def redistribute(comm: Comm, tensor: torch.Tensor, step: str, stream: str, group
             shard = comm.reduce_scatter(given.view(-1), stream, group)
             return Coming(lambda: shard.wait().view(shape))
         case "all-to-all":
-            arrived = torch.empty_like(given)
-            return filled(comm.all_to_all_single(arrived, given, stream, group), arrived)
+            arrived = resized(given, given.shape[0])
+            flat = arrived.view(-1), given.view(-1)
+            return filled(comm.all_to_all_single(*flat, stream, group), arrived)
     raise AssertionError(f"{step} is not a message")
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
+from piper.names import amount
 
 Found = TypeVar("Found")
 
@@ -42,17 +43,11 @@ def gather(mine: Found) -> list[Found] | None:
     return [torch.load(io.BytesIO(one), weights_only=False) for one in found] if first else None
 
 
-def processes_text(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"
-
-
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:
     if devices != tuple(range(world())):
-        count = max(devices) + 1
-        raise StrategyError(
+        count, processes = max(devices) + 1, amount(world(), "process", "processes")
+        raise StrategyError.of(
             "strategy",
-            Problem(
-                f"it uses devices {list(devices)}, but the run has {processes_text(world())}",
-                f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
-            ),
+            f"it uses devices {list(devices)}, but the run has {processes}",
+            f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
         )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 from piper.names import COMPUTE, HIGH, Share
 from piper.plan.instructions import Plan
 from piper.runtime.hardware import SHARED
@@ -83,12 +83,10 @@ def compute_stream(share: Share, device: torch.device) -> torch.cuda.Stream:
         stream: torch.cuda.Stream = green_context(share.sms, device.index).Stream()
         return stream
     except (AttributeError, RuntimeError) as error:
-        raise StrategyError(
+        raise StrategyError.of(
             "stream",
-            Problem(
-                f"torch {torch.__version__} cannot limit compute to some of the SMs: {error}",
-                'use torch 2.11 or later and CUDA 12.8 or later, or leave out Stream("compute")',
-            ),
+            f"torch {torch.__version__} cannot limit compute to some of the SMs: {error}",
+            'use torch 2.11 or later and CUDA 12.8 or later, or leave out Stream("compute")',
         ) from error
 
 
@@ -106,12 +104,10 @@ def green_context(sms: int, device: int) -> Any:
 
 def refuse_too_many(share: Share, there: int) -> None:
     if share.sms is not None and share.sms > there:
-        raise StrategyError(
+        raise StrategyError.of(
             "stream",
-            Problem(
-                f"{share.stream} asks for {share.sms} SMs, but the GPU has {there}",
-                f"write sms={there} or less",
-            ),
+            f"{share.stream} asks for {share.sms} SMs, but the GPU has {there}",
+            f"write sms={there} or less",
         )
 
 

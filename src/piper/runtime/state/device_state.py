@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from piper.errors import InputError, Problem
+from piper.errors import InputError
 from piper.plan.instructions import State
 from piper.runtime.comm.flat_messages import Piece, pieces
+from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.optimizers import (
     MakeOptimizer,
     MakeScheduler,
@@ -24,6 +25,16 @@ from piper.runtime.state.optimizers import (
 )
 
 Named = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter
+
+
+class HeldPart(NamedTuple):
+    """What a device holds of a parameter: all of it, or some elements in an order."""
+
+    name: str
+    first: int
+    shape: torch.Size  # of the whole parameter
+    parameter: torch.nn.Parameter
+    order: ElementOrder = NATURAL
 
 
 @dataclass(slots=True)
@@ -41,6 +52,7 @@ class BucketState:
     optimizer: torch.optim.Optimizer | None
     trained: bool = True
     pieces: tuple[Piece, ...] | None = None  # None: whole
+    orders: tuple[ElementOrder, ...] = ()  # in which pieces are contiguous, of each parameter
     scheduler: LRScheduler | None = None
     first: list[dict[str, Any]] | None = None  # settings of the optimizer's groups at the start
 
@@ -55,19 +67,21 @@ class BucketState:
         flats = [tensor.reshape(-1) for tensor in tensors]
         return [piece.of(flats) for piece in self.pieces]
 
-    def parts(self) -> Iterator[tuple[str, int, torch.Size, torch.nn.Parameter]]:
-        """Name, first element, whole shape, and the parameter or piece of it."""
+    def parts(self) -> Iterator[HeldPart]:
         if self.pieces is None:
             for name, shape, parameter in zip(
                 self.names, self.shapes, self.parameters, strict=True
             ):
-                yield name, 0, shape, parameter
+                yield HeldPart(name, 0, shape, parameter)
         else:
             for piece, parameter in zip(self.pieces, self.parameters, strict=True):
-                yield self.names[piece.tensor], piece.start, self.shapes[piece.tensor], parameter
+                k = piece.tensor
+                order = self.orders[k] if self.orders[k:] else NATURAL
+                order = NATURAL if order.is_natural else order
+                yield HeldPart(self.names[k], piece.start, self.shapes[k], parameter, order)
             for name, shape in zip(self.names, self.shapes, strict=True):
                 if not shape.numel():  # in no piece, and still a parameter
-                    yield name, 0, shape, torch.nn.Parameter(torch.empty(shape))
+                    yield HeldPart(name, 0, shape, torch.nn.Parameter(torch.empty(shape)))
 
 
 class Origin(Protocol):
@@ -88,6 +102,7 @@ class Part:
     first: int
     shape: tuple[int, ...]
     values: torch.Tensor
+    order: ElementOrder = NATURAL
 
 
 @dataclass
@@ -145,22 +160,18 @@ class DeviceState:
         others = [b.names for b in self.buckets.values() if b.bucket != state.bucket]
         taken = {name for other in others for name in other} & set(names)
         if known and known.names == names and not same:
-            raise InputError(
+            raise InputError.of(
                 "model",
-                Problem(
-                    f"{', '.join(names)[:80]} changed between frozen and trained (requires_grad)",
-                    "make a new Trainer, with a model that has loaded state_dict() of this one",
-                ),
+                f"{', '.join(names)[:80]} changed between frozen and trained (requires_grad)",
+                "make a new Trainer, with a model that has loaded state_dict() of this one",
             )
         if not same and (known or taken):
-            raise InputError(
+            raise InputError.of(
                 "batch",
-                Problem(
-                    f"batches of this shape use {', '.join(sorted(names))[:80]} in another way "
-                    "than the batches before",
-                    "use a Trainer for one way of using parameters; give numbers that choose "
-                    "between them the same value in every batch",
-                ),
+                f"batches of this shape use {', '.join(sorted(names))[:80]} in another way "
+                "than the batches before",
+                "use a Trainer for one way of using parameters; give numbers that choose "
+                "between them the same value in every batch",
             )
 
     def whole(
@@ -177,10 +188,10 @@ class DeviceState:
     def parts(self, values: Container[str] | None = None) -> list[Part]:
         """All parameters and buffers of this device, or of these states only."""
         return [
-            Part(name, first, tuple(shape), parameter.data.flatten().cpu())
+            Part(name, first, tuple(shape), parameter.data.flatten().cpu(), order)
             for value, bucket in self.buckets.items()
             if values is None or value in values
-            for name, first, shape, parameter in bucket.parts()
+            for name, first, shape, parameter, order in bucket.parts()
         ]
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -195,13 +206,13 @@ def on_device(
 
 def assembled(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
     """Whole tensors from the parts of all devices. Equal parts may occur twice."""
-    found: dict[str, torch.Tensor] = {}
+    flats: dict[str, tuple[Part, torch.Tensor]] = {}
     for part in parts:
-        if part.name not in found:
-            found[part.name] = part.values.new_empty(part.shape)
-        flat = found[part.name].view(-1)
+        if part.name not in flats:
+            flats[part.name] = part, part.values.new_empty(torch.Size(part.shape).numel())
+        flat = flats[part.name][1]
         flat[part.first : part.first + part.values.numel()] = part.values
-    return found
+    return {name: part.order.whole(flat, part.shape) for name, (part, flat) in flats.items()}
 
 
 def make_bucket(
@@ -241,29 +252,37 @@ def make_shard(
         torch.zeros(padded // state.ways, dtype=getattr(torch, dtype), device=device)
         for dtype, _, padded in layout
     )
+    orders = tuple(element_orders(state, len(names)))
     for piece in found:
-        whole = wholes[piece.tensor][1].detach().flatten()
+        whole = orders[piece.tensor].flat(wholes[piece.tensor][1].detach())
         piece.of(flats).copy_(whole[piece.start : piece.stop])
     parameters = tuple(torch.nn.Parameter(p.of(flats), requires_grad=trained) for p in found)
     optimizer = None
     if trained and wholes:
         held = list(zip(found, parameters, strict=True))
-        optimizer = sharded_optimizer(make_optimizer, wholes, held)
-    tensors = flats if state.ways > 1 else tuple(map(partial(as_experts, state), flats, shapes))
-    return BucketState(state.bucket, names, shapes, tensors, parameters, optimizer, trained, found)
+        optimizer = sharded_optimizer(make_optimizer, wholes, held, orders)
+    tensors = flats
+    if state.ways == 1:
+        each = zip(orders, flats, shapes, strict=True)
+        tensors = tuple(flat.view(order.local(shape)) for order, flat, shape in each)
+    return BucketState(
+        state.bucket, names, shapes, tensors, parameters, optimizer, trained, found, orders
+    )
+
+
+def element_orders(state: State, count: int) -> Iterator[ElementOrder]:
+    """In which the part of this device is contiguous; experts are, as they are in memory."""
+    for dim, blocks in state.cuts or ((0, 1),) * count:
+        yield ElementOrder(dim, blocks, state.shares)
 
 
 def share_size(shape: tuple[int, ...], state: State) -> int:
-    """Elements of this device's part of the experts."""
+    """Elements of this device's part."""
     return torch.Size(shape).numel() // state.shares
 
 
-def as_experts(state: State, flat: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return flat.view(shape[0] // state.shares, *shape[1:])
-
-
 def held_pieces(state: State, numels: Sequence[int]) -> Iterator[Piece]:
-    """The pieces of a state: a shard of each parameter, or of this device's experts."""
+    """The pieces of a state: a shard of each parameter, or of this device's part of it."""
     if state.ways == 1:
         for k, numel in enumerate(numels):
             part = numel // state.shares

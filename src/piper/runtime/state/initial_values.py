@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from piper.errors import CaptureError, Problem
+from piper.errors import CaptureError
 
 Init = Callable[[str, torch.Tensor], None]
 
@@ -42,12 +42,10 @@ def reset(model: torch.nn.Module, name: str, seed: int) -> torch.Tensor:
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     if not callable(getattr(module, "reset_parameters", None)):
-        raise CaptureError(
+        raise CaptureError.of(
             f"parameter {name}",
-            Problem(
-                f"it has no value, and {type(module).__name__} has no reset_parameters()",
-                "build the model on the CPU, or give Trainer init=function(name, tensor)",
-            ),
+            f"it has no value, and {type(module).__name__} has no reset_parameters()",
+            "build the model on the CPU, or give Trainer init=function(name, tensor)",
         )
     real = copy.deepcopy(module).to_empty(device="cpu")
     digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError
 
 Named = list[tuple[str, torch.nn.Parameter]]
 Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
@@ -29,14 +29,12 @@ def refuse_joint(make: Make, optimizer: torch.optim.Optimizer, named: Named) -> 
         return
     pairs = zip(together, alone, strict=True)
     if any(not torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs):
-        raise StrategyError(
+        raise StrategyError.of(
             "optimizer",
-            Problem(
-                f"{kind.__name__} updates parameters together differently than one by one, and "
-                "each group of parameters that live together has its own optimizer",
-                "look at one parameter at a time; to clip by the norm of all gradients, give "
-                "Trainer(max_norm=...)",
-            ),
+            f"{kind.__name__} updates parameters together differently than one by one, and "
+            "each group of parameters that live together has its own optimizer",
+            "look at one parameter at a time; to clip by the norm of all gradients, give "
+            "Trainer(max_norm=...)",
         )
 
 

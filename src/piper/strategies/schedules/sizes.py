@@ -1,6 +1,11 @@
 """The sizes that each schedule supports, and what to write instead of others."""
 
+import logging
+
 from piper.errors import Problem, StrategyError
+from piper.names import amount
+
+LOG = logging.getLogger("piper")
 
 
 def require_at_least(name: str, least: int, **sizes: int) -> None:
@@ -16,7 +21,7 @@ def require_at_least(name: str, least: int, **sizes: int) -> None:
 def require_virtual_stages(name: str, virtual: int, instead: str) -> None:
     if virtual < 2:
         what = f"virtual={virtual} leaves nothing to interleave: a rank needs at least 2 stages"
-        raise StrategyError(name, Problem(what, f"write virtual=2 or more, or use {instead}"))
+        raise StrategyError.of(name, what, f"write virtual=2 or more, or use {instead}")
 
 
 def microbatches_per_round(name: str, pp: int, microbatches: int) -> int:
@@ -28,7 +33,7 @@ def microbatches_per_round(name: str, pp: int, microbatches: int) -> int:
             f"microbatches do not divide into {rounds} equal rounds"
         )
         near = (str(nearest(pp, microbatches, step)) for step in (-1, 1))
-        raise StrategyError(name, Problem(what, f"write microbatches={' or '.join(near)}"))
+        raise StrategyError.of(name, what, f"write microbatches={' or '.join(near)}")
     return microbatches // rounds
 
 
@@ -43,16 +48,19 @@ def nearest(pp: int, microbatches: int, step: int) -> int:
     return microbatches
 
 
-def require_filled(name: str, stages: int, microbatches: int, instead: str) -> None:
+def note_bubble(name: str, stages: int, devices: int, microbatches: int) -> None:
     """The steady state of alternating forwards and backwards needs work for every stage."""
     if microbatches < stages:
-        what = f"microbatches={microbatches} is too few to fill {stages} stages"
-        fix = f"write microbatches={stages} or more, or use {instead}, which takes any number"
-        raise StrategyError(name, Problem(what, fix))
+        idle = (devices - 1) / (microbatches + devices - 1)
+        LOG.warning(
+            "%s: %s cannot fill %d stages, so devices idle for about %.0f %% of a step; "
+            "%d or more would fill them",
+            name, amount(microbatches, "microbatch", "microbatches"), stages, 100 * idle, stages,
+        )  # fmt: skip
 
 
 def require_mirror(name: str, pp: int) -> None:
     if pp < 2 or pp % 2:
         what = f"pp={pp} is not even and positive: devices d and pp-1-d have the same stages"
         near = " or ".join(f"pp={size}" for size in (pp - 1, pp + 1) if size >= 2 and pp > 0)
-        raise StrategyError(name, Problem(what, f"write {near or 'pp=2'}"))
+        raise StrategyError.of(name, what, f"write {near or 'pp=2'}")

@@ -46,8 +46,9 @@ function showStep() {
         el("td", {}, percent(one.exposed / view.length)), el("td", {}, bytes(one.source.peak.total))))));
     panel.append(kindTable(view));
     const shares = Object.values(view.run.streams || {});
+    for (const note of view.run.notes || []) panel.append(el("p", { class: "quiet note" }, note));
     if (shares.length) panel.append(el("p", { class: "quiet" }, `streams: ${shares.join(", ")}`));
-    if (view.run.left_out) panel.append(el("p", { class: "quiet" }, `${view.run.left_out} more devices do the same as these and are left out`));
+    if (view.run.left_out) panel.append(el("p", { class: "quiet" }, `not shown: ${amount(view.run.left_out, "device")} with the same work as these`));
   }
   if (S.memory) panel.append(el("h3", {}, "memory"), el("p", {}, ...Object.entries(MEMORY).map(([kind, fill]) => el("span", { class: "dot" }, el("i", { style: `background:${fill}` }), ` ${kind}  `))));
   panel.append(el("p", { class: "quiet" }, "Click a bar to see where it comes from and what it waits for. Press ? for the keys."));
@@ -109,7 +110,7 @@ function differences() {
   found.rows.sort((a, b) => b[order] - a[order]);
   const box = el("div", { id: "differences" }, el("h3", {}, `${S.views[1] ? "differences" : "measured against expected"}`));
   if (S.views[1]) box.append(totalsTable(found.names));
-  if (found.rows.length < all) box.append(el("p", { class: "quiet" }, `${all - found.rows.length} of ${all} nodes that both have take equally long`));
+  if (found.rows.length < all) box.append(el("p", { class: "quiet" }, `equally long in both: ${all - found.rows.length} of ${amount(all, "node")}`));
   const sort = (byTime) => () => { S.byTime = byTime; showPanel(); };
   const messages = () => { S.withMessages = !S.withMessages; showPanel(); };
   box.append(el("p", { class: "quiet" }, "worst first, by ", el("button", { click: sort(false), "aria-pressed": String(!S.byTime) }, "ratio"), " ", el("button", { click: sort(true), "aria-pressed": String(Boolean(S.byTime)) }, "time"), " ",

@@ -297,6 +297,10 @@ function memoryAt(memory, t) {
 
 // ---- words ----
 
+function amount(count, word) {
+  return `${count} ${word}${count === 1 ? "" : "s"}`;
+}
+
 function seconds(t) {
   const s = Math.abs(t);
   if (s === 0) return "0";

@@ -1,16 +1,16 @@
-"""Judge plans with slips: refused by the check, or right after all."""
+"""Whether the check rejects a mutated plan, or the plan is still correct."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from random import Random
 
-from plan.bundles import Wrong
 from plan.devices import EARLY, LATE, executed, positions
+from plan.integer_tensors import Wrong
 from plan.mutants import Plans, changed, rearranged, some, with_code
+from plan.mutations import ACTIONS
 from plan.numbers import expected
 from plan.programs import Program
-from plan.slips import ACTIONS
 
 from piper.errors import PlanError
 from piper.job.compiler import Compiled
@@ -45,7 +45,7 @@ def must_be_refused(
     at_least: int = 100,
     most: float = 0.25,
 ) -> None:
-    """`unless_right`: a wait may be left out where another one says as much."""
+    """`unless_right`: a mutant may be correct, if another wait implies the one that is missing."""
     passed = [(program, plans) for program, dag, plans in found if accepted(dag, plans)]
     wrongly = [p for program, p in passed if not (unless_right and is_right(program, p))]
 
@@ -54,8 +54,8 @@ def must_be_refused(
     assert not wrongly, f"{len(wrongly)} of {len(found)} are accepted"
 
 
-def any_slip(plans: Plans, random: Random) -> Plans | None:
-    """An instruction moved, or any field of it taken from another: often wrong, at times not."""
+def any_mutation(plans: Plans, random: Random) -> Plans | None:
+    """Move an instruction, or copy any field from another one. The result is often wrong."""
     plan, at = some(plans, random, *ACTIONS, *BESIDE, Keep, Load, Free) or (None, 0)
     assert plan is not None
     code = plan.instructions

@@ -1,6 +1,6 @@
-"""Parameters and gradients in whole numbers: tensors as tuples of elements, and how they are cut.
+"""Bundles of integer tensors, and how messages pack and shard them.
 
-Written down from what the instructions say, apart from the code that is tested.
+Written from the meaning of the instructions, independently of the code under test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Number = int | Bundle
 
 
 class Wrong(Exception):
-    """The plans hang, or use something that is not there."""
+    """The plans deadlock, or read a buffer that is empty."""
 
 
 @cache
@@ -26,12 +26,12 @@ def number(text: str) -> int:
 
 
 def mix(*parts: object) -> int:
-    """A number that no other parts have; the same in every run."""
+    """A hash of the parts, the same in every run."""
     return hash(tuple(map(plain, parts))) % PRIME
 
 
 def blend(*numbers: int) -> int:
-    """The same for numbers only, and faster."""
+    """The same for integers only, and faster."""
     return hash(numbers) % PRIME
 
 
@@ -53,7 +53,7 @@ def sizes(number: Number) -> list[int]:
 
 
 def added(*numbers: Number) -> Number:
-    """Element by element."""
+    """The sum, element by element."""
     first = numbers[0]
     if any(sizes(each) != sizes(first) for each in numbers):
         raise Wrong("what is added has different shapes")
@@ -66,7 +66,7 @@ def added(*numbers: Number) -> Number:
 
 
 def packed(bundle: Number, messages: Sequence[Layout]) -> Bundle:
-    """One flat tensor for each message; every tensor of the bundle is in exactly one."""
+    """One flat tensor per message. Every tensor of the bundle is in exactly one."""
     taken = sorted(k for _, tensors, _ in messages for k in tensors)
     if isinstance(bundle, int) or taken != list(range(len(bundle))):
         raise Wrong("the messages are of another bundle")
@@ -81,7 +81,7 @@ def flat(tensors: Sequence[Sequence[int]], padded: int) -> tuple[int, ...]:
 
 
 def unpacked(flats: Bundle, messages: Sequence[Layout], numels: Sequence[int]) -> Bundle:
-    """The tensors of these sizes that lie in flat messages."""
+    """The tensors of these sizes, unpacked from flat messages."""
     found: dict[int, tuple[int, ...]] = {}
     if len(flats) != len(messages):
         raise Wrong("there are other messages than expected")
@@ -96,14 +96,14 @@ def unpacked(flats: Bundle, messages: Sequence[Layout], numels: Sequence[int]) -
 
 
 def shard(flats: Bundle, k: int, ways: int) -> Bundle:
-    """The k-th of equal parts of each message."""
+    """The k-th shard of each message."""
     if any(len(whole) % ways for whole in flats):
         raise Wrong("a message cannot be cut in equal parts")
     return tuple(whole[k * len(whole) // ways : (k + 1) * len(whole) // ways] for whole in flats)
 
 
 def joined(shards: Sequence[Bundle]) -> Bundle:
-    """Whole messages, out of the shards of each."""
+    """Whole messages, from all their shards."""
     if len(set(map(len, shards))) > 1:
         raise Wrong("the shards are of other messages")
     return tuple(

@@ -1,4 +1,4 @@
-"""Slips in any plan, each built so that it must be wrong."""
+"""Mutations of any plan, each of which must be wrong."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from random import Random
 
 from plan.devices import positions
 from plan.mutants import (
+    Mutation,
     Plans,
-    Slip,
+    at_random,
     buffers,
     changed,
     inserted,
     other,
     reads_of,
     rearranged,
-    some,
     with_code,
     with_waits,
-)  # fmt: skip
+)
 
 from piper.plan.instructions import (
     Add,
@@ -36,26 +36,22 @@ from piper.plan.instructions import (
 ACTIONS = (Run, Send, Recv, Add, Update, Total)
 
 
-def dropped(kind: type) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+def dropped(kind: type) -> Mutation:
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         order = [k for k in range(len(plan.instructions)) if k != at]
         return with_code(plans, plan.device, rearranged(plan.instructions, order))
 
-    return slip
+    return mutation
 
 
-def doubled(kind: type) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+def doubled(kind: type) -> Mutation:
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         one = plan.instructions[at]
         return with_code(plans, plan.device, inserted(plan.instructions, at + 1, one))
 
-    return slip
+    return mutation
 
 
 def swapped(plans: Plans, plan: Plan, a: int, b: int) -> Plans:
@@ -70,18 +66,16 @@ def two_runs_swapped(plans: Plans, random: Random) -> Plans | None:
     return swapped(plans, plan, *random.sample(runs, 2)) if len(runs) > 1 else None
 
 
-def two_on_a_channel_swapped(kind: type) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, a = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+def two_on_a_channel_swapped(kind: type) -> Mutation:
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, a: int) -> Plans | None:
         code = plan.instructions
         ends = code[a].peer, code[a].stream
         same = [k for k in positions(plan, kind) if (code[k].peer, code[k].stream) == ends]
         b = other(random, same, a)
         return None if b is None else swapped(plans, plan, a, b)
 
-    return slip
+    return mutation
 
 
 def waiting(plan: Plan, kinds: tuple[type, ...], on: type) -> list[tuple[int, int]]:
@@ -102,23 +96,19 @@ def a_run_swapped_with_its_receive(plans: Plans, random: Random) -> Plans | None
     return swapped(plans, plan, *random.choice(pairs)) if pairs else None
 
 
-def peer_changed(kind: type) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+def peer_changed(kind: type) -> Mutation:
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         devices = [each.device for each in plans]
         peer = other(random, devices, plan.instructions[at].peer)
         return changed(plans, plan, at, peer=peer)
 
-    return slip
+    return mutation
 
 
-def moved_to_another_device(kind: type) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+def moved_to_another_device(kind: type) -> Mutation:
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         one = with_waits(plan.instructions[at], ())
         target = other(random, plans, plan)
         position = random.randint(0, len(target.instructions))
@@ -126,21 +116,19 @@ def moved_to_another_device(kind: type) -> Slip:
         plans = with_code(plans, plan.device, rearranged(plan.instructions, order))
         return with_code(plans, target.device, inserted(target.instructions, position, one))
 
-    return slip
+    return mutation
 
 
-def wrong_read(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Run) or (None, 0)
-    assert plan is not None
+@at_random(Run)
+def wrong_read(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     reads = list(plan.instructions[at].reads)
     k = random.randrange(len(reads))
     reads[k] = other(random, buffers(plan), reads[k])
     return changed(plans, plan, at, reads=tuple(reads))
 
 
-def reads_exchanged(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Run) or (None, 0)
-    assert plan is not None
+@at_random(Run)
+def reads_exchanged(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     reads = list(plan.instructions[at].reads)
     if len(reads) < 2:
         return None
@@ -149,34 +137,29 @@ def reads_exchanged(plans: Plans, random: Random) -> Plans | None:
     return changed(plans, plan, at, reads=tuple(reads))
 
 
-def wrong_field(kind: type, name: str) -> Slip:
-    """A field that other instructions of the kind have otherwise."""
+def wrong_field(kind: type, name: str) -> Mutation:
+    """A field has the value of another instruction of the kind."""
 
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         found = [getattr(p.instructions[k], name) for p in plans for k in positions(p, kind)]
         wrong = other(random, found, getattr(plan.instructions[at], name))
         return None if wrong is None else changed(plans, plan, at, **{name: wrong})
 
-    return slip
+    return mutation
 
 
-def wrong_buffer(kind: type, name: str) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+def wrong_buffer(kind: type, name: str) -> Mutation:
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         wrong = other(random, buffers(plan), getattr(plan.instructions[at], name))
         return changed(plans, plan, at, **{name: wrong})
 
-    return slip
+    return mutation
 
 
-def free_before_the_last_use(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Free) or (None, 0)
-    assert plan is not None
+@at_random(Free)
+def free_before_the_last_use(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     free = plan.instructions[at]
     buffer = random.choice(free.values)
     uses = [k for k in range(at) if buffer in reads_of(plan.instructions[k])]
@@ -189,25 +172,23 @@ def free_before_the_last_use(plans: Plans, random: Random) -> Plans | None:
     return with_code(plans, plan.device, inserted(code, uses[-1], early))
 
 
-def freed_twice(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Free) or (None, 0)
-    assert plan is not None
+@at_random(Free)
+def freed_twice(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     free = plan.instructions[at]
     return changed(plans, plan, at, values=(*free.values, random.choice(free.values)))
 
 
-def never_freed(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Free) or (None, 0)
-    assert plan is not None
+@at_random(Free)
+def never_freed(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     values = list(plan.instructions[at].values)
     values.pop(random.randrange(len(values)))
     return changed(plans, plan, at, values=tuple(values))
 
 
-def wait_removed(on: type, *kinds: type) -> Slip:
-    """The only wait for a receive, for a total or for a send whose buffer ends."""
+def wait_removed(on: type, *kinds: type) -> Mutation:
+    """Remove the only wait for a receive, for a total, or for a send whose buffer ends."""
 
-    def slip(plans: Plans, random: Random) -> Plans | None:
+    def mutation(plans: Plans, random: Random) -> Plans | None:
         plan = random.choice(plans)
         pairs = waiting(plan, kinds, on)
         if not pairs:
@@ -216,16 +197,14 @@ def wait_removed(on: type, *kinds: type) -> Slip:
         waits = [w for w in plan.instructions[at].waits if w != gone]
         return changed(plans, plan, at, waits=tuple(waits))
 
-    return slip
+    return mutation
 
 
-def started_before_it_is_made(kind: type) -> Slip:
-    """The only wait, of all streams, for what makes the buffer that is sent or reduced."""
+def started_before_it_is_made(kind: type) -> Mutation:
+    """Remove the only wait of any stream for the writer of the buffer that is sent or reduced."""
 
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         code = plan.instructions
         made = [w for w in code[at].waits if isinstance(code[w], Run | Keep | Add | Update)]
         others = {w for k, one in enumerate(code) if k != at for w in one.waits}
@@ -233,22 +212,21 @@ def started_before_it_is_made(kind: type) -> Slip:
             return None
         return changed(plans, plan, at, waits=tuple(w for w in code[at].waits if w not in made))
 
-    return slip
+    return mutation
 
 
-def wait_for_the_future(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Run, Update) or (None, 0)
-    assert plan is not None
+@at_random(Run, Update)
+def wait_for_the_future(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     later = [k for k in positions(plan, Recv) + positions(plan, Send) if k > at]
     if not later:
         return None
     return changed(plans, plan, at, waits=(*plan.instructions[at].waits, random.choice(later)))
 
 
-def loaded_otherwise(name: str) -> Slip:
+def loaded_otherwise(name: str) -> Mutation:
     """All microbatches must see their own part of the right input."""
 
-    def slip(plans: Plans, random: Random) -> Plans | None:
+    def mutation(plans: Plans, random: Random) -> Plans | None:
         found = [
             (plan, k)
             for plan in plans
@@ -264,32 +242,29 @@ def loaded_otherwise(name: str) -> Slip:
             wrong = getattr(plan.instructions[at], name) + random.choice([-1, 1])
         return changed(plans, plan, at, **{name: wrong})
 
-    return slip
+    return mutation
 
 
-def other_shapes(kind: type) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+def other_shapes(kind: type) -> Mutation:
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         (sizes, dtype), *more = plan.instructions[at].shapes
         first = random.choice([((*sizes, 7), dtype), (sizes, "int8")])
         return changed(plans, plan, at, shapes=random.choice([(first, *more), tuple(more)]))
 
-    return slip
+    return mutation
 
 
-def other_bundle(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Recv) or (None, 0)
-    return plan and changed(plans, plan, at, bundle=not plan.instructions[at].bundle)
+@at_random(Recv)
+def other_bundle(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
+    return changed(plans, plan, at, bundle=not plan.instructions[at].bundle)
 
 
-def counted_otherwise(name: str, change: str) -> Slip:
+def counted_otherwise(name: str, change: str) -> Mutation:
     """A loss or a gradient is missing in the total, or in it twice."""
 
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, Total) or (None, 0)
-        assert plan is not None
+    @at_random(Total)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         parts = list(getattr(plan.instructions[at], name))
         if not parts:
             return None
@@ -297,7 +272,7 @@ def counted_otherwise(name: str, change: str) -> Slip:
         parts.remove(one) if change == "missing" else parts.append(one)
         return changed(plans, plan, at, **{name: tuple(parts)})
 
-    return slip
+    return mutation
 
 
 def losses_exchanged(plans: Plans, random: Random) -> Plans | None:
@@ -311,28 +286,26 @@ def losses_exchanged(plans: Plans, random: Random) -> Plans | None:
     return None
 
 
-def other_group(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Total) or (None, 0)
-    assert plan is not None
+@at_random(Total)
+def other_group(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     group = plan.instructions[at].group
     return changed(plans, plan, at, group=random.choice([group[1:], (*group, 99), group[:-1]]))
 
 
-def clipped_otherwise(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Update) or (None, 0)
-    return plan and changed(plans, plan, at, clip=not plan.instructions[at].clip)
+@at_random(Update)
+def clipped_otherwise(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
+    return changed(plans, plan, at, clip=not plan.instructions[at].clip)
 
 
-def other_writes(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Run) or (None, 0)
-    assert plan is not None
+@at_random(Run)
+def other_writes(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     writes = plan.instructions[at].writes
     wrong = [(*writes, "more"), *([writes[:-1]] if writes else [])]
     return changed(plans, plan, at, writes=random.choice(wrong))
 
 
-def state_changed(name: str) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
+def state_changed(name: str) -> Mutation:
+    def mutation(plans: Plans, random: Random) -> Plans | None:
         plan = random.choice(plans)
         if not plan.states:
             return None
@@ -349,7 +322,7 @@ def state_changed(name: str) -> Slip:
         states[k] = replace(state, **{name: wrong})
         return tuple(replace(p, states=tuple(states)) if p is plan else p for p in plans)
 
-    return slip
+    return mutation
 
 
 def state_missing(plans: Plans, random: Random) -> Plans | None:
@@ -367,7 +340,7 @@ def a_plan_missing(plans: Plans, random: Random) -> Plans | None:
 
 
 def received_into_parameters(plans: Plans, random: Random) -> Plans | None:
-    """A gradient takes the place of parameters that are read no more but not updated yet."""
+    """Receive a gradient into parameters after their last read and before their update."""
     for plan in random.sample(plans, len(plans)):
         code = plan.instructions
         for at in positions(plan, Recv):
@@ -381,7 +354,7 @@ def received_into_parameters(plans: Plans, random: Random) -> Plans | None:
     return None
 
 
-SLIPS: dict[str, Slip] = {
+MUTATIONS: dict[str, Mutation] = {
     **{f"a {kind.__name__} is dropped": dropped(kind) for kind in (*ACTIONS, Keep, Load)},
     **{f"a {kind.__name__} is doubled": doubled(kind) for kind in (*ACTIONS, Keep, Load, Free)},
     "two Runs are swapped": two_runs_swapped,

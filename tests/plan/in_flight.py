@@ -1,4 +1,4 @@
-"""What devices do together, under way: transfers, collectives, exchanges of rows, totals."""
+"""Communication in flight: transfers, collectives, token all-to-alls, the norm all-reduce."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from plan.bundles import PRIME, Bundle, Number, Wrong, added, joined, packed, shard, sizes, unpacked
+from plan.integer_tensors import (
+    PRIME,
+    Bundle,
+    Number,
+    Wrong,
+    added,
+    joined,
+    packed,
+    shard,
+    sizes,
+    unpacked,
+)
 from plan.tokens import (
     Matrix,
     Row,
@@ -26,8 +37,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Link:
-    """One transfer under way: who sends which buffer, who gets it where."""
+class TransferInFlight:
+    """One transfer: a buffer of the sender, and a buffer of the receiver."""
 
     source: Host
     buffer: str
@@ -48,11 +59,11 @@ class Member:
     host: Host
     position: int
     one: Reduce | Gather
-    taken: Number = ()  # Reduce: the bundle, which has ended for everyone else
+    taken: Number = ()  # Reduce: the bundle, which nothing else may read
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What must be the same for all members; nobody sees what a message is made of."""
+        """What must be equal for all members. How messages are packed is not visible to others."""
         form = [(dtype, padded) for dtype, _, padded in self.one.messages]
         return type(self.one), getattr(self.one, "scatter", None), form
 
@@ -61,7 +72,7 @@ class Member:
             return packed(self.taken, self.one.messages)
         mine = self.host.get(self.one.value)
         if isinstance(mine, int) or sizes(mine) != shard_sizes(self.one):
-            raise Wrong(f"{self.one.value} is no shard of {self.one.into}")
+            raise Wrong(f"{self.one.value} is not a shard of {self.one.into}")
         return mine
 
     def gets(self, given: Sequence[Bundle]) -> None:
@@ -69,7 +80,7 @@ class Member:
         if isinstance(one, Gather):
             numels = [prod(size or 0 for size in shape) for shape, _ in one.shapes]
             host.buffers[one.buffer] = joined(given)
-            host.slots[one.into] = Window(one.buffer, one.messages, numels)
+            host.slots[one.into] = GatheredView(one.buffer, one.messages, numels)
             return
         total: Bundle = added(*given)  # type: ignore[assignment]
         if one.scatter:
@@ -84,13 +95,13 @@ def shard_sizes(gather: Gather) -> list[int]:
 
 
 @dataclass
-class Passenger:
-    """One device in an exchange: it sees how many rows come from whom, and nothing else."""
+class AllToAllMember:
+    """One device in a token all-to-all. It sees only how many rows come from each device."""
 
     host: Host
     position: int
     one: Exchange
-    route: tuple[Matrix, Matrix] = ((), ())  # rows that leave, and rows that come
+    route: tuple[Matrix, Matrix] = ((), ())  # numbers of rows that are sent, and received
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -101,14 +112,14 @@ class Passenger:
         return self.one.group.index(self.host.plan.device)
 
     def gives(self) -> list[tuple[Row, list[Row]]]:
-        """For each device of the group, how many rows its experts get, and the rows."""
+        """For each device of the group, the number of rows of each expert, and the rows."""
         *rows, last = map(self.host.get, self.one.reads)
         ways = len(self.one.group)
         if self.one.way == "counted":
             self.route = equal_parts(of(last), ways), ()
         else:
             if isinstance(last, int) or len(last) != 2:
-                raise Wrong(f"{self.one.reads[-1]} is no route")
+                raise Wrong(f"{self.one.reads[-1]} is not a route")
             self.route = equal_parts(last[0], ways), equal_parts(last[1], ways)
         sent, got = self.route
         if self.one.way == "back":
@@ -135,10 +146,10 @@ class Passenger:
 
 
 @dataclass
-class Round:
-    """One collective under way. It cannot end for anyone before all have given their part."""
+class CollectiveInFlight:
+    """One collective. It completes for no member before all have contributed."""
 
-    members: list[Member] | list[Passenger]  # in the order of the group
+    members: list[Member] | list[AllToAllMember]  # in the order of the group
     given: list[Any] = field(default_factory=list)
     served: set[int] = field(default_factory=set)
 
@@ -152,8 +163,8 @@ class Round:
 
 
 @dataclass
-class Meeting:
-    """One total under way."""
+class NormInFlight:
+    """One loss and norm all-reduce."""
 
     hosts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -167,8 +178,8 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Window:
-    """What a gather gave: whatever is in its buffer by now."""
+class GatheredView:
+    """The result of a gather: whatever its buffer holds when it is read."""
 
     buffer: int
     messages: tuple[Layout, ...]

@@ -1,4 +1,4 @@
-"""Slips in plans with experts: in exchanges, in what experts read, in who holds which of them."""
+"""Mutations of plans with experts: the all-to-all, what experts read, which device holds which."""
 
 from __future__ import annotations
 
@@ -6,25 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from plan.devices import positions
-from plan.mutants import (
-    Plans,
-    Slip,
-    changed,
-    other,
-    some,
-)  # fmt: skip
-from plan.slips import (
-    SLIPS,
-    doubled,
-    dropped,
-    moved_to_another_device,
-    started_before_it_is_made,
-    state_changed,
-    wait_removed,
-    wrong_field,
-)  # fmt: skip
-from plan.slips_of_exchanges import (
+from plan.all_to_all_mutations import (
     all_groups,
     changed_everywhere,
     ends_before_it_is_read,
@@ -43,7 +25,25 @@ from plan.slips_of_exchanges import (
     two_exchanged,
     two_swapped,
 )  # fmt: skip
-from plan.slips_of_replicas import SLIPS_OF_REPLICAS, misused
+from plan.devices import positions
+from plan.mutants import (
+    Mutation,
+    Plans,
+    at_random,
+    changed,
+    other,
+)
+from plan.mutations import (
+    MUTATIONS,
+    doubled,
+    dropped,
+    moved_to_another_device,
+    started_before_it_is_made,
+    state_changed,
+    wait_removed,
+    wrong_field,
+)  # fmt: skip
+from plan.replica_mutations import REPLICA_MUTATIONS, misused
 
 from piper.plan.instructions import (
     Exchange,
@@ -111,7 +111,7 @@ def rows_of_another_microbatch(plans: Plans, random: Random) -> Plans | None:
 
 
 def shares_exchanged(plans: Plans, random: Random) -> Plans | None:
-    """Two devices have each other's experts."""
+    """Two devices swap their experts."""
     first, second = random.sample(plans, 2)
     pairs = [
         (a, b)
@@ -151,17 +151,15 @@ def all_experts(plans: Plans, random: Random) -> Plans | None:
     return tuple(replace(p, states=states) if p is plan else p for p in plans)
 
 
-def updated_by_another_layer(plans: Plans, random: Random) -> Plans | None:
+@at_random(Update)
+def updated_by_another_layer(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     """A share is updated by the gradient of other experts, or of dense parameters."""
-    plan, at = some(plans, random, Update) or (None, 0)
-    if plan is None:
-        return None
     grads = [plan.instructions[k].grad for k in positions(plan, Update)]
     wrong = other(random, grads, plan.instructions[at].grad)
     return None if wrong is None else changed(plans, plan, at, grad=wrong)
 
 
-SLIPS_OF_EXPERTS: dict[str, Slip] = {
+EXPERT_MUTATIONS: dict[str, Mutation] = {
     "an Exchange is dropped": dropped(Exchange),
     "an Exchange is dropped everywhere": left_out_everywhere,
     "an Exchange is doubled": doubled(Exchange),
@@ -212,7 +210,7 @@ SLIPS_OF_EXPERTS: dict[str, Slip] = {
     "a Gather is among others": misused(Gather, "group", groups_of_others),
     "an Update takes another gradient": updated_by_another_layer,
     **{
-        f"with experts, {name}": {**SLIPS, **SLIPS_OF_REPLICAS}[name]
+        f"with experts, {name}": {**MUTATIONS, **REPLICA_MUTATIONS}[name]
         for name in (
             "a Run is dropped", "a Run is doubled", "two Runs are swapped",
             "a Run reads another buffer", "a Run reads in another order", "a Run is another node",

@@ -1,4 +1,4 @@
-"""Slips in exchanges: what they read and write, by which route, among whom, in which order."""
+"""Mutations of token all-to-alls: what they read and write, their route, group and order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from random import Random
 
 from plan.devices import positions
 from plan.mutants import (
+    Mutation,
     Plans,
-    Slip,
+    at_random,
     changed,
     inserted,
     other,
@@ -17,9 +18,9 @@ from plan.mutants import (
     rearranged,
     some,
     with_code,
-)  # fmt: skip
-from plan.slips import swapped
-from plan.slips_of_replicas import other_groups, other_streams
+)
+from plan.mutations import swapped
+from plan.replica_mutations import other_groups, other_streams
 
 from piper.plan.instructions import (
     Exchange,
@@ -61,10 +62,10 @@ def of_another_microbatch(plan: Plan, name: str) -> list[str]:
     ]
 
 
-def read_of_another_microbatch(position: int, *ways: str) -> Slip:
+def read_of_another_microbatch(position: int, *ways: str) -> Mutation:
     """Of what an exchange reads: 0 are rows, -1 the counts or the route."""
 
-    def slip(plans: Plans, random: Random) -> Plans | None:
+    def mutation(plans: Plans, random: Random) -> Plans | None:
         plan, at = of_way(plans, random, *ways) or (None, 0)
         if plan is None:
             return None
@@ -75,11 +76,11 @@ def read_of_another_microbatch(position: int, *ways: str) -> Slip:
         reads[position] = wrong
         return changed(plans, plan, at, reads=tuple(reads))
 
-    return slip
+    return mutation
 
 
 def everywhere(plans: Plans, node: str, change: Change) -> Plans:
-    """What all devices of a node do, changed alike: nobody notices by the others."""
+    """Change all devices of a node in the same way, so that they still match each other."""
     return tuple(
         replace(
             plan,
@@ -92,8 +93,8 @@ def everywhere(plans: Plans, node: str, change: Change) -> Plans:
     )
 
 
-def read_of_another_microbatch_everywhere(position: int, *ways: str) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
+def read_of_another_microbatch_everywhere(position: int, *ways: str) -> Mutation:
+    def mutation(plans: Plans, random: Random) -> Plans | None:
         plan, at = of_way(plans, random, *ways) or (None, 0)
         if plan is None:
             return None
@@ -106,29 +107,25 @@ def read_of_another_microbatch_everywhere(position: int, *ways: str) -> Slip:
 
         return everywhere(plans, plan.instructions[at].node, change) if wrong else None
 
-    return slip
+    return mutation
 
 
-def changed_everywhere(name: str, wrong: Callable[..., Sequence | Iterator]) -> Slip:
+def changed_everywhere(name: str, wrong: Callable[..., Sequence | Iterator]) -> Mutation:
     """A field of an exchange has another value on all devices."""
 
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, Exchange) or (None, 0)
-        if plan is None:
-            return None
+    @at_random(Exchange)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         one = plan.instructions[at]
         found = other(random, list(wrong(plans, plan, one)), getattr(one, name))
         if found is None:
             return None
         return everywhere(plans, one.node, lambda each: replace(each, **{name: found}))
 
-    return slip
+    return mutation
 
 
-def left_out_everywhere(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Exchange) or (None, 0)
-    if plan is None:
-        return None
+@at_random(Exchange)
+def left_out_everywhere(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     node = plan.instructions[at].node
     for each in plans:
         code = each.instructions
@@ -151,7 +148,7 @@ def all_groups(plans: Plans, plan: Plan, one: Exchange) -> Iterator[tuple[int, .
 
 
 def groups_of_others(plans: Plans, plan: Plan, one: Reduce | Gather) -> Iterator[tuple[int, ...]]:
-    """Groups of experts, of dense parameters, and of whoever holds other experts."""
+    """Groups of experts, of dense parameters, and of devices that hold other experts."""
     yield from other_groups(plans, plan, one)
     kinds = Exchange | Reduce | Gather
     yield from {each.group for p in plans for each in p.instructions if isinstance(each, kinds)}
@@ -166,10 +163,10 @@ def other_rows(plans: Plans, plan: Plan, one: Exchange) -> Iterator[tuple[Shape,
     yield (*one.shapes, one.shapes[0])
 
 
-def permuted(name: str) -> Slip:
+def permuted(name: str) -> Mutation:
     """What an exchange reads or writes, in another order."""
 
-    def slip(plans: Plans, random: Random) -> Plans | None:
+    def mutation(plans: Plans, random: Random) -> Plans | None:
         plan, at = some(plans, random, Exchange) or (None, 0)
         values = list(getattr(plan.instructions[at], name)) if plan else []
         if plan is None or len(values) < 2:
@@ -178,19 +175,17 @@ def permuted(name: str) -> Slip:
         values[a], values[b] = values[b], values[a]
         return changed(plans, plan, at, **{name: tuple(values)})
 
-    return slip
+    return mutation
 
 
-def more_or_less(name: str) -> Slip:
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, Exchange) or (None, 0)
-        if plan is None:
-            return None
+def more_or_less(name: str) -> Mutation:
+    @at_random(Exchange)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         values = getattr(plan.instructions[at], name)
         wrong = [values[1:], values[:-1], (*values, values[0]), (values[0], *values)]
         return changed(plans, plan, at, **{name: random.choice(wrong)})
 
-    return slip
+    return mutation
 
 
 def same_communicator(plan: Plan, at: int) -> list[int]:
@@ -207,7 +202,7 @@ def two_swapped(plans: Plans, random: Random) -> Plans | None:
 
 
 def one_overtakes(plans: Plans, random: Random) -> Plans | None:
-    """On one device only: as early as what it reads is there."""
+    """On one device only: as early as its operands allow."""
     plan, at = some(plans, random, Exchange) or (None, 0)
     earlier = [k for k in same_communicator(plan, at) if k < at] if plan else []
     if plan is None or not earlier:
@@ -217,11 +212,9 @@ def one_overtakes(plans: Plans, random: Random) -> Plans | None:
     return with_code(plans, plan.device, rearranged(plan.instructions, order))
 
 
-def two_exchanged(plans: Plans, random: Random) -> Plans | None:
+@at_random(Exchange)
+def two_exchanged(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     """Two exchanges of a device change places, and with them what each waits for."""
-    plan, at = some(plans, random, Exchange) or (None, 0)
-    if plan is None:
-        return None
     code = list(plan.instructions)
     b = other(random, [k for k in same_communicator(plan, at) if isinstance(code[k], Exchange)], at)
     if b is None:
@@ -231,11 +224,9 @@ def two_exchanged(plans: Plans, random: Random) -> Plans | None:
     return with_code(plans, plan.device, code)
 
 
-def ends_while_it_travels(plans: Plans, random: Random) -> Plans | None:
-    """Rows, counts or a route end right behind the exchange that reads them."""
-    plan, at = some(plans, random, Exchange) or (None, 0)
-    if plan is None:
-        return None
+@at_random(Exchange)
+def ends_while_it_travels(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
+    """Rows, counts or a route end right after the all-to-all that reads them has started."""
     code = list(plan.instructions)
     buffer = random.choice(code[at].reads)
     ends = [k for k in positions(plan, Free) if buffer in code[k].values]
@@ -247,11 +238,9 @@ def ends_while_it_travels(plans: Plans, random: Random) -> Plans | None:
     return with_code(plans, plan.device, inserted(code, at + 1, Free((buffer,))))
 
 
-def ends_before_it_is_read(plans: Plans, random: Random) -> Plans | None:
-    """What an exchange brought ends before the last use, when the exchange has ended."""
-    plan, at = some(plans, random, Exchange) or (None, 0)
-    if plan is None:
-        return None
+@at_random(Exchange)
+def ends_before_it_is_read(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
+    """A result of an all-to-all that has completed ends before its last use."""
     code = list(plan.instructions)
     buffer = random.choice(code[at].writes)
     ends = [k for k in positions(plan, Free) if buffer in code[k].values]

@@ -1,4 +1,4 @@
-"""Slips in plans of replicas: in collectives, shards, buffers, and in who counts what."""
+"""Mutations of plans of replicas: collectives, shards, buffers, and what each device counts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 from plan.devices import positions
 from plan.mutants import (
+    Mutation,
     Plans,
-    Slip,
+    at_random,
     buffers,
     changed,
     other,
@@ -18,11 +19,10 @@ from plan.mutants import (
     rearranged,
     some,
     with_code,
-)  # fmt: skip
-from plan.programs import STREAMS
-from plan.slips import (
+)
+from plan.mutations import (
     ACTIONS,
-    SLIPS,
+    MUTATIONS,
     counted_otherwise,
     doubled,
     dropped,
@@ -35,6 +35,7 @@ from plan.slips import (
     wrong_buffer,
     wrong_field,
 )  # fmt: skip
+from plan.programs import STREAMS
 
 from piper.plan.instructions import (
     Add,
@@ -56,23 +57,23 @@ READERS = (Run, Add, Keep, Update, Total, Reduce, Send)
 
 
 def same_communicator(plan: Plan, at: int) -> list[int]:
-    """All that this one meets the others in order with."""
+    """All instructions on the communicator of this one."""
     code = plan.instructions
     mine = code[at].stream, code[at].group
     found = [k for kind in COLLECTIVES for k in positions(plan, kind)]
     return sorted(k for k in found if (code[k].stream, code[k].group) == mine)
 
 
-def two_of_a_communicator_swapped(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, *COLLECTIVES) or (None, 0)
-    if plan is None:
-        return None
+@at_random(*COLLECTIVES)
+def two_of_a_communicator_swapped(
+    plans: Plans, random: Random, plan: Plan, at: int
+) -> Plans | None:
     b = other(random, same_communicator(plan, at), at)
     return None if b is None else swapped(plans, plan, at, b)
 
 
 def a_gather_overtakes(plans: Plans, random: Random) -> Plans | None:
-    """On one device only; nothing there is in its way but the order of the others."""
+    """On one device only. Only the order on the other devices forbids it."""
     plan, at = some(plans, random, Gather) or (None, 0)
     earlier = [k for k in same_communicator(plan, at) if k < at] if plan else []
     if plan is None or not earlier:
@@ -82,18 +83,16 @@ def a_gather_overtakes(plans: Plans, random: Random) -> Plans | None:
     return with_code(plans, plan.device, rearranged(plan.instructions, order))
 
 
-def misused(kind: type, name: str, wrong: Callable[..., Iterable[Any]]) -> Slip:
-    """A field that has another one of the values that `wrong` names."""
+def misused(kind: type, name: str, wrong: Callable[..., Iterable[Any]]) -> Mutation:
+    """A field has another one of the values that `wrong` returns."""
 
-    def slip(plans: Plans, random: Random) -> Plans | None:
-        plan, at = some(plans, random, kind) or (None, 0)
-        if plan is None:
-            return None
+    @at_random(kind)
+    def mutation(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
         options = wrong(plans, plan, plan.instructions[at])
         found = other(random, list(options), getattr(plan.instructions[at], name))
         return None if found is None else changed(plans, plan, at, **{name: found})
 
-    return slip
+    return mutation
 
 
 def other_groups(plans: Plans, plan: Plan, this: Reduce | Gather) -> Iterator[tuple[int, ...]]:
@@ -136,10 +135,10 @@ def no_such_buffer(plans: Plans, plan: Plan, this: Gather) -> Sequence[int]:
     return len(plan.buffers), len(plan.buffers) + 3  # negative ones: see test_check
 
 
-def updated_before_the_last_gather(plans: Plans, random: Random) -> Plans | None:
-    plan, at = some(plans, random, Update) or (None, 0)
-    if plan is None:
-        return None
+@at_random(Update)
+def updated_before_the_last_gather(
+    plans: Plans, random: Random, plan: Plan, at: int
+) -> Plans | None:
     state = f"w:{plan.instructions[at].bucket}"
     gathers = [k for k in positions(plan, Gather) if plan.instructions[k].value == state]
     if not gathers:
@@ -222,10 +221,9 @@ def input_of_another_replica(plans: Plans, random: Random) -> Plans | None:
     return changed(plans, plan, at, reads=reads)
 
 
-def another_gather_read(plans: Plans, random: Random) -> Plans | None:
+@at_random(Run)
+def another_gather_read(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
     """A pass reads parameters that were gathered for another one."""
-    plan, at = some(plans, random, Run) or (None, 0)
-    assert plan is not None
     gathered = [plan.instructions[k].into for k in positions(plan, Gather)]
     mine = [name for name in plan.instructions[at].reads if name in gathered]
     wrong = other(random, gathered, *mine)
@@ -235,11 +233,9 @@ def another_gather_read(plans: Plans, random: Random) -> Plans | None:
     return changed(plans, plan, at, reads=reads)
 
 
-def gathered_result_ends_early(plans: Plans, random: Random) -> Plans | None:
-    """The buffer may be filled again while what is in it is still to be read."""
-    plan, at = some(plans, random, Gather) or (None, 0)
-    if plan is None:
-        return None
+@at_random(Gather)
+def gathered_result_ends_early(plans: Plans, random: Random, plan: Plan, at: int) -> Plans | None:
+    """The buffer may be filled again before its last read."""
     code, name = list(plan.instructions), plan.instructions[at].into
     uses = [k for k in range(len(code)) if name in reads_of(code[k])]
     (end,) = [k for k in positions(plan, Free) if name in code[k].values]
@@ -251,7 +247,7 @@ def gathered_result_ends_early(plans: Plans, random: Random) -> Plans | None:
     return with_code(plans, plan.device, rearranged([*code, Free((name,))], order))
 
 
-SLIPS_OF_REPLICAS: dict[str, Slip] = {
+REPLICA_MUTATIONS: dict[str, Mutation] = {
     **{f"a {kind.__name__} is dropped": dropped(kind) for kind in COLLECTIVES},
     **{f"a {kind.__name__} is doubled": doubled(kind) for kind in COLLECTIVES},
     **{
@@ -259,9 +255,9 @@ SLIPS_OF_REPLICAS: dict[str, Slip] = {
         for kind in (*COLLECTIVES, *ACTIONS)
     },
     **{
-        f"a {kind.__name__} is {what}": slip
+        f"a {kind.__name__} is {what}": mutation
         for kind in COLLECTIVES
-        for what, slip in {
+        for what, mutation in {
             "in another group": misused(kind, "group", other_groups),
             "on another stream": misused(kind, "stream", other_streams),
             "in other messages": misused(kind, "messages", other_messages),
@@ -293,8 +289,8 @@ SLIPS_OF_REPLICAS: dict[str, Slip] = {
     "a Load is of another replica's part": load_of_another_replica,
     "a Run reads the input of another replica": input_of_another_replica,
     **{
-        f"in replicas, {name}": SLIPS[name]
-        for name in SLIPS
+        f"in replicas, {name}": MUTATIONS[name]
+        for name in MUTATIONS
         if name.startswith(("a Run", "a Send", "a Recv", "a buffer", "a state"))
     },
 }
