@@ -206,6 +206,22 @@ def test_a_seed_that_nothing_can_use_is_not_supported(seeds: dict, text: str) ->
         divided(drawn(llama(layers=1)), 2, seeds=seeds)
 
 
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(VOCABULARY, 16), nn.BatchNorm1d(TOKENS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.norm(self.words(tokens))
+
+
+def test_a_buffer_that_changes_in_a_divided_region_is_not_supported() -> None:
+    request = DivisionRequest(regions=("all",), ways=2, what="weights")
+
+    with pytest.raises(CaptureError, match="changes the buffer norm.* inside a divided region"):
+        capture(Normalized(), cross_entropy, batch(), divide=[request])
+
+
 def test_what_is_cut_and_what_is_sent_is_shown(golden) -> None:
     _, captured = tensor_parallel()
 

@@ -92,19 +92,16 @@ def updated_in_division(name: str) -> CaptureError:
 
 def seed_without_parameter(name: str, known: list[str]) -> CaptureError:
     near = get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
-    return CaptureError(
-        "plan",
-        Problem(f"no divided parameter is called {name}", f"use one of {', '.join(near)}"),
+    return refusal(
+        "plan", f"no divided parameter is called {name}", f"use one of {', '.join(near)}"
     )
 
 
 def seed_not_possible(name: str, seed: object, where: str) -> CaptureError:
-    return CaptureError(
-        where or UNKNOWN,
-        Problem(
-            f"{name} cannot be placed as {seed}: no way to divide what reads it works with that",
-            "choose another placement for it, or leave it to Piper",
-        ),
+    return refusal(
+        where,
+        f"{name} cannot be placed as {seed}: no way to divide what reads it works with that",
+        "choose another placement for it, or leave it to Piper",
     )
 
 
