@@ -121,6 +121,7 @@ def test_a_divided_model_has_local_shapes_and_conversions_between_its_pieces() -
     assert model.held(tied.id)[0].shape == (VOCABULARY // 2, 16)
 
 
+@pytest.mark.soak
 def test_grouped_heads_that_do_not_divide() -> None:
     model = drawn(llama(layers=1, kv_heads=2))
     captured = divided(model, 4)
@@ -140,6 +141,7 @@ def test_context_parallelism_exchanges_heads() -> None:
     assert devices.sent[Step.ALL_TO_ALL] == 8 * HIDDEN / 4 * 3 / 4  # q, k, v, out: there and back
 
 
+@pytest.mark.soak
 def test_context_parallelism_gathers_keys_and_values_if_heads_do_not_divide() -> None:
     model = drawn(llama(layers=1, heads=2))
     captured = divided(model, 4, "tokens")
@@ -150,7 +152,7 @@ def test_context_parallelism_gathers_keys_and_values_if_heads_do_not_divide() ->
     assert devices.sent[Step.ALL_GATHER] == 2 * HIDDEN * 3 / 4
 
 
-@pytest.mark.parametrize("what", ["weights", "tokens"])
+@pytest.mark.parametrize("what", ["weights", pytest.param("tokens", marks=pytest.mark.soak)])
 def test_dropout_masks_do_not_depend_on_the_number_of_devices(what: str) -> None:
     model = drawn(Gpt(p=0.3))
     whole = Interpreter(capture(model, cross_entropy, batch()), state(model), random=(5, 2))
@@ -183,6 +185,7 @@ def test_one_of_two_stages_is_divided() -> None:
     assert placements(captured)["head.weight"] == Cut(0)
 
 
+@pytest.mark.soak
 def test_a_user_decides_how_a_parameter_is_cut() -> None:
     model = drawn(llama(layers=1))
     seeds = {"embedding.weight": Cut(0), "*.out.weight": Cut(0)}
