@@ -191,3 +191,23 @@ def test_costs_are_measured_here_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert call("--costs", str(file)).splitlines()[-4:] == told.splitlines()[-4:]
     with pytest.raises(StrategyError, match="leave out --device and --costs"):
         call("--profile", str(file), "--device", "h200")
+
+
+def test_a_job_may_have_several_kinds_of_devices(tmp_path: Path) -> None:
+    for name, figure in (("fast", 1e-3), ("slow", 1.0)):
+        costs = Costs(flops=1e3 / figure, memory=1e3 / figure, ahead=True)
+        (tmp_path / f"{name}.json").write_text(costs.to_json())
+    fast, slow = tmp_path / "fast.json", tmp_path / "slow.json"
+
+    one = seconds(tmp_path, "--costs", str(fast))
+    both = seconds(tmp_path, "--costs", f"{fast}:0,{slow}:1")
+    other = seconds(tmp_path, "--costs", str(slow))
+
+    assert one < both < other
+    table = call("--device", "h200:0,a100:1").splitlines()[-2:]
+    assert [line.split()[:2] for line in table] == [["device", "0"], ["device", "1"]]
+
+
+def test_a_device_that_is_not_listed_is_told() -> None:
+    with pytest.raises(StrategyError, match="the job has 2 devices, and device 1 is not listed"):
+        call("--device", "h200:0,a100:2")

@@ -240,8 +240,8 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
         ),
         (
             {"op": "order", "filters": [[{"PP": 0, "PASS": "FB"}]]},
-            "order (directive 1): PASS='FB' is not a pass\n  fix: write one of F, B, BI, BW, UPDATE, "
-            "REDUCE, GATHER, SEND, RECV, DISPATCH, COMBINE",
+            "order (directive 1): PASS='FB' is not a pass\n  fix: write one of F, B, BI, BW, "
+            "UPDATE, REDUCE, GATHER, SEND, RECV, DISPATCH, COMBINE",
         ),
     ],
     ids=str,

@@ -156,6 +156,16 @@ def test_select_finds_what_the_filter_means_in_the_order_of_the_dag(
     assert found == meant(dag, wanted)
 
 
+def test_three_filters_must_all_match() -> None:
+    dag = Split("MB", 2).rewrite(training_dag(chain(3)))
+    wanted = where(PP=[0, 2]) & where(MB=1) & where(PASS="B")
+
+    found = [node.id for node in dag.select(wanted)]
+
+    assert len(found) == 2 and found == meant(dag, wanted)
+    assert dag.select(wanted) == dag.select(where(PP=[0, 2], MB=1, PASS="B"))
+
+
 @given(FILTERS)
 def test_every_filter_survives_print_and_json(wanted: Filter) -> None:
     strategy = Strategy([Place(wanted, [0])])

@@ -36,7 +36,8 @@ common: strategies.PipelineOptions = {"zero": 2, "bucket_mb": 0.25}
 strategies.gpipe(2, 4, 2, **common)
 strategies.interleaved_zb(pp=2, microbatches=4, virtual=3, dp=2, zero=1)
 reveal_type(strategies.dualpipev(pp=2, microbatches=8, dp=4, ep=2, zero=3, reduce="once",
-    bucket_mb=25, gather_ahead=2, gather_buffers=3, expert_stages=[1], ahead="pairs",
+    bucket_mb=25, gather_ahead=2, gather_buffers=3, expert_stages=[1], ahead="pairs", remat=[0],
+    mesh="dp,pp,ep", devices=range(8),
     stream="a", ep_stream="b", reduce_stream="c", gather_stream="d"))
 """,
     "names": """
@@ -132,6 +133,7 @@ def test_the_typed_options_are_those_that_builders_take() -> None:
 def test_options_of_replicas_have_the_defaults_of_replicate() -> None:
     defaults = {name: option.default for name, option in options_of(assemble).items()}
     own = {name: p.default for name, p in signature(Replicate).parameters.items()}
+    del own["devices"]  # of one region; a builder's are those of the whole mesh
 
     different = {name for name in own.keys() & defaults.keys() if own[name] != defaults[name]}
 

@@ -14,6 +14,7 @@ DeviceGroups = Sequence[Device] | Sequence[Sequence[Device]]
 StageSizes = int | Sequence[int]  # how many stages, or how many layers each of them has
 ParameterPlan = Mapping[str, str] | Sequence[tuple[str, str]] | None  # pattern -> how it is cut
 Live = Sequence[int] | None  # for each stage, the microbatches that it holds at once
+Kept = str | float | Sequence[str]  # what a recomputed region keeps besides its inputs
 Slot = tuple[Filter, ...]
 Slots = Sequence[Filter | Sequence[Filter]]  # a slot of one filter needs no list
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from piper.directives.arguments import (
     DeviceGroups,
     DeviceList,
+    Kept,
     Live,
     ParameterPlan,
     Slots,
@@ -109,6 +110,7 @@ CODECS: dict[object, Codec] = {
     StageSizes: DEVICES,
     ParameterPlan: Codec(lambda plan: None if plan is None else dict(plan), as_is),
     Live: DEVICES,
+    Kept: DEVICES,
 }
 
 

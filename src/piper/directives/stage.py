@@ -18,6 +18,7 @@ from piper.ir.values import Role
 from piper.names import PASS, B, F, RegionId, amount
 
 Layer = list[Region]
+SHOWN = 16  # stages in the example of a message
 ADAM = 4.0  # parameters, gradients, and two moments of each
 
 
@@ -174,9 +175,9 @@ def retagged(model: Model, name: str, stage_of: Mapping[RegionId, int]) -> Model
 
 
 def under(region: Region, tags: Tags, run: int) -> Region:
-    """A region with other tags, and so the description of it that recomputes."""
-    other = region.recomputed and replace(region.recomputed, tags=tags, run=run)
-    return replace(region, tags=tags, run=run, recomputed=other)
+    """A region with other tags, and so the descriptions of it that recompute."""
+    others = {keep: replace(one, tags=tags, run=run) for keep, one in region.recomputed.items()}
+    return replace(region, tags=tags, run=run, recomputed=others)
 
 
 def with_tag(tags: Tags, name: str, stage: int) -> Tags:
@@ -193,7 +194,7 @@ def with_tag(tags: Tags, name: str, stage: int) -> Tags:
 def live_counts(live: object, stages: int) -> tuple[int, ...]:
     found = tuple(live) if isinstance(live, list | tuple) else ()
     if len(found) != stages or any(type(one) is not int or one < 1 for one in found):
-        example = list(range(stages, 0, -1))
+        example = list(range(stages, 0, -1)) if stages <= SHOWN else [stages, stages - 1, "..."]
         what = f"live={live!r} does not say how many microbatches each of {stages} stages holds"
         raise Refused(Problem(what, f"write live={example}, as 1F1B holds them"))
     return found

@@ -80,6 +80,5 @@ def seeds_of(
 
 
 def is_named(parameter: Parameter, pattern: str) -> bool:
-    """Whether a pattern is that of a parameter, or of its module."""
-    module = parameter.name.rpartition(".")[0]
-    return fnmatchcase(parameter.name, pattern) or fnmatchcase(module, pattern)
+    """Whether a pattern is that of a parameter, or of a module that it is in."""
+    return any(fnmatchcase(parameter.name, one) for one in (pattern, f"{pattern}.*"))

@@ -6,22 +6,27 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from piper.capture import Captured, capture, tag_unannotated
 from piper.costs import Costs, mode_of, read_costs
-from piper.directives import Directive, Stage, Strategy
+from piper.directives import Directive, Remat, Stage, Strategy
+from piper.directives.remat import policies_of
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
+from piper.job.device_costs import device_costs
 from piper.job.division import division_requests, feeds_of, is_dense
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
 from piper.job.mean_loss_check import refuse_no_mean
+from piper.job.memory_check import refuse_too_large
+from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
 from piper.job.options import Loss, Options
+from piper.job.remat_choice import fitted
 from piper.job.stage_weights import stage_lines
 from piper.names import amount
 from piper.runtime.batch import StepInputs
@@ -74,6 +79,12 @@ class Job:
         """Measured costs if given, else estimates, for the mode in which regions run."""
         return read_costs(self.options.costs, mode_of(self.options.compiled, self.options.graphs))
 
+    @cached_property
+    def memory(self) -> MemoryLimit | None:
+        """The memory of a device that counts. None: it is not known."""
+        wanted = [one.limit_gib for one in self.strategy if isinstance(one, Remat)]
+        return memory_limit(self.device, [self.options.memory_gib, *wanted], self.options.optimizer)
+
     @property
     def replicas(self) -> int:
         """The number of parts of the data. Replicas that share devices share a batch."""
@@ -97,6 +108,10 @@ class Job:
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""
         return replace(self, strategy=strategy, cut=[])
+
+    def without_limit(self) -> Job:
+        """The same job on devices with any amount of memory."""
+        return replace(self, options=replace(self.options, memory_gib=None))
 
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)
@@ -135,7 +150,8 @@ class Job:
         if not any(map(is_dense, self.strategy)):
             return self.strategy.directives
         whole = self.capture_whole(batch).model
-        return with_cuts(self.strategy.directives, whole, costs or self.costs)
+        self.cut.append(Strategy(with_cuts(self.strategy, whole, costs or self.costs)))
+        return self.cut[0].directives
 
     def find_layers(self, batch: Batch) -> None:
         """Tag the layers of a model without annotations, if the strategy cuts it into stages."""
@@ -155,23 +171,45 @@ class Job:
         Stages stay where the first kind of batch was cut: parameters do not move while training.
         """
         refuse_uneven(batch, self.microbatches)
+        first = not self.cut
         captured, started = self.capture(batch, costs), time.perf_counter()
         self.try_mean(batch)
-        compiled = compile_strategy(
-            captured.model,
-            self.directives(batch, costs),
-            clip=self.options.max_norm is not None,
-            costs=costs or self.costs,
-            by_role=by_role,
-        )
+        compiled = self.apply(captured, costs or self.costs, by_role)
+        if self.memory is not None:
+            others = partial(self.compile_under, batch, costs or self.costs)
+            refuse_too_large(compiled, self.strategy, self.memory, others)
         for region, cut in compiled.dag.shardings.items():
             captured.experts.prove(compiled.dag.model.by_id[region].code, cut.ways)
+        if by_role and compiled.roles.obstacle:
+            LOG.info("a plan for every device: %s", compiled.roles.obstacle)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
-        if not self.cut:
-            self.cut.append(Strategy(compiled.program))
+        if first:
             for line in stage_lines(compiled):
                 LOG.info("%s", line)
         return captured, compiled
+
+    def apply(self, captured: Captured, costs: Costs, by_role: bool) -> Compiled:
+        """The strategy, with whatever it leaves to the memory of a device."""
+        model = captured.model_with(policies_of(self.strategy))
+        clip = self.options.max_norm is not None
+
+        def compile(program: Sequence[Directive]) -> Compiled:
+            return compile_strategy(model, program, clip=clip, costs=costs, by_role=by_role)
+
+        if not self.cut:
+            self.cut.append(Strategy(with_cuts(self.strategy, model, costs)))
+        program = self.cut[0].directives
+        if not any(isinstance(one, Remat) and one.is_auto for one in program):
+            return compile(program)
+        limit = require_limit(self.memory)
+        known = device_costs(self.device, costs, model)
+        return fitted(program, compile, limit.peaks, limit.usable, known)
+
+    def compile_under(self, batch: Batch, costs: Costs, strategy: Strategy) -> Compiled:
+        """Another strategy for the same batch, by role, whether or not it fits."""
+        other = self.under(strategy)
+        refuse_uneven(batch, other.microbatches)
+        return other.apply(other.capture(batch, costs), costs, by_role=True)
 
     @property
     def relies_on_mean(self) -> bool:
@@ -225,4 +263,6 @@ def regions_text(captured: Captured) -> str:
 def plans_text(compiled: Compiled) -> str:
     count = sum(len(plan.instructions) for plan in compiled.plans)
     plans = amount(len(compiled.plans), "plan")
-    return f"and checked {plans}, {amount(count, 'instruction')}"
+    devices = len(compiled.roles.of)
+    whose = f" for {amount(devices, 'device')}" if devices > len(compiled.plans) else ""
+    return f"and checked {plans}{whose}, {amount(count, 'instruction')}"

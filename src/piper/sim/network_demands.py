@@ -8,6 +8,7 @@ from math import ceil, inf, log2
 
 from piper.costs.links import Network
 from piper.names import Device
+from piper.plan.analyse.traffic import Collective, is_direct, split_by_node, volume
 from piper.plan.instructions import (
     Exchange,
     Gather,
@@ -17,7 +18,7 @@ from piper.plan.instructions import (
     Send,
     Total,
 )
-from piper.plan.instructions.sizes import message_bytes, shape_bytes
+from piper.plan.instructions.sizes import shape_bytes
 from piper.sim.fair_sharing import Demand, FairSharing, total
 
 FAST = 1e15  # speed of what demands nothing
@@ -109,18 +110,11 @@ class NetworkDemands:
     ) -> tuple[float, tuple[Demand, ...]]:
         """Latency and demands of a collective, for the members of its group that are simulated.
 
-        Reductions and gathers run as rings, which use all links that leave a node. Tokens go
-        directly to their devices.
+        What stays in a node and what leaves it: `plan/analyse/traffic.py`.
         """
         assert isinstance(one, Reduce | Gather | Exchange | Redistribute | Total)
-        times, size = volume(one)
         count, nodes = len(one.group), len({self.network.node(d) for d in one.group})
-        local = count / nodes
-        if is_direct(one):
-            inside, outside = size * (local - 1) / count, size * (count - local) / count
-        else:
-            inside = times * size * (count - 1) / count if local > 1 else 0.0
-            outside = times * size * (nodes - 1) / nodes / local
+        inside, outside = split_by_node(one, nodes)
         demands: list[Demand] = []
         for device in here:
             demands += self.member_demands(device, one.stream, inside, outside)
@@ -139,7 +133,7 @@ class NetworkDemands:
             yield from self.ports("between", network.between.bandwidth, device, device, outside)
             yield from self.shared(device, device, outside)
 
-    def rounds(self, one: Meeting, count: int, nodes: int) -> float:
+    def rounds(self, one: Collective, count: int, nodes: int) -> float:
         """Total latency of a collective: trees for sums, one hop for tokens and one for counts."""
         if count == 1:
             return 0.0
@@ -150,24 +144,3 @@ class NetworkDemands:
             return once
         messages = len(one.messages) if isinstance(one, Reduce | Gather) else 1
         return volume(one)[0] * once * ceil(log2(count)) * messages
-
-
-Meeting = Reduce | Gather | Exchange | Redistribute | Total
-
-
-def is_direct(one: Meeting) -> bool:
-    """Whether every device sends to every other one, without a ring."""
-    return isinstance(one, Exchange) or (isinstance(one, Redistribute) and one.step == "all-to-all")
-
-
-def volume(one: Meeting) -> tuple[int, float]:
-    """How often the bytes of a collective go around the ring, and their number."""
-    if isinstance(one, Total):
-        return 2, 0.0
-    if isinstance(one, Exchange):
-        return 1, float(sum(map(shape_bytes, one.shapes)))
-    if isinstance(one, Redistribute):
-        joined = len(one.group) if one.step == "all-gather" else 1
-        return 2 if one.step == "all-reduce" else 1, float(shape_bytes(one.shape) * joined)
-    both = 2 if isinstance(one, Reduce) and not one.scatter else 1
-    return both, float(sum(map(message_bytes, one.messages)))

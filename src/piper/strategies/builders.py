@@ -1,7 +1,8 @@
 """Builders of pipeline strategies: a well-known schedule, its replicas and its experts.
 
 Every builder takes `pp`, the devices of one pipeline, `microbatches`, `dp`, the number of
-replicas, and the keywords of `PipelineOptions`. Replica r of a stage is `r * pp` devices further.
+replicas, and the keywords of `PipelineOptions`. Replica r of a stage is `r * pp` devices further,
+unless `mesh` or `devices` says otherwise.
 """
 
 from __future__ import annotations

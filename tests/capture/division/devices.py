@@ -60,7 +60,9 @@ class Devices:
         model = self.captured.model
         for device in self.devices:
             device.load(batch)
-        regions = [(r.recomputed or r) if self.devices[0].recompute else r for r in model.regions]
+        policy = self.devices[0].policy
+        model = self.captured.model_with([] if policy is None else [policy])
+        regions = [r.recomputed.get(policy, r) for r in model.regions]
         with torch.no_grad():
             for region in regions:
                 self.forward(region)

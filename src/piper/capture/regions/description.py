@@ -105,7 +105,6 @@ def describe(
         workspace=cost.workspace,
         traffic=cost.traffic,
         operators=cost.operators,
-        recomputes=lowered.recomputes,
         ways=chunk.piece.ways if chunk.piece else 1,
         conversion=chunk.piece.conversion if chunk.piece else None,
     )

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Kind, Totals
 from piper.ir.placements import Invariant
-from piper.names import ValueId
+from piper.names import Device, ValueId
 from piper.plan.lower.device_work import DeviceWork
 
 
-def counts(work: DeviceWork, value: ValueId, number: int) -> bool:
+def counts(dag: Dag, device: Device, value: ValueId, number: int) -> bool:
     """Whether a device counts gradient `number` of the norm, which is `value`.
 
     A sum that a whole group holds is counted by one member. The members take turns. So do devices
     that divide regions: of what is whole, they have the same gradient.
     """
-    dag, maker = work.dag, work.dag.nodes[work.dag.producers[value]]
+    maker = dag.nodes[dag.producers[value]]
     shared = isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE
-    if shared and work.device not in {group[number % len(group)] for group in maker.groups}:  # type: ignore[union-attr]
+    if shared and device not in {group[number % len(group)] for group in maker.groups}:  # type: ignore[union-attr]
         return False
     bucket = dag.values[value].bucket
     if not dag.divisions or bucket is None:
@@ -26,7 +27,7 @@ def counts(work: DeviceWork, value: ValueId, number: int) -> bool:
     if dag.model.buckets[bucket].placement is not Invariant:
         return True
     devices = dag.places[dag.model.first_uses[bucket]]
-    return work.replicas.member(devices, work.device) == number % work.replicas.ways
+    return dag.replicas.member(devices, device) == number % dag.replicas.ways
 
 
 def losses_of(

@@ -299,7 +299,9 @@ class Lowering:
         assert node.devices is not None
         here = {k: self.operand(t, ()) for k, t in enumerate(node.reads[1:]) if self.is_here(t)}
         counted = tuple(
-            grad for k, grad in here.items() if counts(self.work, node.reads[1 + k][0], k)
+            grad
+            for k, grad in here.items()
+            if counts(self.dag, self.work.device, node.reads[1 + k][0], k)
         )
         made = {loss for loss in node.reads[0] if loss in self.made_by or loss in self.arriving}
         losses = tuple(losses_of(self.work, node, made))
