@@ -12,6 +12,7 @@ from capture.interpreter import Interpreter, add, check, state
 from torch import Tensor, nn
 
 from piper.capture import Captured
+from piper.capture.kernels.callables import Kernels
 from piper.ir.model import Region
 from piper.ir.naming import RANK
 from piper.ir.placements import Cut, Invariant, Partial, Replicated, Step
@@ -46,6 +47,7 @@ class Devices:
         buckets = self.captured.model.buckets.values()
         self.placements = {p.name: p.placement for bucket in buckets for p in bucket.parameters}
         self.devices = []
+        self.options.setdefault("received", Kernels())
         for rank in range(self.ways):
             weights = {
                 name: piece(tensor, self.placements.get(name, Invariant()), self.ways, rank).clone()

@@ -27,6 +27,11 @@ def index(high: int, *shape: int) -> Tensor:
     return torch.randint(0, high, shape, generator=draw)
 
 
+def with_padding(token: int, tokens: Tensor) -> Tensor:
+    tokens[0, 0] = tokens[1, 1] = token
+    return tokens
+
+
 def flags(*shape: int) -> Tensor:
     return torch.rand(shape, generator=draw) > 0.5
 
@@ -86,8 +91,9 @@ TRIALS = [
     trial(aten.mm.default, x(12, 24), x(24, 12)),
     trial(aten.bmm.default, x(24, 5, 12), x(24, 12, 5), blocks=(1, 2)),
     trial(aten.embedding.default, x(24, 12), index(24, 5, 12)),
-    trial(aten.embedding.default, x(24, 12), index(24, 12, 5), 3, blocks=(1, 3)),
+    trial(aten.embedding.default, x(24, 12), with_padding(3, index(24, 12, 5)), 3, blocks=(1, 3)),
     trial(aten.embedding.default, x(24, 12), index(24, 12), -1, True),
+    trial(aten.embedding.default, x(24, 12), with_padding(20, index(24, 12, 2)), 20),
     trial(aten.gather.default, x(12, 24), 1, index(24, 12, 1)),
     trial(aten.gather.default, x(12, 24, 12), -2, index(24, 12, 3, 12)),
     trial(aten.index_select.default, x(12, 7, 12), 1, index(7, 24)),

@@ -94,6 +94,8 @@ def cut(traced: Traced) -> list[Chunk]:
 
 def _source(run: Run) -> str:
     """The first line of the region. Unmarked operations that joined it count only if alone."""
+    if run.piece and run.piece.note:
+        return run.piece.note
     marked = [node for node in run.nodes if path_of(node)] or run.nodes
     return next((line(node) for node in marked if line(node)), "")
 

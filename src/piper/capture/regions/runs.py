@@ -20,6 +20,7 @@ class Piece:
     number: int
     ways: int
     conversion: Conversion | None = None
+    note: str = ""  # which operators a conversion is between
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
@@ -19,31 +19,33 @@ PRODUCTS = (aten.linear, aten.mm, aten.matmul)
 PASSED = (aten.add, aten._to_copy, aten.to, aten.clone, *VIEWS)  # between a product and its split
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Blocks:
-    """Numbers of blocks that some operator gives a meaning to."""
+    """Numbers of blocks that some operator gives a meaning to, and the values that have them."""
 
-    rows: frozenset[int]  # of the first dimension of activations
-    features: frozenset[int]  # of others
+    rows: set[int] = field(default_factory=set)  # of the first dimension of activations
+    fused: dict[fx.Node, set[int]] = field(default_factory=dict)  # of others
 
     @property
     def every(self) -> tuple[int, ...]:
-        return tuple(sorted({1} | self.rows | self.features))
+        return tuple(sorted({1}.union(self.rows, *self.fused.values())))
 
-    def useful(self, cut: Cut) -> bool:
+    def useful(self, node: fx.Node, cut: Cut) -> bool:
         """Whether an activation may be cut so. Fewer choices make the search faster."""
-        return cut.blocks == 1 or cut.blocks in (self.features if cut.dim else self.rows)
+        return cut.blocks == 1 or cut.blocks in (self.fused.get(node, ()) if cut.dim else self.rows)
 
 
 def block_counts(nodes: list[fx.Node]) -> Blocks:
-    rows, features = set[int](), set[int]()
+    blocks = Blocks()
     for node in nodes:
         given = node.all_input_nodes[0] if node.all_input_nodes else node
         if packet(node) in VIEWS:
-            rows |= _flattened(shape(given), shape(node))
-        if _is_projection(given):
-            features |= _fused(node, shape(given))
-    return Blocks(frozenset(rows), frozenset(features))
+            blocks.rows |= _flattened(shape(given), shape(node))
+        passed = _projection(given)
+        counts = _fused(node, shape(given)) if passed else set()
+        for one in (node, *passed) if counts else ():
+            blocks.fused.setdefault(one, set()).update(counts)
+    return blocks
 
 
 def _flattened(old: Shape, new: Shape) -> set[int]:
@@ -52,12 +54,12 @@ def _flattened(old: Shape, new: Shape) -> set[int]:
     return {old[0]} if merged else set()
 
 
-def _is_projection(node: fx.Node) -> bool:
-    """Whether it comes straight from a product, with its features as they were."""
-    last = shape(node)[-1:]
-    while packet(node) in PASSED and shape(node)[-1:] == last:
-        node = node.all_input_nodes[0]
-    return packet(node) in PRODUCTS and shape(node)[-1:] == last
+def _projection(node: fx.Node) -> list[fx.Node]:
+    """The way back from a value to the product that it comes from, with features as they were."""
+    found, last = [node], shape(node)[-1:]
+    while packet(found[-1]) in PASSED and shape(found[-1])[-1:] == last:
+        found.append(found[-1].all_input_nodes[0])
+    return found if packet(found[-1]) in PRODUCTS and shape(found[-1])[-1:] == last else []
 
 
 def _fused(node: fx.Node, given: Shape) -> set[int]:

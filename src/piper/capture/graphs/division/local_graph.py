@@ -13,6 +13,7 @@ from torch import fx
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Emitter, operands
 from piper.capture.graphs.division.levels import Form, hosts_of, is_message, levels_of
+from piper.capture.graphs.division.notes import notes_of
 from piper.capture.graphs.division.pieces import own_piece, pack, unpack
 from piper.capture.graphs.division.rules import localized
 from piper.capture.graphs.division.search.frontier import Read
@@ -68,6 +69,7 @@ class _Writer:
         self.switch = Switch(self.graph)
         self.levels = levels_of(self.space, self.plan)
         self.run_of = {node: k for k, run in enumerate(self.runs) for node in run.nodes}
+        self.notes = notes_of(self.space, self.plan)
         hosts = hosts_of(self.space, self.plan, self.run_of)
         self.hosted: dict[tuple[int, int], list[Read]] = {}
         self.made = {(read.value, read.target): read for read in self.plan.reads}
@@ -190,7 +192,8 @@ class _Writer:
     def _message(self, read: Read, node: fx.Node, run: Run, ways: int) -> None:
         conversion = Conversion(read.source, read.target)
         self.numbers += 1
-        with self._at(read.value, run, Piece(self.numbers, ways, conversion)):
+        note = self.notes[read.value, read.target]
+        with self._at(read.value, run, Piece(self.numbers, ways, conversion, note)):
             steps = str(conversion.forward), str(conversion.backward)
             self.received[read.value, read.target] = self.emit(CONVERT, node, *steps, ways)
 

@@ -18,7 +18,7 @@ from piper.capture.graphs.division.search.prices import conversion_price, flops
 from piper.capture.graphs.division.search.space import Space, held_for
 from piper.capture.torch_private import is_view
 from piper.ir.division import DivisionRequest
-from piper.ir.placements import Cut, Placement
+from piper.ir.placements import Cut, Partial, Placement
 
 QUICK = 50  # states of a first run, which gives an upper bound
 STATES = 2000  # that are kept; more are not needed by models of known kinds
@@ -199,7 +199,7 @@ class Frontier:
         if request is None or isinstance(value(node), list | tuple):
             return 0.0 if source == target else None  # several tensors: their items are converted
         size = value(node).nbytes
-        return conversion_price(self.space.prices, source, target, size, request.ways)
+        return conversion_price(self.space.start, source, target, size, request.ways)
 
     def _reader(self, node: fx.Node) -> DivisionRequest | None:
         readers = (self.space.requests.get(user) for user in node.users)
@@ -211,8 +211,10 @@ class Frontier:
             return 0.0
         ways = request.ways
         written = 0 if is_view(node) else sum(tensor.nbytes for tensor in tensors(node))
-        part = ways if isinstance(option.output, Cut) else 1
         divided = any(isinstance(p, Cut) for p in (*option.inputs, option.output))
+        # Parts of a product are sent at once, and not kept.
+        sent = divided and isinstance(option.output, Partial)
+        part = ways if sent or isinstance(option.output, Cut) else 1
         work = flops(node) / (ways if divided else 1)
         return prices.written * written / part + prices.flop * work
 

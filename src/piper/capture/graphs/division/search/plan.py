@@ -83,7 +83,7 @@ class _Search:
         request = self.space.requests.get(self.result)
         ways = request.ways if request else 1
         size = value(self.result).nbytes
-        return conversion_price(self.space.prices, end, Invariant(), size, ways)
+        return conversion_price(self.space.start, end, Invariant(), size, ways)
 
     def _kept(self, parameter: fx.Node, placement: Placement) -> float:
         user = next(node for node in self.space.order if parameter in operands(node))

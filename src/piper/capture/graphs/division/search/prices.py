@@ -9,19 +9,10 @@ import torch
 from torch import fx
 
 from piper.capture.graphs.division.calls import packet, shape
-from piper.ir.placements import Conversion, Placement, Step, exists
+from piper.ir.placements import LOCAL, Conversion, Placement, exists, sent
 
 aten = torch.ops.aten
 PRODUCTS = (aten.linear, aten.matmul, aten.mm, aten.bmm)
-
-# Bytes that a device sends, as a multiple of (ways - 1) / ways of the whole tensor.
-SENT = {
-    Step.NOTHING: 0.0,
-    Step.SLICE: 0.0,
-    Step.ALL_GATHER: 1.0,
-    Step.REDUCE_SCATTER: 1.0,
-    Step.ALL_REDUCE: 2.0,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +23,13 @@ class Prices:
     written: float = 1.0  # a byte of a result, which is often kept for the backward, too
     matrix: float = 1000.0  # a byte of a matrix that each device keeps whole
     summed: float = 0.2  # a byte of a gradient that is added up once a step
-    message: float = 16.0  # for starting one: of equal volumes, fewer messages are better
-
-
-def sent(step: Step, nbytes: int, ways: int) -> float:
-    """Bytes that each device sends for a tensor of which the whole is `nbytes`."""
-    if step is Step.ALL_TO_ALL:
-        return nbytes / ways * (ways - 1) / ways
-    return SENT[step] * nbytes * (ways - 1) / ways
+    message: float = 0.25  # for starting one, in bytes of a typical activation
 
 
 def conversion_price(
-    prices: Prices, source: Placement, target: Placement, nbytes: int, ways: int
+    start: float, source: Placement, target: Placement, nbytes: int, ways: int
 ) -> float | None:
-    """None: there is no such conversion."""
+    """`start`: the price of starting a message. None: there is no such conversion."""
     if source == target:
         return 0.0
     if not exists(source, target):
@@ -53,7 +37,7 @@ def conversion_price(
     conversion = Conversion(source, target)
     steps = conversion.forward, conversion.backward
     volume = sum(sent(step, nbytes, ways) for step in steps)
-    started = sum(prices.message for step in steps if SENT.get(step) != 0.0)
+    started = sum(start for step in steps if step not in LOCAL)
     return volume + started
 
 

@@ -8,11 +8,13 @@ from fnmatch import fnmatchcase
 
 from torch import fx
 
-from piper.capture.fx_nodes import value
+from piper.capture.fx_nodes import line, value
 from piper.capture.graphs.division.blocks import block_counts
-from piper.capture.graphs.division.calls import Call, Option, operands, shape
+from piper.capture.graphs.division.calls import Call, Option, operands, shape, tensors
 from piper.capture.graphs.division.rules import options_of
+from piper.capture.graphs.division.search.order import depth_first
 from piper.capture.graphs.division.search.prices import Prices
+from piper.capture.trace import refusals
 from piper.capture.trace.inputs import spec_of
 from piper.ir.division import DivisionRequest
 from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated
@@ -44,10 +46,12 @@ class Space:
     def __post_init__(self) -> None:
         self.free = _free(self.graph, self.parameters)
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
-        self.order = [node for node in calls if node not in self.free]
+        self.order = depth_first([node for node in calls if node not in self.free])
         self.blocks = block_counts(self.order)
+        self.start = self.prices.message * _typical(self.order)
         self.batch_cuts = self._batch_cuts(calls)
         self.options = {node: list(self._options(node)) for node in self.order}
+        self._refuse_seeds()
         uses: dict[fx.Node, int] = {}
         for node in self.order:
             for operand in dict.fromkeys(operands(node)):
@@ -70,6 +74,22 @@ class Space:
     def whole(self, parameter: fx.Node) -> TensorSpec:
         return spec_of(value(parameter))
 
+    def _refuse_seeds(self) -> None:
+        every = {id(request): request for request in self.requests.values()}.values()
+        names = list(self.parameters.values())
+        for key in (key for request in every for key in request.seeds):
+            if not any(fnmatchcase(name, key) for name in names):
+                raise refusals.seed_without_parameter(key, names)
+        for node, options in self.options.items():
+            if not options:
+                seeds = {n: self._seed(node, n) for n in operands(node) if n in self.parameters}
+                wanted = next(n for n, seed in seeds.items() if seed is not None)
+                name = self.parameters[wanted]
+                raise refusals.seed_not_possible(name, seeds[wanted], line(node))
+
+    def _seed(self, node: fx.Node, parameter: fx.Node) -> Placement | None:
+        return seed_of(self.requests[node], self.parameters[parameter])
+
     def _options(self, node: fx.Node) -> Iterator[Option]:
         if node not in self.requests or node in self.joins:
             yield Option((Invariant(),) * len(operands(node)), Invariant())
@@ -82,7 +102,7 @@ class Space:
                 yield option
 
     def _may_be(self, node: fx.Node, placement: Placement) -> bool:
-        useful = not isinstance(placement, Cut) or self.blocks.useful(placement)
+        useful = not isinstance(placement, Cut) or self.blocks.useful(node, placement)
         return useful and placement not in self.batch_cuts.get(node, ())
 
     def _may_read(self, node: fx.Node, operand: fx.Node, placement: Placement) -> bool:
@@ -128,6 +148,12 @@ class Space:
                 ways = self.requests.get(node, some).ways
                 found[node] = set(_cuts(Call(node, ways, every), found))
         return found
+
+
+def _typical(nodes: list[fx.Node]) -> float:
+    """Bytes of a typical activation."""
+    sizes = sorted(tensors(node)[0].nbytes for node in nodes)
+    return sizes[len(sizes) // 2] if sizes else 0.0
 
 
 def seed_of(request: DivisionRequest, name: str) -> Placement | None:
