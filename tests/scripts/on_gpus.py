@@ -59,6 +59,7 @@ CASES: dict[int, list[Case]] = {
         ("llama", "zbv", {"pp": 2, "remat": True}),
         ("llama", "1f1b", {"pp": 1, "dp": 2, "zero": 3, "remat": 0.5}),
         ("moe", "1f1b", {"pp": 1, "dp": 2, "ep": 2, "zero": 1, "remat": True}),
+        *(("llama", "1f1b", {"pp": 1, way: 2}) for way in ("tp", "cp")),
     ],
     4: [
         *(("llama", name, {"pp": 4}) for name in ("gpipe", "1f1b", "zb-h1")),
@@ -76,6 +77,10 @@ CASES: dict[int, list[Case]] = {
         ("llama", "dualpipev", {"pp": 2, "dp": 2, "zero": 3, "remat": "attention"}),
         ("llama", "interleaved-zb", {"pp": 2, "dp": 2, "zero": 2, "remat": [0, 3]}),
         ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "zero": 1, "remat": 0.5}),
+        ("untied", "1f1b", {"pp": 1, "tp": 4}),
+        ("llama", "zbv", {"pp": 2, "tp": 2}),
+        ("llama", "1f1b", {"pp": 1, "tp": 2, "dp": 2, "zero": 3}),
+        ("llama", "dualpipev", {"pp": 2, "cp": 2}),
     ],
 }
 
