@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from piper.capture import Precision
 from piper.costs import Costs
 from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
@@ -66,6 +67,7 @@ class Trainer:
         reduction: Literal["mean", "sum"] | None = None,
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
+        precision: Precision | str | None = None,
         compiled: bool = False,
         graphs: bool = False,
         seed: int = 0,
@@ -76,8 +78,8 @@ class Trainer:
     ) -> None:
         options = Options(
             optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
-            loss_weight=loss_weight, max_norm=max_norm, compiled=compiled, graphs=graphs,
-            seed=seed, init=init, costs=costs, device=device,
+            loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
+            graphs=graphs, seed=seed, init=init, costs=costs, device=device,
         )  # fmt: skip
         first = example_of(example)
         job = Job(model, loss_fn, as_strategy(strategy), options)

@@ -2,7 +2,8 @@
 
 from piper.capture.captured import Captured, capture
 from piper.capture.kernels.dropout import dropout_mask
+from piper.capture.precision import Precision
 from piper.capture.regions.annotate import annotate
 from piper.capture.regions.tags import tag
 
-__all__ = ["Captured", "annotate", "capture", "dropout_mask", "tag"]
+__all__ = ["Captured", "Precision", "annotate", "capture", "dropout_mask", "tag"]

@@ -14,6 +14,7 @@ from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
 from piper.capture.graphs.phases import Layout, phase_graphs
 from piper.capture.graphs.region_graphs import Lowered, lower
 from piper.capture.kernels.callables import Kernels, RegionCode
+from piper.capture.precision import Precision
 from piper.capture.regions.buckets import Bucketed, Part, make_buckets
 from piper.capture.regions.cut import Chunk, cut
 from piper.capture.regions.description import Cost, Tags, describe, number_tags, region_ids
@@ -62,16 +63,21 @@ class Captured:
 
 
 def capture(
-    model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], device: str = "cpu"
+    model: nn.Module,
+    loss_fn: Loss | None,
+    example: tuple[Any, ...],
+    device: str = "cpu",
+    precision: Precision | None = None,
 ) -> Captured:
     """Trace the model on one microbatch, cut it into regions, and differentiate each.
 
     The loss is `loss_fn(model(*example[:-1]), example[-1])`, or `model(*example)` without
     loss_fn. Only the shapes and dtypes of the example and of the weights matter. The weights may be
-    on meta. Python numbers in the example become constants.
+    on meta. Python numbers in the example become constants. Under a `precision`, the model is
+    traced with parameters of its types, and the caller has converted the example.
     """
     _require(device)
-    traced = trace(model, loss_fn, example, device)
+    traced = trace(model, loss_fn, example, device, precision)
     ignored = ignored_labels(traced)
     clean(traced)
     make_reproducible(traced)
@@ -201,7 +207,8 @@ class _Graphs:
 
     def _code(self, lowered: Lowered, layout: Layout) -> str:
         """A name for what computes it. Equal regions share their graphs."""
-        text = repr((lowered.key, layout))
+        types = (layout.gradient,) if layout.gradient else ()
+        text = repr((lowered.key, layout, *types))
         code = hashlib.sha256(text.encode()).hexdigest()[:12]
         if code not in self.graphs:
             graphs = phase_graphs(lowered.joint, lowered.cut, layout, lowered.updates)

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 
 from piper.capture import Captured, capture
+from piper.capture.precision import TYPES, Precision, precision_of
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Place, Strategy
 from piper.ir.replicas import Replicas, replicas
@@ -67,6 +68,10 @@ class Job:
         """Measured costs if given, else estimates, for the mode in which regions run."""
         return read_costs(self.options.costs, mode_of(self.options.compiled, self.options.graphs))
 
+    @cached_property
+    def precision(self) -> Precision | None:
+        return precision_of(self.options.precision)
+
     @property
     def replicas(self) -> int:
         """The number of parts of the data. Replicas that share devices share a batch."""
@@ -85,7 +90,8 @@ class Job:
     @cached_property
     def initial(self) -> Callable[[str], torch.Tensor]:
         """How to get the first value of a parameter or buffer, by name."""
-        return initial_values(self.model, self.options.seed, self.options.init)
+        master = TYPES[self.precision.master] if self.precision else None
+        return initial_values(self.model, self.options.seed, self.options.init, master)
 
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""
@@ -99,11 +105,18 @@ class Job:
         one, started = batch.part(0, self.microbatches), time.perf_counter()
         kind = self.kind(one)
         if kind not in self.captures:
-            made = capture(self.model, self.loss_fn, one.arguments, self.device.type)
+            example = self.converted(one).arguments
+            made = capture(self.model, self.loss_fn, example, self.device.type, self.precision)
             self.captures[kind] = made
         found = self.captures[kind]
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
+
+    def converted(self, batch: Batch) -> Batch:
+        """The batch with inputs of the type that the model computes in. Labels stay as they are."""
+        if self.precision is None:
+            return batch
+        return batch.in_type(TYPES[self.precision.compute], labels=self.loss_fn is not None)
 
     def compile(
         self, batch: Batch, costs: Costs | None = None, by_role: bool = False
@@ -158,7 +171,7 @@ class Job:
         """The inputs of a program for one step. Dropout is seeded by the step."""
         if self.relies_on_mean:
             refuse_ignored(batch, ignored)
-        moved = batch.map(move or (lambda tensor: tensor.to(self.device)))
+        moved = self.converted(batch.map(move or (lambda tensor: tensor.to(self.device))))
         seed = self.options.seed * 1_000_003 + step
         first = feed * self.microbatches
         return StepInputs(moved.tensors, tuple(shares), seed, self.options.max_norm, first)

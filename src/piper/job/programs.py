@@ -125,7 +125,7 @@ def load(
 
 def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
     """The arguments that must be the same on all processes."""
-    names = ("max_norm", "compiled", "graphs", "seed")
+    names = ("max_norm", "precision", "compiled", "graphs", "seed")
     return {
         "strategy": str(job.strategy),
         "example": repr(batch.shapes),

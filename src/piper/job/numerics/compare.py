@@ -121,8 +121,10 @@ def compare(
 
 
 def on_cpu(job: Job, model: torch.nn.Module) -> Job:
-    """The same job for a copy of its model, without compilation and graphs."""
-    options = replace(job.options, device="cpu", compiled=False, graphs=False, init=None)
+    """The same job for a copy of its model, without compilation, graphs and mixed precision."""
+    options = replace(
+        job.options, device="cpu", compiled=False, graphs=False, init=None, precision=None
+    )
     return replace(job, model=model, options=options, captures={})
 
 
