@@ -1,4 +1,4 @@
-"""Train an unedited Hugging Face model as a pipeline: tag its modules by their paths.
+"""Train an unedited Hugging Face model as a pipeline: Piper finds its layers.
 
     piper run examples/hugging_face.py -n 2
 
@@ -22,12 +22,7 @@ def build() -> torch.nn.Module:
         vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS,
         num_attention_heads=4, num_key_value_heads=2, use_cache=False,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    half = LAYERS // STAGES
-    first = ["model.embed_tokens", *(f"model.layers.{k}" for k in range(half))]
-    second = [*(f"model.layers.{k}" for k in range(half, LAYERS)), "model.norm", "lm_head"]
-    piper.tag(model, "PP", [first, second])
-    return model
+    return transformers.LlamaForCausalLM(config)
 
 
 def loss_fn(output: transformers.utils.ModelOutput, labels: torch.Tensor) -> torch.Tensor:

@@ -208,6 +208,7 @@ OTHER_TEXT = {  # they parse text that is not a name of a node, value, region or
     "piper.runtime.state.joint_optimizers": "Python's name of a module",
     "piper.runtime.state.optimizers": "Python's name of a module",
     "piper.runtime.state.tensor_pieces": "keys of checkpoints, which it prints itself",
+    "piper.strategies.device_mesh": "the axes of a mesh, as a user writes them",
     "piper.strategies.pytorch_csv": "PyTorch's schedule text",
     "piper.view.page": "the template of the page",
 }

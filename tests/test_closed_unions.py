@@ -70,12 +70,14 @@ def forgotten(folder: Path, module: str, before: str, after: str) -> set[str]:
                 "plan/check/symbolic_execution",  # its symbolic execution,
                 "runtime/execute", "runtime/gpu/cuda_graphs",  # its execution, its recording
                 "job/pricing",  # its price
+                "plan/binding",  # what differs between the devices of a role
             },
         ),
         (
             "ir/nodes.py", "Node = ", BARRIER,
             {
-                "ir/sizes", "ir/text", "passes/schedule", "plan/lower/device_work",
+                "ir/operations", "ir/sizes", "ir/text", "passes/schedule",
+                    "plan/lower/device_work",
                 "view/view_data",
             },
         ),

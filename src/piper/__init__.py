@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from piper.capture import Precision as Precision
     from piper.capture import annotate as annotate
     from piper.capture import tag as tag
+    from piper.capture import tag_layers as tag_layers
     from piper.directives import Order as Order
     from piper.directives import Place as Place
     from piper.directives import Remat as Remat
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "annotate": "piper.capture",
     "tag": "piper.capture",
+    "tag_layers": "piper.capture",
     "where": "piper.ir.filters",
     "Place": "piper.directives",
     "Replicate": "piper.directives",

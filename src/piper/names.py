@@ -12,6 +12,7 @@ Device = int
 
 PASS = "PASS"  # the filter key for phases
 RUN = "RUN"  # the filter key that numbers regions with equal tags, in program order
+OF = "OF"  # the filter key for the pass that a message belongs to: F or B
 COMPUTE = "compute"  # the stream on which regions run
 TOTALS_STREAM = "totals"  # the stream of the loss and norm all-reduce
 WEIGHTS_STREAM = "weights"  # the stream that refreshes copies of parameters
@@ -43,6 +44,18 @@ class Phase(StrEnum):
     BACKWARD = "B"  # whole backward: BI and BW together
     BACKWARD_INPUT = "BI"  # gradients of the region's inputs
     BACKWARD_WEIGHT = "BW"  # gradients of the region's parameters
+
+
+class Operation(StrEnum):
+    """What an order can name besides the passes of regions, as values of PASS."""
+
+    UPDATE = "UPDATE"  # the optimizer's step on parameters
+    REDUCE = "REDUCE"  # gradients are reduced over replicas: all-reduce or reduce-scatter
+    GATHER = "GATHER"  # sharded parameters are gathered
+    SEND = "SEND"  # a value leaves for another device
+    RECV = "RECV"  # a value arrives from another device
+    DISPATCH = "DISPATCH"  # tokens go to their experts
+    COMBINE = "COMBINE"  # tokens come back from their experts
 
 
 F, B, BI, BW = Phase.FORWARD, Phase.BACKWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT

@@ -50,8 +50,10 @@ class Trainer:
     devices; `compiled` runs the regions through Inductor, `graphs` as CUDA graphs where their
     shapes allow (both may be on; graphs need a GPU); `init(name, tensor)` fills parameters of a
     model on `meta`; `seed` is for dropout and such models; `costs` is what `tune` gave, or a file
-    of it. `device` is "cuda" or "cpu", by default a GPU if there is one. Waiting for another
-    process fails after `timeout` seconds.
+    of it. `memory_gib` is the memory of a device: a strategy that needs more is an error, with a
+    table of what would fit (on a GPU, a warning by default if it needs more than the GPU has).
+    `device` is "cuda" or "cpu", by default a GPU if there is one. Waiting for another process fails
+    after `timeout` seconds.
     """
 
     @names_options
@@ -73,13 +75,14 @@ class Trainer:
         seed: int = 0,
         init: Init | None = None,
         costs: Costs | str | Path | None = None,
+        memory_gib: float | None = None,
         device: str | None = None,
         timeout: float = 600.0,
     ) -> None:
         options = Options(
             optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
             loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
-            graphs=graphs, seed=seed, init=init, costs=costs, device=device,
+            graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
         )  # fmt: skip
         first = example_of(example)
         job = Job(model, loss_fn, as_strategy(strategy), options)
@@ -157,8 +160,8 @@ class Trainer:
         program, inputs = self._ready(given, kind, self._job.weights(given))
         with on_compute_stream(program.plan, program.device):
             seen = measure(program, inputs, rounds)
-        codes, captured = self._programs.assigned[kind].codes, self._job.captured(given)
-        costs = tuned(seen, codes, captured, self._job.costs.mode)
+        codes, made = self._programs.assigned[kind].codes, self._programs.made.get(kind)
+        costs = tuned(seen, codes, made.dag.model if made else None, self._job.costs.mode)
         self._programs.compile_again(costs)
         self._programs.get(given, kind, self.steps)
         return costs

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from piper.capture import Captured
 from piper.capture.kernels.callables import Kernel, Kernels
 from piper.ir.model import Region
+from piper.ir.remat_policy import RematPolicy
 from piper.ir.values import Role, TensorSpec
 from piper.names import BI, BW, B, BucketId, F, Phase, RegionId, ValueId
 
@@ -28,7 +29,7 @@ class Interpreter:
     captured: Captured
     weights: dict[str, Tensor]
     split: bool = False  # BI, and BW after everything else, instead of B
-    recompute: bool = False  # every region as under `Remat`
+    policy: RematPolicy | None = None  # every region as under `Remat`
     compiled: bool = False
     random: tuple[int, int] = (0, 0)
     received: Kernels = field(default_factory=Kernels)
@@ -38,7 +39,8 @@ class Interpreter:
     bucket_grads: dict[BucketId, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def step(self, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
-        model = self.captured.model
+        policies = [] if self.policy is None else [self.policy]
+        model = self.captured.model_with(policies)
         device = self.captured.device
         tensors = self.captured.inputs.flatten(batch)
         for name, value in model.values.items():
@@ -47,7 +49,7 @@ class Interpreter:
             if value.role is Role.RANDOM:
                 self.values[name] = torch.tensor(self.random, device=device)
         with torch.no_grad():
-            regions = [(r.recomputed or r) if self.recompute else r for r in model.regions]
+            regions = [r.recomputed.get(self.policy, r) for r in model.regions]
             for region in regions:
                 self.forward(region)
             self.value_grads[model.loss] = torch.ones(
@@ -167,16 +169,22 @@ def assert_same(
 
 
 def assert_parity(
-    captured: Captured, model: nn.Module, loss_fn, batch: tuple, exact: bool = True, **options
+    captured: Captured,
+    model: nn.Module,
+    loss_fn,
+    batch: tuple,
+    exact: bool = True,
+    policies: Iterable[RematPolicy] = ((),),
+    **options,
 ) -> None:
     """B, and BI with BW, give what autograd gives, also if they recompute the forward; buffers end
     up the same."""
     before = state(model)
     expected = eager(model, loss_fn, batch)
     after = state(model)
-    for split, recompute in product((False, True), repeat=2):
+    for split, policy in product((False, True), (None, *policies)):
         weights = {name: tensor.clone() for name, tensor in before.items()}
-        run = Interpreter(captured, weights, split=split, recompute=recompute, **options)
+        run = Interpreter(captured, weights, split=split, policy=policy, **options)
         found = run.step(batch)
         assert_same(found, expected, exact)
         for name, tensor in after.items():

@@ -113,7 +113,7 @@ def test_modules_are_kept_by_path_and_by_class() -> None:
         one = trainer(Precision(keep=(keep,)))
 
         types = {name: dtype for part in one._programs.assigned.values()
-                 for rows in part.contents.values() for name, _, dtype in rows}  # fmt: skip
+                 for rows in part.part.contents.values() for name, _, dtype in rows}  # fmt: skip
         assert types["norm.weight"] == "float32"
         assert types["embed.weight"] == "bfloat16"
         one.close()

@@ -1,19 +1,36 @@
 """What a region keeps, reads and repeats when its backward recomputes the forward."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import compress, product
 
 import pytest
 import torch
 from capture.interpreter import assert_parity
 from torch import Tensor, nn
+from torch.nn import functional
 
 from piper.capture import Captured, annotate, capture
+from piper.capture.fx_nodes import closure
+from piper.capture.graphs.flops import bytes_of
+from piper.capture.graphs.partition import partition
 from piper.capture.graphs.recomputation import MAY_DIFFER
+from piper.capture.graphs.remat_policies import nodes_to_keep, price, producers
 from piper.ir.model import Region
+from piper.ir.remat_policy import RematPolicy
 from piper.names import BI, BW, B, Phase
 
 aten = torch.ops.aten
+POLICIES: tuple[RematPolicy, ...] = (
+    (),
+    ("matmuls",),
+    ("attention",),
+    ("matmuls", "attention"),
+    0.3,
+    0.7,
+    1.0,
+)
 Body = Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -37,10 +54,8 @@ def captured(body: Body) -> tuple[Captured, Region]:
     """After comparing it with autograd, whole and split, with and without recomputation."""
     model, x = Model(body), torch.randn(4, 8)
     found = capture(model, None, (x,))
-    assert_parity(found, model, None, (x,))
-    region = found.model.by_id["PP1"].recomputed
-    assert region is not None
-    return found, region
+    assert_parity(found, model, None, (x,), policies=((), 0.5))
+    return found, found.model_with([()]).by_id["PP1"].recomputed[()]
 
 
 def operators(found: Captured, region: Region, phase: Phase) -> Counter:
@@ -81,8 +96,7 @@ def test_halves_repeat_the_forward_once_together(body: Body) -> None:
 def test_without_input_gradients_the_second_half_repeats_the_forward() -> None:
     """BI has nothing to do: what it recomputed would only wait for BW."""
     found, _ = captured(layers)
-    region = found.model.by_id["PP0"].recomputed
-    assert region is not None
+    region = found.model_with([()]).by_id["PP0"].recomputed[()]
 
     assert found.model.by_id["PP0"].carry
     assert region.carry == ()
@@ -97,7 +111,7 @@ def test_a_region_without_backward_is_not_described_twice() -> None:
     found = capture(model, None, (torch.randn(4, 8),))
 
     assert not found.model.by_id["PP0"].has_backward
-    assert found.model.by_id["PP0"].recomputed is None
+    assert not found.model_with([()]).by_id["PP0"].recomputed
 
 
 def top(self: nn.Module, x: Tensor) -> Tensor:
@@ -133,3 +147,100 @@ def test_what_may_differ_when_it_is_repeated_is_kept(body: Body) -> None:
         own = operators(found, found.model.by_id["PP1"], phase)  # of the gradients: these run once
         again = operators(found, region, phase) - own
         assert {*MAY_DIFFER, torch.ops.higher_order.cond}.isdisjoint(again)
+
+
+# What a policy keeps
+
+
+class Attention(nn.Module):
+    """One region with matrix products, attention, and element-wise operators between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.up, self.down = nn.Linear(8, 24), nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with annotate("PP"):
+            heads = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            y = functional.scaled_dot_product_attention(*heads, is_causal=True)
+            x = x + y.transpose(1, 2).flatten(2)
+            return (x + self.down(functional.gelu(self.up(torch.sin(x))))).square().mean()
+
+
+@cache
+def attention() -> tuple[Captured, Region]:
+    model, x = Attention(), torch.randn(2, 6, 8)
+    found = capture(model, None, (x,))
+    assert_parity(found, model, None, (x,), policies=POLICIES)
+    return found, found.model_with(POLICIES).regions[0]
+
+
+def repeated(policy: RematPolicy) -> Counter:
+    """Operators that the backward has more than without `Remat`."""
+    found, kept = attention()
+    return operators(found, kept.recomputed[policy], B) - operators(found, kept, B)
+
+
+def nbytes(region: Region) -> int:
+    return sum(spec.nbytes for spec in region.saved)
+
+
+ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def test_kept_results_are_not_computed_again() -> None:
+    assert repeated(())[aten.addmm] == 3
+    assert repeated(())[ATTENTION] == 1
+    assert repeated(("matmuls",))[aten.addmm] == 0
+    assert repeated(("matmuls",))[ATTENTION] == repeated(("matmuls",))[aten.gelu] == 1
+    assert repeated(("attention",))[ATTENTION] == 0
+    assert repeated(("attention",))[aten.addmm] == 3
+    assert not {ATTENTION, aten.addmm} & {*repeated(("matmuls", "attention"))}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 1.0])
+def test_a_share_is_not_exceeded_and_is_nearly_the_best_choice(share: float) -> None:
+    """The price of what is repeated, against that of every set of activations that fits.
+
+    Nodes that two recomputations have in common count twice, so it is the best up to a few percent.
+    """
+    found, kept = attention()
+    lowered = found.described.sources[0].lowered
+    groups = list(producers(lowered.cut.saved).values())
+    limit = share * nbytes(kept)
+
+    def outcome(names: Iterable[str]) -> tuple[float, float]:
+        cut = partition(lowered.joint, len(lowered.chunk.weights), (), frozenset(names))
+        known = {*cut.saved, *lowered.joint.arguments, *lowered.joint.tangents}
+        needed = closure([g for g in lowered.joint.gradients if g is not None], known)
+        return sum(map(bytes_of, cut.saved)), price(needed & cut.recomputed)
+
+    subsets = (compress(groups, chosen) for chosen in product((0, 1), repeat=len(groups)))
+    every = [outcome(node.name for group in some for node in group) for some in subsets]
+    size, found_price = outcome(nodes_to_keep(lowered.joint, lowered.cut.saved, share))
+
+    assert size == nbytes(found.model_with([share]).regions[0].recomputed[share]) <= limit
+    assert found_price <= 1.05 * min(price for size, price in every if size <= limit)
+
+
+def test_all_of_it_repeats_nothing() -> None:
+    assert not repeated(1.0)
+
+
+def test_it_says_what_it_frees_and_what_it_repeats() -> None:
+    found, _ = attention()
+    kept = found.model_with([(), ("matmuls",)]).regions[0]
+    nothing, products = kept.recomputed[()], kept.recomputed["matmuls",]
+
+    assert nothing.recomputes is not None and products.recomputes is not None
+    assert nothing.recomputes.frees == nbytes(kept) - nbytes(nothing)
+    assert products.recomputes.flops == 0 < nothing.recomputes.flops
+    assert nothing.recomputes.flops == nothing.flops[B] - kept.flops[B]
+
+
+def test_policies_that_keep_the_same_share_their_graphs() -> None:
+    found, _ = attention()
+    region = found.model_with([(), ("topk",), 0.001]).regions[0]
+
+    assert len({other.code for other in region.recomputed.values()}) == 1

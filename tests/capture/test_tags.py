@@ -72,3 +72,26 @@ def test_regions_know_the_line_they_begin_at() -> None:
         f"test_tags.py:{code + 1}",
         f"test_tags.py:{code + 3}",
     ]
+
+
+class Loop(nn.Module):
+    """One layer that is called three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + self.layer(x).tanh()
+        return x.square().mean()
+
+
+def test_calls_of_one_module_go_to_its_groups_in_turn() -> None:
+    model = Loop()
+    tag(model, "L", [["layer"], ["layer"], ["layer"]])
+
+    captured = capture(model, None, (torch.randn(4, 8),))
+
+    assert [region.id for region in captured.model.regions] == ["L0", "L1", "L2"]
+    assert_parity(captured, model, None, (torch.randn(4, 8),))

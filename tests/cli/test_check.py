@@ -56,6 +56,25 @@ def test_a_machine_gets_the_same_numbers() -> None:
     assert (proof["devices"], proof["messages"], proof["passes"]) == (4, 24, 32)
 
 
+def test_memory_of_a_device_that_is_not_here() -> None:
+    result = call(SCRIPT, "--memory", "80")
+
+    assert result.exit_code == 0
+    assert result.output.splitlines()[0] == "fits: device 0 needs 4.6 KiB of 80.0 GiB"
+
+
+def test_what_does_not_fit_fails_with_a_table() -> None:
+    result = call(SCRIPT, "--memory", "0.000002", "--json")
+
+    answer = json.loads(result.output)
+    what = answer["problems"][0]["what"].splitlines()
+    assert result.exit_code == 1
+    assert (answer["ok"], answer["where"]) == (False, "memory")
+    assert what[0] == "device 0 needs 4.6 KiB, and has 2.1 KiB"
+    assert what[1].split() == ["strategy", "peak", "memory", "fits", "step"]
+    assert len(what) > 5
+
+
 def test_numerics_compares_with_plain_pytorch() -> None:
     result = call(SCRIPT, "--numerics", "--steps", "2")
 

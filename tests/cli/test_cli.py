@@ -71,8 +71,13 @@ def test_show_draws_the_schedule_of_a_script() -> None:
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
         "15 units long, 20% idle (F, BI, BW take 1 unit each, communication takes none)",
     ]
-    assert drawn[3].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
-    assert drawn[3].endswith("; sends 384 B on pp")
+    assert drawn[3:6] == [
+        "stage  layers   parameters  FLOPs  time  activations",
+        "PP=0   1 layer         200   50 %  63 %        192 B",
+        "PP=1   1 layer          72   50 %  37 %        192 B",
+    ]
+    assert drawn[6].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
+    assert drawn[6].endswith("; sends 384 B on pp")
 
 
 def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:
@@ -83,6 +88,20 @@ def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:
     drawn = call("show", str(script)).splitlines()
 
     assert drawn[-1] == "streams: pp (4 SMs, high)"
+
+
+def test_show_and_check_know_orders_of_messages(tmp_path: Path) -> None:
+    order = (
+        """piper.Order([piper.where(PP=0, MB=3, PASS="F"), piper.where(PP=0, MB=2, PASS="SEND")])"""
+    )
+    script = tmp_path / "ordered.py"
+    script.write_text(SCRIPT.read_text().replace("microbatches=4)", f"microbatches=4) + {order}"))
+
+    drawn = call("show", str(script)).splitlines()
+
+    assert drawn[-1] == "PP0:F@3 -> send PP0/0@2>1  # order (directive 7 of 7)"
+    assert call("check", str(script)).endswith("1 of them with messages or updates\n")
+    assert "order: PP0:F@3;  then ; where(PP=0" in call("show", str(script), "--after", "7")
 
 
 def test_show_and_simulate_know_what_is_recomputed(tmp_path: Path) -> None:
@@ -98,7 +117,10 @@ def test_show_and_simulate_know_what_is_recomputed(tmp_path: Path) -> None:
     assert speeds[0] > speeds[1]
     assert "peak memory 4.6 KiB on device 0" in kept
     assert "peak memory 4.4 KiB on device 0" in found
-    assert "device 0  peak 4.4 KiB " in call("show", str(script))
+    shown = call("show", str(script))
+    assert "device 0  peak 4.4 KiB " in shown
+    line = "PP0, PP1 recompute, and keep inputs: "
+    assert line in shown and line in found and line not in kept
 
 
 def test_show_says_what_the_times_of_overlapping_work_stand_on() -> None:
@@ -108,6 +130,27 @@ def test_show_says_what_the_times_of_overlapping_work_stand_on() -> None:
 
     assert any("% hidden behind compute" in line for line in drawn)
     assert drawn[-1] == "nothing was measured: regions are estimated from FLOPs and bytes"
+
+
+def test_show_says_if_another_mesh_sends_less_between_nodes() -> None:
+    """Gradients: 2 * (800 + 288) bytes; activations and their gradients: 4 * 384."""
+    four = ("show", str(SCRIPT), "--dp", "2", "--per-node", "2")
+
+    assert call(*four).splitlines()[-1] == (
+        "dp sends most, 2.1 KiB in a step, and crosses nodes: "
+        'mesh="pp,dp" sends 1.5 KiB between nodes instead of 2.1 KiB'
+    )
+    assert "mesh" not in call(*four, "--mesh", "pp,dp")
+    assert "mesh" not in call("show", str(SCRIPT), "--dp", "2")
+
+
+def test_schedule_takes_a_mesh() -> None:
+    found = call(
+        "schedule", "1f1b", "--pp", "2", "--microbatches", "2", "--dp", "2", "--mesh", "pp,dp",
+        "--format", "json",
+    )  # fmt: skip
+
+    assert one_f_one_b(pp=2, microbatches=2, dp=2, mesh="pp,dp").to_json() == found
 
 
 def test_show_prints_the_plan_of_a_device_and_the_dag() -> None:

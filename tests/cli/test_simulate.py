@@ -84,19 +84,19 @@ def test_devices_of_other_nodes_are_further_away(tmp_path: Path) -> None:
 def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
     file, picture = tmp_path / "rows.json", tmp_path / "sweep.svg"
     found = call(
-        "--device", "h200", "--set", "pp=2,4,8", "--json", str(file), "--plot", str(picture)
+        "--device", "h200", "--set", "pp=2,4,0", "--json", str(file), "--plot", str(picture)
     ).splitlines()
 
     assert found[0].split() == ["pp", "step", "tokens/s", "bubble", "exposed", "peak", "memory"]
     assert sorted(line.split()[0] for line in found[1:3]) == ["2", "4"]
     assert found[3:] == [
-        "pp=8: not supported",
-        "    1f1b: microbatches=4 is too few to fill 8 stages",
-        "      fix: write microbatches=8 or more, or use gpipe, which takes any number",
+        "pp=0: not supported",
+        "    1f1b: pp=0 is too small",
+        "      fix: write pp=1 or more",
         "nothing was measured: regions are estimated from FLOPs and bytes",
     ]
     rows = json.loads(file.read_text())
-    assert [row["settings"]["pp"] for row in rows][-1] == "8"
+    assert [row["settings"]["pp"] for row in rows][-1] == "0"
     assert [row["seconds"] for row in rows[:2]] == sorted(row["seconds"] for row in rows[:2])
     assert picture.read_text().count("<circle") == 2 + 2  # points, and the legend
 
@@ -191,3 +191,23 @@ def test_costs_are_measured_here_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert call("--costs", str(file)).splitlines()[-4:] == told.splitlines()[-4:]
     with pytest.raises(StrategyError, match="leave out --device and --costs"):
         call("--profile", str(file), "--device", "h200")
+
+
+def test_a_job_may_have_several_kinds_of_devices(tmp_path: Path) -> None:
+    for name, figure in (("fast", 1e-3), ("slow", 1.0)):
+        costs = Costs(flops=1e3 / figure, memory=1e3 / figure, ahead=True)
+        (tmp_path / f"{name}.json").write_text(costs.to_json())
+    fast, slow = tmp_path / "fast.json", tmp_path / "slow.json"
+
+    one = seconds(tmp_path, "--costs", str(fast))
+    both = seconds(tmp_path, "--costs", f"{fast}:0,{slow}:1")
+    other = seconds(tmp_path, "--costs", str(slow))
+
+    assert one < both < other
+    table = call("--device", "h200:0,a100:1").splitlines()[-2:]
+    assert [line.split()[:2] for line in table] == [["device", "0"], ["device", "1"]]
+
+
+def test_a_device_that_is_not_listed_is_told() -> None:
+    with pytest.raises(StrategyError, match="the job has 2 devices, and device 1 is not listed"):
+        call("--device", "h200:0,a100:2")

@@ -154,7 +154,7 @@ def test_a_filter_that_matches_nothing_is_refused() -> None:
 
     assert text == (
         "order (directive 4 of 4): where(PP=0, MB=5, PASS='F') matches nothing\n"
-        "  fix: choose from what exists: PP: 0, 1; MB: 0, 1; PASS: F, B"
+        "  fix: where(PP=0, PASS='F') has MB 0, 1: use one of these"
     )
 
 
@@ -165,7 +165,7 @@ def test_the_order_at_fault_is_named_among_many() -> None:
 
     assert text == (
         "order (directive 5 of 6): where(PP=9, MB=1, PASS='F') matches nothing\n"
-        "  fix: choose from what exists: PP: 0, 1; MB: 0, 1; PASS: F, B"
+        "  fix: where(MB=1, PASS='F') has PP 0, 1: use one of these"
     )
 
 

@@ -90,7 +90,8 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
         (
             [Place(where(PP=0, PASS="BI"), [0])],
             "place (directive 1 of 1): where(PP=0, PASS='BI') matches nothing\n"
-            "  fix: where(PP=0) has the passes F, B: use one of these",
+            "  fix: where(PP=0) has the passes F, B: use one of these; BI and BW exist where an "
+            '`Order` has where(..., PASS="BI") as a filter of its own',
         ),
         (
             [Place(where(P=0), [0])],

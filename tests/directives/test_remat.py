@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from synthetic import chain
 
 from piper.directives import Directive, Order, Place, Remat, Split, Strategy, apply
-from piper.errors import DirectiveError
+from piper.directives.arguments import Kept
+from piper.errors import DirectiveError, Refused
 from piper.ir.dag import Dag
 from piper.ir.filters import where
 from piper.ir.model import Model, Region
 from piper.ir.naming import carry, saved
+from piper.ir.remat_policy import Recomputation
 from piper.ir.training import training_dag
 from piper.job.compiler import compile_strategy
 from piper.names import RegionId
@@ -24,8 +27,13 @@ HALVES = Order([[where(PP=0, PASS="F")], [where(PP=0, PASS="BI")], [where(PP=0, 
 
 def keeping(region: Region) -> Region:
     """Its backward reads what F kept, and no input; if it is recomputed, it reads them all."""
-    again = replace(region, code="again", saved=(), carry=region.carry * 2, recomputes=True)
-    return replace(region, backward_inputs=(), weight_inputs=(), recomputed=again)
+    again = replace(region, code="again", saved=(), carry=region.carry * 2)
+    some = replace(region, code="some")
+    variants = {
+        (): replace(again, recomputes=Recomputation(())),
+        0.5: replace(some, recomputes=Recomputation(0.5)),
+    }
+    return replace(region, backward_inputs=(), weight_inputs=(), recomputed=variants)
 
 
 def model() -> Model:
@@ -72,11 +80,11 @@ def test_it_may_stand_anywhere() -> None:
 
 def test_a_region_without_backward_stays_as_it_is() -> None:
     first, last = model().regions
-    still = replace(model(), regions=(replace(first, recomputed=None), last))
+    still = replace(model(), regions=(replace(first, has_backward=False), last))
 
     dag = apply([Remat(where())], training_dag(still))
 
-    assert [region.recomputes for region in dag.model.regions] == [False, True]
+    assert [bool(region.recomputes) for region in dag.model.regions] == [False, True]
 
 
 def test_it_is_one_line_of_json() -> None:
@@ -86,6 +94,71 @@ def test_it_is_one_line_of_json() -> None:
 
     assert text == '[\n  {"op": "remat", "filter": {"PP": 0, "EP": "*"}}\n]\n'
     assert Strategy.from_json(text) == strategy
+
+
+def test_what_it_keeps_chooses_the_description() -> None:
+    dag = rewritten(Remat(where(PP=0), keep=0.5), Remat(where(PP=1)))
+
+    assert [region.code for region in dag.model.regions] == ["some", "again"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "found"),
+    [
+        ("matmuls", ("matmuls",)),
+        (["attention", "matmuls"], ("matmuls", "attention")),
+        (0, ()),
+        (1, 1.0),
+        (0.5, 0.5),
+        ("auto", "auto"),
+    ],
+)
+def test_what_is_kept_may_be_written_in_several_ways(keep: Kept, found: Kept) -> None:
+    remat = Remat(where(), keep)
+
+    assert remat.keep == found
+    assert Strategy.from_json(Strategy([remat]).to_json()) == Strategy([remat])
+
+
+def test_a_limit_leaves_the_choice_to_the_compiler() -> None:
+    remat = Remat(where(), limit_gib=0.5)
+
+    assert remat.is_auto
+    assert remat == Remat(where(), "auto", 0.5)
+    assert [region.code for region in rewritten(remat).model.regions] == ["block", "block"]
+    assert all(region.recomputes.auto for region in rewritten(remat).model.regions)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"keep": "softmax"},
+            "keep='softmax' is not something that can be kept\n"
+            '  fix: write "matmuls", "attention", "topk", a list of these, a share such as 0.5, '
+            'or "auto"',
+        ),
+        (
+            {"keep": 1.5},
+            "keep=1.5 is not something that can be kept\n"
+            '  fix: write "matmuls", "attention", "topk", a list of these, a share such as 0.5, '
+            'or "auto"',
+        ),
+        (
+            {"keep": "matmuls", "limit_gib": 4},
+            'limit_gib is for keep="auto" only\n  fix: leave out one of them',
+        ),
+        (
+            {"limit_gib": 0},
+            "limit_gib=0 is not an amount of memory\n  fix: write GiB of one device, such as 80",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused) as refused:
+        Remat(where(), **arguments)
+
+    assert str(refused.value) == message
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, islice, pairwise
 from random import Random
 
 import pytest
@@ -10,14 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from synthetic import chain
 
-from piper import Place, Split, Stage, where
+from piper import Place, Split, Stage, Strategy, where
 from piper.directives import apply
 from piper.errors import DirectiveError, Refused
-from piper.ir.balance import balanced
+from piper.ir.balance import Memory, balanced, smallest_limit
 from piper.ir.model import Model
 from piper.ir.training import training_dag
+from piper.ir.values import TensorSpec
 from piper.names import F
 from piper.strategies import BUILDERS
+
+MIB = TensorSpec((2**18,), "float32")
 
 
 def layered(*tags: str, flops: list[float] | None = None) -> Model:
@@ -66,7 +70,7 @@ def test_more_stages_than_asked_for_are_grouped() -> None:
 def test_a_heavy_head_has_a_stage_with_fewer_layers() -> None:
     model = layered(*(f"L{k}" for k in range(8)), flops=[1.0] * 7 + [3.5])
 
-    assert [one["PP"] for one in stages(model, Stage("PP", 3))] == [0, 0, 0, 0, 1, 1, 1, 2]
+    assert [one["PP"] for one in stages(model, Stage("PP", 3))] == [0, 0, 0, 1, 1, 1, 1, 2]
 
 
 def test_it_may_come_after_the_split() -> None:
@@ -109,8 +113,37 @@ def test_the_heaviest_stage_is_as_light_as_it_can_be(weights: list[float], stage
 
     sizes = balanced(weights, stages)
 
-    assert sum(sizes) == len(weights) and len(sizes) == stages and min(sizes) >= 1
-    assert heaviest(weights, sizes) <= lightest(weights, stages) * (1 + 1e-9)
+    assert sizes and sum(sizes) == len(weights) and len(sizes) == stages and min(sizes) >= 1
+    best = min(heaviest(weights, cut) for cut in cuts(len(weights), stages))
+    assert heaviest(weights, sizes) <= best * (1 + 1e-9)
+
+
+@given(st.data(), st.integers(1, 4), st.integers(4, 8), st.floats(0.05, 1.0))
+def test_no_cut_that_fits_into_memory_is_lighter(
+    data: st.DataObject, stages: int, layers: int, part: float
+) -> None:
+    draw = lambda: data.draw(st.lists(st.floats(0.1, 10), min_size=layers, max_size=layers))  # noqa: E731
+    weights, state, kept = draw(), draw(), draw()
+    live = tuple(range(stages, 0, -1))
+    memory = Memory(state, kept, live, part * (sum(state) + sum(kept) * stages))
+    every = [cut for cut in cuts(layers, stages) if fullest(memory, cut) <= memory.limit]
+
+    sizes = balanced(weights, stages, memory)
+
+    if sizes is None:
+        assert not every
+        least = min(fullest(memory, cut) for cut in cuts(layers, stages))
+        assert smallest_limit(memory, stages) == pytest.approx(least)
+    else:
+        assert fullest(memory, sizes) <= memory.limit * (1 + 1e-9)
+        best = min((heaviest(weights, cut) for cut in every), default=float("inf"))
+        assert heaviest(weights, sizes) <= best * (1 + 1e-9)
+
+
+def cuts(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Every cut there is."""
+    ends = [(0, *cut, layers) for cut in combinations(range(1, layers), stages - 1)]
+    return [tuple(b - a for a, b in pairwise(one)) for one in ends]
 
 
 def heaviest(weights: list[float], sizes: tuple[int, ...]) -> float:
@@ -118,12 +151,46 @@ def heaviest(weights: list[float], sizes: tuple[int, ...]) -> float:
     return max(sum(weights[end - size : end]) for size, end in zip(sizes, ends, strict=True))
 
 
-def lightest(weights: list[float], stages: int) -> float:
-    """Every cut, tried."""
-    if stages == 1:
-        return sum(weights)
-    last = range(1, len(weights) - stages + 2)
-    return min(max(sum(weights[:k]), lightest(weights[k:], stages - 1)) for k in last)
+def fullest(memory: Memory, sizes: tuple[int, ...]) -> float:
+    layers = iter(range(sum(sizes)))
+    return max(
+        sum(memory.state[k] + memory.live[stage] * memory.kept[k] for k in islice(layers, size))
+        for stage, size in enumerate(sizes)
+    )
+
+
+def test_stages_that_hold_more_microbatches_get_fewer_layers() -> None:
+    model = layered(*(f"L{k}" for k in range(8)))
+    kept = replace(model, regions=tuple(replace(r, saved=(MIB,)) for r in model.regions))
+
+    plenty = stages(kept, Stage("PP", 2, live=[3, 1], memory_mb=100))
+    little = stages(kept, Stage("PP", 2, live=[3, 1], memory_mb=7))
+
+    assert [one["PP"] for one in plenty] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [one["PP"] for one in little] == [0, 0, 1, 1, 1, 1, 1, 1]
+    with pytest.raises(DirectiveError) as error:
+        stages(kept, Stage("PP", 2, live=[3, 1], memory_mb=5))
+    assert str(error.value) == (
+        "stage (directive 1 of 1): no cut into 2 stages fits into 5.0 MiB per stage\n"
+        "  fix: write memory_mb=6.1 or more, use more stages or smaller microbatches, or shard "
+        "and recompute"
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"live": [1]}, {"live": 3}, {"live": [0, 1]}, {"memory_mb": 0}, {"state": "4"}]
+)
+def test_memory_must_be_numbers(wrong: dict[str, object]) -> None:
+    with pytest.raises(Refused, match="write"):
+        Stage("PP", 2, **wrong)  # type: ignore[arg-type]
+
+
+def test_its_memory_is_part_of_its_json_and_repr_where_it_is_given() -> None:
+    stage = Stage("PP", 2, live=(2, 1), memory_mb=7.5)
+
+    assert repr(stage) == "Stage(name='PP', stages=2, live=(2, 1), memory_mb=7.5)"
+    assert Strategy.from_json(Strategy([stage]).to_json()) == Strategy([stage])
+    assert repr(Stage("PP", 2)) == "Stage(name='PP', stages=2)"
 
 
 @pytest.mark.parametrize("name", BUILDERS)

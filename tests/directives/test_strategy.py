@@ -195,12 +195,12 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
         (
             {"op": "place", "filter": {"PP": "0"}, "devices": [0]},
             "place (directive 1): PP='0' is not an index\n"
-            '  fix: write PP=0, PP="*" or PP=None ("-" in JSON)',
+            '  fix: write PP=0, PP=[0, 1], PP="*" or PP=None ("-" in JSON)',
         ),
         (
-            {"op": "place", "filter": {"PP": [0, 1]}, "devices": [0]},
-            "place (directive 1): PP=[0, 1] is not an index\n"
-            '  fix: write PP=0, PP="*" or PP=None ("-" in JSON)',
+            {"op": "place", "filter": {"PP": [0, True]}, "devices": [0]},
+            "place (directive 1): PP=True is not an index\n"
+            '  fix: write PP=0, PP=[0, 1], PP="*" or PP=None ("-" in JSON)',
         ),
         (
             {"op": "place", "filter": {}, "devices": 0},
@@ -239,7 +239,8 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
         ),
         (
             {"op": "order", "filters": [[{"PP": 0, "PASS": "FB"}]]},
-            "order (directive 1): PASS='FB' is not a pass\n  fix: write one of F, B, BI, BW",
+            "order (directive 1): PASS='FB' is not a pass\n  fix: write one of F, B, BI, BW, "
+            "UPDATE, REDUCE, GATHER, SEND, RECV, DISPATCH, COMBINE",
         ),
     ],
     ids=str,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import piper.job.profiling as profiling
+from piper.capture import annotate
 from piper.costs import Costs
 from piper.costs.measured import RegionKey
 from piper.costs.modes import Mode
@@ -63,16 +64,42 @@ def test_every_pass_of_every_region_has_a_figure(inspected, monkeypatch) -> None
 def test_recomputed_regions_have_figures_of_their_own(inspected, monkeypatch) -> None:
     job, example, captured, _ = inspected
     monkeypatch.setattr(profiling, "machine", Costs)
-    recomputing = job.under(job.strategy + Remat(where(PP=0)))
+    recomputing = job.under(job.strategy + Remat(where(PP=0), keep="matmuls"))
     _, compiled = recomputing.compile(example)
 
     found = profiling.profile(recomputing, example)
 
-    first, last = captured.model.regions
-    codes = [first.recomputed.code, last.code]
+    first, last = captured.model_with([("matmuls",)]).regions
+    codes = [first.recomputed["matmuls",].code, last.code]
     assert {key.code for key in found.figures} == set(codes)
     assert all(one.seconds > 0 and one.work for one in found.figures.values())
     assert cost_notes(compiled, found)[0].startswith("links were not measured")
+
+
+class Layered(torch.nn.Module):
+    """Tagged by layers. Its stages belong to the strategy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4 + k) for k in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            with annotate("L"):
+                x = torch.tanh(layer(x))
+        return x.sum()
+
+
+def test_stages_of_the_strategy_can_be_recomputed(monkeypatch) -> None:
+    monkeypatch.setattr(profiling, "machine", Costs)
+    strategy = BUILDERS["1f1b"](pp=2, microbatches=2, remat=[1])
+    job = Job(Layered(), None, strategy, Options(device="cpu", reduction="sum"))
+    example = Batch.of((torch.randn(4, 4),))
+
+    found = profiling.profile(job, example)
+
+    first, last = job.capture(example).model_with([()]).regions
+    assert {key.code for key in found.figures} == {first.code, last.recomputed[()].code}
 
 
 def test_costs_are_those_of_the_mode_in_which_regions_run(inspected) -> None:

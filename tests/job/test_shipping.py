@@ -11,7 +11,14 @@ from pool import run_on
 from replicas import captured
 from torch import nn
 
-from piper.job.assignment import assignments, from_json, own_json, shared_json
+from piper.job.assignment import (
+    assigned,
+    assignments,
+    common_from_json,
+    common_json,
+    role_from_json,
+    role_json,
+)
 from piper.job.compiler import compile_strategy
 from piper.job.rehearsal import rehearse
 from piper.names import F
@@ -58,14 +65,15 @@ def test_an_error_that_only_the_script_knows_is_told_by_its_name() -> None:
     assert second == ("RuntimeError", "Odd: not today")
 
 
-def test_a_kernel_is_sent_once() -> None:
-    """Tuning compiles again: what changes is a plan."""
-    strategy = BUILDERS["1f1b"](pp=1, microbatches=2, dp=2, ep=2, zero=2)
+@pytest.mark.parametrize("devices", [(0, 1), (1, 0)])
+def test_a_kernel_is_sent_once(devices: tuple[int, int]) -> None:
+    """Tuning compiles again: what changes is a plan. Either device may stand for both."""
+    strategy = BUILDERS["1f1b"](pp=1, microbatches=2, dp=2, ep=2, zero=2, devices=devices)
 
     first, second = run_on(2, sent.tune, strategy.to_json())
 
     assert len(first) == 2 and first[0] > 0 and first[1] == 0
-    assert not second
+    assert second == first
 
 
 @pytest.mark.parametrize(("name", "options"), [("dualpipev", {"ep": 2, "zero": 3}), ("zb-h1", {})])
@@ -73,26 +81,27 @@ def test_an_assignment_is_text_on_the_way(name: str, options: dict[str, int]) ->
     strategy = BUILDERS[name](pp=2, microbatches=4, dp=2, **options)
     stages = 4 if name == "dualpipev" else 2
     _, _, found = captured("moe spread", stages, 1)
-    compiled = compile_strategy(found.model, strategy.directives, clip=True)
+    compiled = compile_strategy(found.model, strategy.directives, clip=True, by_role=True)
 
-    parts = list(assignments(found, compiled))
+    mine = list(assignments(found, compiled))
 
-    assert [from_json(shared_json(one), own_json(one)) for one in parts] == parts
-    for one in parts:
+    for one in mine:
+        common = common_from_json(common_json(one.common))
+        assert assigned(common, role_from_json(role_json(one.part)), one.plan.device) == one
         runs = {i.region for i in one.plan.instructions if isinstance(i, Run)}
-        assert set(one.regions) == runs
-        assert set(one.contents) == {state.bucket for state in one.plan.states}
-    assert sum(len(one.reported_states) for one in parts) >= len(found.model.buckets)
+        assert set(one.part.regions) == runs
+        assert set(one.part.contents) == {state.bucket for state in one.plan.states}
+    assert sum(len(one.reported_states) for one in mine) >= len(found.model.buckets)
 
 
 def test_the_dropouts_of_regions_are_text_on_the_way() -> None:
     _, _, found = captured("moe spread", 2, 1)
     strategy = BUILDERS["1f1b"](pp=2, microbatches=4, dp=2)
-    one = next(assignments(found, compile_strategy(found.model, strategy.directives)))
+    one = next(assignments(found, compile_strategy(found.model, strategy.directives))).part
     codes = {name: replace(code, dropout=7, random=((F, 2),)) for name, code in one.regions.items()}
     random = replace(one, regions=codes)
 
-    assert from_json(shared_json(random), own_json(random)) == random
+    assert role_from_json(role_json(random)) == random
 
 
 def test_after_a_step_that_failed_there_is_no_other() -> None:

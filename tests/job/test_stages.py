@@ -11,7 +11,7 @@ from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.numerics import compare
 from piper.job.options import Options
-from piper.strategies import BUILDERS
+from piper.strategies import BUILDERS, from_csv
 
 VOCAB, DIM, LAYERS = 11, 6, 9
 
@@ -81,3 +81,49 @@ def agrees(layered: tuple[nn.Module, Batch], strategy: piper.Strategy) -> None:
 
     assert found.agrees, (found.steps, found.wrong)
     assert found.dtype == "float64"
+
+
+CSV = "0F0,0F1,1F0,1F1,1B1,1B0,0B1,0B0\n"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        BUILDERS["1f1b"](pp=4, microbatches=2),
+        BUILDERS["zb-h1"](pp=3, microbatches=1, dp=2, zero=2),
+        BUILDERS["dualpipev"](pp=2, microbatches=2),
+        from_csv(CSV, dp=2, zero=3),
+    ],
+    ids=["1f1b", "zb-h1", "dualpipev", "csv"],
+)
+def test_too_few_microbatches_and_tables_train_as_plain_pytorch(layered, strategy) -> None:
+    agrees(layered, strategy)
+
+
+class Quadratic(nn.Module):
+    """Its first layer grows with the square of the length, the others with the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k, layer in enumerate(self.layers):
+            with piper.annotate("L"):
+                y = layer(x)
+                x = torch.tanh(y if k else (y @ y.transpose(1, 2)) @ y)
+        return x
+
+
+def test_parameters_stay_where_they_are_for_batches_of_other_shapes() -> None:
+    short, long = (Batch.of((torch.ones(2, n, DIM), torch.ones(2, n, DIM))) for n in (2, 200))
+    strategy = BUILDERS["1f1b"](pp=2, microbatches=2)
+
+    def cut(job: Job, batch: Batch) -> object:
+        return job.compile(batch)[1].program[0].stages
+
+    job = Job(Quadratic(), nn.MSELoss(), strategy, Options(device="cpu"))
+
+    assert cut(job, short) == (2, 2)
+    assert cut(job, long) == (2, 2), "a stage that moved would start from other parameters"
+    assert cut(job.under(strategy), long) == (1, 3)

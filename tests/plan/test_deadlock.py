@@ -128,8 +128,8 @@ def test_a_proof_counts_what_was_seen() -> None:
 
     assert proof == Proof(
         devices=2, roles=2, nodes=len(compiled.dag.nodes), instructions=30, passes=8, messages=0,
-        collectives=2, exchanges=0, orders=len(compiled.dag.precedences), gradients=4, updates=4,
-        buffers=20,
+        collectives=2, exchanges=0, orders=len(compiled.dag.precedences), message_orders=0,
+        gradients=4, updates=4, buffers=20,
     )  # fmt: skip
 
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from pool import run_on
 
-from piper.plan.analyse.required_communicators import required_communicators
+from piper.plan.analyse.required_communicators import role_meetings
+from piper.plan.binding import RolePlan
 from piper.plan.instructions import Plan, Send
 from piper.strategies import BUILDERS
 
@@ -32,7 +33,8 @@ def test_where_sizes_come_first_a_courier_receives() -> None:
     fixed = Send("a", "x", (((2, 4), "float32"),), 1, "pp")
     loose = Send("b", "y", (((2,), "int64"), ((None, 4), "float32")), 2, "pp")
 
-    found = required_communicators([Plan(1, (), (fixed,)), Plan(0, (), (fixed, loose))])
+    plans = [Plan(1, (), (fixed,)), Plan(0, (), (fixed, loose))]
+    found = role_meetings([RolePlan(plan, (), (), ()) for plan in plans])
 
     assert found.links == (("pp", 0, 1), ("pp", 0, 2), ("pp", 1, 1))
     assert found.dynamic_links == (("pp", 0, 2),)

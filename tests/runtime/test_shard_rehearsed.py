@@ -1,5 +1,7 @@
 """Experts divided over devices that are threads: every schedule, with every level."""
 
+from typing import Any
+
 import pytest
 from replicas import ADAMW, STEPS, batches, captured, close, close_tensors, plain
 from runtime.test_replicate import LEVELS, legal, stages_of
@@ -61,3 +63,16 @@ def test_every_schedule_with_slots_that_overlap(schedule: str) -> None:
     """EP=2; DualPipe has two replicas on the same devices."""
     dp, replicas = (1, 2) if schedule == "dualpipe" else (2, 2)
     rehearsed(legal(schedule, 2, dp=dp, ep=2, zero=2, ahead="pairs"), replicas, "skewed")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "zero", "options"),
+    [
+        ("dualpipev", 3, {"mesh": "pp,dp"}),
+        ("1f1b", 2, {"mesh": "dp,pp,ep"}),
+        ("zbv", 1, {"devices": [5, 2, 7, 0, 3, 6, 1, 4]}),
+    ],
+)
+def test_devices_may_be_numbered_in_any_way(schedule: str, zero: int, options: Any) -> None:
+    """PP=2 x DP=4, EP=2."""
+    rehearsed(legal(schedule, 2, dp=4, ep=2, zero=zero, **options), 4, "skewed")

@@ -65,7 +65,7 @@ def test_every_kernel_of_a_plan_runs(made: Any, name: str, options: dict[str, An
         kernels = program.kernels
         program.kernels = lambda region, phase, k=kernels, r=ran: seen(k(region, phase), r, phase)
 
-        warm(program, mine.known, mine.experts)
+        warm(program, mine.known, mine.part.experts)
 
         assert {one.phase for one in plan.instructions if isinstance(one, Run)} == set(ran)
 

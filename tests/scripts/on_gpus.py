@@ -3,7 +3,8 @@
     piper run -n 4 --share-gpu tests/scripts/on_gpus.py          # all on one GPU
     piper run -n 4 tests/scripts/on_gpus.py --dtype bfloat16     # a GPU for each
 
-Every replica and microbatch has other data; three AdamW steps; losses, norms and parameters. After
+Every replica and microbatch has other data; three AdamW steps; losses, norms and parameters. Where
+regions are recomputed, results are also compared bit by bit with those of keeping everything. After
 all schedules come features (features.py), in float32. With PIPER_DEVICE=cpu it runs without a GPU.
 """
 
@@ -36,7 +37,9 @@ PARTS, LENGTH, STEPS = 4, 16, 3
 DEVICE = os.environ.get("PIPER_DEVICE", "cuda")
 EP_SHARE = (piper.Stream("ep", sms=4, priority="high"), piper.Stream("pp", priority="high"))
 HALF = (piper.Stream("compute", sms=64),)  # of an H200
+KEEP = (True, "matmuls", "attention", 0.5)  # what recomputed regions keep
 HOW = ("eager", "graphs", "compiled", "compiled+graphs")
+TWO_EACH = ("zbv", "dualpipev", "interleaved-1f1b", "interleaved-zb")  # stages per device
 Case = tuple[str, str, dict[str, Any]]  # model, schedule, options
 Run = Callable[[], dict[str, float]]
 CASES: dict[int, list[Case]] = {
@@ -44,6 +47,8 @@ CASES: dict[int, list[Case]] = {
         ("llama", "1f1b", {"pp": 1}),
         ("moe", "1f1b", {"pp": 1}),
         ("llama", "1f1b", {"pp": 1, "streams": HALF}),
+        *(("llama", "1f1b", {"pp": 1, "remat": keep}) for keep in KEEP),
+        ("moe", "1f1b", {"pp": 1, "remat": "matmuls"}),
     ],
     2: [
         ("llama", "1f1b", {"pp": 2}),
@@ -51,6 +56,9 @@ CASES: dict[int, list[Case]] = {
         ("llama", "dualpipev", {"pp": 2}),
         *(("llama", "1f1b", {"pp": 1, "dp": 2, "zero": zero}) for zero in range(4)),
         ("moe", "1f1b", {"pp": 1, "dp": 2, "ep": 2, "zero": 1}),
+        ("llama", "zbv", {"pp": 2, "remat": True}),
+        ("llama", "1f1b", {"pp": 1, "dp": 2, "zero": 3, "remat": 0.5}),
+        ("moe", "1f1b", {"pp": 1, "dp": 2, "ep": 2, "zero": 1, "remat": True}),
     ],
     4: [
         *(("llama", name, {"pp": 4}) for name in ("gpipe", "1f1b", "zb-h1")),
@@ -65,6 +73,9 @@ CASES: dict[int, list[Case]] = {
         ("moe", "zbv", {"pp": 1, "dp": 4, "ep": 2, "zero": 2}),
         ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "streams": EP_SHARE}),
         ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "ahead": "pairs"}),
+        ("llama", "dualpipev", {"pp": 2, "dp": 2, "zero": 3, "remat": "attention"}),
+        ("llama", "interleaved-zb", {"pp": 2, "dp": 2, "zero": 2, "remat": [0, 3]}),
+        ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "zero": 1, "remat": 0.5}),
     ],
 }
 
@@ -116,7 +127,53 @@ def far(found: float, wanted: float) -> float:
 
 def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
     name, schedule, options = case
-    stages = options["pp"] * (2 if schedule in ("zbv", "dualpipev", "interleaved-1f1b") else 1)
+    stages = options["pp"] * (2 if schedule in TWO_EACH else 1)
+    model, loss_fn, vocab = build(name, stages, getattr(torch, dtype))
+    seen, whole, replicas = trained(case, dtype, how)
+    data = batches(vocab, 2 * PARTS * replicas)
+    wanted, parameters = plainly(model, loss_fn, data, PARTS * replicas)
+    errors = {
+        "loss": max(far(m[0], loss) for m, (loss, _) in zip(seen, wanted, strict=True)),
+        "norm": max(far(m[1], norm) for m, (_, norm) in zip(seen, wanted, strict=True)),
+    }
+    if whole is not None:
+        errors["parameters"] = max(
+            ((whole[n].double() - p.double()).norm() / p.double().norm().clamp(min=1e-9)).item()
+            for n, p in parameters.items()
+        )
+    if "remat" in options and "compiled" not in how:
+        errors["bits"] = float(not same_bits(case, dtype, how, (seen, whole)))
+    return errors
+
+
+def same_bits(case: Case, dtype: str, how: str, found: Any) -> bool:
+    """As with everything kept; if not, whether that differs from run to run."""
+    name, schedule, options = case
+    kept = (name, schedule, {key: value for key, value in options.items() if key != "remat"})
+    first = trained(kept, dtype, how)[:2]
+    if agreed(equal(found, first)):
+        return True
+    return not agreed(equal(trained(kept, dtype, how)[:2], first))
+
+
+def agreed(fine: bool) -> bool:
+    """What the first device says, which alone has all parameters."""
+    said = [fine]
+    if dist.is_initialized():
+        dist.broadcast_object_list(said)
+    return said[0]
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Losses and norms of all steps, and parameters on the first device."""
+    (seen, whole), (others, rest) = one, other
+    return seen == others and all(torch.equal(whole[n], rest[n]) for n in whole or ())
+
+
+def trained(case: Case, dtype: str, how: str) -> tuple[list[Any], dict[str, Tensor] | None, int]:
+    """Losses and norms of every step, parameters on the first device, the number of replicas."""
+    name, schedule, options = case
+    stages = options["pp"] * (2 if schedule in TWO_EACH else 1)
     model, loss_fn, vocab = build(name, stages, getattr(torch, dtype))
     streams = options.get("streams", ())
     options = {key: value for key, value in options.items() if key != "streams"}
@@ -131,21 +188,12 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
         )  # fmt: skip
     rows = 2 * PARTS
     data = batches(vocab, rows * trainer.replicas)
-    first = rows * trainer.replica
-    seen = [trainer.step(*(t[first : first + rows] for t in batch)) for batch in data]
+    start = rows * trainer.replica
+    steps = [trainer.step(*(t[start : start + rows] for t in batch)) for batch in data]
+    seen = [(metrics.loss, metrics.grad_norm) for metrics in steps]
     whole = trainer.state_dict()
     trainer.close()
-    wanted, parameters = plainly(model, loss_fn, data, PARTS * trainer.replicas)
-    errors = {
-        "loss": max(far(m.loss, loss) for m, (loss, _) in zip(seen, wanted, strict=True)),
-        "norm": max(far(m.grad_norm, norm) for m, (_, norm) in zip(seen, wanted, strict=True)),
-    }
-    if whole is not None:
-        errors["parameters"] = max(
-            ((whole[n].double() - p.double()).norm() / p.double().norm().clamp(min=1e-9)).item()
-            for n, p in parameters.items()
-        )
-    return errors
+    return seen, whole, trainer.replicas
 
 
 def main() -> None:
@@ -192,6 +240,8 @@ def options_of(how: str) -> dict[str, bool]:
 
 def limit(dtype: str, what: str) -> float:
     """The models' losses are float32, whatever the rest is."""
+    if what == "bits":
+        return 0.0
     return max(LIMITS[dtype], 2e-7) if what == "loss" else LIMITS[dtype]
 
 

@@ -32,6 +32,8 @@ class Net(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pp", type=int, default=2)
+    parser.add_argument("--dp", type=int, default=1)
+    parser.add_argument("--mesh")
     parser.add_argument("--bad-token", action="store_true")
     parser.add_argument("--forever", action="store_true")
     parser.add_argument("--pids")
@@ -39,7 +41,8 @@ def main() -> None:
     torch.manual_seed(0)
     tokens = torch.randint(0, 16, (4, 3))
     target = torch.zeros(4, 3, 8)
-    strategy = piper.strategies.one_f_one_b(pp=chosen.pp, microbatches=4)
+    sizes = {"pp": chosen.pp, "dp": chosen.dp, "mesh": chosen.mesh}
+    strategy = piper.strategies.one_f_one_b(**sizes, microbatches=4)
     trainer = piper.Trainer(
         Net(chosen.pp), nn.functional.mse_loss, strategy, example=(tokens, target)
     )

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import run
 from time import process_time
+from typing import Any
 
 import pytest
 from strategies.tables import every_schedule, table
 from synthetic import chain
 
 import piper.strategies
-from piper.directives import Directive, Order, Place, Replicate, Split, Stage, Strategy, apply
+from piper.directives import (
+    Directive,
+    Order,
+    Place,
+    Remat,
+    Replicate,
+    Shard,
+    Split,
+    Stage,
+    Strategy,
+    apply,
+)
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.ir.training import training_dag
@@ -23,6 +37,7 @@ from piper.strategies import (
     dualpipe,
     dualpipev,
     from_csv,
+    from_orders,
     from_table,
     gpipe,
     interleaved_one_f_one_b,
@@ -32,6 +47,7 @@ from piper.strategies import (
     to_directives,
     to_table,
 )
+from piper.strategies.recomputed_stages import RematOption
 from piper.strategies.table import ranks_of
 
 SMALL = {name: build(pp=2, microbatches=4) for name, build in BUILDERS.items()}
@@ -132,6 +148,41 @@ def test_a_users_csv_places_each_stage_where_its_row_is() -> None:
     assert devices(strategy) == {where(PP=0): (0,), where(PP=1): (1,), where(PP=2): (0,)}
 
 
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name != "dualpipe"])
+def test_a_table_and_orders_take_the_options_of_a_builder(name: str) -> None:
+    options = {"dp": 2, "zero": 3, "ep": 2, "memory_mb": 100, "ahead": True, "stream": "p2p"}
+    built = BUILDERS[name](pp=2, microbatches=4, **options)
+    orders = [one for one in built if isinstance(one, Order)]
+
+    assert from_csv(to_csv(built), **options) == built
+    assert from_table(to_table(built), **options) == built
+    assert from_orders(orders, **options) == built
+
+
+def test_orders_of_ones_own_stay_as_they_are_written() -> None:
+    order = Order([[where(PP=0, MB=0, PASS="F"), where(PP=0, MB=0, PASS="B")]], overlap=False)
+
+    assert list(from_orders([order], dp=2))[-1] is order
+
+
+def test_orders_that_name_no_single_pass_have_no_table() -> None:
+    with pytest.raises(StrategyError) as refused:
+        from_orders([Order([where(PP=0, MB=[0, 1], PASS="F")])])
+    assert str(refused.value) == (
+        "order 1 of 1: where(PP=0, MB=[0, 1], PASS='F') is not one pass of one stage on one "
+        'microbatch, as a schedule needs\n  fix: write where(PP=0, MB=0, PASS="F")'
+    )
+
+    with pytest.raises(StrategyError, match="a schedule has no option zreo"):
+        from_csv("0F0,0B0", zreo=3)  # type: ignore[call-arg]
+
+
+def test_a_limit_of_memory_knows_the_schedule_and_the_zero_level() -> None:
+    (stage, *_) = BUILDERS["zbv"](pp=2, microbatches=8, dp=4, zero=2, memory_mb=100)
+
+    assert stage == Stage("PP", 4, live=(4, 3, 2, 1), memory_mb=50, state=1 + 3 / 4)
+
+
 def test_a_csv_that_is_no_schedule_is_refused() -> None:
     with pytest.raises(StrategyError) as refused:
         from_csv("0F0,0B0\n1F0")
@@ -207,6 +258,52 @@ def test_orders_that_are_no_pipeline_are_refused(directives: list[Directive], me
     assert str(refused.value) == message
 
 
+@pytest.mark.parametrize(
+    ("remat", "directives"),
+    [
+        (False, []),
+        (True, [Remat(where())]),
+        ("attention", [Remat(where(), keep="attention")]),
+        (["matmuls", "attention"], [Remat(where(), keep=["matmuls", "attention"])]),
+        (0.25, [Remat(where(), keep=0.25)]),
+        ("auto", [Remat(where(), keep="auto")]),
+        ([1, 0], [Remat(where(PP=1)), Remat(where(PP=0))]),
+    ],
+)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_builder_recomputes_on_request(
+    name: str, remat: RematOption, directives: list[Directive]
+) -> None:
+    plain = BUILDERS[name](pp=2, microbatches=4)
+    found = BUILDERS[name](pp=2, microbatches=4, remat=remat)
+
+    assert [one for one in found if isinstance(one, Remat)] == directives
+    assert [one for one in found if not isinstance(one, Remat)] == list(plain)
+
+
+@pytest.mark.parametrize(
+    ("remat", "message"),
+    [
+        (
+            [2],
+            "strategy: remat=[2] has stage 2, but the schedule has 2\n"
+            "  fix: list stages from 0 to 1",
+        ),
+        (
+            "all",
+            "strategy: remat='all' is not something that can be kept\n"
+            '  fix: write "matmuls", "attention", "topk", a list of these, a share such as 0.5, '
+            'or "auto"; True recomputes everything, [0, 1] only these stages',
+        ),
+    ],
+)
+def test_what_cannot_be_recomputed(remat: RematOption, message: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        gpipe(pp=2, microbatches=2, remat=remat)
+
+    assert str(refused.value) == message
+
+
 @pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_an_option_that_no_schedule_has_is_refused(name: str, dp: int) -> None:
@@ -265,3 +362,62 @@ def test_strategies_need_no_torch() -> None:
     code = "import sys, piper.strategies; sys.exit('torch' in sys.modules)"
 
     assert run([sys.executable, "-c", code], env={"PYTHONPATH": str(source)}).returncode == 0
+
+
+def every_device(strategy: Strategy) -> list[int]:
+    return sorted({device for row in devices(strategy).values() for device in row})
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_mesh_renumbers_the_devices_and_changes_nothing_else(name: str) -> None:
+    def build(**options: Any) -> Strategy:
+        ep = 4 if name == "dualpipe" else 2  # both replicas of a pair are on the same devices
+        return BUILDERS[name](pp=2, microbatches=4, dp=4, ep=ep, zero=1, **options)
+
+    plain, across, inside = build(), build(mesh="pp,dp"), build(mesh="dp,pp,ep")
+    listed = build(devices=[7, 6, 5, 4, 3, 2, 1, 0])
+
+    assert build(mesh="dp,pp") == build(mesh=("dp", "pp")) == build(devices=range(8)) == plain
+    assert len({plain, across, inside, listed}) == 4
+    for other in (across, inside, listed):
+        pairs = set(zip(flat(devices(plain)), flat(devices(other)), strict=True))
+        assert len(pairs) == len(every_device(other)) == 8  # one for one
+        number = dict(pairs)
+        renumbered = [renamed(directive, number) for directive in plain]
+        assert Strategy(renumbered) == other
+
+
+def flat(placed: dict[Filter, tuple[int, ...]]) -> list[int]:
+    return [device for row in placed.values() for device in row]
+
+
+def renamed(directive: Directive, number: dict[int, int]) -> Directive:
+    if not isinstance(directive, Place | Replicate | Shard):
+        return directive
+    if isinstance(directive.devices[0], int):
+        return replace(directive, devices=tuple(number[d] for d in directive.devices))
+    rows = tuple(tuple(number[d] for d in row) for row in directive.devices)
+    return replace(directive, devices=rows)
+
+
+def test_the_last_axis_of_a_mesh_has_neighbours() -> None:
+    replicas = devices(gpipe(pp=2, microbatches=2, dp=4, mesh="pp,dp"))
+    experts = devices(gpipe(pp=2, microbatches=2, dp=4, ep=2, mesh="dp,pp,ep"))
+
+    assert list(replicas.values()) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert list(experts.values()) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mesh": "pp"}, "mesh='pp' is not an order of pp and dp (and ep)"),
+        ({"mesh": "pp,dp,tp"}, "mesh='pp,dp,tp' is not an order of pp and dp (and ep)"),
+        ({"mesh": "dp,pp,ep", "ep": 3}, "mesh='dp,pp,ep': ep=3 does not divide dp=2"),
+        ({"devices": [0, 1, 2]}, "devices=[0, 1, 2] are not 4 different devices, as pp * dp says"),
+        ({"devices": [0, 1, 2, 2]}, "devices=[0, 1, 2, 2] are not 4 different devices"),
+    ],
+)
+def test_a_mesh_that_is_none_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(StrategyError, match=re.escape(text)):
+        one_f_one_b(pp=2, microbatches=2, dp=2, **options)

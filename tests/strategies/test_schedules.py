@@ -10,6 +10,7 @@ from strategies.clock import UNIT, bubble, clock, inputs, spans
 from piper.errors import StrategyError
 from piper.names import BI, BW, B, F, Phase
 from piper.strategies import schedules
+from piper.strategies.check import check
 from piper.strategies.peak import peaks
 from piper.strategies.table import Action, Table
 
@@ -74,14 +75,31 @@ def test_peaks_of_interleaving_grow_by_its_longer_warmup(virtual: int) -> None:
     assert found == tuple(warmup + 1 for warmup in warmups)
 
 
-def test_fewer_microbatches_than_stages_are_refused() -> None:
-    with pytest.raises(StrategyError) as refused:
-        schedules.one_f_one_b(pp=4, microbatches=3)
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("pp", [2, 4])
+def test_fewer_microbatches_than_stages_are_legal(pp: int, microbatches: int) -> None:
+    for build in (
+        schedules.one_f_one_b, schedules.zb_h1, schedules.dualpipev, schedules.dualpipe,
+        schedules.interleaved_one_f_one_b, schedules.interleaved_zb, schedules.zbv,
+    ):  # fmt: skip
+        if microbatches < pp or build in (schedules.dualpipev, schedules.zbv):
+            table = build(pp, microbatches)
+            check(table)
+            assert table.microbatches == microbatches
 
-    assert str(refused.value) == (
-        "1f1b: microbatches=3 is too few to fill 4 stages\n"
-        "  fix: write microbatches=4 or more, or use gpipe, which takes any number"
-    )
+
+def test_a_schedule_that_is_not_filled_notes_its_bubble(caplog: pytest.LogCaptureFixture) -> None:
+    schedules.one_f_one_b(pp=4, microbatches=4)
+    assert not caplog.messages
+
+    schedules.one_f_one_b(pp=4, microbatches=1)
+
+    assert caplog.messages == [
+        "1f1b: 1 microbatch cannot fill 4 stages, so devices idle for about 75 % of a step; "
+        "4 or more would fill them"
+    ]
+    lost = bubble(schedules.one_f_one_b(pp=4, microbatches=1))
+    assert lost / (lost + 3) == 0.75
 
 
 @pytest.mark.parametrize("pp", [2, 4, 6, 8])
@@ -148,12 +166,6 @@ REFUSED: list[tuple[Callable[..., Table], dict[str, int], str]] = [
         "zbv: microbatches=0 is too small\n  fix: write microbatches=1 or more",
     ),
     (
-        schedules.dualpipev,
-        {"pp": 4, "microbatches": 7},
-        "dualpipev: microbatches=7 is too few to fill 8 stages\n"
-        "  fix: write microbatches=8 or more, or use zbv, which takes any number",
-    ),
-    (
         schedules.dualpipe,
         {"pp": 3, "microbatches": 8},
         "dualpipe: pp=3 is not even and positive: devices d and pp-1-d have the same stages\n"
@@ -164,12 +176,6 @@ REFUSED: list[tuple[Callable[..., Table], dict[str, int], str]] = [
         {"pp": 1, "microbatches": 8},
         "dualpipe: pp=1 is not even and positive: devices d and pp-1-d have the same stages\n"
         "  fix: write pp=2",
-    ),
-    (
-        schedules.dualpipe,
-        {"pp": 4, "microbatches": 3},
-        "dualpipe: microbatches=3 is too few to fill 4 stages\n"
-        "  fix: write microbatches=4 or more, or use zbv, which takes any number",
     ),
 ]
 

@@ -36,7 +36,8 @@ common: strategies.PipelineOptions = {"zero": 2, "bucket_mb": 0.25}
 strategies.gpipe(2, 4, 2, **common)
 strategies.interleaved_zb(pp=2, microbatches=4, virtual=3, dp=2, zero=1)
 reveal_type(strategies.dualpipev(pp=2, microbatches=8, dp=4, ep=2, zero=3, reduce="once",
-    bucket_mb=25, gather_ahead=2, gather_buffers=3, expert_stages=[1], ahead="pairs",
+    bucket_mb=25, gather_ahead=2, gather_buffers=3, expert_stages=[1], ahead="pairs", remat=[0],
+    mesh="dp,pp,ep", devices=range(8),
     stream="a", ep_stream="b", reduce_stream="c", gather_stream="d"))
 """,
     "names": """
@@ -63,7 +64,8 @@ WRONG = {
     "piper.Trainer.stepp": 'has no attribute "stepp"',
     "Place(where(PP=0), device=[0])": 'Unexpected keyword argument "device" for "Place"',
     "Place(where(PP=0), devices=0)": 'Argument "devices" to "Place" has incompatible type "int"',
-    "where(PP=[0])": 'Argument "PP" to "where" has incompatible type "list[int]"',
+    "where(PP=[0.5])": 'Argument "PP" to "where" has incompatible type "list[float]"',
+    'where(PP=0) | "EP"': 'Unsupported operand types for | ("Filter" and "str")',
     'Stream("ep", priority="hihg")': 'Argument "priority" to "Stream" has incompatible type',
     'Strategy(["x"])': 'List item 0 has incompatible type "str"',
 }
@@ -131,6 +133,7 @@ def test_the_typed_options_are_those_that_builders_take() -> None:
 def test_options_of_replicas_have_the_defaults_of_replicate() -> None:
     defaults = {name: option.default for name, option in options_of(assemble).items()}
     own = {name: p.default for name, p in signature(Replicate).parameters.items()}
+    del own["devices"]  # of one region; a builder's are those of the whole mesh
 
     different = {name for name in own.keys() & defaults.keys() if own[name] != defaults[name]}
 

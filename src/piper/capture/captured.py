@@ -1,23 +1,21 @@
 """`capture`: from a model to regions with explicit graphs, step by step."""
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from piper.capture.fx_nodes import value
-from piper.capture.graphs import flops, workspace
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
-from piper.capture.graphs.phases import Layout, phase_graphs
 from piper.capture.graphs.region_graphs import Lowered, lower
 from piper.capture.kernels.callables import Kernels, RegionCode
 from piper.capture.precision import Precision
-from piper.capture.regions.buckets import Bucketed, Part, make_buckets
+from piper.capture.regions.buckets import Bucketed, make_buckets
 from piper.capture.regions.cut import Chunk, cut
-from piper.capture.regions.description import Cost, Tags, describe, number_tags, region_ids
+from piper.capture.regions.described_regions import DescribedRegions, RegionSource
+from piper.capture.regions.description import number_tags, region_ids
 from piper.capture.trace import refusals
 from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Output, Traced, trace
@@ -26,6 +24,7 @@ from piper.capture.trace.inputs import Inputs, spec_of
 from piper.capture.trace.randomness import make_reproducible
 from piper.ir.model import Model, Region
 from piper.ir.naming import RANDOM, batch_input
+from piper.ir.remat_policy import RematPolicy
 from piper.ir.sharding import Contract, contract
 from piper.ir.values import Role, TensorSpec, Value
 from piper.names import BW, F, Phase, RegionId, ValueId
@@ -47,6 +46,16 @@ class Captured:
     ignored: tuple[Ignored, ...]  # batch tensors with labels, and the label that is skipped
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
+    described: DescribedRegions
+
+    def model_with(self, policies: Iterable[RematPolicy]) -> Model:
+        """The model, whose regions can then be recomputed under these policies."""
+        wanted = tuple(dict.fromkeys(policies))
+        regions = tuple(self.described.recomputed(self.model.regions, wanted))
+        for region, source in zip(regions, self.described.sources, strict=True):
+            for policy, other in region.recomputed.items():
+                self.experts.vary(region.code, other.code, self.described.lowered(source, policy))
+        return replace(self.model, regions=regions)
 
     def code(self, region: Region, ways: int = 1) -> RegionCode:
         """What computes a region, or one of so many shares of its experts.
@@ -88,10 +97,10 @@ def capture(
     _refuse_shared_updates(traced, chunks, ids)
     names, values = _values(traced, chunks, ids)
     bucketed = make_buckets(traced, lowered, ids)
-    made = _Graphs(names)
     named = zip(ids, tags, runs, strict=True)
-    regions = tuple(map(made.region, lowered, bucketed.parts, named))
-    found = Model(regions=regions, values=values, buckets=bucketed.buckets, loss=LOSS)
+    sources = tuple(map(RegionSource, lowered, bucketed.parts, named))
+    made = DescribedRegions(names, values, sources)
+    found = Model(regions=made.captured(), values=values, buckets=bucketed.buckets, loss=LOSS)
     return Captured(
         model=found,
         inputs=traced.inputs,
@@ -103,6 +112,7 @@ def capture(
         ignored=ignored,
         experts=_experts(found, lowered, bucketed, traced.mode),
         output=traced.output,
+        described=made,
     )
 
 
@@ -116,24 +126,12 @@ def _experts(
             fits = contract(model, region)
             if isinstance(fits, Contract):
                 codes[region.code] = ExpertCode(known, layout, fits, mode)
-                if region.recomputed is not None:
-                    again = ExpertCode(known.recomputing, layout, fits, mode)
-                    codes[region.recomputed.code] = again
     return ExpertGraphs(codes)
 
 
 def _require(device: str) -> None:
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise refusals.no_device(device)  # torch would abort the process
-
-
-def _count(phases: dict[Phase, fx.GraphModule]) -> Cost:
-    return Cost(
-        {phase: flops.count(graph) for phase, graph in phases.items()},
-        {phase: workspace.count(graph, phase) for phase, graph in phases.items()},
-        {phase: flops.traffic(graph) for phase, graph in phases.items()},
-        {phase: flops.operators(graph) for phase, graph in phases.items()},
-    )
 
 
 def _refuse_shared_updates(
@@ -184,33 +182,3 @@ def _values(
         for index, node in enumerate(chunk.outputs):
             add(node, LOSS if node is traced.results[0] else f"{region}/{index}")
     return names, values
-
-
-@dataclass
-class _Graphs:
-    """The graphs of all regions, and what they take, by the name of their code."""
-
-    values: dict[fx.Node, ValueId]
-    graphs: dict[str, dict[Phase, fx.GraphModule]] = field(default_factory=dict)
-    costs: dict[str, Cost] = field(default_factory=dict)
-
-    def region(self, lowered: Lowered, part: Part, named: tuple[RegionId, Tags, int]) -> Region:
-        """A region as it is, and as one whose backward recomputes the forward."""
-        kept = self._described(lowered, part, named)
-        if not kept.has_backward:
-            return kept
-        return replace(kept, recomputed=self._described(lowered.recomputing, part, named))
-
-    def _described(self, lowered: Lowered, part: Part, named: tuple[RegionId, Tags, int]) -> Region:
-        code = self._code(lowered, part[1])
-        return describe(lowered, *named, code, self.values, part, self.costs[code])
-
-    def _code(self, lowered: Lowered, layout: Layout) -> str:
-        """A name for what computes it. Equal regions share their graphs."""
-        types = (layout.gradient,) if layout.gradient else ()
-        text = repr((lowered.key, layout, *types))
-        code = hashlib.sha256(text.encode()).hexdigest()[:12]
-        if code not in self.graphs:
-            graphs = phase_graphs(lowered.joint, lowered.cut, layout, lowered.updates)
-            self.graphs[code], self.costs[code] = graphs, _count(graphs)
-        return code

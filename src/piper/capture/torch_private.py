@@ -1,5 +1,6 @@
 """Every private API of PyTorch that capture and the models use. The same in 2.11 and 2.13."""
 
+import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -53,6 +54,17 @@ _KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_n
 
 def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+@contextmanager
+def fake_errors_unlogged() -> Iterator[None]:
+    """An operator that fails on tensors without values is not logged, for a run that may fail."""
+    logger = logging.getLogger(FakeTensorMode.__module__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:

@@ -16,6 +16,7 @@ from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.errors import Refused
 from piper.names import amount
 from piper.plan.check.proof import Proof, prove
+from piper.view.footprint import size_text
 
 if TYPE_CHECKING:
     from piper.job.inspection import Inspected
@@ -39,26 +40,32 @@ def check(
     every: Annotated[
         bool, typer.Option("--all", help="show every parameter of --numerics")
     ] = False,
+    memory: Annotated[
+        float | None, typer.Option(help="whether it fits in so many GiB of a device")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Check TARGET: compile a script's strategy for its model, or read a .json or .csv file.
 
     Exit code 0: every rewrite gave a valid DAG, and the plans do not deadlock and do not lose,
     duplicate or swap anything. With --numerics, losses, gradients and parameters also equal those
-    of plain PyTorch. 1: one of these does not hold. 2: wrong usage. Arguments after TARGET are
-    passed on to the script; write `--` before options that are named like these.
+    of plain PyTorch. With --memory, it also fits in the memory of a device, which this machine need
+    not have. 1: one of these does not hold. 2: wrong usage. Arguments after TARGET are passed on to
+    the script; write `--` before options that are named like these.
     """
     refuse_misplaced(numerics, steps=steps, seed=seed, all=every or None)
     if target.suffix in (".json", ".csv"):
-        refuse_misplaced(False, numerics=numerics or None)
+        refuse_misplaced(False, numerics=numerics or None, memory=memory)
         count = len(strategy_of(target))
         text = f"ok: {amount(count, 'directive')}, readable and consistent"
         print(as_text(ok=True, directives=count) if as_json else text)
         return
     try:
-        inspected = inspect(target, context.args)
+        inspected = inspect(target, context.args, memory)
         compiled = inspected.compiled
         proof = prove(compiled.dag, compiled.plans, compiled.roles.first)
+        if memory is not None and not as_json:
+            print(room_text(inspected))
         if numerics:
             compared(inspected, proof, steps or 3, seed or 0, every, as_json)
         else:
@@ -68,6 +75,15 @@ def check(
             where = getattr(refused, "where", "")
             print(as_text(ok=False, where=where, problems=[asdict(p) for p in refused.problems]))
         raise
+
+
+def room_text(inspected: Inspected) -> str:
+    """What the fullest device needs. A strategy that needs more than there is was an error."""
+    from piper.job.memory_limit import fullest, require_limit
+
+    limit = require_limit(inspected.job.memory)
+    device, most = fullest(limit.peaks(inspected.compiled))
+    return f"fits: device {device} needs {size_text(most)} of {size_text(limit.bytes)}"
 
 
 def compared(
@@ -107,7 +123,7 @@ def refuse_misplaced(allowed: bool, **given: object) -> None:
     """An option that does not apply here was probably meant for the script."""
     for name, value in given.items():
         if value is not None and not allowed:
-            wanted = "a script" if name == "numerics" else "--numerics"
+            wanted = "a script" if name in ("numerics", "memory") else "--numerics"
             raise typer.BadParameter(
                 f"it needs {wanted}; to pass it to the script, write it after `--`",
                 param_hint=f"--{name}",

@@ -31,6 +31,9 @@ def schedule(
     virtual: Annotated[int | None, typer.Option(help="stages per rank (interleaved)")] = None,
     dp: Annotated[int, typer.Option(help="replicas of every stage", min=1)] = 1,
     zero: Annotated[int, typer.Option(help="ZeRO level of the replicas", min=0, max=3)] = 0,
+    mesh: Annotated[
+        str | None, typer.Option(help='order of the axes: "pp,dp" puts replicas side by side')
+    ] = None,
     format: Annotated[Format, typer.Option(help="csv is the format of PyTorch")] = Format.GRID,
 ) -> None:
     """Print the order in which a schedule runs."""
@@ -38,7 +41,7 @@ def schedule(
         problem = Problem(f"there is no schedule {name!r}", f"choose one of {', '.join(BUILDERS)}")
         raise StrategyError("schedule", problem)
     build = BUILDERS[name]
-    options = {"pp": pp, "microbatches": microbatches, "dp": dp, "zero": zero}
+    options = {"pp": pp, "microbatches": microbatches, "dp": dp, "zero": zero, "mesh": mesh}
     if virtual is not None:
         refuse_unused(name, "virtual", inspect.signature(build).parameters)
         options["virtual"] = virtual

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from piper.cli.simulate import chosen_network
 from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.directives import Order, apply
+from piper.directives.remat import policies_of
 from piper.errors import StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
-from piper.job.pricing import cost_notes
+from piper.job.pricing import cost_notes, mesh_notes
+from piper.job.stage_weights import stage_table
 from piper.strategies import draw, to_table
 from piper.view.footprint import footprint
+from piper.view.message_orders import message_orders
 from piper.view.overlap import overlap
+from piper.view.recomputation import recomputation
 from piper.view.schedule_grid import grid, summary
 from piper.view.schedule_svg import svg as picture
 
@@ -40,6 +45,10 @@ def show(
     after: Annotated[
         int | None, typer.Option(help="print the DAG after this many directives")
     ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="warn if another mesh suits it: h100, ..., or a file")
+    ] = None,
+    per_node: Annotated[int | None, typer.Option(help="the same: devices per node", min=1)] = None,
 ) -> None:
     """Show TARGET: a training script (.py), a strategy (.json) or a schedule (.csv)."""
     if target.suffix in (".json", ".csv"):
@@ -47,8 +56,9 @@ def show(
         return
     found = inspect(target, context.args)
     if after is not None:
-        directives = found.job.strategy.directives[:after]
-        print(text(apply(directives, training_dag(found.captured.model))))
+        directives = found.compiled.program[:after]
+        model = found.captured.model_with(policies_of(found.compiled.program))
+        print(text(apply(directives, training_dag(model))))
     elif svg is not None:
         svg.write_text(picture(found.compiled.dag))
     elif plan is not None:
@@ -57,11 +67,20 @@ def show(
         print(text(found.compiled.dag))
     else:
         show_schedule(found)
+        if stages := stage_table(found.compiled):
+            print(stages)
         print(footprint(found.compiled.dag, found.compiled.plans))
+        if ordered := message_orders(found.compiled.dag):
+            print(ordered)
+        if again := recomputation(found.compiled.dag):
+            print(again)
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):
             print("\n".join([hidden, *cost_notes(found.compiled)]))
+        if between := chosen_network(network, per_node):
+            for note in mesh_notes(found.compiled, between):
+                print(note)
 
 
 def show_schedule(found: Inspected) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,17 +16,24 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from piper.cli.device_lists import devices_by_name
 from piper.cli.target import PASS_ON, inspect
 from piper.costs import Costs
-from piper.costs.devices import costs_of_device, device_kind
+from piper.costs.devices import (
+    DeviceKind,
+    costs_of_device,
+    device_kind,
+    of_each_device,
+)
 from piper.costs.links import NETWORKS, Network
 from piper.errors import PiperError, Problem, StrategyError
 from piper.ir.model import Model
-from piper.job.pricing import costs_for, predict, price
-from piper.names import amount
+from piper.job.pricing import JobCosts, device_costs, predict, price
+from piper.names import Device, amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
 from piper.view.page import page
+from piper.view.recomputation import recomputation
 from piper.view.run_file import save_view
 from piper.view.simulation_text import text
 from piper.view.sweep import SweepResult, plot, ranked
@@ -46,32 +53,46 @@ class Sort(StrEnum):
     MEMORY = "memory"
 
 
+Listed = tuple[Device, ...]  # nothing: all devices
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedMachine:
     """The hardware to simulate. What is not given is as the strategy was compiled."""
 
-    device: str | None = None
-    costs: Costs | None = None
+    kinds: tuple[tuple[DeviceKind, Listed], ...] = ()  # from data sheets
+    costs: tuple[tuple[Costs, Listed], ...] = ()  # measured; they replace data sheets
     network: Network | None = None
     optimizer: float = 2.0
 
-    @property
-    def memory(self) -> float | None:
-        return device_kind(self.device).memory if self.device not in (None, CPU) else None
+    def memory(self, count: int) -> float | dict[Device, float] | None:
+        """Of all devices, or of each."""
+        if len(self.kinds) > 1:
+            found = of_each_device(self.kinds, count)
+            return {device: kind.memory for device, kind in enumerate(found)}
+        return self.kinds[0][0].memory if self.kinds else None
 
-    def costs_for(self, model: Model) -> Costs | None:
-        if self.costs is not None or self.device is None:
-            return self.costs
-        if self.device == CPU:
-            return Costs()
-        assert self.network is not None
-        return costs_of_device(device_kind(self.device), model, self.network)
+    def costs_of(self, model: Model, count: int) -> JobCosts | None:
+        """Of all devices, or of each."""
+        found = self.costs or tuple(self.from_data_sheets(model))
+        if len(found) > 1:
+            return of_each_device(found, count)
+        return found[0][0] if found else None
+
+    def from_data_sheets(self, model: Model) -> Iterator[tuple[Costs, Listed]]:
+        for kind, devices in self.kinds:
+            assert self.network is not None
+            yield costs_of_device(kind, model, self.network), devices
 
     def price(self, compiled: Compiled) -> tuple[Simulated, Prediction]:
-        costs = costs_for(compiled, self.costs_for(compiled.dag.model))
+        count = len(compiled.roles.of)
+        costs = self.costs_of(compiled.dag.model, count)
         found = price(compiled, costs, self.network)
-        staging = 0 if costs.ahead else 1  # only gloo copies gradients
-        return found, predict(compiled, found, costs, self.memory, self.optimizer, staging)
+        ahead = next(iter(device_costs(compiled, costs).values())).ahead
+        staging = 0 if ahead else 1  # only gloo copies gradients
+        memory = self.memory(count)
+        prediction = predict(compiled, found, costs, memory, self.optimizer, staging, self.network)
+        return found, prediction
 
 
 def add_to(app: typer.Typer) -> None:
@@ -81,8 +102,14 @@ def add_to(app: typer.Typer) -> None:
 def simulate(
     context: typer.Context,
     target: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a script")],
-    device: Annotated[str | None, typer.Option(help="h100, h200, h800, a100 or cpu")] = None,
-    costs: Annotated[Path | None, typer.Option(help="a file of measured costs")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="h100, h200, h800, a100 or cpu; or several: h200:0-3,a100:4-7"),
+    ] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(help="a file of measured costs; or several: big.json:0-3,small.json:4-7"),
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="measure costs on this machine, and write them to this file")
     ] = None,
@@ -111,7 +138,8 @@ def simulate(
     if profile is not None:
         refuse_two_costs(device, costs)
         network = measure(target, context.args, profile, network)
-    machine = machine_of(device, profile or costs, network, per_node, optimizer)
+    measured = str(profile) if profile is not None else costs
+    machine = machine_of(device, measured, network, per_node, optimizer)
     if sets:
         refuse_one_step(view, chrome)
         show_sweep(sweep(target, context.args, settings_of(sets), machine), sort, plot, json)
@@ -124,7 +152,8 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
 
     One GPU cannot measure a network. Returns the network of its kind, unless another is given.
     """
-    from piper.job.profiling import kind_of, profile
+    from piper.job.device_costs import kind_of
+    from piper.job.profiling import profile
 
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then links between processes ...", flush=True)
@@ -135,7 +164,7 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
     return network or kind_of(found.job.device)
 
 
-def refuse_two_costs(device: str | None, costs: Path | None) -> None:
+def refuse_two_costs(device: str | None, costs: str | None) -> None:
     if device is not None or costs is not None:
         problem = Problem("--profile measures this machine", "leave out --device and --costs")
         raise StrategyError("simulate", problem)
@@ -143,20 +172,44 @@ def refuse_two_costs(device: str | None, costs: Path | None) -> None:
 
 def machine_of(
     device: str | None,
-    costs: Path | None,
+    costs: str | None,
     network: str | None,
     per_node: int | None,
     optimizer: float = 2.0,
 ) -> SimulatedMachine:
     """The machine that the options describe. A device implies the network of its kind."""
-    measured = Costs.from_json(costs.read_text()) if costs else None
-    if device not in (None, CPU):
-        device_kind(device)
-    name = network or (device if device in NETWORKS else None)
+    measured = tuple(measured_costs(costs)) if costs else ()
+    if device == CPU:
+        measured = measured or ((Costs(), ()),)
+    named = devices_by_name(device) if device not in (None, CPU) else {}
+    kinds = tuple((device_kind(name), devices) for name, devices in named.items())
+    name = network or slowest_network(list(named))
+    between = chosen_network(name, per_node)
+    return SimulatedMachine(kinds, measured, between, optimizer)
+
+
+def measured_costs(text: str) -> Iterator[tuple[Costs, Listed]]:
+    """The costs of a file, or of several, with their devices."""
+    files = {text: ()} if Path(text).is_file() else devices_by_name(text)
+    for name, devices in files.items():
+        if not Path(name).is_file():
+            fix = "measure: `piper simulate train.py --profile costs.json`"
+            raise StrategyError.of("costs", f"there is no file {name!r}", fix)
+        yield Costs.from_json(Path(name).read_text()), devices
+
+
+def slowest_network(names: Sequence[str]) -> str | None:
+    """Of the networks of several kinds of devices, the one with the slowest links between nodes."""
+    known = [name for name in names if name in NETWORKS]
+    return min(known, key=lambda name: NETWORKS[name].between.bandwidth, default=None)
+
+
+def chosen_network(name: str | None, per_node: int | None) -> Network | None:
+    """A network by name or file, in nodes of so many devices; None if neither is given."""
     between = network_of(name) if name else None
     if per_node is not None:
-        between = replace(between or Network(), per_node=per_node)
-    return SimulatedMachine(device, measured, between, optimizer)
+        return replace(between or Network(), per_node=per_node)
+    return between
 
 
 def network_of(name: str) -> Network:
@@ -179,9 +232,10 @@ def show_step(
     compiled = inspect(target, list(arguments)).compiled
     step, found = machine.price(compiled)
     print(text(found, step))
+    if again := recomputation(compiled.dag):
+        print(f"\n{again}")
     if chrome is not None or view is not None:
-        dag, plans = compiled.dag, compiled.plans
-        data = view_data(target.stem, dag, plans, [step.trace], notes=found.notes)
+        data = view_data(target.stem, compiled.dag, step.plans, [step.trace], notes=found.notes)
         write_views(view, chrome, data)
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_dict(), indent=1) + "\n")

@@ -24,13 +24,16 @@ def strategy_of(path: Path) -> Strategy:
     return from_csv(text) if path.suffix == ".csv" else Strategy.from_json(text)
 
 
-def inspect(script: Path, arguments: list[str]) -> Inspected:
-    """Run a script up to its Trainer and compile, but do not train."""
+def inspect(script: Path, arguments: list[str], memory: float | None = None) -> Inspected:
+    """Run a script up to its Trainer and compile, but do not train.
+
+    `memory` replaces the memory of a device, in GiB.
+    """
     from piper.job.inspection import Inspected, inspecting
 
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    with inspecting():
+    with inspecting(memory):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except Inspected as found:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from piper.costs.costs import Costs
 from piper.costs.links import Network
 from piper.errors import StrategyError
 from piper.ir.model import Model
+from piper.names import Device, amount
 
+Kind = TypeVar("Kind")
 ADAM = 7  # times that an optimizer's step goes over a parameter: reads 4 tensors, writes 3
 
 
@@ -66,6 +69,22 @@ def device_kind(name: str) -> DeviceKind:
         fix = f"choose one of {', '.join(DEVICES)}, cpu, or give measured --costs"
         raise StrategyError.of("device", f"there is no device {name!r}", fix)
     return DEVICES[name]
+
+
+def of_each_device(kinds: Sequence[tuple[Kind, Sequence[Device]]], count: int) -> list[Kind]:
+    """What each device of a job is, by its number.
+
+    >>> of_each_device([("h200", (0, 2)), ("a100", (1,))], 3), of_each_device([("h200", ())], 2)
+    (['h200', 'a100', 'h200'], ['h200', 'h200'])
+    """
+    if len(kinds) == 1 and not kinds[0][1]:
+        return [kinds[0][0]] * count
+    placed = {device: kind for kind, devices in kinds for device in devices}
+    missing = [device for device in range(count) if device not in placed]
+    if missing:
+        what = f"the job has {amount(count, 'device')}, and device {missing[0]} is not listed"
+        raise StrategyError.of("device", what, "list every device: h200:0-3,a100:4-7")
+    return [placed[device] for device in range(count)]
 
 
 def costs_of_device(device: DeviceKind, model: Model, network: Network) -> Costs:

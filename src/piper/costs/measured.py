@@ -53,10 +53,10 @@ K = TypeVar("K")
 
 def works_of(model: Model) -> Works:
     """What the regions of a model do, by code and phase; also if they are recomputed."""
-    every = chain.from_iterable((one, one.recomputed) for one in model.regions)
+    every = chain.from_iterable((one, *one.recomputed.values()) for one in model.regions)
     return {
         (code, phase): (work_of(model, region, phase), structure_of(model, region))
-        for code, region in {region.code: region for region in every if region}.items()
+        for code, region in {region.code: region for region in every}.items()
         for phase in Phase
     }
 

@@ -12,6 +12,8 @@ from piper.names import COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM, Device
 DeviceList = Sequence[Device]
 DeviceGroups = Sequence[Device] | Sequence[Sequence[Device]]
 StageSizes = int | Sequence[int]  # how many stages, or how many layers each of them has
+Live = Sequence[int] | None  # for each stage, the microbatches that it holds at once
+Kept = str | float | Sequence[str]  # what a recomputed region keeps besides its inputs
 Slot = tuple[Filter, ...]
 Slots = Sequence[Filter | Sequence[Filter]]  # a slot of one filter needs no list
 

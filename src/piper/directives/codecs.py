@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from piper.directives.arguments import DeviceGroups, DeviceList, Slots, StageSizes
+from piper.directives.arguments import DeviceGroups, DeviceList, Kept, Live, Slots, StageSizes
 from piper.errors import Problem, Refused
-from piper.ir.filters import Filter, Wanted, where
+from piper.ir.filters import Both, Either, Filter, Not, Wanted, both, either, where
 
 ABSENT = "-"  # JSON for None in a filter: not inside such a region
+OR, AND, NOT = "|", "&", "~"  # no tag can have these names
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +27,55 @@ def as_is(_: str, value: Any) -> Any:
     return value
 
 
-def write_filter(wanted: Filter) -> dict[str, int | str]:
-    return {key: ABSENT if value is None else value for key, value in wanted.items}
+def write_filter(wanted: Filter) -> dict[str, Any]:
+    """
+    >>> write_filter(where(L=range(3), EP=None) | ~where(L=7))
+    {'|': [{'L': [0, 1, 2], 'EP': '-'}, {'~': {'L': 7}}]}
+    """
+    match wanted:
+        case Either():
+            return {OR: [write_filter(part) for part in wanted.parts]}
+        case Both():
+            return {AND: [write_filter(part) for part in wanted.parts]}
+        case Not():
+            return {NOT: write_filter(wanted.part)}
+        case Filter():
+            return {key: write_tag(value) for key, value in wanted.items}
 
 
 def read_filter(key: str, value: object) -> Filter:
     if not isinstance(value, dict):
         raise Refused(Problem(f"the {key} {value!r} is not an object", 'write {"PP": 0}'))
-    return where(**{tag: read_tag(wanted) for tag, wanted in value.items()})
+    signs = [sign for sign in (OR, AND, NOT) if sign in value]
+    if not signs:
+        return where(**{tag: read_tag(wanted) for tag, wanted in value.items()})
+    if len(value) > 1:
+        fix = f'write {{"{signs[0]}": ...}} alone, and tags in objects inside it'
+        raise Refused(Problem(f"{signs[0]!r} stands beside other keys in the {key}", fix))
+    return read_combined(signs[0], value[signs[0]])
+
+
+def read_combined(sign: str, value: object) -> Filter:
+    if sign == NOT:
+        return ~read_filter(NOT, value)
+    if not isinstance(value, list) or len(value) < 2:
+        fix = f'write {{"{sign}": [{{"PP": 0}}, {{"PP": 1}}]}}'
+        raise Refused(Problem(f"{sign!r} is not followed by two or more filters", fix))
+    join = either if sign == OR else both
+    return join(*(read_filter(sign, part) for part in value))
+
+
+def write_tag(value: Wanted) -> Any:
+    if isinstance(value, tuple | range):
+        return list(value)
+    return ABSENT if value is None else value
 
 
 def read_tag(value: Any) -> Wanted:
     return None if value == ABSENT else value
 
 
-def write_slots(slots: tuple[tuple[Filter, ...], ...]) -> list[list[dict[str, int | str]]]:
+def write_slots(slots: tuple[tuple[Filter, ...], ...]) -> list[list[dict[str, Any]]]:
     return [[write_filter(wanted) for wanted in slot] for slot in slots]
 
 
@@ -65,6 +100,8 @@ CODECS: dict[object, Codec] = {
     DeviceList: DEVICES,
     DeviceGroups: DEVICES,
     StageSizes: DEVICES,
+    Live: DEVICES,
+    Kept: DEVICES,
 }
 
 

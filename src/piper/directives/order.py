@@ -13,13 +13,22 @@ from piper.directives.selection import selected
 from piper.errors import Problem, Refused
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
-from piper.ir.filters import Filter
+from piper.ir.filters import Both, Either, Filter
 from piper.ir.maker import ORDER, Maker
+from piper.ir.message_order import (
+    MessageOrder,
+    OrderSlot,
+    named_passes,
+    names_operations,
+    without_operations,
+)
 from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.rules.flow import NEXT_STEP
 from piper.ir.training import split_backward
-from piper.names import BI, BW, PASS, B, NodeId
+from piper.names import BI, BW, OF, PASS, B, NodeId, Operation
 
 Ahead = bool | Literal["pairs"]
+STEP = "STEP"  # no key: orders are about one step
 
 
 @directive(keys={"slots": "filters"}, omit_defaults=("overlap", "ahead"))
@@ -27,7 +36,9 @@ Ahead = bool | Literal["pairs"]
 class Order(Directive):
     """Run each slot before the next, on its devices. Filters in one slot may overlap.
 
-    `PASS="BI"` and `PASS="BW"` split that backward into its two halves.
+    `PASS="BI"` and `PASS="BW"` split that backward into its two halves. `PASS="UPDATE"`,
+    `"REDUCE"`, `"GATHER"`, `"SEND"`, `"RECV"`, `"DISPATCH"` and `"COMBINE"` name what is not a pass
+    of a region. `OF="F"` or `OF="B"` says whether a message belongs to a forward or a backward.
 
     Piper interleaves the filters of a slot, so that the communication of one hides behind the
     compute of another. With `overlap=False` they run in the order in which you list them. To order
@@ -75,11 +86,17 @@ class Order(Directive):
         dag = with_split_backwards(dag, (order for _, order in named))
         lane_of = lanes(dag)
         new: list[Precedence] = []
+        later: list[MessageOrder] = []
         for name, order in named:
-            slots = [slot_nodes(dag, slot) for slot in order.steps]
+            mixed = any(names_operations(wanted) for slot in order.steps for wanted in slot)
+            slots = [slot_nodes(dag, passes(slot) if mixed else slot) for slot in order.steps]
             found = precedences(name, slots, order.may_overlap, lane_of)
+            if mixed:
+                later.append(message_order(dag, name, order, slots))
+                found = (replace(one, partial=True) for one in found)
             new += (replace(one, loose=True) for one in found) if order.ahead == "pairs" else found
-        return dag.with_precedences(new)
+        dag = dag.with_precedences(new)
+        return dag.with_message_orders(later) if later else dag
 
 
 def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
@@ -91,6 +108,7 @@ def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
     if not cut:
         return dag
     named = {node for p in dag.precedences for node in (*p.before, *p.after)}
+    named |= {node for o in dag.message_orders for slot in o.slots for node in slot.nodes}
     whole = [node for node in cut if node in named]
     if whole:
         what = f"another order names the whole backward {whole[0]}, this one its halves"
@@ -109,13 +127,68 @@ def whole_backward(wanted: Filter) -> Filter:
     return Filter(tuple((k, str(B) if k == PASS else value) for k, value in wanted.items))
 
 
+def passes(slot: Slot) -> Slot:
+    return tuple(wanted for wanted in slot if not names_operations(wanted))
+
+
 def slot_nodes(dag: Dag, slot: Slot) -> list[Compute]:
-    nodes = [node for wanted in slot for node in selected(dag, wanted)]
+    nodes = [node for wanted in slot for node in pass_nodes(dag, wanted)]
     unplaced = [node for node in nodes if node.devices is None]
     if unplaced:
         fix = "put its `Place` before this `Order`"
         raise Refused(Problem(f"{unplaced[0].id} has no device yet", fix))
     return nodes
+
+
+def pass_nodes(dag: Dag, wanted: Filter) -> list[Compute]:
+    try:
+        return selected(dag, wanted)
+    except Refused:
+        for problem in misunderstandings(wanted):
+            raise Refused(problem) from None
+        raise
+
+
+def misunderstandings(wanted: Filter) -> Iterator[Problem]:
+    """Keys that make sense, but not here."""
+    if OF in wanted.keys:
+        fix = f'add the message, such as {PASS}="SEND", or leave {OF} out'
+        yield Problem(f"{wanted}: {OF} is for messages, not for passes", fix)
+    if STEP in wanted.keys:
+        yield Problem(f"{wanted} names another step", f"leave it out: {NEXT_STEP}")
+
+
+def message_order(
+    dag: Dag, name: Maker, order: Order, slots: Sequence[Sequence[Compute]]
+) -> MessageOrder:
+    """The order as it waits for the nodes that passes make. Its tags must exist now."""
+    if order.ahead:
+        what = f"ahead={order.ahead!r} is not supported in an order that names messages or updates"
+        raise Refused(Problem(what, "put what may overlap in one slot"))
+    filters = [
+        tuple(one for wanted in filter(names_operations, slot) for one in alternatives(wanted))
+        for slot in order.steps
+    ]
+    for wanted in (wanted for slot in filters for wanted in slot):
+        pass_nodes(dag, without_operations(wanted))
+    ids = [tuple(dict.fromkeys(node.id for node in slot)) for slot in slots]
+    return MessageOrder(tuple(map(OrderSlot, ids, filters)), name)
+
+
+def alternatives(wanted: Filter) -> Iterator[Filter]:
+    """The parts of `a | b`, each of which says whether it means sends, reductions or others."""
+    if isinstance(wanted, Either):
+        for part in wanted.parts:
+            yield from alternatives(part)
+        return
+    parts = wanted.parts if isinstance(wanted, Both) else (wanted,)
+    said = [part for part in parts if PASS in part.keys]
+    right = len(said) == 1 and type(said[0]) is Filter
+    if not right or not all(one in tuple(Operation) for one in named_passes(wanted)):
+        what = f"{wanted} does not say plainly which messages or updates it means"
+        fix = 'write them and passes as filters of their own: where(..., PASS="REDUCE")'
+        raise Refused(Problem(what, fix))
+    yield wanted
 
 
 def precedences(

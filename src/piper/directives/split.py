@@ -13,7 +13,7 @@ from piper.ir.maker import Maker
 from piper.ir.naming import node_id, of_microbatch
 from piper.ir.nodes import Compute, Node, Precedence, Sum
 from piper.ir.values import OF_THE_STEP, Value
-from piper.names import PASS, F, ValueId
+from piper.names import OF, PASS, F, ValueId
 
 IN_BATCH_ORDER = Maker("buffers updated in batch order")
 
@@ -37,7 +37,8 @@ class Split(Directive):
         if type(self.n) is not int or self.n < 1:
             what = f"{self.n!r} is not a number of microbatches"
             raise Refused(Problem(what, "write a whole number, 1 or more"))
-        if not isinstance(self.name, str) or not self.name.isidentifier() or self.name == PASS:
+        named = isinstance(self.name, str) and self.name.isidentifier()
+        if not named or self.name in (PASS, OF):
             fix = 'write Split("MB", n)'
             raise Refused(Problem(f"{self.name!r} cannot name a dimension", fix))
 
@@ -61,7 +62,7 @@ class Split(Directive):
         if dag.dimensions:
             fix = "write one `Split` with the total number of microbatches"
             raise Refused(Problem(f"the batch is already split, as {dag.dimensions[0][0]}", fix))
-        if dag.precedences:
+        if dag.precedences or dag.message_orders:
             what = "an `Order` before it names passes of the whole batch"
             raise Refused(Problem(what, "put the `Split` before every `Order`"))
         if self.name in dag.tag_names:

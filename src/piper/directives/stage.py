@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from piper.directives.arguments import StageSizes
+from piper.directives.arguments import Live, StageSizes
 from piper.directives.base import Directive, directive
 from piper.errors import Problem, Refused
-from piper.ir.balance import balanced
+from piper.ir.balance import Memory, balanced, smallest_limit
 from piper.ir.dag import Dag
-from piper.ir.model import Region
+from piper.ir.model import Model, Region
 from piper.ir.nodes import Compute, Node, Tags
+from piper.ir.values import Role
 from piper.names import PASS, B, F, RegionId, amount
 
 Layer = list[Region]
+SHOWN = 16  # stages in the example of a message
+ADAM = 4.0  # parameters, gradients, and two moments of each
 
 
-@directive()
+@directive(omit_defaults=("live", "memory_mb", "state"))
 @dataclass(frozen=True, slots=True)
 class Stage(Directive):
     """Group layers into stages, under a tag that the directives after it can name.
 
     A layer is all regions with the same outermost tag. Regions without a tag join the layer before
-    them, or the first one. `stages` is a number of stages, cut so that the heaviest has the fewest
-    FLOPs possible, or how many layers each stage has. A model that has the tag already keeps it
-    where it has as many layers as stages; where it has more, these are grouped.
+    them, or the first one. `stages` is how many layers each stage has, or a number of stages: the
+    compiler then cuts so that the slowest stage takes as little time as possible. A model that has
+    the tag already keeps it where it has as many layers as stages; where it has more, these are
+    grouped.
+
+    With `memory_mb`, no stage holds more megabytes than that: activations of the microbatches that
+    are `live` in it (one number for each stage), and `state` times its parameters, for gradients
+    and optimizer too.
 
     rewrite:
         F{L=0} -> F{L=1} -> F{L=2} -> F             Stage("PP", [1, 2])
@@ -36,6 +45,9 @@ class Stage(Directive):
 
     name: str
     stages: StageSizes
+    live: Live = None
+    memory_mb: float | None = None
+    state: float = ADAM
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier() or self.name == PASS:
@@ -46,29 +58,76 @@ class Stage(Directive):
             raise Refused(Problem(what, 'write Stage("PP", 4) or Stage("PP", [5, 6, 6, 5])'))
         if not isinstance(self.stages, int):
             object.__setattr__(self, "stages", tuple(self.stages))
+        if self.live is not None:
+            object.__setattr__(self, "live", live_counts(self.live, self.count))
+        require_size("memory_mb", 1.0 if self.memory_mb is None else self.memory_mb)
+        require_size("state", self.state)
+
+    @property
+    def count(self) -> int:
+        """The number of stages."""
+        return self.stages if isinstance(self.stages, int) else len(self.stages)
 
     def rewrite(self, dag: Dag) -> Dag:
         if self.name in dict(dag.dimensions):
             fix = 'choose another tag, such as "PP"'
             raise Refused(Problem(f"{self.name} counts microbatches", fix))
-        layers = layers_of(dag.model.regions, self.name)
-        stage_of: dict[RegionId, int] = {}
-        first = 0
-        for stage, size in enumerate(self.sizes(layers)):
-            for layer in layers[first : first + size]:
-                stage_of.update((region.id, stage) for region in layer)
-            first += size
-        return retagged(dag, self.name, stage_of)
+        stage_of = self.stage_of(dag.model)
 
-    def sizes(self, layers: Sequence[Layer]) -> tuple[int, ...]:
+        def moved(node: Node) -> Node:
+            if not isinstance(node, Compute):
+                return node
+            return replace(node, tags=with_tag(node.tags, self.name, stage_of[node.region]))
+
+        nodes = {key: moved(node) for key, node in dag.nodes.items()}
+        return replace(dag, model=retagged(dag.model, self.name, stage_of), nodes=nodes)
+
+    def cut(self, model: Model, seconds: Mapping[RegionId, float]) -> tuple[Stage, Model]:
+        """The same with the number of layers of each stage, and the model under it.
+
+        `seconds` is how long regions take; without a figure for any, their FLOPs count.
+        """
+        sizes = self.sizes(model, layers_of(model.regions, self.name), seconds)
+        found = replace(self, stages=sizes)
+        return found, retagged(model, self.name, found.stage_of(model))
+
+    def stage_of(self, model: Model) -> dict[RegionId, int]:
+        layers = layers_of(model.regions, self.name)
+        found: dict[RegionId, int] = {}
+        first = 0
+        for stage, size in enumerate(self.sizes(model, layers, {})):
+            for layer in layers[first : first + size]:
+                found.update((region.id, stage) for region in layer)
+            first += size
+        return found
+
+    def sizes(
+        self, model: Model, layers: Sequence[Layer], seconds: Mapping[RegionId, float]
+    ) -> tuple[int, ...]:
         """How many layers each stage gets."""
         if not isinstance(self.stages, int):
             require_all_layers(self.stages, len(layers))
             return tuple(self.stages)
         if len(layers) < self.stages:
             raise Refused(too_few_layers(len(layers), self.stages))
-        weights = [sum(map(flops_of, layer)) for layer in layers]
-        return balanced(weights if any(weights) else [1.0] * len(layers), self.stages)
+        weights = [sum(seconds.get(r.id, flops_of(r)) for r in layer) for layer in layers]
+        weights = weights if any(weights) else [1.0] * len(layers)
+        memory = self.memory(model, layers)
+        found = balanced(weights, self.stages, memory)
+        if found is None:
+            assert memory is not None
+            raise Refused(too_little_memory(memory, self.stages))
+        return found
+
+    def memory(self, model: Model, layers: Sequence[Layer]) -> Memory | None:
+        if self.memory_mb is None:
+            return None
+        return Memory(
+            state=[self.state * parameter_bytes(model, layer) for layer in layers],
+            kept=[sum(kept_bytes(model, region) for region in layer) for layer in layers],
+            live=self.live or (1,) * self.count,
+            limit=self.memory_mb * 2**20,
+        )
 
 
 def layers_of(regions: Sequence[Region], name: str) -> list[Layer]:
@@ -92,27 +151,33 @@ def flops_of(region: Region) -> float:
     return region.flops.get(F, 0.0) + region.flops.get(B, 0.0)
 
 
-def retagged(dag: Dag, name: str, stage_of: dict[RegionId, int]) -> Dag:
-    """The same DAG, its regions and their nodes under one more tag."""
+def parameter_bytes(model: Model, layer: Layer) -> int:
+    """Bytes of the parameters of a layer, each once."""
+    buckets = dict.fromkeys(bucket for region in layer for bucket in region.buckets)
+    return sum(spec.nbytes for bucket in buckets for spec in model.buckets[bucket].specs)
+
+
+def kept_bytes(model: Model, region: Region) -> int:
+    """Bytes of the activations that a region keeps from its forward to its backward."""
+    inputs = (model.values[region.inputs[k]] for k in region.backward_inputs)
+    read_again = sum(value.nbytes for value in inputs if value.role is Role.ACTIVATION)
+    return read_again + sum(spec.nbytes for spec in region.saved)
+
+
+def retagged(model: Model, name: str, stage_of: Mapping[RegionId, int]) -> Model:
+    """The same model, its regions under one more tag."""
     regions, seen = [], Counter[Tags]()
-    for region in dag.model.regions:
+    for region in model.regions:
         tags = with_tag(region.tags, name, stage_of[region.id])
         regions.append(under(region, tags, seen[tags]))
         seen[tags] += 1
-
-    def moved(node: Node) -> Node:
-        if not isinstance(node, Compute):
-            return node
-        return replace(node, tags=with_tag(node.tags, name, stage_of[node.region]))
-
-    nodes = {key: moved(node) for key, node in dag.nodes.items()}
-    return replace(dag, model=replace(dag.model, regions=tuple(regions)), nodes=nodes)
+    return replace(model, regions=tuple(regions))
 
 
 def under(region: Region, tags: Tags, run: int) -> Region:
-    """A region with other tags, and so the description of it that recomputes."""
-    other = region.recomputed and replace(region.recomputed, tags=tags, run=run)
-    return replace(region, tags=tags, run=run, recomputed=other)
+    """A region with other tags, and so the descriptions of it that recompute."""
+    others = {keep: replace(one, tags=tags, run=run) for keep, one in region.recomputed.items()}
+    return replace(region, tags=tags, run=run, recomputed=others)
 
 
 def with_tag(tags: Tags, name: str, stage: int) -> Tags:
@@ -126,6 +191,21 @@ def with_tag(tags: Tags, name: str, stage: int) -> Tags:
     return tuple((key, stage if key == name else index) for key, index in tags)
 
 
+def live_counts(live: object, stages: int) -> tuple[int, ...]:
+    found = tuple(live) if isinstance(live, list | tuple) else ()
+    if len(found) != stages or any(type(one) is not int or one < 1 for one in found):
+        example = list(range(stages, 0, -1)) if stages <= SHOWN else [stages, stages - 1, "..."]
+        what = f"live={live!r} does not say how many microbatches each of {stages} stages holds"
+        raise Refused(Problem(what, f"write live={example}, as 1F1B holds them"))
+    return found
+
+
+def require_size(name: str, value: object) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):  # type: ignore[operator]
+        raise Refused(Problem(f"{name}={value!r} is not a size", "write a number above 0"))
+
+
 def require_all_layers(sizes: Sequence[int], layers: int) -> None:
     if sum(sizes) != layers:
         found = f"the stages {list(sizes)} have {amount(sum(sizes), 'layer')}"
@@ -136,6 +216,15 @@ def require_all_layers(sizes: Sequence[int], layers: int) -> None:
 def too_few_layers(layers: int, stages: int) -> Problem:
     return Problem(
         f"the model has {amount(layers, 'layer')}, too few for {stages} stages",
-        'annotate more layers, `with piper.annotate("L"):` around each, or tag them by module path '
-        f'with piper.tag(model, "L", [...]); or use at most {amount(layers, "stage")}',
+        'annotate more layers, `with piper.annotate("L"):` around each, or find them with '
+        f"piper.tag_layers(model, ...); or use at most {amount(layers, 'stage')}",
+    )
+
+
+def too_little_memory(memory: Memory, stages: int) -> Problem:
+    least = smallest_limit(memory, stages) / 2**20
+    return Problem(
+        f"no cut into {stages} stages fits into {memory.limit / 2**20:,.1f} MiB per stage",
+        f"write memory_mb={math.ceil(least * 10) / 10:g} or more, use more stages or smaller "
+        "microbatches, or shard and recompute",
     )

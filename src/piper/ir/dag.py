@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
+from math import prod
 
-from piper.ir.filters import ANY, Filter, accepts
+from piper.ir.filters import ANY, Both, Either, Filter, Not, Tag, Wanted, accepts, fits
 from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
+from piper.ir.message_order import MessageOrder
 from piper.ir.model import Model
 from piper.ir.nodes import Compute, Node, Precedence
 from piper.ir.origins import Origins
@@ -18,9 +20,10 @@ from piper.ir.sharding import Shardings, held_specs
 from piper.ir.values import TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
-Key = tuple[int | str | None, ...]
+Key = tuple[Tag, ...]
 ABOUT_NODES = (
-    "producers", "consumers", "origins", "computes", "devices", "tag_names", "_indices", "proven"
+    "producers", "consumers", "origins", "computes", "devices", "tag_names", "_indices", "_places",
+    "proven",
 )  # fmt: skip
 
 
@@ -36,6 +39,7 @@ class Dag:
     nodes: Mapping[NodeId, Node]
     values: Mapping[ValueId, Value]
     precedences: tuple[Precedence, ...] = ()
+    message_orders: tuple[MessageOrder, ...] = ()  # until the passes have made what they name
     dimensions: tuple[tuple[str, int], ...] = ()
     makers: Mapping[NodeId, Maker] = field(default_factory=dict)
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
@@ -110,19 +114,39 @@ class Dag:
             self._indices[keys] = groups
         return self._indices[keys]
 
+    @cached_property
+    def _places(self) -> dict[NodeId, int]:
+        return {node.id: place for place, node in enumerate(self.computes)}
+
     def select(self, wanted: Filter) -> list[Compute]:
         """The compute nodes that a filter matches, in the order of the DAG."""
+        match wanted:
+            case Either():
+                return self._in_order(node for part in wanted.parts for node in self.select(part))
+            case Both():
+                first, *others = wanted.parts
+                found = ((node, self.tags_of(node)) for node in self.select(first))
+                return [n for n, tags in found if all(fits(other, tags) for other in others)]
+            case Not():
+                return [n for n in self.computes if not fits(wanted.part, self.tags_of(n))]
+            case Filter():
+                return self._select_plain(wanted)
+
+    def _select_plain(self, wanted: Filter) -> list[Compute]:
         groups = self.index(wanted.keys)
-        exact = tuple(value for _, value in wanted.items)
-        if ANY not in exact:
-            return list(groups.get(exact, ()))
-        found = [
-            groups[key]
-            for key in groups
-            if all(accepts(w, f) for w, f in zip(exact, key, strict=True))
-        ]
-        wanted_ids = {node.id for group in found for node in group}
-        return [node for node in self.computes if node.id in wanted_ids]
+        exact = tuple([value for _, value in wanted.items])
+        if exact in groups:  # no key of a group is "*" or several values
+            return list(groups[exact])  # type: ignore[index]
+        return self._in_order(chain.from_iterable(groups[key] for key in matching(groups, exact)))
+
+    def _in_order(self, nodes: Iterable[Compute]) -> list[Compute]:
+        found = {node.id: node for node in nodes}
+        return [found[name] for name in sorted(found, key=self._places.__getitem__)]
+
+    def tags_of(self, node: Compute) -> dict[str, Tag]:
+        """The tags of a node as filters see them, PASS and RUN among them."""
+        run = self.model.by_id[node.region].run
+        return {RUN: run, **dict(node.tags), PASS: str(node.phase)}
 
     def predecessors(self, node: Node) -> Iterator[NodeId]:
         """Nodes that write what this one reads (data edges only)."""
@@ -156,6 +180,10 @@ class Dag:
         ordered = replace(self, precedences=tuple(dict.fromkeys((*self.precedences, *new))))
         return self.known_to(ordered)
 
+    def with_message_orders(self, new: Iterable[MessageOrder]) -> Dag:
+        later = tuple(dict.fromkeys((*self.message_orders, *new)))
+        return self.known_to(replace(self, message_orders=later))
+
     def signed(self, makers: Mapping[NodeId, Maker]) -> Dag:
         return self.known_to(replace(self, makers=makers))
 
@@ -180,3 +208,11 @@ def tag_values(node: Compute, keys: tuple[str, ...], run: int) -> Key:
     if RUN in keys:
         tags.setdefault(RUN, run)
     return tuple(tags.get(key) for key in keys)
+
+
+def matching(groups: Mapping[Key, object], wanted: tuple[Wanted, ...]) -> Iterable[Key]:
+    """The keys that these values accept. A few indices are looked up, not searched for."""
+    lists = [value if isinstance(value, tuple | range) else (value,) for value in wanted]
+    if ANY not in wanted and prod(map(len, lists)) < len(groups):
+        return [key for key in product(*lists) if key in groups]
+    return [key for key in groups if all(accepts(w, f) for w, f in zip(wanted, key, strict=True))]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from piper.ir.remat_policy import Recomputation, RematPolicy
 from piper.ir.values import TensorSpec, Value
 from piper.names import BucketId, Phase, RegionId, ValueId
 
@@ -85,8 +86,9 @@ class Region:
     workspace: Mapping[Phase, int] = field(default_factory=dict)  # bytes, while it runs
     traffic: Mapping[Phase, float] = field(default_factory=dict)  # bytes, without arithmetic
     operators: Mapping[Phase, int] = field(default_factory=dict)  # that are started one by one
-    recomputes: bool = False  # the backward recomputes the forward
-    recomputed: "Region | None" = None  # what it becomes under `Remat`; None: has no backward
+    recomputes: Recomputation | None = None  # the backward recomputes the forward
+    # What it becomes under `Remat`, by what that keeps: capture makes those that a strategy names.
+    recomputed: Mapping[RematPolicy, "Region"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ SEED = ValueId("seed")
 RANDOM = ValueId("random")
 TOTALS = ValueId("totals")
 TOTALS_NODE = NodeId("totals")
+LISTED = 8  # devices that are named one by one
 
 
 def node_id(region: RegionId, phase: Phase, microbatch: int | None = None) -> NodeId:
@@ -91,7 +92,20 @@ def at_experts(value: ValueId, region: RegionId | None = None) -> ValueId:
 
 def arrived(value: ValueId, devices: Sequence[Device]) -> ValueId:
     """The name of a value on the devices that receive it."""
-    return ValueId(f"{value}>{','.join(map(str, devices))}")
+    return ValueId(f"{value}>{short_list(devices)}")
+
+
+def short_list(devices: Sequence[Device]) -> str:
+    """Names of large jobs must not grow with the number of replicas.
+
+    >>> short_list([1, 3, 5]), short_list(range(1, 4097, 16)), short_list([0, *range(9)])
+    ('1,3,5', '1..4081:16', '0,0,1,2,3,4,5,6,7,8')
+    """
+    if len(devices) > LISTED:
+        first, step, last = devices[0], devices[1] - devices[0], devices[-1]
+        if step > 0 and tuple(devices) == tuple(range(first, last + 1, step)):
+            return f"{first}..{last}:{step}"
+    return ",".join(map(str, devices))
 
 
 def transfer_id(arrived: ValueId) -> NodeId:

@@ -140,3 +140,4 @@ class Precedence:
     after: tuple[NodeId, ...]
     maker: Maker = PASS_MADE  # who asked for it
     loose: bool = False  # BW of `before` may be later, if it is a node of its own
+    partial: bool = False  # of an order that names messages or updates, and maybe few passes

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from typing import Any
 
+from piper.errors import Problem, Refused
+from piper.ir.filters import Filter, where
 from piper.ir.flat_layout import Message
 from piper.ir.maker import Maker
 from piper.ir.nodes import Sum
@@ -24,6 +28,42 @@ def message_of(whole: tuple[TensorSpec, ...], tensors: tuple[int, ...], ways: in
 
 def ids_of(shown: str) -> tuple[NodeId, ...]:
     return tuple(map(NodeId, filter(None, shown.split(", "))))
+
+
+def filters_of(shown: str) -> tuple[Filter, ...]:
+    """
+    >>> filters_of("where(PP=0, PASS='REDUCE'), where(EP=None)")
+    (where(PP=0, PASS='REDUCE'), where(EP=None))
+    """
+    calls = ast.parse(f"[{shown}]", mode="eval").body
+    assert isinstance(calls, ast.List)
+    return tuple(map(filter_of, calls.elts))
+
+
+def filter_of(shown: ast.expr) -> Filter:
+    """
+    >>> filter_of(ast.parse("where(L=range(0, 8), PASS='SEND') & ~where(EP=[0, 2])").body[0].value)
+    where(L=range(0, 8), PASS='SEND') & ~where(EP=[0, 2])
+    """
+    match shown:
+        case ast.BinOp(left, ast.BitOr(), right):
+            return filter_of(left) | filter_of(right)
+        case ast.BinOp(left, ast.BitAnd(), right):
+            return filter_of(left) & filter_of(right)
+        case ast.UnaryOp(ast.Invert(), part):
+            return ~filter_of(part)
+        case ast.Call(keywords=tags):
+            return where(**{str(tag.arg): tag_of(tag.value) for tag in tags})
+        case _:
+            fix = "write where(PP=0, PASS='REDUCE')"
+            raise Refused(Problem(f"{ast.unparse(shown)} is no filter", fix))
+
+
+def tag_of(shown: ast.expr) -> Any:
+    """A literal, or a range."""
+    if isinstance(shown, ast.Call):
+        return range(*(ast.literal_eval(one) for one in shown.args))
+    return ast.literal_eval(shown)
 
 
 def sum_of(shown: str) -> Sum:

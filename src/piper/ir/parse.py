@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.maker import Maker
+from piper.ir.message_order import MessageOrder, OrderSlot
 from piper.ir.model import Model
 from piper.ir.naming import node_id, update_id
 from piper.ir.nodes import (
@@ -31,6 +32,7 @@ from piper.ir.notation import (
     SPEC,
     Found,
     devices_of,
+    filters_of,
     groups_of,
     ids_of,
     maker_of,
@@ -75,6 +77,7 @@ class Reader:
     header: Found | None = None
     nodes: list[tuple[int, Found]] = field(default_factory=list)
     orders: list[tuple[int, Found]] = field(default_factory=list)
+    message_orders: list[tuple[int, Found]] = field(default_factory=list)
     special: dict[ValueId, Value] = field(default_factory=dict)
     streams: tuple[Share, ...] = ()
     replicated: tuple[RegionId, ...] = ()
@@ -162,6 +165,7 @@ class Reader:
         return Dag(
             model=self.model, nodes=nodes, values=values, dimensions=dimensions,
             precedences=tuple(self.precedences(nodes)), makers=builder.makers,
+            message_orders=tuple(self.waiting_orders(nodes)),
             residencies=self.residencies, replicated=self.replicated, shardings=self.shardings,
             streams=self.streams, sequence=tuple(nodes) if self.header["scheduled"] else (),
         )  # fmt: skip
@@ -171,7 +175,16 @@ class Reader:
             self.number = number
             before, after = (ids_of(found[side]) for side in ("before", "after"))
             self.known([*before, *after], nodes, "node")
-            yield Precedence(before, after, maker_of(found["maker"]), bool(found["loose"]))
+            flags = (bool(found["loose"]), bool(found["partial"]))
+            yield Precedence(before, after, maker_of(found["maker"]), *flags)
+
+    def waiting_orders(self, nodes: Mapping[NodeId, Node]) -> Iterator[MessageOrder]:
+        for number, found in self.message_orders:
+            self.number = number
+            parts = [slot.partition(";") for slot in found["slots"].split(" then ")]
+            slots = tuple(OrderSlot(ids_of(a), filters_of(b.strip())) for a, _, b in parts)
+            self.known((name for slot in slots for name in slot.nodes), nodes, "node")
+            yield MessageOrder(slots, maker_of(found["maker"]))
 
 
 Computes = Mapping[NodeId, tuple[RegionId, Phase, int | None]]
@@ -326,8 +339,13 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[Reader, Found], None]], ...] = tup
             Reader.take_value,
         ),
         (
-            rf"before(?P<loose>, loosely)?: (?P<before>.*) -> (?P<after>.*){MAKER}",
+            rf"before(?P<loose>, loosely)?(?P<partial>, partly)?: "
+            rf"(?P<before>.*) -> (?P<after>.*){MAKER}",
             lambda reader, found: reader.orders.append((reader.number, found)),
+        ),
+        (
+            rf"order: (?P<slots>.*){MAKER}",
+            lambda reader, found: reader.message_orders.append((reader.number, found)),
         ),
         (
             r"(?P<node>(?P<kind>\S+) +(?P<id>\S.*?) on (?P<where>(?:\[|nowhere yet).*?): "

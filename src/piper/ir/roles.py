@@ -1,33 +1,58 @@
 """Roles: devices of one role have the same plan but for the numbers of their peers.
 
 Replicas of the whole model often differ only in device numbers. Then the plans of one replica are
-checked and simulated for all, and the work grows with the number of roles, not of devices.
+made, checked and simulated for all, and the work grows with the number of roles, not of devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Exchange
+from piper.ir.nodes import Collective, Exchange, Transfer
 from piper.ir.replicas import Replicas, replicas
 from piper.names import Device
 
 Groups = tuple[tuple[Device, ...], ...]
+Row = tuple[Device, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roles:
-    """For each device, the first device of its role."""
+    """Replica by replica, the device of each role. The first replica stands for all."""
 
-    of: Mapping[Device, Device]
+    rows: tuple[Row, ...]
+    obstacle: str = ""  # why several replicas have no roles in common; empty if they do
 
-    @property
-    def first(self) -> tuple[Device, ...]:
+    @cached_property
+    def of(self) -> Mapping[Device, Device]:
+        """For each device the first that does the same."""
+        return {d: role for row in self.rows for role, d in zip(self.rows[0], row, strict=True)}
+
+    @cached_property
+    def first(self) -> Row:
         """One device of each role, in rising order."""
-        return tuple(sorted(set(self.of.values())))
+        return tuple(sorted(self.rows[0]))
+
+    @cached_property
+    def row_of(self) -> Mapping[Device, Row]:
+        """The replica of each device."""
+        return {device: row for row in self.rows for device in row}
+
+    def devices(self, role: Device) -> Row:
+        """The devices of a role, replica by replica."""
+        at = self.rows[0].index(role)
+        return tuple(row[at] for row in self.rows)
+
+    def peers(self, device: Device) -> Mapping[Device, Device]:
+        """Whom a device meets where its role meets a device of the first replica.
+
+        >>> Roles(((0, 1), (2, 3))).peers(3)
+        {0: 2, 1: 3}
+        """
+        return dict(zip(self.rows[0], self.row_of[device], strict=True))
 
 
 class Present:
@@ -51,39 +76,81 @@ class Present:
         return found[1]
 
 
+def own_roles(devices: Iterable[Device], obstacle: str = "") -> Roles:
+    """Every device has a role of its own."""
+    return Roles((tuple(devices),), obstacle)
+
+
 def roles(dag: Dag) -> Roles:
     """The roles of all devices. If replicas differ, every device has its own role."""
     found = replicas(node.devices for node in dag.computes if node.devices)
-    same = alike(found)
-    if same is None or not all(fits(groups, same) for groups in meetings(dag)):
-        return Roles({device: device for device in dag.devices})
-    return Roles(same)
+    rows = alike(found)
+    if rows is None:
+        return own_roles(dag.devices, "its replicas do not have the same regions on their devices")
+    same = Roles(rows)
+    obstacle = next(obstacles(dag, same), None)
+    return same if obstacle is None else own_roles(dag.devices, obstacle)
 
 
-def same_replica(dag: Dag, device: Device) -> tuple[Device, ...]:
-    """All devices that a device exchanges activations with, directly or not, in rising order."""
-    found = replicas(node.devices for node in dag.computes if node.devices)
-    feed = found.feeds[found.feed(device)]
-    return tuple(sorted({row[k] for row in found.lists for k in feed if k < len(row)}))
-
-
-def alike(found: Replicas) -> dict[Device, Device] | None:
-    """Each device's counterpart in the first feed; None if they do not match one to one."""
+def alike(found: Replicas) -> tuple[Row, ...] | None:
+    """Replica by replica, the device of each role; None if they do not match one to one."""
     first = found.feeds[0]
     count = sum(map(len, found.feeds))
     same: dict[Device, Device] = {}
-    taken: dict[tuple[int, Device], Device] = {}  # (feed, role) -> the device that has it
+    taken: list[dict[Device, Device]] = [
+        {} for _ in found.feeds
+    ]  # of each feed: the device of a role
     for row in found.lists:
         if len(row) != count:
             return None
-        for number, feed in enumerate(found.feeds):
+        for feed, has in zip(found.feeds, taken, strict=True):
             for mine, other in zip(first, feed, strict=True):
                 role, device = row[mine], row[other]
                 if same.setdefault(device, role) != role:
                     return None
-                if taken.setdefault((number, role), device) != device:
+                if has.setdefault(role, device) != device:
                     return None
-    return same
+    return tuple(tuple(has.values()) for has in taken)
+
+
+def obstacles(dag: Dag, same: Roles) -> Iterator[str]:
+    """What some replicas do and others do not."""
+    for devices in device_lists(dag):
+        if not is_closed(devices, same):
+            yield f"devices {list(devices)} do something that others of their roles do not"
+    for source, target in connections(dag):
+        if not is_parallel(source, target, same):
+            yield f"devices {list(source)} send to {list(target)}, not replica to replica"
+    for groups in meetings(dag):
+        if not fits(groups, same.of):
+            yield f"the groups {list(map(list, groups))} have different roles in them"
+
+
+def device_lists(dag: Dag) -> Iterable[Row]:
+    """The devices of all nodes, each list once."""
+    lists = (node.devices for node in dag.nodes.values() if node.devices is not None)
+    return {id(devices): devices for devices in lists}.values()
+
+
+def is_closed(devices: Sequence[Device], same: Roles) -> bool:
+    """Whether all devices of a role are in the list, or none."""
+    return len(set(devices)) == len({same.of[device] for device in devices}) * len(same.rows)
+
+
+def connections(dag: Dag) -> Iterable[tuple[Row, Row]]:
+    """The senders and receivers of all transfers, each pair of lists once."""
+    nodes = (node for node in dag.nodes.values() if isinstance(node, Transfer))
+    pairs = ((node.source, node.devices) for node in nodes)
+    return {(id(source), id(target)): (source, target) for source, target in pairs}.values()
+
+
+def is_parallel(source: Sequence[Device], target: Sequence[Device], same: Roles) -> bool:
+    """Whether all messages stay in a replica, and devices of a role send to those of one role."""
+    peer: dict[Device, Device] = {}
+    pairs = list(zip(source, target, strict=True))
+    inside = all(same.row_of[a] is same.row_of[b] for a, b in pairs)
+    one = all(peer.setdefault(same.of[a], same.of[b]) == same.of[b] for a, b in pairs)
+    return inside and one and is_closed(source, same)
 
 
 def meetings(dag: Dag) -> Iterable[Groups]:
@@ -93,11 +160,11 @@ def meetings(dag: Dag) -> Iterable[Groups]:
 
 
 def fits(groups: Groups, same: Mapping[Device, Device]) -> bool:
-    """Whether all groups have the same roles, and the first devices of these roles meet in one."""
-    kinds = {tuple(sorted(same[device] for device in group)) for group in groups}
-    if len(kinds) > 1:
-        return False
-    several = set(next(iter(kinds), ()))
-    firsts = set(same.values())
-    present = [firsts & set(group) for group in groups if firsts & set(group)]
-    return len(several) == 1 or set(chain.from_iterable(present)) == several == present[0]
+    """Whether devices of a role always meet the same roles, and the first ones meet each other."""
+    meets: dict[Device, Row] = {}
+    for group in groups:
+        kind = tuple(sorted(same[device] for device in group))
+        if any(meets.setdefault(role, kind) != kind for role in kind):
+            return False
+    by_device = {device: group for group in groups for device in group}
+    return all(len({by_device[role] for role in kind}) == 1 for kind in set(meets.values()))

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import assert_never
 
 from piper.ir.dag import Dag
+from piper.ir.message_order import MessageOrder
 from piper.ir.nodes import (
     Collective,
     Compute,
@@ -47,6 +48,7 @@ def lines(dag: Dag) -> Iterator[str]:
     for node in names:
         yield f"{describe(node)}  # {dag.makers.get(node.id, 'pass')}"
     yield from map(order_text, dag.precedences)
+    yield from map(message_order_text, dag.message_orders)
     yield from settings(dag)
     yield from values(dag)
 
@@ -110,7 +112,12 @@ def total_text(total: Sum) -> str:
 
 def order_text(order: Precedence) -> str:
     before, after = ", ".join(order.before), ", ".join(order.after)
-    return f"before{', loosely' if order.loose else ''}: {before} -> {after}  # {order.maker}"
+    how = f"{', loosely' if order.loose else ''}{', partly' if order.partial else ''}"
+    return f"before{how}: {before} -> {after}  # {order.maker}"
+
+
+def message_order_text(order: MessageOrder) -> str:
+    return f"order: {' then '.join(map(str, order.slots))}  # {order.maker}"
 
 
 def settings(dag: Dag) -> Iterator[str]:

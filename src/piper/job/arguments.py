@@ -64,6 +64,12 @@ def example_of(example: Any) -> Batch:
     return Batch.of(example)
 
 
+def refuse_wrong_memory(found: Any) -> None:
+    if found is not None and not is_norm(found):
+        fix = "write GiB of one device, such as 80, or None"
+        raise InputError.of("memory_gib", f"{found!r} is not an amount of memory", fix)
+
+
 def is_norm(found: Any) -> bool:
     """
     >>> is_norm(1), is_norm(torch.tensor(0.5)), is_norm("1.0"), is_norm(True), is_norm(-1.0)

@@ -1,10 +1,14 @@
-"""What one device needs of a compiled job: its plan, parameters, regions and communicators."""
+"""What one device needs of a compiled job: its plan, parameters, regions and communicators.
+
+Devices of one role need the same, but for whom they meet: each device makes its own assignment from
+the part of its role and what is common to the job.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 from piper.capture import Captured
@@ -12,14 +16,17 @@ from piper.capture.kernels.callables import RegionCode
 from piper.capture.trace.ignored_labels import Ignored
 from piper.ir.dag import Dag
 from piper.ir.model import Bucket
+from piper.ir.roles import Roles
 from piper.job.compiler import Compiled
 from piper.names import BucketId, Device, Phase, RegionId, ValueId
 from piper.plan.analyse.required_communicators import (
     RequiredCommunicators,
+    RoleMeetings,
     reported_states,
     required_communicators,
-    token_groups,
+    role_meetings,
 )
+from piper.plan.binding import JobGroups, RolePlan, bind
 from piper.plan.inputs import input_buffers
 from piper.plan.instructions import Instruction, Keep, Load, Plan, Run, Shape
 from piper.plan.serialization import field_values, frozen
@@ -31,63 +38,100 @@ Tensors = tuple[tuple[Shape, ...], bool]  # the tensors of a buffer, and whether
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """One device's part. `needs`, `loss` and `ignored` are the same for all."""
+class CommonPart:
+    """What is the same for all devices of a job."""
 
-    plan: Plan
-    needs: RequiredCommunicators
+    groups: JobGroups
+    met: RoleMeetings
     loss: str  # dtype of the loss
     ignored: tuple[Ignored, ...]  # labels that a mean leaves out
-    reported_states: tuple[str, ...]  # states that this device reports in a state dict
+
+
+@dataclass(frozen=True, slots=True)
+class RolePart:
+    """What is the same for all devices of a role."""
+
+    role: RolePlan
     contents: Mapping[str, tuple[Named, ...]]  # the parameters of each local bucket
     trainable: Mapping[str, bool]  # of each such bucket
     regions: Mapping[str, RegionCode]  # the code of each local region
-    experts: tuple[str, ...]  # regions that look tensors regions of experts
+    experts: tuple[str, ...]  # regions that look like regions of experts
     values: Mapping[str, Tensors]  # what kernels read and write, if known in advance
+
+    @property
+    def runs(self) -> list[tuple[str, Phase]]:
+        """The regions and phases that these devices run, each once."""
+        runs = (one for one in self.role.plan.instructions if isinstance(one, Run))
+        return list(dict.fromkeys((run.region, Phase(run.phase)) for run in runs))
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One device's part."""
+
+    plan: Plan
+    needs: RequiredCommunicators
+    reported_states: tuple[str, ...]  # states that this device reports in a state dict
+    common: CommonPart
+    part: RolePart
 
     def known(self, buffer: str) -> Tensors:
         """The tensors of a buffer."""
-        return self.values[buffer]
+        return self.part.values[buffer]
 
     @property
     def codes(self) -> dict[str, str]:
         """The key of each region's costs. Parts of experts have the code of all experts."""
-        return {name: region.code for name, region in self.regions.items()}
+        return {name: region.code for name, region in self.part.regions.items()}
 
-    @property
-    def runs(self) -> list[tuple[str, Phase]]:
-        """The regions and phases that this device runs, each once."""
-        runs = (one for one in self.plan.instructions if isinstance(one, Run))
-        return list(dict.fromkeys((run.region, Phase(run.phase)) for run in runs))
+
+def assigned(common: CommonPart, part: RolePart, device: Device) -> Assignment:
+    """The assignment of a device of a role."""
+    plan = bind(part.role, common.groups, device)
+    needs = required_communicators(common.met, common.groups, plan)
+    reported = tuple(reported_states(common.met, common.groups, plan))
+    return Assignment(plan, needs, reported, common, part)
 
 
 def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
-    """The assignments of all devices that have a plan."""
-    plans, dag = compiled.plans, compiled.dag
-    shared, reported = required_communicators(plans), reported_states(plans)
-    model, expert_codes = dag.model, captured.experts.codes
-    loss = model.values[model.loss].specs[0].dtype
-    experts = {str(region.id) for region in model.regions if region.code in expert_codes}
-    for plan in plans:
-        buckets = {s.bucket: model.buckets[BucketId(s.bucket)] for s in plan.states}
-        found = dict(regions_of(plan, captured, dag))
-        yield Assignment(
-            plan=plan,
-            needs=replace(shared, token_groups=tuple(token_groups(plan))),
-            loss=loss,
-            ignored=captured.ignored,
-            reported_states=tuple(reported[plan.device]),
-            contents={name: contents(bucket) for name, bucket in buckets.items()},
-            trainable={name: bucket.trainable for name, bucket in buckets.items()},
-            regions=found,
-            experts=tuple(name for name in found if name in experts),
-            values=dict(known_values(plan, dag)),
-        )
+    """The assignments of all devices, in rising order."""
+    common, parts = common_part(captured, compiled), role_parts(captured, compiled)
+    of = compiled.roles.of
+    return (assigned(common, parts[of[device]], device) for device in sorted(of))
 
 
 def assignment(captured: Captured, compiled: Compiled, device: Device) -> Assignment:
     """The assignment of one device."""
-    return next(one for one in assignments(captured, compiled) if one.plan.device == device)
+    part = role_part(captured, compiled.dag, compiled.by_role[1][compiled.roles.of[device]])
+    return assigned(common_part(captured, compiled), part, device)
+
+
+def common_part(captured: Captured, compiled: Compiled) -> CommonPart:
+    groups, roles = compiled.by_role
+    model = compiled.dag.model
+    loss = model.values[model.loss].specs[0].dtype
+    return CommonPart(groups, role_meetings(list(roles.values())), loss, captured.ignored)
+
+
+def role_parts(captured: Captured, compiled: Compiled) -> dict[Device, RolePart]:
+    """The part of each role, by its first device."""
+    _, roles = compiled.by_role
+    return {device: role_part(captured, compiled.dag, role) for device, role in roles.items()}
+
+
+def role_part(captured: Captured, dag: Dag, role: RolePlan) -> RolePart:
+    plan, model = role.plan, dag.model
+    buckets = {s.bucket: model.buckets[BucketId(s.bucket)] for s in plan.states}
+    found = dict(regions_of(plan, captured, dag))
+    of_experts = captured.experts.codes
+    return RolePart(
+        role=role,
+        contents={name: contents(bucket) for name, bucket in buckets.items()},
+        trainable={name: bucket.trainable for name, bucket in buckets.items()},
+        regions=found,
+        experts=tuple(n for n in found if model.by_id[RegionId(n)].code in of_experts),
+        values=dict(known_values(plan, dag)),
+    )
 
 
 def contents(bucket: Bucket) -> tuple[Named, ...]:
@@ -130,50 +174,56 @@ def grouped(values: Mapping[str, Tensors]) -> list[tuple[Tensors, list[str]]]:
     return list(found.items())
 
 
-def shared_json(one: Assignment) -> str:
-    """The part that all devices share."""
-    shared = {
-        "streams": one.needs.streams,
-        "teams": one.needs.teams,
-        "links": one.needs.links,
-        "dynamic_links": one.needs.dynamic_links,
-        "loss": one.loss,
-        "ignored": one.ignored,
-    }
-    return json.dumps(shared)
+def common_json(common: CommonPart) -> str:
+    return json.dumps(
+        {
+            "rows": common.groups.roles.rows,
+            "groupings": common.groups.groupings,
+            "links": common.met.links,
+            "dynamic_links": common.met.dynamic_links,
+            "collectives": common.met.collectives,
+            "holders": common.met.holders,
+            "loss": common.loss,
+            "ignored": common.ignored,
+        }
+    )
 
 
-def own_json(one: Assignment) -> str:
-    """The part of one device."""
-    own = {
-        "plan": plan_to_json(one.plan),
-        "token_groups": one.needs.token_groups,
-        "reported_states": one.reported_states,
-        "contents": one.contents,
-        "trainable": one.trainable,
-        "regions": {name: field_values(region) for name, region in one.regions.items()},
-        "experts": one.experts,
-        "values": grouped(one.values),
-    }
-    return json.dumps(own)
+def common_from_json(text: str) -> CommonPart:
+    found = json.loads(text)
+    holders = {name: frozen(rows) for name, rows in found["holders"].items()}
+    links, dynamic = frozen(found["links"]), frozen(found["dynamic_links"])
+    groups = JobGroups(Roles(frozen(found["rows"])), frozen(found["groupings"]))
+    met = RoleMeetings(links, dynamic, frozen(found["collectives"]), holders)
+    return CommonPart(groups, met, found["loss"], frozen(found["ignored"]))
 
 
-def from_json(shared: str, own: str) -> Assignment:
-    job, parts = json.loads(shared), json.loads(own)
-    plan = plan_from_json(parts["plan"])
-    values = [(frozen(tensors), names) for tensors, names in parts["values"]]
-    common = {name: frozen(job[name]) for name in ("streams", "teams", "links", "dynamic_links")}
-    token_groups = frozen(parts["token_groups"])
-    return Assignment(
-        plan=plan,
-        needs=RequiredCommunicators(**common, token_groups=token_groups, shares=plan.streams),
-        loss=job["loss"],
-        ignored=frozen(job["ignored"]),
-        reported_states=tuple(parts["reported_states"]),
-        contents={name: frozen(rows) for name, rows in parts["contents"].items()},
-        trainable=parts["trainable"],
-        regions={name: region_code(*row) for name, row in parts["regions"].items()},
-        experts=tuple(parts["experts"]),
+def role_json(part: RolePart) -> str:
+    return json.dumps(
+        {
+            "plan": plan_to_json(part.role.plan),
+            "meetings": part.role.meetings,
+            "holdings": part.role.holdings,
+            "turns": part.role.turns,
+            "contents": part.contents,
+            "trainable": part.trainable,
+            "regions": {name: field_values(region) for name, region in part.regions.items()},
+            "experts": part.experts,
+            "values": grouped(part.values),
+        }
+    )
+
+
+def role_from_json(text: str) -> RolePart:
+    found = json.loads(text)
+    values = [(frozen(tensors), names) for tensors, names in found["values"]]
+    bindings = (frozen(found[name]) for name in ("meetings", "holdings", "turns"))
+    return RolePart(
+        role=RolePlan(plan_from_json(found["plan"]), *bindings),
+        contents={name: frozen(rows) for name, rows in found["contents"].items()},
+        trainable=found["trainable"],
+        regions={name: region_code(*row) for name, row in found["regions"].items()},
+        experts=tuple(found["experts"]),
         values={name: tensors for tensors, names in values for name in names},
     )
 

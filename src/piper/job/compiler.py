@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from piper.costs import Costs
 from piper.directives import Directive, apply
 from piper.ir.dag import Dag
 from piper.ir.model import Model
-from piper.ir.roles import Roles, roles, same_replica
+from piper.ir.roles import Roles, own_roles, roles
 from piper.ir.training import training_dag
 from piper.names import Device
 from piper.passes.pass_pipeline import run_passes
+from piper.plan.binding import JobGroups, RolePlan, bind
 from piper.plan.check.check import check
 from piper.plan.check.hardware_queues import first_blocked
 from piper.plan.instructions import Plan
 from piper.plan.lower.lowering import lower
+from piper.plan.lower.role_plans import role_plans
+from piper.strategies.cuts import with_cuts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Compiled:
     """The final DAG and the checked plans of all devices, or of one device per role."""
 
     dag: Dag
     plans: tuple[Plan, ...]
     roles: Roles
-    costs: Costs  # by which overlapping work was ordered
+    costs: Costs  # by which overlapping work was ordered, and stages were cut
+    program: tuple[Directive, ...]  # with all that the compiler has chosen
+
+    @cached_property
+    def by_role(self) -> tuple[JobGroups, Mapping[Device, RolePlan]]:
+        """The groups of all devices, and the plan of each role, to be bound to its devices."""
+        return role_plans(self.dag, self.plans, self.roles)
 
     def plan(self, device: Device) -> Plan:
-        known = [plan for plan in self.plans if plan.device == device]
-        more = known or lowered(self.dag, Roles({d: d for d in same_replica(self.dag, device)}))
-        return next(plan for plan in more if plan.device == device)
+        groups, found = self.by_role
+        return bind(found[self.roles.of[device]], groups, device)
+
+    @cached_property
+    def device_plans(self) -> tuple[Plan, ...]:
+        """The plans of all devices, in rising order."""
+        return tuple(map(self.plan, sorted(self.roles.of)))
 
 
 def compile_strategy(
@@ -46,16 +60,17 @@ def compile_strategy(
 ) -> Compiled:
     """Compile a model and a strategy to plans.
 
-    `by_role`: make and check plans for one device of each role only. That is enough to inspect a
-    job with very many devices.
+    `by_role`: make and check plans for one device of each role only. Other devices make theirs from
+    it (`Compiled.plan`), so that a job with very many devices costs what its roles cost.
     """
     with collector_off():
         known = Costs() if costs is None else costs
-        dag = run_passes(apply(tuple(strategy), training_dag(model, clip)), known)
-        found = roles(dag) if by_role else Roles({device: device for device in dag.devices})
+        program = with_cuts(strategy, model, known)
+        dag = run_passes(apply(program, training_dag(model, clip)), known)
+        found = roles(dag) if by_role else own_roles(dag.devices)
         plans = lowered(dag, found)
         check(dag, plans, found.first)
-    return Compiled(dag, plans, found, known)
+    return Compiled(dag, plans, found, known, program)
 
 
 def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:

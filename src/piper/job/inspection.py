@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from piper.capture import Captured
 from piper.job.batch import Batch
@@ -12,6 +13,7 @@ from piper.job.job import Job
 
 MANY = 64  # devices; above that, tools compile one device per role
 _looking = False
+_memory_gib: float | None = None
 
 
 class Inspected(BaseException):
@@ -23,6 +25,8 @@ class Inspected(BaseException):
 
 
 def inspected(job: Job, example: Batch) -> Inspected:
+    if _memory_gib is not None:
+        job = replace(job, options=replace(job.options, memory_gib=_memory_gib))
     by_role = len(job.feeds.devices) > MANY
     return Inspected(job, example, *job.compile(example, by_role=by_role))
 
@@ -32,11 +36,14 @@ def is_inspecting() -> bool:
 
 
 @contextmanager
-def inspecting() -> Iterator[None]:
-    """Inside, the first Trainer compiles and raises `Inspected`."""
-    global _looking
-    _looking = True
+def inspecting(memory_gib: float | None = None) -> Iterator[None]:
+    """Inside, the first Trainer compiles and raises `Inspected`.
+
+    `memory_gib` replaces that of the Trainer.
+    """
+    global _looking, _memory_gib
+    _looking, _memory_gib = True, memory_gib
     try:
         yield
     finally:
-        _looking = False
+        _looking, _memory_gib = False, None

@@ -6,22 +6,28 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
-from piper.capture import Captured, capture
+from piper.capture import Captured, capture, tag_unannotated
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.costs import Costs, mode_of, read_costs
-from piper.directives import Place, Strategy
+from piper.directives import Directive, Place, Remat, Stage, Strategy
+from piper.directives.remat import policies_of
 from piper.ir.replicas import Replicas, replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
+from piper.job.device_costs import device_costs
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
 from piper.job.mean_loss_check import refuse_no_mean
+from piper.job.memory_check import refuse_too_large
+from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
 from piper.job.options import Loss, Options
+from piper.job.remat_choice import fitted
+from piper.job.stage_weights import stage_lines
 from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
@@ -44,6 +50,7 @@ class Job:
     captures: dict[BatchKind, Captured] = field(
         default_factory=dict, repr=False
     )  # by kind of microbatch
+    cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
@@ -72,6 +79,12 @@ class Job:
     def precision(self) -> Precision | None:
         return precision_of(self.options.precision)
 
+    @cached_property
+    def memory(self) -> MemoryLimit | None:
+        """The memory of a device that counts. None: it is not known."""
+        wanted = [one.limit_gib for one in self.strategy if isinstance(one, Remat)]
+        return memory_limit(self.device, [self.options.memory_gib, *wanted], self.options.optimizer)
+
     @property
     def replicas(self) -> int:
         """The number of parts of the data. Replicas that share devices share a batch."""
@@ -95,7 +108,11 @@ class Job:
 
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""
-        return replace(self, strategy=strategy)
+        return replace(self, strategy=strategy, cut=[])
+
+    def without_limit(self) -> Job:
+        """The same job on devices with any amount of memory."""
+        return replace(self, options=replace(self.options, memory_gib=None))
 
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)
@@ -104,6 +121,7 @@ class Job:
         """Capture the model for microbatches of this batch, once for each kind of microbatch."""
         one, started = batch.part(0, self.microbatches), time.perf_counter()
         kind = self.kind(one)
+        self.find_layers(one)
         if kind not in self.captures:
             example = self.converted(one).arguments
             made = capture(self.model, self.loss_fn, example, self.device.type, self.precision)
@@ -118,27 +136,61 @@ class Job:
             return batch
         return batch.in_type(TYPES[self.precision.compute], labels=self.loss_fn is not None)
 
+    def find_layers(self, batch: Batch) -> None:
+        """Tag the layers of a model without annotations, if the strategy cuts it into stages."""
+        known = (region for one in self.captures.values() for region in one.model.regions)
+        if not is_cut(self.strategy) or any(region.tags for region in known):
+            return
+        given = batch.arguments if self.loss_fn is None else batch.arguments[:-1]
+        if tag_unannotated(self.model, given):
+            self.captures.clear()  # they were made without the tags
+
     def compile(
         self, batch: Batch, costs: Costs | None = None, by_role: bool = False
     ) -> tuple[Captured, Compiled]:
         """Capture the model for this kind of batch, apply the strategy, and check the plans.
 
         `costs` replaces those of the options. `by_role` makes plans for one device per role only.
+        Stages stay where the first kind of batch was cut: parameters do not move while training.
         """
         refuse_uneven(batch, self.microbatches)
         captured, started = self.capture(batch), time.perf_counter()
         self.try_mean(batch)
-        compiled = compile_strategy(
-            captured.model,
-            self.strategy.directives,
-            clip=self.options.max_norm is not None,
-            costs=costs or self.costs,
-            by_role=by_role,
-        )
+        compiled = self.apply(captured, costs or self.costs, by_role)
+        if self.memory is not None:
+            others = partial(self.compile_under, batch, costs or self.costs)
+            refuse_too_large(compiled, self.strategy, self.memory, others)
         for region, cut in compiled.dag.shardings.items():
             captured.experts.prove(compiled.dag.model.by_id[region].code, cut.ways)
+        if by_role and compiled.roles.obstacle:
+            LOG.info("a plan for every device: %s", compiled.roles.obstacle)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
+        if not self.cut:
+            self.cut.append(with_stages(self.strategy, compiled.program))
+            for line in stage_lines(compiled):
+                LOG.info("%s", line)
         return captured, compiled
+
+    def apply(self, captured: Captured, costs: Costs, by_role: bool) -> Compiled:
+        """The strategy, with whatever it leaves to the memory of a device."""
+        model = captured.model_with(policies_of(self.strategy))
+        clip = self.options.max_norm is not None
+
+        def compile(program: Sequence[Directive]) -> Compiled:
+            return compile_strategy(model, program, clip=clip, costs=costs, by_role=by_role)
+
+        program = (self.cut[0] if self.cut else self.strategy).directives
+        if not any(isinstance(one, Remat) and one.is_auto for one in program):
+            return compile(program)
+        limit = require_limit(self.memory)
+        known = device_costs(self.device, costs, model)
+        return fitted(program, compile, limit.peaks, limit.usable, known)
+
+    def compile_under(self, batch: Batch, costs: Costs, strategy: Strategy) -> Compiled:
+        """Another strategy for the same batch, by role, whether or not it fits."""
+        other = self.under(strategy)
+        refuse_uneven(batch, other.microbatches)
+        return other.apply(other.capture(batch), costs, by_role=True)
 
     @property
     def relies_on_mean(self) -> bool:
@@ -177,6 +229,21 @@ class Job:
         return StepInputs(moved.tensors, tuple(shares), seed, self.options.max_norm, first)
 
 
+def is_cut(strategy: Strategy) -> bool:
+    """Whether some directive makes several stages of the model."""
+    stages = (d.stages for d in strategy if isinstance(d, Stage))
+    return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
+
+
+def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
+    """A strategy with the stages that were cut.
+
+    What to recompute is chosen anew for each kind of batch.
+    """
+    stages = (one for one in compiled if isinstance(one, Stage))
+    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)
+
+
 def regions_text(captured: Captured) -> str:
     regions = captured.model.regions
     unique = len({region.code for region in regions})
@@ -186,4 +253,6 @@ def regions_text(captured: Captured) -> str:
 def plans_text(compiled: Compiled) -> str:
     count = sum(len(plan.instructions) for plan in compiled.plans)
     plans = amount(len(compiled.plans), "plan")
-    return f"and checked {plans}, {amount(count, 'instruction')}"
+    devices = len(compiled.roles.of)
+    whose = f" for {amount(devices, 'device')}" if devices > len(compiled.plans) else ""
+    return f"and checked {plans}{whose}, {amount(count, 'instruction')}"

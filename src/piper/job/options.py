@@ -11,7 +11,7 @@ import torch
 
 from piper.capture.precision import Precision, precision_of
 from piper.costs import Costs
-from piper.job.arguments import refuse_wrong_options
+from piper.job.arguments import refuse_wrong_memory, refuse_wrong_options
 from piper.job.loss_reduction import Reduction, Weight
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
@@ -35,8 +35,10 @@ class Options:
     seed: int = 0
     init: Init | None = None
     costs: Costs | str | Path | None = None
+    memory_gib: float | None = None
     device: str | None = None
 
     def __post_init__(self) -> None:
         refuse_wrong_options(self.optimizer, self.lr_scheduler, self.max_norm)
         precision_of(self.precision)
+        refuse_wrong_memory(self.memory_gib)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from itertools import chain
 from typing import assert_never
 
 from piper.costs import Costs
+from piper.costs.costs import Host
 from piper.costs.links import Network
 from piper.costs.notes import notes
+from piper.errors import StrategyError
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
 from piper.ir.replicas import replicas
-from piper.ir.roles import Roles
+from piper.ir.roles import Roles, own_roles, roles
 from piper.ir.values import Role
 from piper.job.compiler import Compiled
-from piper.names import BucketId, Device, Phase, RegionId, ValueId
+from piper.names import BucketId, Device, Phase, RegionId, ValueId, amount
 from piper.plan.analyse.memory import peak
 from piper.plan.instructions import (
     Add,
@@ -34,27 +37,36 @@ from piper.plan.instructions import (
     Total,
     Update,
 )
+from piper.plan.lower.role_plans import role_plans
 from piper.sim.clock import Simulated, simulate
 from piper.sim.network_demands import Alike
 from piper.sim.prediction import Prediction
 from piper.sim.report import report
+from piper.view.mesh_advice import advice
+
+JobCosts = Costs | Sequence[Costs]  # of all devices, or of each, by its number
 
 
 def price(
     compiled: Compiled,
-    costs: Costs | None = None,
+    costs: JobCosts | None = None,
     network: Network | None = None,
     name: str = "simulated",
 ) -> Simulated:
     """Simulate a step of a compiled strategy.
 
     By default, costs are those it was compiled with, and all devices are in one node with equal
-    links.
+    links. If devices are of different kinds, there are costs for each device, by its number. Where
+    devices of one role are of different kinds, all devices are simulated.
     """
-    found = costs_for(compiled, costs)
-    between = network or found.network(len(compiled.roles.of))
-    prices, same = Prices(compiled.dag, found, compiled.plans), alike(compiled.roles, between)
-    return simulate(compiled.plans, prices, between, found.host, name, same)
+    each = device_costs(compiled, costs)
+    known = compiled.roles
+    uniform = all(each[device] is each[first] for device, first in known.of.items())
+    plans = compiled.plans if uniform else compiled.device_plans
+    between = network or each[plans[0].device].network(len(known.of))
+    same = alike(known if uniform else own_roles(known.of), between)
+    prices = prices_of(compiled.dag, plans, each)
+    return simulate(plans, prices, between, hosts_of(plans, each), name, same)
 
 
 def costs_for(compiled: Compiled, costs: Costs | None) -> Costs:
@@ -62,13 +74,42 @@ def costs_for(compiled: Compiled, costs: Costs | None) -> Costs:
     return (costs or compiled.costs).in_mode(compiled.costs.mode)
 
 
-def alike(roles: Roles, between: Network) -> Alike:
+def device_costs(compiled: Compiled, costs: JobCosts | None) -> Mapping[Device, Costs]:
+    """The costs on each device. Devices of one kind have the same object."""
+    devices = compiled.roles.of
+    if costs is None or isinstance(costs, Costs):
+        return dict.fromkeys(devices, costs_for(compiled, costs))
+    if len(costs) <= max(devices):
+        what = f"costs for {amount(len(costs), 'device')} of {amount(len(devices), 'device')}"
+        raise StrategyError.of("costs", what, "give costs for every device, by its number")
+    kinds = {id(one): costs_for(compiled, one) for one in costs}
+    return {device: kinds[id(costs[device])] for device in devices}
+
+
+def prices_of(dag: Dag, plans: Sequence[Plan], each: Mapping[Device, Costs]) -> list[Prices]:
+    """What instructions cost on the device of each plan."""
+    kinds = {id(one): one for one in each.values()}
+    made = {name: Prices(dag, one, plans) for name, one in kinds.items()}
+    return [made[id(each[plan.device])] for plan in plans]
+
+
+def hosts_of(plans: Sequence[Plan], each: Mapping[Device, Costs]) -> list[Host]:
+    """The hosts of all devices. They must all run ahead, or all wait."""
+    hosts = [each[plan.device].host for plan in plans]
+    if len({(host.blocks, host.cores, host.wire) for host in hosts}) > 1:
+        fix = "simulate GPUs with GPUs, and measure CPUs on one kind of machine"
+        what = "some devices have hosts that wait or share cores, others do not"
+        raise StrategyError.of("costs", what, fix)
+    return hosts
+
+
+def alike(known: Roles, between: Network) -> Alike:
     """How many devices of a role there are, in its node and in total."""
-    near = Counter((first, between.node(device)) for device, first in roles.of.items())
-    everywhere = Counter(roles.of.values())
+    near = Counter((first, between.node(device)) for device, first in known.of.items())
+    everywhere = Counter(known.of.values())
 
     def same(device: Device) -> tuple[int, int]:
-        first = roles.of[device]
+        first = known.of[device]
         return near[first, between.node(device)], everywhere[first]
 
     return same
@@ -77,26 +118,41 @@ def alike(roles: Roles, between: Network) -> Alike:
 def predict(
     compiled: Compiled,
     found: Simulated,
-    costs: Costs | None = None,
-    memory: float | None = None,
+    costs: JobCosts | None = None,
+    memory: float | Mapping[Device, float] | None = None,
     optimizer: float = 2.0,
     staging: int = 1,
+    network: Network | None = None,
 ) -> Prediction:
-    """The report of a simulated step, and the peak memory. `memory` is that of one device."""
-    peaks = {plan.device: peak(compiled.dag, plan, optimizer, staging) for plan in compiled.plans}
+    """The report of a simulated step, and the peak memory. `memory` is that of a device.
+
+    With a network, it notes if another order of the devices would send less between nodes.
+    """
+    peaks = {plan.device: peak(compiled.dag, plan, optimizer, staging) for plan in found.plans}
     alike: dict[Device, list[Device]] = {}
     for device, first in compiled.roles.of.items():
-        alike.setdefault(first, []).append(device)
+        alike.setdefault(device if device in peaks else first, []).append(device)
     groups = {first: tuple(devices) for first, devices in alike.items()}
-    unmeasured = cost_notes(compiled, costs)
-    return Prediction(report(found), peaks, groups, tokens_of(compiled.dag), memory, unmeasured)
+    mesh = mesh_notes(compiled, network) if network else ()
+    noted = (*cost_notes(compiled, costs), *mesh)
+    return Prediction(report(found), peaks, groups, tokens_of(compiled.dag), memory, noted)
 
 
-def cost_notes(compiled: Compiled, costs: Costs | None = None) -> tuple[str, ...]:
-    """Notes on times of the plans that were not measured."""
+def cost_notes(compiled: Compiled, costs: JobCosts | None = None) -> tuple[str, ...]:
+    """Notes on times of the plans that were not measured, each once."""
     model = compiled.dag.model
-    runs = ((model.by_id[node.region].code, node.phase) for node in compiled.dag.computes)
-    return notes(costs_for(compiled, costs), model, runs)
+    runs = [(model.by_id[node.region].code, node.phase) for node in compiled.dag.computes]
+    kinds = {id(one): one for one in device_costs(compiled, costs).values()}.values()
+    return tuple(dict.fromkeys(chain.from_iterable(notes(one, model, runs) for one in kinds)))
+
+
+def mesh_notes(compiled: Compiled, between: Network) -> tuple[str, ...]:
+    """A note if another order of the devices would send less between nodes."""
+    few = roles(compiled.dag)
+    plans = [plan for plan in compiled.plans if plan.device in few.first]
+    groups, found = role_plans(compiled.dag, plans, few)
+    note = advice(groups, list(found.values()), between.node)
+    return (note,) if note else ()
 
 
 def tokens_of(dag: Dag) -> int:

@@ -12,20 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from piper.costs import Costs
 from piper.costs.devices import DEVICES, costs_of_device
 from piper.costs.links import NETWORKS
 from piper.costs.measured import CodePhase, figures_of, medians, works_of
 from piper.costs.modes import mode_of
-from piper.directives import Order, Place, Remat, Split, Strategy, apply
+from piper.directives import Directive, Order, Place, Remat, Split, Stage, Strategy, apply
+from piper.directives.remat import policies_of
 from piper.errors import InputError, Problem
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.ir.training import training_dag
 from piper.job.assignment import assignment
 from piper.job.batch import Batch
+from piper.job.device_costs import kind_of
 from piper.job.job import Job
 from piper.job.pricing import Prices
 from piper.job.programs import load
@@ -51,7 +51,8 @@ def profile(job: Job, example: Batch) -> Costs:
     measure links and cores. Links of GPUs come from their data sheet.
     """
     seen = [row for halves in (False, True) for row in measured(job, example, halves)]
-    dag = apply(recomputed(job.strategy), training_dag(job.capture(example).model))
+    model = job.capture(example).model_with(policies_of(job.strategy))
+    dag = apply(recomputed(job.strategy), training_dag(model))
     model, mode = dag.model, mode_of(job.options.compiled)
     figures = figures_of(works_of(model), medians(runs(seen, model)), mode)
     kinds = {"add": Add, "square": Total, "update": Update}
@@ -67,7 +68,7 @@ def profile(job: Job, example: Batch) -> Costs:
 def measured(job: Job, example: Batch, halves: bool) -> Timed:
     """Time some steps with up to two microbatches on one device."""
     parts = 2 - job.microbatches % 2
-    alone = job.under(one_device(parts, halves) + recomputed(job.strategy))
+    alone = job.under(one_device(parts, halves) + recomputed(job.strategy)).without_limit()
     batch = example.part(0, job.microbatches // parts)
     captured, compiled = alone.compile(batch)
     plan, prices = compiled.plan(0), Prices(compiled.dag, Costs(), compiled.plans)
@@ -90,8 +91,13 @@ def one_device(parts: int, halves: bool) -> Strategy:
     return Strategy([Place(where(), (0,)), Split("MB", parts), *order])
 
 
-def recomputed(strategy: Strategy) -> list[Remat]:
-    return [one for one in strategy if isinstance(one, Remat)]
+def recomputed(strategy: Strategy) -> list[Directive]:
+    """What is recomputed, after the stages that it may be named by."""
+    return [
+        one
+        for one in strategy
+        if isinstance(one, Stage) or (isinstance(one, Remat) and not one.is_auto)
+    ]
 
 
 def runs(seen: Timed, model: Model) -> Iterator[tuple[CodePhase, float]]:
@@ -106,14 +112,6 @@ def per_byte(seen: Timed, kind: type[Instruction]) -> float:
     rows = [(seconds, size) for one, seconds, size in seen if isinstance(one, kind)]
     total = sum(size for _, size in rows)
     return sum(seconds for seconds, _ in rows) / total if total else 0.0
-
-
-def kind_of(device: torch.device) -> str | None:
-    """Its name in the data sheets, if it has one."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device).lower()
-    return next((kind for kind in DEVICES if kind in name), None)
 
 
 def gpu_costs(kind: str | None, model: Model) -> Costs:

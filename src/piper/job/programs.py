@@ -58,22 +58,22 @@ class Programs:
     def build(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
         if self.comm is None:
             consistency.refuse_disagreement(common_arguments(self.job, batch), self.job.model)
-        part, kernels = self.assign(batch, kind)
-        self.assigned[kind] = part
+        mine, kernels = self.assign(batch, kind)
+        self.assigned[kind] = mine
         if self.comm is None:
             self.comm = communicators(self.job.device)
-        self.comm.extend(part.needs)
-        program = load(self.job, part, kernels, self.state, self.comm, steps)
+        self.comm.extend(mine.needs)
+        program = load(self.job, mine, kernels, self.state, self.comm, steps)
         if self.job.device.type == "cuda":
-            self.prepare(program, part)
+            self.prepare(program, mine)
         return program
 
     def assign(self, batch: Batch, kind: BatchKind) -> tuple[Assignment, Kernels]:
         if self.rank:
-            return self.shipping.other()
+            return self.shipping.other(self.rank)
 
         def make() -> tuple[Captured, Compiled]:
-            compiling = partial(self.job.compile, batch, self.costs)
+            compiling = partial(self.job.compile, batch, self.costs, by_role=True)
             captured, compiled = counting_arguments(compiling, batch, self.arguments)
             refuse_wrong_world(compiled.dag.devices)
             self.made[kind], self.aliases = compiled, captured.aliases
@@ -85,12 +85,12 @@ class Programs:
         captured, compiled = make()
         return assignment(captured, compiled, 0), captured.kernels
 
-    def prepare(self, program: Program, part: Assignment) -> None:
+    def prepare(self, program: Program, mine: Assignment) -> None:
         """Run every kernel once and record graphs, before any message is in flight."""
         with on_compute_stream(program.plan, program.device):
-            warm(program, part.known, part.experts)
+            warm(program, mine.known, mine.part.experts)
             if self.job.options.graphs:
-                program.graphs = record_graphs(program, part.known)
+                program.graphs = record_graphs(program, mine.known)
 
     def compile_again(self, costs: Costs) -> None:
         """Compile again with these costs, at the next batch."""
@@ -108,19 +108,19 @@ class Programs:
 
 
 def load(
-    job: Job, part: Assignment, kernels: Kernels, state: DeviceState, comm: Comm, steps: int = 0
+    job: Job, mine: Assignment, kernels: Kernels, state: DeviceState, comm: Comm, steps: int = 0
 ) -> Program:
     """Make a plan executable: with its parameters, kernels and communicators."""
-    options, trainable = job.options, part.trainable.__getitem__
-    state.add(part.plan.states, part.contents, trainable, job.initial, options.optimizer)
+    options, trainable = job.options, mine.part.trainable.__getitem__
+    state.add(mine.plan.states, mine.part.contents, trainable, job.initial, options.optimizer)
     if options.lr_scheduler is not None:
         state.schedule(options.lr_scheduler, steps)
 
     def kernel(region: str, phase: str) -> Kernel:
-        return kernels.get(part.regions[region], Phase(phase), options.compiled)
+        return kernels.get(mine.part.regions[region], Phase(phase), options.compiled)
 
-    loss = getattr(torch, part.loss)
-    return Program(part.plan, kernel, state, comm, loss, ignored=part.ignored)
+    loss = getattr(torch, mine.common.loss)
+    return Program(mine.plan, kernel, state, comm, loss, ignored=mine.common.ignored)
 
 
 def common_arguments(job: Job, batch: Batch) -> dict[str, str]:

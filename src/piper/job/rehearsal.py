@@ -62,6 +62,7 @@ def rehearse(
     seed: int = 0,
     init: Init | None = None,
     costs: Costs | str | Path | None = None,
+    memory_gib: float | None = None,
     device: str = "cpu",
     watch: Watch | None = None,
 ) -> Rehearsal:
@@ -74,7 +75,7 @@ def rehearse(
     options = Options(
         optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
         loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
-        graphs=graphs, seed=seed, init=init, costs=costs, device=device,
+        graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
     )  # fmt: skip
     job = Job(model, loss_fn, as_strategy(strategy), options)
     return rehearsed(job, [Batch.of(batch) for batch in batches], watch)
@@ -84,8 +85,9 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
     """Rehearse a job on batches of all its replicas together."""
     refuse_different(batches)
     refuse_uneven(batches[0], job.all_microbatches)
-    captured, compiled = job.compile(batches[0].part(0, job.replicas))
-    states = {plan.device: DeviceState(job.device) for plan in compiled.plans}
+    captured, compiled = job.compile(batches[0].part(0, job.replicas), by_role=True)
+    plans = compiled.device_plans
+    states = {plan.device: DeviceState(job.device) for plan in plans}
     parts = {one.plan.device: one for one in assignments(captured, compiled)}
 
     def ready(plan: Plan, comm: Comm) -> Program:
@@ -97,8 +99,10 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
     steps = [step_inputs(job, captured, number, batch) for number, batch in enumerate(batches)]
     seen: list[list[tuple[torch.Tensor, dict[int, float]]]] = [[] for _ in steps]
     record = partial(remember, seen)
-    feeds = [job.feeds.feed(plan.device) for plan in compiled.plans]
-    run_together(compiled.plans, ready, [[step[feed] for step in steps] for feed in feeds], record)
+    feeds = [job.feeds.feed(plan.device) for plan in plans]
+    run_together(
+        compiled.device_plans, ready, [[step[feed] for step in steps] for feed in feeds], record
+    )
     owned = [states[device].parts(one.reported_states) for device, one in parts.items()]
     parameters = assembled(part for found in owned for part in found)
     return Rehearsal(

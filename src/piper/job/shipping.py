@@ -12,10 +12,21 @@ from piper import errors
 from piper.capture import Captured
 from piper.capture.kernels.callables import Kernels, Key
 from piper.errors import CaptureError, Located, Problem
-from piper.job.assignment import Assignment, assignments, from_json, own_json, shared_json
+from piper.ir.roles import Roles
+from piper.job.assignment import (
+    Assignment,
+    RolePart,
+    assigned,
+    common_from_json,
+    common_json,
+    common_part,
+    role_from_json,
+    role_json,
+    role_parts,
+)
 from piper.job.compiler import Compiled
 from piper.names import Device, Phase
-from piper.runtime.comm.broadcast_text import FIRST, broadcast_text, receive_text, send_texts
+from piper.runtime.comm.broadcast_text import FIRST, broadcast_text, relay_text
 
 Make = Callable[[], tuple[Captured, Compiled]]
 PLAIN = (
@@ -27,7 +38,8 @@ PLAIN = (
 class PlanShipping:
     """Sends plans and kernels from the first process to the others.
 
-    Every kernel is sent to a process once. A strategy that is compiled again needs a new plan only.
+    All devices of a role get the same text, and make their own plans from it. A kernel is sent to a
+    process once. A strategy that is compiled again needs new plans only.
     """
 
     def __init__(self, fused: bool) -> None:
@@ -39,44 +51,56 @@ class PlanShipping:
         """Compile, and send every other process its part, or the error."""
         try:
             captured, compiled = make()
-            found = {one.plan.device: one for one in assignments(captured, compiled)}
-            shipments = self.shipments(found, captured.kernels)
+            common, parts = common_part(captured, compiled), role_parts(captured, compiled)
+            parcels = self.parcels(compiled.roles, parts, captured.kernels)
+            text = common_json(common)
         except Exception as error:
             broadcast_text(json.dumps({"refused": error_fields(error)}))
             raise
-        broadcast_text(shared_json(found[FIRST]))
-        send_texts(shipments)
-        for device in shipments:
-            self.sent.setdefault(device, set()).update(self.keys(found[device]))
-        return found[FIRST], captured.kernels
+        broadcast_text(text)
+        for role, parcel in parcels.items():
+            relay_text(parcel, receivers(compiled.roles, role))
+            for device in compiled.roles.devices(role):
+                self.sent.setdefault(device, set()).update(self.keys(parts[role]))
+        return assigned(common, parts[compiled.roles.of[FIRST]], FIRST), captured.kernels
 
-    def other(self) -> tuple[Assignment, Kernels]:
+    def other(self, device: Device) -> tuple[Assignment, Kernels]:
         """Receive the part of this process."""
-        shared = broadcast_text()
-        refused = json.loads(shared).get("refused")
+        text = broadcast_text()
+        refused = json.loads(text).get("refused")
         if refused is not None:
             raise error_of(*refused)
-        own, *kernels = json.loads(receive_text())
-        for code, phase, text in kernels:
-            self.kernels.add(code, Phase(phase), self.fused, text)
-        return from_json(shared, own), self.kernels
+        common = common_from_json(text)
+        roles = common.groups.roles
+        part, *kernels = json.loads(relay_text("", receivers(roles, roles.of[device])))
+        for code, phase, kernel in kernels:
+            self.kernels.add(code, Phase(phase), self.fused, kernel)
+        return assigned(common, role_from_json(part), device), self.kernels
 
-    def keys(self, one: Assignment) -> list[Key]:
-        """The kernels that a device runs, each once."""
-        keys = ((one.regions[name].graph, phase, self.fused) for name, phase in one.runs)
+    def keys(self, part: RolePart) -> list[Key]:
+        """The kernels that devices of a role run, each once."""
+        keys = ((part.regions[name].graph, phase, self.fused) for name, phase in part.runs)
         return list(dict.fromkeys(keys))
 
-    def shipments(self, found: Mapping[Device, Assignment], kernels: Kernels) -> dict[Device, str]:
-        """For each of the others, its assignment and the kernels that it does not have yet."""
+    def parcels(
+        self, roles: Roles, parts: Mapping[Device, RolePart], kernels: Kernels
+    ) -> dict[Device, str]:
+        """For each role that other processes have: its part, and the kernels that some lack."""
         text = cache(kernels.to_json)
-        shipments = {}
-        for device, one in found.items():
-            if device != FIRST:
-                there = self.sent.get(device, set())
-                new = [key for key in self.keys(one) if key not in there]
+        parcels = {}
+        for role, part in parts.items():
+            others = receivers(roles, role)[1:]
+            if others:
+                there = set.intersection(*(self.sent.get(device, set()) for device in others))
+                new = [key for key in self.keys(part) if key not in there]
                 texts = [(code, phase, text(code, phase, fused)) for code, phase, fused in new]
-                shipments[device] = json.dumps([own_json(one), *texts])
-        return shipments
+                parcels[role] = json.dumps([role_json(part), *texts])
+        return parcels
+
+
+def receivers(roles: Roles, role: Device) -> list[Device]:
+    """The processes that pass on the part of a role: first the one that has it."""
+    return [FIRST, *(device for device in roles.devices(role) if device != FIRST)]
 
 
 def error_fields(error: Exception) -> list[Any]:

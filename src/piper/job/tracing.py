@@ -86,7 +86,7 @@ class Recording:
             self.starts.append(notes.start)
             everyone = gather((notes, self.offset.nanoseconds))
             if everyone is not None and made is not None:
-                self.traces.append(merged(number, made.plans, everyone))
+                self.traces.append(merged(number, made.device_plans, everyone))
                 self.zeros.append(beginning(everyone))
                 self.compiled = made
         if not self.over and number == self.window.last:
@@ -126,7 +126,7 @@ class Recording:
         try:
             name = Path(sys.argv[0]).stem or "run"
             self.window.path.parent.mkdir(parents=True, exist_ok=True)
-            save_run(self.window.path, name, made.dag, made.plans, self.traces)
+            save_run(self.window.path, name, made.dag, made.device_plans, self.traces)
         except OSError as error:
             LOG.warning("the recorded steps are lost: %s", error)
             return

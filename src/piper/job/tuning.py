@@ -5,22 +5,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from piper.capture import Captured
 from piper.costs import Costs
 from piper.costs.measured import Works, figures_of, medians, works_of
 from piper.costs.modes import Mode
+from piper.ir.model import Model
 from piper.names import Phase
 from piper.runtime.observe.measure import Measured, gathered
 
 
-def tuned(
-    measured: Measured, codes: Mapping[str, str], captured: Captured | None, mode: Mode
-) -> Costs:
-    """The costs that all devices measured. At least one device has the captured model.
+def tuned(measured: Measured, codes: Mapping[str, str], model: Model | None, mode: Mode) -> Costs:
+    """The costs that all devices measured. At least one device has the model.
 
     Equal regions share their times. Regions are measured without CUDA graphs.
     """
-    own: Works = works_of(captured.model) if captured else {}
+    own: Works = works_of(model) if model else {}
     everyone = gathered((measured, codes, own))
     works = {key: work for _, _, found in everyone for key, work in found.items()}
     seconds = medians(

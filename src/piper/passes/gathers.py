@@ -7,19 +7,24 @@ the latest (Belady's rule). Parameters that are still in a buffer are not gather
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
+from piper.errors import Refused
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
 from piper.ir.nodes import Collective, Compute, Kind, Node
 from piper.ir.residency import Residency
-from piper.ir.values import Role, Value
+from piper.ir.values import Value
 from piper.names import BucketId, NodeId, ValueId
 from piper.passes.bucket_homes import bucket_homes
+from piper.passes.early_gathers import Early, early_gathers
+from piper.passes.message_orders import with_gather_orders
+from piper.passes.order_problems import too_few_buffers
 from piper.passes.reductions import gather_of
+from piper.passes.resequence import resequenced
+from piper.passes.sharded_reads import bucket_of, sharded_reads
 
 Need = dict[BucketId, list[int]]  # bucket -> positions of its uses in the order of a lane
 
@@ -35,12 +40,22 @@ def place_gathers(dag: Dag) -> Dag:
         gather -> F(PP=0) ... gather -> B(PP=0)
     """
     orders = lane_orders(dag)
+    early = early_gathers(dag, orders)
     filled = [
-        Pool(dag, order, how, lane) for lane, order in orders.items() for how in pools(dag, order)
+        Pool(dag, order, how, lane, early[lane])
+        for lane, order in orders.items()
+        for how in pools(dag, order)
     ]
     for pool in filled:
         pool.fill()
-    return with_slots(with_gathers(just_ahead(dag, orders), filled), filled)
+    gathered = with_slots(with_gathers(just_ahead(dag, orders), filled), filled)
+    return as_ordered(gathered, filled) if dag.message_orders else gathered
+
+
+def as_ordered(dag: Dag, filled: list[Pool]) -> Dag:
+    """Orders that name these gathers become edges, and the sequence follows them."""
+    uses = {name: use for pool in filled for name, use in pool.made_for.items()}
+    return resequenced(with_gather_orders(dag, uses))
 
 
 def just_ahead(dag: Dag, orders: dict[int, list[Compute]]) -> Dag:
@@ -49,7 +64,10 @@ def just_ahead(dag: Dag, orders: dict[int, list[Compute]]) -> Dag:
     If all of them started with the step, the first one would share its link with the others.
     """
     gathers = [node for node in dag.nodes.values() if is_gather(node)]
-    singles = {node.writes[0]: node for node in gathers if stays(dag, node)}
+    ordered = {name for p in dag.precedences if p.partial for name in (*p.before, *p.after)}
+    singles = {
+        node.writes[0]: node for node in gathers if stays(dag, node) and node.id not in ordered
+    }
     if not singles:
         return dag
     before: dict[NodeId, list[NodeId]] = {}
@@ -89,23 +107,6 @@ def lane_orders(dag: Dag) -> dict[int, list[Compute]]:
     return orders
 
 
-def sharded_reads(dag: Dag, node: Compute) -> Iterator[BucketId]:
-    """The buckets that a node reads whole, and of which its device holds a shard only."""
-    for total in node.reads:
-        known = dag.values[total[0]]
-        if known.role is Role.WEIGHTS and not known.copy:
-            bucket = bucket_of(dag, total[0])
-            how = dag.residencies.get(bucket)
-            if how and how.sharded and how.zero == 3:
-                yield bucket
-
-
-def bucket_of(dag: Dag, value: ValueId) -> BucketId:
-    bucket = dag.values[value].bucket
-    assert bucket is not None, f"{value} belongs to no bucket"
-    return bucket
-
-
 def pools(dag: Dag, order: list[Compute]) -> list[Residency]:
     """Buckets with the same residency share their buffers."""
     if not any(how.zero == 3 for how in dag.residencies.values()):
@@ -122,9 +123,12 @@ class Pool:
     order: list[Compute]
     how: Residency
     lane: int
+    early: Early  # what orders want gathered before a position, for a later one
     before: dict[int, list[Collective]] = field(default_factory=dict)  # gathers, by position
     values: dict[ValueId, Value] = field(default_factory=dict)
     reads: dict[NodeId, dict[ValueId, ValueId]] = field(default_factory=dict)
+    made_for: dict[NodeId, Compute] = field(default_factory=dict)  # by gather
+    pinned: dict[BucketId, int] = field(default_factory=dict)  # ordered early: kept for this use
 
     def __post_init__(self) -> None:
         self.needs = [
@@ -142,18 +146,31 @@ class Pool:
 
     def fill(self) -> None:
         for position, buckets in enumerate(self.needs):
+            for use in self.early.get(position, ()):
+                self.prefetch(position, use)
             for bucket in buckets:
+                if self.pinned.get(bucket) == position:
+                    del self.pinned[bucket]
                 if bucket not in self.resident:
                     self.gather(position, bucket, keep=buckets)
                 slot, value = self.resident[bucket]
                 self.reads.setdefault(self.order[position].id, {})[weights(bucket)] = value
                 self.free_from[slot] = position + 1
 
+    def prefetch(self, position: int, use: int) -> None:
+        """An order wants the gathers of a later use before this position."""
+        for bucket in self.needs[use]:
+            if bucket not in self.resident:
+                self.gather(position, bucket, keep=self.needs[position])
+                self.pinned[bucket] = use
+
     def gather(self, position: int, bucket: BucketId, keep: list[BucketId]) -> None:
         slot = self.slot(position, keep)
         node, whole = gather_of(self.dag, bucket, self.how, len(self.values))
+        use = self.order[self.next_use(bucket, position - 1)]
         start = max(position - self.how.gather_ahead, self.free_from[slot], 0)
         node = replace(node, devices=self.homes[bucket], slot=slot)
+        self.made_for[node.id] = use
         self.before.setdefault(start, []).append(node)
         self.values[node.writes[0]] = whole
         self.resident[bucket] = (slot, node.writes[0])
@@ -167,7 +184,9 @@ class Pool:
         free = [slot for slot in range(self.size) if slot not in taken]
         if free:
             return free[0]
-        idle = [bucket for bucket in self.resident if bucket not in keep]
+        idle = [b for b in self.resident if b not in keep and b not in self.pinned]
+        if not idle:
+            raise Refused(too_few_buffers(self.order[position].id, self.how, self.pinned))
         early = position - self.how.gather_ahead
         ready = [bucket for bucket in idle if self.free_from[self.resident[bucket][0]] <= early]
         victim = max(ready or idle, key=lambda bucket: self.next_use(bucket, position))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from piper.costs import Costs
-from piper.errors import PassError, Refused
+from piper.errors import DirectiveError, PassError, Refused
 from piper.ir.dag import Dag
-from piper.ir.rules import CAPTURED, FINAL, GATHERED, LOWERABLE, PLACED, Rule, require
+from piper.ir.rules import CAPTURED, FINAL, GATHERED, LOWERABLE, ORDERED, PLACED, Rule, require
 from piper.passes.bucket_homes import with_homes
 from piper.passes.gathers import place_gathers
+from piper.passes.message_orders import place_message_orders
 from piper.passes.reductions import place_reductions
 from piper.passes.schedule import expect_messages, schedule
 from piper.passes.split_backwards import split_backwards
@@ -30,6 +31,7 @@ def steps(costs: Costs) -> tuple[Step, ...]:
         ("token all-to-all", insert_token_all_to_all, CAPTURED),
         ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),
+        ("message orders", place_message_orders, ORDERED),
         ("schedule", lambda dag: schedule(dag, costs), ()),
         ("gathers", lambda dag: expect_messages(place_gathers(dag), costs), GATHERED),
         ("streams", lambda dag: dag, FINAL),
@@ -42,6 +44,8 @@ def run_passes(dag: Dag, costs: Costs) -> Dag:
         try:
             dag = step(dag)
             require(dag, rules)
+        except DirectiveError:
+            raise  # it knows the directive
         except Refused as refused:
             raise PassError(name, *refused.problems) from None
     return dag

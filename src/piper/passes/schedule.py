@@ -62,7 +62,7 @@ class ListScheduler:
         self.rank = upward_ranks(self.dag, self.cost)
         self.table = table
         self.limit = flight_limits(self.dag, table)
-        orders = [p for p in self.dag.precedences if p.maker.is_order]
+        orders = [p for p in self.dag.precedences if p.maker.is_order and not p.partial]
         self.ordered = set(chain.from_iterable((*p.before, *p.after) for p in orders))
 
     def run(self) -> list[NodeId]:

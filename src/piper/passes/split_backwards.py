@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from piper.ir.dag import Dag
 from piper.ir.maker import Maker
+from piper.ir.message_order import MessageOrder
 from piper.ir.nodes import Node, Precedence
 from piper.ir.training import split_backward
 from piper.names import B, NodeId, RegionId
@@ -37,7 +38,17 @@ def split_backwards(dag: Dag) -> Dag:
     makers = {name: dag.makers.get(name, SPLIT_BACKWARDS) for name in nodes}
     halves = {name: tuple(part.id for part in pair) for name, pair in pairs.items()}
     orders = tuple(renamed(dag.precedences, halves))
-    return replace(dag, nodes=nodes, makers=makers, precedences=orders)
+    later = tuple(split_order(order, halves) for order in dag.message_orders)
+    return replace(dag, nodes=nodes, makers=makers, precedences=orders, message_orders=later)
+
+
+def split_order(order: MessageOrder, halves: dict[NodeId, tuple[NodeId, ...]]) -> MessageOrder:
+    """An order that waits for its messages, with BI and BW in place of B."""
+    slots = (
+        replace(slot, nodes=tuple(part for n in slot.nodes for part in halves.get(n, (n,))))
+        for slot in order.slots
+    )
+    return replace(order, slots=tuple(slots))
 
 
 def beside_experts(dag: Dag) -> set[RegionId]:

@@ -42,6 +42,14 @@ def best() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def gpu_memory(device: torch.device) -> int | None:
+    """Bytes that this process has on its GPU: all of them, or an equal part if it is shared."""
+    if device.type != "cuda":
+        return None
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if SHARED in os.environ else 1
+    return int(torch.cuda.get_device_properties(device).total_memory) // processes
+
+
 def peak_gib(device: torch.device) -> float:
     """The peak memory of this process, on its GPU or on the host."""
     if device.type == "cuda":

@@ -40,18 +40,21 @@ class Simulated:
 
 def simulate(
     plans: Sequence[Plan],
-    price: Price,
+    price: Price | Sequence[Price],
     network: Network | None = None,
-    host: Host | None = None,
+    host: Host | Sequence[Host] | None = None,
     name: str = "simulated",
     alike: Alike = alone,
 ) -> Simulated:
     """Simulate one step.
 
     Members of a group that have no plan arrive together with the others. `alike` is the number of
-    devices that do the same as a given one.
+    devices that do the same as a given one. If devices are of different kinds, there is a price and
+    a host for each plan; all hosts must wait in the same way.
     """
-    clock = Clock(tuple(plans), price, network or Network(), host or Host(), alike)
+    prices = (price,) * len(plans) if callable(price) else tuple(price)
+    hosts = tuple(host) if isinstance(host, Sequence) else (host or Host(),) * len(plans)
+    clock = Clock(tuple(plans), prices, network or Network(), hosts, alike)
     clock.run()
     spans = {
         plan.device: tuple(map(Span, range(len(plan.instructions)), issued, start, end))
@@ -79,9 +82,9 @@ class Clock:
     """All devices, and everything in progress."""
 
     plans: tuple[Plan, ...]
-    price: Price
+    prices: tuple[Price, ...]  # of each plan
     network: Network
-    host: Host
+    hosts: tuple[Host, ...]  # of each plan
     alike: Alike
     now: float = 0.0
     timers: list[tuple[float, int, Act]] = field(default_factory=list)
@@ -93,6 +96,7 @@ class Clock:
     needed: dict[object, tuple[float, tuple[Demand, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.host = self.hosts[0] if self.hosts else Host()  # what they have in common
         sizes = [len(plan.instructions) for plan in self.plans]
         self.issued = [[0.0] * n for n in sizes]
         self.start = [[0.0] * n for n in sizes]
@@ -166,7 +170,8 @@ class Clock:
 
     def compute(self, lane: Lane, at: int, one: Instruction) -> bool:
         """Start a computation. Returns whether it takes time."""
-        seconds, event = self.price(one) or self.host.each, (lane.plan, at)
+        seconds = self.prices[lane.plan](one) or self.hosts[lane.plan].each
+        event = (lane.plan, at)
         if not seconds:
             self.ended(event)
             return False
@@ -195,7 +200,7 @@ class Clock:
             if not queue.busy:
                 self.go(communicator, late=False)
         if self.host.blocks:
-            seconds = self.host.post + self.price(one)
+            seconds = self.hosts[lane.plan].post + self.prices[lane.plan](one)
             if seconds:
                 self.after(seconds, partial(self.woken.append, lane))
             return bool(seconds)
@@ -215,7 +220,7 @@ class Clock:
         queue.busy, queue.last = True, met[0]
         latency, demands = self.needs(met)
         if not self.host.blocks:  # otherwise the host has spent this time already
-            latency += max(self.price(self.plans[plan].instructions[at]) for plan, at in met)
+            latency += max(self.prices[plan](self.plans[plan].instructions[at]) for plan, at in met)
         if latency:
             self.after(latency, partial(self.move, key, met, demands))
         else:

@@ -8,8 +8,9 @@ from math import ceil, inf, log2
 
 from piper.costs.links import Network
 from piper.names import Device
+from piper.plan.analyse.traffic import split_by_node, volume
 from piper.plan.instructions import Exchange, Gather, Instruction, Reduce, Send, Total
-from piper.plan.instructions.sizes import message_bytes, shape_bytes
+from piper.plan.instructions.sizes import shape_bytes
 from piper.sim.fair_sharing import Demand, FairSharing, total
 
 FAST = 1e15  # speed of what demands nothing
@@ -101,18 +102,11 @@ class NetworkDemands:
     ) -> tuple[float, tuple[Demand, ...]]:
         """Latency and demands of a collective, for the members of its group that are simulated.
 
-        Reductions and gathers run as rings, which use all links that leave a node. Tokens go
-        directly to their devices.
+        What stays in a node and what leaves it: `plan/analyse/traffic.py`.
         """
         assert isinstance(one, Reduce | Gather | Exchange | Total)
-        times, size = volume(one)
         count, nodes = len(one.group), len({self.network.node(d) for d in one.group})
-        local = count / nodes
-        if isinstance(one, Exchange):
-            inside, outside = size * (local - 1) / count, size * (count - local) / count
-        else:
-            inside = times * size * (count - 1) / count if local > 1 else 0.0
-            outside = times * size * (nodes - 1) / nodes / local
+        inside, outside = split_by_node(one, nodes)
         demands: list[Demand] = []
         for device in here:
             demands += self.member_demands(device, one.stream, inside, outside)
@@ -140,13 +134,3 @@ class NetworkDemands:
             return once * (2 if one.way == "counted" else 1)
         messages = 1 if isinstance(one, Total) else len(one.messages)
         return volume(one)[0] * once * ceil(log2(count)) * messages
-
-
-def volume(one: Reduce | Gather | Exchange | Total) -> tuple[int, float]:
-    """How often the bytes of a collective go around the ring, and their number."""
-    if isinstance(one, Total):
-        return 2, 0.0
-    if isinstance(one, Exchange):
-        return 1, float(sum(map(shape_bytes, one.shapes)))
-    both = 2 if isinstance(one, Reduce) and not one.scatter else 1
-    return both, float(sum(map(message_bytes, one.messages)))

@@ -19,7 +19,7 @@ class Prediction:
     peaks: Mapping[Device, Peak]
     alike: Mapping[Device, tuple[Device, ...]]  # devices of the same role, itself included
     tokens: int  # per step, of all replicas
-    memory: float | None = None  # bytes per device, if known
+    memory: float | Mapping[Device, float] | None = None  # bytes of each device, if known
     notes: tuple[str, ...] = ()  # which costs were not measured
 
     @property
@@ -38,7 +38,21 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        return self.memory is None or self.peak <= self.memory
+        return all(self.use(device) <= 1.0 for device in self.peaks)
+
+    @property
+    def fullest(self) -> Device:
+        """The device that uses most of its memory; of all, if nobody knows how much there is."""
+        return max(self.peaks, key=lambda device: (self.use(device), self.peaks[device].total))
+
+    def room(self, device: Device) -> float | None:
+        """The memory of a device, if known."""
+        return self.memory[device] if isinstance(self.memory, Mapping) else self.memory
+
+    def use(self, device: Device) -> float:
+        """The share of its memory that a device needs; 0 if nobody knows how much there is."""
+        room = self.room(device)
+        return self.peaks[device].total / room if room else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, without the critical path."""

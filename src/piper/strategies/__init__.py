@@ -6,6 +6,7 @@ from piper.strategies.builders import (
     dualpipe,
     dualpipev,
     from_csv,
+    from_orders,
     from_table,
     gpipe,
     interleaved_one_f_one_b,
@@ -23,6 +24,7 @@ from piper.strategies.table import Action, Table, draw
 
 __all__ = [
     "BUILDERS", "Action", "PipelineOptions", "Table", "check", "draw", "dualpipe", "dualpipev",
-    "from_csv", "from_table", "gpipe", "interleaved_one_f_one_b", "interleaved_zb", "one_f_one_b",
-    "parse_csv", "peaks", "print_csv", "to_csv", "to_directives", "to_table", "zb_h1", "zbv",
+    "from_csv", "from_orders", "from_table", "gpipe", "interleaved_one_f_one_b", "interleaved_zb",
+    "one_f_one_b", "parse_csv", "peaks", "print_csv", "to_csv", "to_directives", "to_table",
+    "zb_h1", "zbv",
 ]  # fmt: skip

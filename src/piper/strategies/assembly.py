@@ -7,12 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
+from piper.directives.stage import ADAM
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase, amount
+from piper.strategies.device_mesh import DeviceMesh, Mesh, device_mesh
+from piper.strategies.peak import stage_peaks
+from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.table import Action, Table
 
-Places = Mapping[int, Sequence[Device]]  # the devices of each stage, one per replica
+Places = Mapping[int, Sequence[Device]]  # the ranks or devices of each stage, one per replica
 
 
 def assemble(
@@ -22,6 +26,9 @@ def assemble(
     dp: int,
     *,
     stages: Sequence[int] | None = None,
+    memory_mb: float | None = None,
+    mesh: Mesh | None = None,
+    devices: Sequence[Device] | None = None,
     zero: int = 0,
     reduce: Reduce | None = None,
     bucket_mb: float = 25.0,
@@ -30,18 +37,17 @@ def assemble(
     ep: int = 1,
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
+    remat: RematOption = False,
     stream: str = "pp",
     ep_stream: str = "ep",
     reduce_stream: str = "dp",
     gather_stream: str = "gather",
 ) -> Strategy:
-    """Each stage on `dp` times its devices, `pp` apart, and the directives of its replicas."""
+    """Each stage on its ranks of `dp` pipelines, and the directives of its replicas."""
     require_count("dp", dp)
     require_count("ep", ep)
-    homes = {
-        stage: tuple(device + pp * copy for copy in range(dp) for device in devices)
-        for stage, devices in places.items()
-    }
+    width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
+    homes = homes_of(places, device_mesh(pp, dp, max(1, ep // width), mesh, devices))
     replicates = (
         Replicate(
             where(PP=stage), homes[stage], zero, bucket_mb, reduce_stream, gather_stream,
@@ -52,14 +58,37 @@ def assemble(
     )  # fmt: skip
     return Strategy(
         (
-            Stage("PP", table.stages if stages is None else stages_of(stages, table)),
+            stage_of(table, stages, memory_mb, zero, min(map(len, homes.values()))),
             *places_of(homes, stream),
             *replicates,
             *shards_of(homes, ep, ep_stream, expert_stages),
+            *remats_of(remat, table.stages),
             Split("MB", table.microbatches),
             *orders_of(table, ep > 1 if ahead is None else ahead),
         )
     )
+
+
+def homes_of(places: Places, mesh: DeviceMesh) -> dict[int, tuple[Device, ...]]:
+    """The devices of each stage, pipeline by pipeline."""
+    return {
+        stage: tuple(mesh.device(rank, pipeline) for pipeline in range(mesh.dp) for rank in ranks)
+        for stage, ranks in places.items()
+    }
+
+
+def stage_of(
+    table: Table, stages: Sequence[int] | None, memory_mb: float | None, zero: int, replicas: int
+) -> Stage:
+    """The cut into stages. A device shares its memory equally among its stages."""
+    if stages is not None:
+        return Stage("PP", stages_of(stages, table))
+    if memory_mb is None:
+        return Stage("PP", table.stages)
+    each = memory_mb * len(table.rows) / table.stages
+    sharded = sum(level <= zero for level in (1, 1, 2, 3))  # two moments, gradients, parameters
+    state = ADAM - sharded + sharded / replicas
+    return Stage("PP", table.stages, stage_peaks(table), each, state)
 
 
 def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:

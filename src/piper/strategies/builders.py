@@ -1,21 +1,23 @@
 """Builders of pipeline strategies: a well-known schedule, its replicas and its experts.
 
 Every builder takes `pp`, the devices of one pipeline, `microbatches`, `dp`, the number of
-replicas, and the keywords of `PipelineOptions`. Replica r of a stage is `r * pp` devices further.
+replicas, and the keywords of `PipelineOptions`. Replica r of a stage is `r * pp` devices further,
+unless `mesh` or `devices` says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar, Unpack, cast
 
-from piper.directives import Strategy
+from piper.directives import Order, Strategy
 from piper.errors import StrategyError, no_option
 from piper.strategies import schedules
 from piper.strategies.assembly import assemble
 from piper.strategies.check import check
+from piper.strategies.export import table_of_orders
 from piper.strategies.options import PipelineOptions
 from piper.strategies.pytorch_csv import parse_csv
 from piper.strategies.table import Table, ranks_of
@@ -25,24 +27,29 @@ BUILDERS: dict[str, Callable[..., Strategy]] = {}  # by the names that the comma
 
 
 def builder(name: str) -> Callable[[Builder], Builder]:
-    """List a builder. A misspelled option gets the nearest name, and `help` shows all options."""
+    """List a builder."""
 
     def register(build: Builder) -> Builder:
-        full = with_options(signature(build, eval_str=True))
-
-        @wraps(build)
-        def checked(*args: Any, **options: Any) -> Strategy:
-            for option in options:
-                if option not in full.parameters:
-                    problem = no_option("a schedule", option, list(full.parameters))
-                    raise StrategyError("strategy", problem)
-            return build(*args, **options)
-
-        checked.__signature__ = full  # type: ignore[attr-defined]
-        BUILDERS[name] = checked
-        return cast(Builder, checked)
+        BUILDERS[name] = checked = naming_options(build)
+        return checked
 
     return register
+
+
+def naming_options(build: Builder) -> Builder:
+    """A misspelled option gets the nearest name, and `help` shows all options."""
+    full = with_options(signature(build, eval_str=True))
+
+    @wraps(build)
+    def checked(*args: Any, **options: Any) -> Strategy:
+        for option in options:
+            if option not in full.parameters:
+                problem = no_option("a schedule", option, list(full.parameters))
+                raise StrategyError("strategy", problem)
+        return build(*args, **options)
+
+    checked.__signature__ = full  # type: ignore[attr-defined]
+    return cast(Builder, checked)
 
 
 def with_options(short: Signature) -> Signature:
@@ -130,19 +137,39 @@ def dualpipe(
     return assemble(table, mirrored, pp, dp, **options)
 
 
-def from_csv(text: str, stream: str = "pp") -> Strategy:
-    """The strategy of a schedule in PyTorch's CSV format, one line per device.
+@naming_options
+def from_csv(text: str, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+    """The strategy of a schedule in PyTorch's CSV format, one line per device of a pipeline.
 
-    >>> from_csv("0F0,0B0") == one_f_one_b(pp=1, microbatches=1)
+    >>> from_csv("0F0,0B0", dp=2, zero=3) == one_f_one_b(pp=1, microbatches=1, dp=2, zero=3)
     True
     """
-    return from_table(parse_csv(text), stream)
+    return from_table(parse_csv(text), dp, **options)
 
 
-def from_table(table: Table, stream: str = "pp") -> Strategy:
+@naming_options
+def from_table(table: Table, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
     """The strategy of a schedule, rank r on device r. The table is checked first."""
     check(table)
-    return one_device_each(table, stream=stream)
+    return one_device_each(table, dp, **options)
+
+
+@naming_options
+def from_orders(
+    orders: Sequence[Order], dp: int = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
+    """The strategy of your own orders, one for each device of a pipeline, in order.
+
+    They name passes of stages, `where(PP=0, MB=0, PASS="F")`. Everything else comes from the
+    options of a builder: stages, places, replicas, ZeRO and experts.
+
+    >>> from piper.ir.filters import where
+    >>> slots = [where(PP=0, MB=0, PASS="F"), where(PP=0, MB=0, PASS="B")]
+    >>> from_orders([Order(slots)], dp=2) == one_f_one_b(pp=1, microbatches=1, dp=2)
+    True
+    """
+    built = from_table(table_of_orders(orders), dp, **options)
+    return Strategy(one for one in built if not isinstance(one, Order)) + list(orders)
 
 
 def one_device_each(table: Table, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from piper.directives import Order, Place, Split, Strategy
 from piper.directives.arguments import as_slots
 from piper.errors import Problem, StrategyError
 from piper.ir.filters import Filter
+from piper.ir.message_order import names_operations
 from piper.names import PASS, Device, Phase
 from piper.strategies.check import check
 from piper.strategies.pytorch_csv import print_csv
@@ -34,6 +35,17 @@ def to_table(strategy: Strategy) -> Table:
     return table
 
 
+def table_of_orders(orders: Sequence[Order], split: str = "MB") -> Table:
+    """The table of orders that stand alone, one for each rank."""
+    rows = []
+    for rank, order in enumerate(orders):
+        read = [[(wanted, action_of(wanted, split)) for wanted in slot] for slot in order.steps]
+        bad = (no_action(wanted, split) for slot in read for wanted, act in slot if act is None)
+        raise_if_any(f"order {rank + 1} of {len(orders)}", bad)
+        rows.append(tuple(tuple(act for _, act in slot if act) for slot in read))
+    return Table(tuple(rows))
+
+
 def stage_homes(strategy: Strategy) -> dict[int, Device]:
     """The first device of each stage. It identifies a row, because replicas run the same row."""
     return {
@@ -53,12 +65,17 @@ def named_orders(strategy: Strategy) -> list[tuple[str, Order]]:
     orders = [
         (f"order (directive {step} of {len(strategy)})", directive)
         for step, directive in enumerate(strategy, start=1)
-        if isinstance(directive, Order)
+        if isinstance(directive, Order) and not names_messages(directive)
     ]
     if orders:
         return orders
     fix = "add one Order per device, or start from a schedule such as piper.strategies.gpipe"
     raise StrategyError.of("strategy", "it has no Order, so it has no schedule to show", fix)
+
+
+def names_messages(order: Order) -> bool:
+    """A table has passes only: orders with messages or updates add to it."""
+    return any(names_operations(wanted) for slot in as_slots(order.slots) for wanted in slot)
 
 
 def order_rows(name: str, order: Order, homes: dict[int, Device], split: str) -> Rows:

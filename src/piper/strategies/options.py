@@ -7,13 +7,28 @@ from typing import TypedDict
 
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
+from piper.names import Device
+from piper.strategies.device_mesh import Mesh
+from piper.strategies.recomputed_stages import RematOption
 
 
 class PipelineOptions(TypedDict, total=False):
     """Options of every builder besides `pp`, `microbatches` and `dp`. All have defaults."""
 
     stages: Sequence[int] | None
-    """How many layers each stage has. Default: None, stages of about equally many FLOPs."""
+    """How many layers each stage has. Default: None, stages that take about equally long."""
+
+    memory_mb: float | None
+    """The most megabytes that a device may hold, for parameters, gradients, Adam and activations.
+    Only cuts into stages that fit are considered. Default: None, any."""
+
+    mesh: Mesh | None
+    """Which devices are neighbours: the axes of the job in the order of a PyTorch `DeviceMesh`, the
+    last varying fastest. "pp,dp" puts the replicas of a stage side by side, "dp,pp,ep" those that
+    divide experts. Default: None, which is "dp,pp": the stages of a replica are side by side."""
+
+    devices: Sequence[Device] | None
+    """The device at each place of the mesh, in its order. Default: None, which is 0, 1, 2, ..."""
 
     zero: int
     """ZeRO level of the replicas: 0 shards nothing (default), 1 optimizer state, 2 gradients too,
@@ -42,6 +57,11 @@ class PipelineOptions(TypedDict, total=False):
     ahead: Ahead | None
     """Whether the next pass may start while tokens travel, as `ahead` of `Order`. Default: None,
     which means True with ep > 1. "pairs" overlaps more and needs more memory."""
+
+    remat: RematOption
+    """What backwards recompute: True for everything, "matmuls", "attention" or a share from 0 to 1
+    for what is kept anyway (`keep` of `Remat`), "auto" for what does not fit in memory, or a list
+    of stages. Default: False, nothing."""
 
     stream: str
     """The stream of transfers between stages. Default: "pp"."""

@@ -1,7 +1,7 @@
 """How many activations a rank holds at once."""
 
 from piper.names import BW, B, F
-from piper.strategies.table import Row, Table
+from piper.strategies.table import Row, Table, ranks_of
 
 
 def peaks(table: Table) -> tuple[int, ...]:
@@ -23,3 +23,17 @@ def peak(row: Row) -> int:
         most = max(most, held)
         held -= sum(action.phase in (B, BW) for action in slot)
     return most
+
+
+def stage_peaks(table: Table) -> tuple[int, ...]:
+    """The same for each stage.
+
+    >>> from piper.strategies.schedules import zbv
+    >>> stage_peaks(zbv(pp=2, microbatches=8))
+    (4, 3, 2, 1)
+    """
+    rows = [
+        tuple(tuple(a for a in slot if a.stage == stage) for slot in table.rows[rank])
+        for stage, rank in sorted(ranks_of(table).items())
+    ]
+    return tuple(map(peak, rows))

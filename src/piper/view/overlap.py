@@ -68,7 +68,7 @@ def middle(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> list[NodeI
 
 def overlapped(dag: Dag) -> list[tuple[NodeId, ...]]:
     """Slots of orders in which several passes overlap on a device."""
-    made = [order for order in dag.precedences if order.maker.is_order]
+    made = [order for order in dag.precedences if order.maker.is_order and not order.partial]
     orders = [order for order in made if order.before]
     slots = dict.fromkeys(names for order in orders for names in (order.before, order.after))
     whole: dict[

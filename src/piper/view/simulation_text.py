@@ -40,16 +40,18 @@ def streams(found: Report) -> Iterator[str]:
 
 
 def memory(found: Prediction) -> str:
-    """The devices with the highest peak, and whether it fits."""
-    full = max(found.peaks, key=lambda device: found.peaks[device].total)
-    text = f"peak memory {size_text(found.peak)} on {devices_text(found.alike[full])}"
-    if found.memory is None:
+    """The devices that are fullest, and whether it fits."""
+    full = found.fullest
+    text = f"peak memory {size_text(found.peaks[full].total)} on {devices_text(found.alike[full])}"
+    known = found.room(full)
+    if known is None:
         return text
-    room = size_text(found.memory)
+    room = size_text(known)
     if found.fits:
         return f"{text}: fits in {room}"
     return (
-        f"{text}: does NOT fit in {room}; try more stages, more microbatches or a higher ZeRO level"
+        f"{text}: does NOT fit in {room}; "
+        f"`piper check --memory {known / 2**30:.0f}` shows what would fit"
     )
 
 

@@ -110,7 +110,7 @@ def plot(results: Sequence[SweepResult]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">'
     )
-    room = next((found.memory for _, found in simulated), None)
+    room = next((found.room(found.fullest) for _, found in simulated), None)
     return "\n".join(
         [head, *axes(area), *limit(area, room), *drawn, *legend(first, colours), "</svg>\n"]
     )

@@ -10,11 +10,12 @@ from typing import Any, assert_never
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
 from piper.ir.sizes import node_bytes
-from piper.names import TOTALS_STREAM, Device, NodeId
+from piper.names import BI, TOTALS_STREAM, B, Device, NodeId
 from piper.plan.analyse.memory import holders, lasting, peak, timeline
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan, line
 from piper.view.expected_trace import duration, expected_trace
+from piper.view.recomputation import node_text
 
 Columns = Mapping[str, list[Any]]
 
@@ -23,6 +24,7 @@ LARGEST = 12  # buffers that are listed at the peak
 OPTIMIZER_STATE = 2.0  # times the parameters: Adam
 CODED = (
     "kind", "region", "phase", "tags", "stage", "microbatch", "maker", "source", "stream", "text",
+    "recomputes",
 )  # fmt: skip  # columns of repeated words
 
 
@@ -176,6 +178,12 @@ def node_columns(dag: Dag, index: Mapping[NodeId, int]) -> Columns:
         "bytes": [node_bytes(dag, node) for node in nodes],
         "flops": [
             region.flops.get(node.phase, 0) if region and isinstance(node, Compute) else 0
+            for node, region in zip(nodes, found, strict=True)
+        ],
+        "recomputes": [
+            node_text(region.recomputes)
+            if region and isinstance(node, Compute) and node.phase in (B, BI)
+            else ""
             for node, region in zip(nodes, found, strict=True)
         ],
         "expected": [round(duration(dag, node), 9) for node in nodes],

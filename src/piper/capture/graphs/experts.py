@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,6 +70,11 @@ class ExpertGraphs:
             self.made[code, ways] = share(self.codes[code], ways)
         return self.made[code, ways]
 
+    def vary(self, code: str, other: str, lowered: Lowered) -> None:
+        """If the region of this code can be divided, so can it with another cut."""
+        if code in self.codes and other not in self.codes:
+            self.codes[other] = replace(self.codes[code], lowered=lowered)
+
     def prove(self, code: str, ways: int) -> None:
         """An error if experts or rows depend on each other, or if the region cannot be divided."""
         if code not in self.proven:
@@ -94,7 +99,7 @@ def share(found: ExpertCode, ways: int) -> Graphs:
         joint = differentiate(chunk, mode, wants, lowered.given, arguments)
     except Exception as error:
         raise refusals.fixed_rows(chunk.source, str(error)) from error
-    cut = partition(joint, len(chunk.weights), (), lowered.recomputes)
+    cut = partition(joint, len(chunk.weights), (), lowered.keep)
     same = ("backward_arguments", "weight_arguments", "weight_tangents")
     if any(getattr(cut, name) != getattr(lowered.cut, name) for name in same):
         raise refusals.fixed_rows(chunk.source, "its backward reads other inputs then")

@@ -14,13 +14,13 @@ from piper.capture.torch_private import OpOverload, is_mutable, pytree
 
 def count(module: fx.GraphModule) -> float:
     """Floating-point operations of one run. Sizes that depend on data count as 0."""
-    return float(sum(map(_flops, module.graph.nodes)))
+    return float(sum(map(flops_of, module.graph.nodes)))
 
 
 def traffic(module: fx.GraphModule) -> float:
     """Bytes that operators without counted FLOPs read and write in one run, unfused."""
-    nodes = [node for node in _kernels(module) if not _flops(node)]
-    return float(sum(_bytes(n) for node in nodes for n in (node, *node.all_input_nodes)))
+    nodes = [node for node in _kernels(module) if not flops_of(node)]
+    return float(sum(bytes_of(n) for node in nodes for n in (node, *node.all_input_nodes)))
 
 
 def operators(module: fx.GraphModule) -> int:
@@ -37,7 +37,7 @@ def _kernels(module: fx.GraphModule) -> Iterator[fx.Node]:
                 yield node
 
 
-def _bytes(node: fx.Node) -> int:
+def bytes_of(node: fx.Node) -> int:
     """Bytes of all tensors of a node. Sizes that depend on data count as 0."""
     leaves = pytree.tree_leaves(value(node)) if "val" in node.meta else ()
     sizes = (
@@ -46,7 +46,7 @@ def _bytes(node: fx.Node) -> int:
     return sum(size for size in sizes if isinstance(size, int))
 
 
-def _flops(node: fx.Node) -> int:
+def flops_of(node: fx.Node) -> int:
     if not isinstance(node.target, OpOverload):
         return 0
     formula = flop_registry.get(node.target.overloadpacket)

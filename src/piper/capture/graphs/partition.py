@@ -6,7 +6,7 @@ nodes that are recomputed to save memory.
 """
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -33,18 +33,26 @@ class Partition:
 
 
 def partition(
-    joint: Joint, weights: int, volatile: Iterable[fx.Node], recompute: bool = False
+    joint: Joint,
+    weights: int,
+    volatile: Iterable[fx.Node],
+    keep: Container[str] | None = None,
 ) -> Partition:
     """Cut between forward and backward, then between BI and BW.
 
     The first `weights` arguments are parameters. `volatile` arguments change after the forward
-    pass: the backward must not read them again, so they are saved. With `recompute`, hardly
-    anything else is: the backward recomputes the forward, and BI carries to BW what both need.
+    pass: the backward must not read them again, so they are saved. With `keep`, hardly anything
+    else is but the results of the nodes that it names: the backward recomputes the forward, and BI
+    carries to BW what both need.
     """
+    recompute = keep is not None
     arguments = set(joint.arguments).difference(volatile)
     tangents = set(joint.tangents)
     backward = _backward_nodes(joint)
-    recomputed = repeatable(joint, backward) if recompute else checkpointed(joint, backward)
+    if keep is None:
+        recomputed = checkpointed(joint, backward)
+    else:
+        recomputed = {node for node in repeatable(joint, backward) if node.name not in keep}
     cheap = _cheap_nodes(joint, weights)
     again = cheap | recomputed
     twice = cheap if recompute else again  # by BI and by BW, each for itself

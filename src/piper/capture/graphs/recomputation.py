@@ -40,15 +40,15 @@ def checkpointed(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:
 def repeatable(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:
     """All nodes of the forward, except those that may differ when they are run again."""
     calls = [node for node in joint.module.graph.nodes if node.op == "call_function"]
-    kept = {node for node in calls if _may_differ(joint.module, node)}
+    kept = {node for node in calls if may_differ(joint.module, node)}
     picks = {user for node in kept for user in node.users if user.target is operator.getitem}
     return set(calls) - backward - kept - picks
 
 
-def _may_differ(module: fx.GraphModule, node: fx.Node) -> bool:
+def may_differ(module: fx.GraphModule, node: fx.Node) -> bool:
     """Whether the node, or one of the graphs that it calls (branches), has such an operator."""
     if isinstance(node.target, OpOverload):
         return node.target.overloadpacket in MAY_DIFFER
     inner = [getattr(module, n.target) for n in node.all_input_nodes if n.op == "get_attr"]
     graphs = [graph for graph in inner if isinstance(graph, fx.GraphModule)]
-    return any(_may_differ(graph, one) for graph in graphs for one in graph.graph.nodes)
+    return any(may_differ(graph, one) for graph in graphs for one in graph.graph.nodes)

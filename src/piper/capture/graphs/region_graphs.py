@@ -13,10 +13,12 @@ from piper.capture.fx_nodes import line, value
 from piper.capture.graphs.fingerprint import fingerprint
 from piper.capture.graphs.joint import Joint, differentiable, differentiate
 from piper.capture.graphs.partition import Partition, partition
+from piper.capture.graphs.remat_policies import nodes_to_keep
 from piper.capture.regions.cut import Chunk
 from piper.capture.torch_private import HIDDEN_UPDATE, VALUE_WANTED
 from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
+from piper.ir.remat_policy import RematPolicy
 
 Flags = tuple[bool, ...]
 
@@ -31,16 +33,15 @@ class Lowered:
     cut: Partition
     updates: dict[int, int]  # argument that is a buffer -> result that is its new value
     given: Flags  # whether each output gets a gradient
-    recomputing_cut: Partition  # for a backward that recomputes the forward
+    keep: frozenset[str] | None = None  # nodes that a backward that recomputes does not repeat
 
-    @property
-    def recomputes(self) -> bool:
-        return self.cut is self.recomputing_cut
-
-    @property
-    def recomputing(self) -> Lowered:
+    def recomputing(self, policy: RematPolicy) -> Lowered:
         """The same region with a backward that recomputes the forward."""
-        return replace(self, key=(*self.key, "recomputes"), cut=self.recomputing_cut)
+        keep = nodes_to_keep(self.joint, self.cut.saved, policy)
+        volatile = [self.joint.arguments[position] for position in self.updates]
+        cut = partition(self.joint, len(self.chunk.weights), volatile, keep)
+        kept = [node.name for node in cut.saved if node.name in keep]
+        return replace(self, key=(*self.key, "recomputes", *kept), cut=cut, keep=keep)
 
 
 def lower(traced: Traced, chunks: Sequence[Chunk]) -> list[Lowered]:
@@ -80,7 +81,7 @@ class _Lowering:
     given: set[fx.Node] = field(init=False)  # values that get one
     names: dict[int, str] = field(default_factory=dict)
     known_flags: dict[tuple, Flags] = field(default_factory=dict)
-    known_graphs: dict[tuple, tuple[Joint, Partition, Partition]] = field(default_factory=dict)
+    known_graphs: dict[tuple, tuple[Joint, Partition]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         weights = self.traced.weights
@@ -111,15 +112,13 @@ class _Lowering:
             with _explained(chunk):
                 joint = differentiate(chunk, self.traced.mode, wants, flags)
             volatile = [joint.arguments[position] for position in updates]
-            cut = partition(joint, weights, volatile)
-            recomputing = partition(joint, weights, volatile, recompute=True)
-            self.known_graphs[key] = joint, cut, recomputing
-        joint, cut, recomputing = self.known_graphs[key]
+            self.known_graphs[key] = joint, partition(joint, weights, volatile)
+        joint, cut = self.known_graphs[key]
         for node, gradient in zip(chunk.arguments, joint.gradients, strict=True):
             if gradient is not None:
                 self.require_dense(node, gradient)
                 self.given.add(node)
-        return Lowered(chunk, key, joint, cut, updates, given, recomputing)
+        return Lowered(chunk, key, joint, cut, updates, given)
 
     def require_dense(self, node: fx.Node, gradient: fx.Node) -> None:
         if value(gradient).layout is not torch.strided:

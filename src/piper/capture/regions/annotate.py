@@ -30,9 +30,10 @@ Path = tuple[Mark, ...]
 
 @dataclass
 class Recording:
-    """The marks that are open while a model is traced, and how many there were."""
+    """The marks that are open while a model is traced, and how many there were of which names."""
 
     entries: int = 0
+    names: set[str] = field(default_factory=set)
     open: list[Mark] = field(default_factory=list)
 
 
@@ -61,6 +62,11 @@ def recording() -> Iterator[None]:
         _recording = previous
 
 
+def recorded_names() -> frozenset[str]:
+    """The names of the blocks that were entered since the recording began."""
+    return frozenset() if _recording is None else frozenset(_recording.names)
+
+
 @contextmanager
 def _marked(state: Recording, name: str, index: int | None) -> Iterator[None]:
     if any(mark.name == name for mark in state.open):
@@ -71,6 +77,7 @@ def _marked(state: Recording, name: str, index: int | None) -> Iterator[None]:
         )
     state.open.append(Mark(name, index, state.entries))
     state.entries += 1
+    state.names.add(name)
     try:
         with traceback.annotate({KEY: tuple(state.open)}):
             yield

@@ -105,7 +105,6 @@ def describe(
         workspace=cost.workspace,
         traffic=cost.traffic,
         operators=cost.operators,
-        recomputes=lowered.recomputes,
     )
 
 

@@ -7,6 +7,7 @@ from torch import fx
 
 from piper.capture.regions.annotate import KEY, Path
 
+EXPERTS = "EP"  # the tag of experts, which `Shard` divides: such a region holds nothing else
 Identity = tuple[tuple[str, int | None, int], ...]
 
 
@@ -30,8 +31,8 @@ def find_runs(nodes: list[fx.Node], free: set[fx.Node], weights: set[fx.Node]) -
     """Cut `nodes` where the marks change.
 
     Operations without a mark join the run before them, or at the start, the run after them. But if
-    such operations between regions use `weights`, the regions are islands in the model (experts,
-    for example) and not a partition of it. The unmarked operations then form runs of their own.
+    all marks are of experts, and operations without a mark use `weights`, the experts are islands
+    in the model and not a partition of it. The unmarked operations then form runs of their own.
     Operations in `free` may run anywhere and never form a run of their own.
     """
     islands = _are_islands(nodes, weights)
@@ -50,12 +51,9 @@ def find_runs(nodes: list[fx.Node], free: set[fx.Node], weights: set[fx.Node]) -
 
 
 def _are_islands(nodes: list[fx.Node], weights: set[fx.Node]) -> bool:
-    marked = [position for position, node in enumerate(nodes) if path_of(node)]
-    if not marked:
+    if any(path_of(node)[0].name != EXPERTS for node in nodes if path_of(node)):
         return False
-    regions = {identity(path_of(nodes[position])) for position in marked}
-    between = nodes[marked[0] : marked[-1]] if len(regions) > 1 else nodes
-    return any(not path_of(node) and _uses(node, weights) for node in between)
+    return any(not path_of(node) and _uses(node, weights) for node in nodes)
 
 
 def _uses(node: fx.Node, weights: Iterable[fx.Node]) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from difflib import get_close_matches
+from itertools import cycle
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,7 @@ _TABLE = "_piper_tags"  # an attribute of the model, so that copies of the model
 def tag(model: nn.Module, name: str, groups: Sequence[Sequence[str]]) -> None:
     """Make each group of modules a region of its own: groups[i] is `name`=i.
 
+    If a module is called several times and is in several groups, its calls go to these in turn.
     Only remembers the paths: the model runs as before, and `capture` looks them up.
     """
     known = [path for path, _ in model.named_modules() if path]
@@ -31,18 +33,27 @@ def tagging(model: nn.Module) -> Iterator[None]:
     """While this is open, tagged modules of `model` open and close their regions."""
     with ExitStack() as stack:
         for name, groups in getattr(model, _TABLE, {}).items():
+            indices: dict[str, list[int]] = {}
             for index, group in enumerate(groups):
                 for path in group:
-                    stack.enter_context(_hooked(model.get_submodule(path), name, index))
+                    indices.setdefault(path, []).append(index)
+            for path, own in indices.items():
+                stack.enter_context(_hooked(model.get_submodule(path), name, own))
         yield
 
 
+def has_tags(model: nn.Module) -> bool:
+    return bool(getattr(model, _TABLE, {}))
+
+
 @contextmanager
-def _hooked(module: nn.Module, name: str, index: int) -> Iterator[None]:
+def _hooked(module: nn.Module, name: str, indices: Sequence[int]) -> Iterator[None]:
+    """Each call is a region: the next one of these, and then the first one again."""
     entered: list[AbstractContextManager[None]] = []
+    numbers = cycle(indices)
 
     def open_region(*_: Any) -> None:
-        region = annotate(name, index)
+        region = annotate(name, next(numbers))
         region.__enter__()
         entered.append(region)
 

@@ -74,7 +74,7 @@ def trace(
     inputs = inputs_of(example)
     mode = torch_private.new_fake_mode()
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    types, view = parameter_types(model, precision), _throw_away(model)
+    types, view = parameter_types(model, precision), throw_away(model)
     output = TYPES[precision.output] if precision else None
     updated, seen = list[str](), list[Output]()
 
@@ -94,8 +94,8 @@ def trace(
     with _tracing(model, view, mode, precision):
         root = _trace(
             forward,
-            [_fake(tensor, types[name], device) for name, tensor in parameters.items()],
-            [_fake(tensor, tensor.dtype, device) for tensor in buffers.values()],
+            [fake(tensor, device, types[name]) for name, tensor in parameters.items()],
+            [fake(tensor, device) for tensor in buffers.values()],
             [_fake_input(spec, device) for spec in inputs.tensors],
         )
     side_effects.refuse_registered_constants(root, model)
@@ -183,7 +183,7 @@ def _described(leaf: Any) -> Any:
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
-def _throw_away(model: nn.Module) -> nn.Module:
+def throw_away(model: nn.Module) -> nn.Module:
     """A copy of all modules that shares all tensors. What a trace caches dies with it."""
     shared = {
         id(value): value
@@ -197,9 +197,9 @@ def _throw_away(model: nn.Module) -> nn.Module:
         raise refusals.cannot_copy(model, error) from error
 
 
-def _fake(tensor: Tensor, dtype: torch.dtype, device: str) -> Tensor:
+def fake(tensor: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
     """Contiguous, even if the original is not: kernels get their parameters contiguous."""
-    fake = torch.empty(tensor.shape, dtype=dtype, device=device)
+    fake = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
     return fake.requires_grad_(tensor.requires_grad)
 
 

@@ -74,6 +74,7 @@ LOWERABLE: tuple[Rule, ...] = (
     *CAPTURED,
     every_read_is_local,
 )
+ORDERED: tuple[Rule, ...] = (nothing_waits_for_itself,)
 GATHERED: tuple[Rule, ...] = (
     *LOWERABLE,
     parameters_are_whole_where_they_are_used,

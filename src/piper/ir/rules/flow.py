@@ -43,10 +43,22 @@ def nothing_waits_for_itself(dag: Dag) -> Iterator[Problem]:
             for (node, why), (following, _) in zip(loop, [*loop[1:], loop[0]], strict=True)
         ]
         first = next((node for node, why in loop if why != DATA_FLOW), loop[0][0])
+        fix = f"let the order put {first} after what it needs, or in the same slot"
+        after_update = next((name for name, why in loop if is_ordered_update(dag, name, why)), None)
         yield Problem(
             "these wait for each other" + "".join(rows),
-            f"let the order put {first} after what it needs, or in the same slot",
+            f"leave {after_update} out: {NEXT_STEP}" if after_update else fix,
         )
+
+
+NEXT_STEP = (
+    "an order is about one step, and on each device the next step begins after all updates anyway"
+)
+
+
+def is_ordered_update(dag: Dag, name: NodeId, why: str) -> bool:
+    """Whether an order puts something after an update, as if it were of the next step."""
+    return why != DATA_FLOW and isinstance(dag.nodes[name], Update)
 
 
 def every_gradient_is_counted_once(dag: Dag) -> Iterator[Problem]:
@@ -83,7 +95,7 @@ def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
     """An order that leaves out one microbatch of a pass is probably a mistake."""
     named: dict[tuple[RegionId, Phase], set[NodeId]] = {}
     for precedence in dag.precedences:
-        if precedence.maker.is_order:
+        if precedence.maker.is_order and not precedence.partial:
             for name in chain(precedence.before, precedence.after):
                 named.setdefault(pass_of(dag, name), set()).add(name)
     for node in dag.computes:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from piper.capture import Captured
+from piper.directives import Strategy
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
@@ -102,7 +103,7 @@ def compare(
     fine, why = in_double(model, job, batches[0])
     if fine is not None:
         model, batches = fine, [doubled(batch) for batch in batches]
-    here = on_cpu(job, model)
+    here = on_cpu(job.under(Strategy(compiled.program)).without_limit(), model)
     if is_random(captured):
         notes += without_dropout(here, chunk(batches[0], 0, job.replicas))
     reference, observed = plain(copy.deepcopy(model), job, batches), Observed(steps)

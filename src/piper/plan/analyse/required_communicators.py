@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from piper.names import TOTALS_STREAM, Device, Share
-from piper.plan.communicator import Channel, Communicator, Group
+from piper.names import Device, Share
+from piper.plan.binding import Grouping, JobGroups, RolePlan
 from piper.plan.instructions import Exchange, Plan, Send, is_dynamic
 
 Team = tuple[str, tuple[Device, ...]]  # a stream, and the process group on it
 Link = tuple[str, Device, Device]  # a stream, sender, receiver
+Holder = tuple[Device, Grouping, Grouping]  # a role, how its shards and shares of experts lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,44 +26,60 @@ class RequiredCommunicators:
     dynamic_links: Sequence[Link] = ()  # links that carry values of dynamic size
 
 
-def required_communicators(plans: Sequence[Plan]) -> RequiredCommunicators:
-    """What all devices have in common. Each device adds its own `token_groups`."""
-    shares = plans[0].streams if plans else ()
-    common = tuple(streams(plans)), tuple(teams(plans)), tuple(links(plans))
-    return RequiredCommunicators(*common, shares=shares, dynamic_links=tuple(dynamic_links(plans)))
+@dataclass(frozen=True, slots=True)
+class RoleMeetings:
+    """Where the roles of a job meet, and which of them hold each bucket at home."""
+
+    links: tuple[Link, ...]  # of the first replica
+    dynamic_links: tuple[Link, ...]
+    collectives: tuple[tuple[str, int], ...]  # streams and groupings, without the loss and norm
+    holders: Mapping[str, tuple[Holder, ...]]
 
 
-def links(plans: Sequence[Plan]) -> list[Link]:
-    """The streams, senders and receivers of all transfers."""
-    return sorted({link for link, _ in sends(plans)})
+def role_meetings(roles: Sequence[RolePlan]) -> RoleMeetings:
+    holders: dict[str, tuple[Holder, ...]] = {}
+    for role in roles:
+        for state, how in role.home_states:
+            holder = (role.plan.device, *how)
+            holders[state.bucket] = (*holders.get(state.bucket, ()), holder)
+    every = list(sends(roles))
+    return RoleMeetings(
+        links=tuple(sorted({link for link, _ in every})),
+        dynamic_links=tuple(sorted({link for link, one in every if is_sized_by_data(one)})),
+        collectives=tuple(sorted({pair for role in roles for pair in role.collectives})),
+        holders=holders,
+    )
 
 
-def dynamic_links(plans: Sequence[Plan]) -> list[Link]:
-    """The links that send sizes first, because these depend on data."""
-    return sorted({link for link, one in sends(plans) if any(map(is_dynamic, one.shapes))})
-
-
-def sends(plans: Sequence[Plan]) -> Iterator[tuple[Link, Send]]:
-    for plan in plans:
+def sends(roles: Sequence[RolePlan]) -> Iterator[tuple[Link, Send]]:
+    for plan in (role.plan for role in roles):
         for one in plan.instructions:
             if isinstance(one, Send):
                 yield one.communicator(plan.device), one
 
 
-def streams(plans: Sequence[Plan]) -> list[str]:
-    """The streams that have point-to-point transfers."""
-    return sorted({one.stream for one in communicators(plans) if isinstance(one, Channel)})
+def is_sized_by_data(one: Send) -> bool:
+    """Whether the sizes are sent first, because they depend on data."""
+    return any(map(is_dynamic, one.shapes))
 
 
-def teams(plans: Sequence[Plan]) -> list[Team]:
-    """The streams and groups of all collectives, without the loss and norm all-reduce."""
-    groups = (one for one in communicators(plans) if isinstance(one, Group))
-    return sorted(one for one in groups if one.stream != TOTALS_STREAM)
+def required_communicators(met: RoleMeetings, job: JobGroups, plan: Plan) -> RequiredCommunicators:
+    """Those of all devices, in one order everywhere, and the token groups of this plan."""
+    groups = {(stream, group) for stream, k in met.collectives for group in job.groupings[k]}
+    return RequiredCommunicators(
+        streams=tuple(sorted({stream for stream, _, _ in met.links})),
+        teams=tuple(sorted(groups)),
+        links=tuple(in_all_replicas(met.links, job)),
+        token_groups=tuple(token_groups(plan)),
+        shares=plan.streams,
+        dynamic_links=tuple(in_all_replicas(met.dynamic_links, job)),
+    )
 
 
-def communicators(plans: Sequence[Plan]) -> set[Communicator]:
-    every = (one.communicator(plan.device) for plan in plans for one in plan.instructions)
-    return {one for one in every if one is not None}
+def in_all_replicas(links: Sequence[Link], job: JobGroups) -> list[Link]:
+    """The links of all replicas, from those of the first."""
+    rows = [dict(zip(job.roles.rows[0], row, strict=True)) for row in job.roles.rows]
+    return sorted((stream, row[a], row[b]) for row in rows for stream, a, b in links)
 
 
 def token_groups(plan: Plan) -> list[Team]:
@@ -70,14 +87,20 @@ def token_groups(plan: Plan) -> list[Team]:
     return sorted({(o.stream, o.group) for o in plan.instructions if isinstance(o, Exchange)})
 
 
-def reported_states(plans: Sequence[Plan]) -> dict[Device, list[str]]:
-    """Device -> the states that it reports. Of equal states, the first device reports."""
-    seen: set[tuple[str, int, int]] = set()
-    reported: dict[Device, list[str]] = {plan.device: [] for plan in plans}
-    for plan in plans:
-        for state in plan.states:
-            same = (state.bucket, state.share, state.shard)
-            if state.home and same not in seen:
-                seen.add(same)
-                reported[plan.device].append(state.value)
-    return reported
+def reported_states(met: RoleMeetings, job: JobGroups, plan: Plan) -> list[str]:
+    """The states that a device reports. Of devices that hold the same, the first reports."""
+    return [
+        state.value
+        for state in plan.states
+        if state.home
+        and plan.device == min(holding(met.holders[state.bucket], job, state.shard, state.share))
+    ]
+
+
+def holding(holders: Sequence[Holder], job: JobGroups, shard: int, share: int) -> Iterator[Device]:
+    """The devices that hold this shard of this share of a bucket."""
+    for role, shards, shares in holders:
+        for device in job.roles.devices(role):
+            held = job.position(shards, device), job.position(shares, device)
+            if held == (shard, share):
+                yield device

@@ -1,10 +1,13 @@
-"""Bytes that a device sends in a step on each stream, computed from its plan."""
+"""Bytes that a device sends in a step, computed from its plan."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from piper.plan.instructions import Plan, is_message
+from piper.plan.instructions import Exchange, Gather, Plan, Reduce, Total, is_message
+from piper.plan.instructions.sizes import message_bytes, shape_bytes
+
+Collective = Reduce | Gather | Exchange | Total
 
 
 def traffic(plan: Plan) -> dict[str, int]:
@@ -14,3 +17,28 @@ def traffic(plan: Plan) -> dict[str, int]:
         if is_message(one) and one.sent:
             found[one.stream] += one.sent
     return dict(found)
+
+
+def split_by_node(one: Collective, nodes: int) -> tuple[float, float]:
+    """Bytes that a member of a collective over so many nodes sends inside its node, and out of it.
+
+    Reductions and gathers run as rings, which use all links that leave a node. Tokens go directly
+    to their devices.
+    """
+    times, size = volume(one)
+    count = len(one.group)
+    local = count / nodes
+    if isinstance(one, Exchange):
+        return size * (local - 1) / count, size * (count - local) / count
+    inside = times * size * (count - 1) / count if local > 1 else 0.0
+    return inside, times * size * (nodes - 1) / nodes / local
+
+
+def volume(one: Collective) -> tuple[int, float]:
+    """How often the bytes of a collective go around the ring, and their number."""
+    if isinstance(one, Total):
+        return 2, 0.0
+    if isinstance(one, Exchange):
+        return 1, float(sum(map(shape_bytes, one.shapes)))
+    both = 2 if isinstance(one, Reduce) and not one.scatter else 1
+    return both, float(sum(map(message_bytes, one.messages)))

@@ -92,8 +92,9 @@ def needed_at(execution: SymbolicExecution, node: Node, device: Device) -> str:
 
 
 def orders_are_kept(execution: SymbolicExecution) -> Iterator[Problem]:
+    """Orders of passes. Those that name messages were checked as these started."""
     for precedence in execution.dag.precedences:
-        if not precedence.before:
+        if not precedence.before or precedence.partial:
             continue
         lane = execution.dag.nodes[
             precedence.before[0]

@@ -36,6 +36,7 @@ class Proof:
     collectives: int  # reductions and gathers that their whole group joined, in the same order
     exchanges: int  # token all-to-alls, likewise
     orders: int  # temporal edges that every device kept
+    message_orders: int  # of these, those of orders that name messages or updates
     gradients: int  # contributions of passes to parameters, each counted exactly once
     updates: int
     buffers: int  # freed exactly once
@@ -50,8 +51,13 @@ class Proof:
             f"{amount(self.gradients, 'gradient')} counted once each in "
             f"{amount(self.updates, 'update')}",
             f"  no leaks: {amount(self.buffers, 'buffer')} freed once each",
-            f"  {amount(self.orders, 'order')} kept",
+            f"  {amount(self.orders, 'order')} kept{self.with_messages}",
         ])  # fmt: skip
+
+    @property
+    def with_messages(self) -> str:
+        many = self.message_orders
+        return f", {many:,} of them with messages or updates" if many else ""
 
     @property
     def matches(self) -> str:
@@ -77,6 +83,7 @@ def prove(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = No
         collectives=len({(o.node, o.group) for _, o in ended if isinstance(o, Reduce | Gather)}),
         exchanges=len({(o.node, o.group) for _, o in ended if isinstance(o, Exchange)}),
         orders=len(dag.precedences),
+        message_orders=sum(order.partial for order in dag.precedences),
         gradients=contributions(execution),
         updates=count(plans, Update),
         buffers=freed(plans),

@@ -18,6 +18,7 @@ from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.communication import CommunicationChecks
 from piper.plan.check.deadlock import explained
 from piper.plan.check.excerpts import last_end
+from piper.plan.check.order_checks import OrderChecks
 from piper.plan.check.stream_order import stream_of
 from piper.plan.instructions import (
     Add,
@@ -37,7 +38,7 @@ from piper.plan.instructions import (
 
 
 @dataclass(kw_only=True)
-class SymbolicExecution(CommunicationChecks):
+class SymbolicExecution(CommunicationChecks, OrderChecks):
     """Executes every kind of instruction, and checks each against the DAG."""
 
     counted: dict[str, list[frozenset[str]]] = field(default_factory=dict)  # by all-reduce node
@@ -52,6 +53,8 @@ class SymbolicExecution(CommunicationChecks):
         device.stream = stream_of(one)
         if one.waits:
             device.order.wait(device.at, one)
+        if one.node in self.orders:
+            self.keep_orders(device, one)
         match one:
             case Run():
                 self.compute(device, one)

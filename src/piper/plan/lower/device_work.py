@@ -11,15 +11,25 @@ from typing import assert_never
 
 from piper.ir.dag import Dag
 from piper.ir.naming import replica_buffer
-from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Sum, Totals, Transfer
+from piper.ir.nodes import Collective, Compute, Exchange, Node, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.replicas import Replicas, replicas
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
 from piper.names import Device, NodeId, ValueId
+from piper.plan.communicator import Channel
+from piper.plan.lower.message_starts import (
+    MessageStarts,
+    Receive,
+    Start,
+    channel_of,
+    receiver,
+    sender,
+)
 
 Work = Compute | UpdateNode | Totals
-Start = Transfer | Collective | Exchange  # asynchronous: started, and waited for later
+
+
 EARLIEST = 12  # nodes by which a receive may be posted ahead of its use
 
 
@@ -93,6 +103,7 @@ def device_work(
     chosen = dag.devices if devices is None else devices
     known = replicas(node.devices for node in dag.computes if node.devices)
     found, here = {device: DeviceWork(dag, device, known) for device in chosen}, Present(chosen)
+    orders = MessageStarts(dag, careful)
     for name in dag.sequence:
         node = dag.nodes[name]
         match node:
@@ -101,6 +112,8 @@ def device_work(
                     found[device].start(node)
                 for device in here.of(node.devices):
                     found[device].gets[node.id] = node
+                    if channel_of(node, device) in orders.channels:
+                        found[device].start(Receive(node))
             case Collective() | Exchange():
                 for device in here.of(node.devices):
                     work = found[device]
@@ -115,20 +128,10 @@ def device_work(
                 assert_never(node)
     for work in found.values():
         for starts in work.starts.values():
-            starts.sort(key=lambda node: urgency(dag, node))
+            starts.sort(key=orders.urgency)
         first_uses(dag, work)
-        post_receives(work, careful)
+        post_receives(work, careful, orders)
     return found
-
-
-def urgency(dag: Dag, node: Start) -> int:
-    """Sends first, because peers wait for them; then gathers, whose values are needed soon."""
-    if isinstance(node, Exchange):
-        return 0
-    if isinstance(node, Collective):
-        return 1 if node.kind is Kind.ALL_GATHER else 3
-    makers = [dag.nodes[dag.producers[v]] for v in node.reads[0] if v in dag.producers]
-    return 2 if any(isinstance(maker, Collective) for maker in makers) else 0
 
 
 def first_uses(dag: Dag, work: DeviceWork) -> None:
@@ -139,15 +142,18 @@ def first_uses(dag: Dag, work: DeviceWork) -> None:
         work.uses[transfer.id] = min(here, default=None)
 
 
-def post_receives(work: DeviceWork, careful: bool) -> None:
+def post_receives(work: DeviceWork, careful: bool, orders: MessageStarts) -> None:
     """Post each receive early enough for its value to arrive before it is used.
 
-    On each channel, receives keep the order of the sends.
+    On each channel, receives keep the order of the sends. If an order names one of them, all of the
+    channel are posted where the sequence has them.
     """
     when = carefully if careful else in_time
-    channels: dict[tuple[Device, str], list[Transfer]] = {}
+    channels: dict[Channel, list[Transfer]] = {}
     for transfer in work.gets.values():
-        channels.setdefault((sender(transfer, work.device), transfer.stream), []).append(transfer)
+        channel = channel_of(transfer, work.device)
+        if channel not in orders.channels:
+            channels.setdefault(channel, []).append(transfer)
     for queue in channels.values():
         wanted = when(work, queue)
         latest = list(accumulate(reversed(wanted), min))[::-1]
@@ -189,14 +195,6 @@ def ahead(work: DeviceWork, use: int, transfer: Transfer) -> int:
         start, end = dag.times.get(work.nodes[position].id, (0.0, 1.0))
         left -= end - start
     return position
-
-
-def sender(transfer: Transfer, receiver: Device) -> Device:
-    return transfer.source[transfer.devices.index(receiver)]
-
-
-def receiver(transfer: Transfer, sender: Device) -> Device:
-    return transfer.devices[transfer.source.index(sender)]
 
 
 def proven_received(

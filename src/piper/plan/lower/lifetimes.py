@@ -10,6 +10,7 @@ from piper.ir.nodes import Sum, Totals
 from piper.ir.values import Role
 from piper.names import NodeId
 from piper.plan.lower.device_work import DeviceWork
+from piper.plan.lower.message_starts import Receive
 
 LASTING = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # never freed by a plan
 
@@ -24,7 +25,7 @@ class Sums:
 
 def local_sums(work: DeviceWork) -> Sums:
     nodes = chain(work.nodes, chain.from_iterable(work.starts.values()))
-    owners = [node for node in nodes if not isinstance(node, Totals)]
+    owners = [node for node in nodes if not isinstance(node, Totals | Receive)]
     names: dict[Sum, str] = {}
     for node in owners:
         for total in node.reads:

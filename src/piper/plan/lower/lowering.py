@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import assert_never
 
@@ -39,11 +39,11 @@ from piper.plan.lower.device_work import (
     Work,
     device_work,
     proven_received,
-    receiver,
-    sender,
 )
 from piper.plan.lower.held_state import held, layouts
 from piper.plan.lower.lifetimes import endings, local_sums
+from piper.plan.lower.message_starts import Receive, receiver, sender
+from piper.plan.lower.order_waits import OrderWaits, orders_into
 
 
 def lower(
@@ -52,8 +52,10 @@ def lower(
     """The plans of all devices, or of one device per role, in the order of the devices."""
     assert dag.sequence, "schedule the DAG before lowering it"
     found = device_work(dag, devices, careful)
+    orders = orders_into(dag)
     return tuple(
-        Lowering(dag, work, proven_received(dag, found, work)).plan() for work in found.values()
+        Lowering(dag, work, proven_received(dag, found, work), OrderWaits(orders)).plan()
+        for work in found.values()
     )
 
 
@@ -64,6 +66,7 @@ class Lowering:
     dag: Dag
     work: DeviceWork
     proofs: dict[NodeId, int]
+    orders: OrderWaits
     code: list[Instruction] = field(default_factory=list)
     made_by: dict[str, int] = field(default_factory=dict)  # buffer -> instruction to wait for
     arriving: dict[str, int] = field(default_factory=dict)  # buffer -> message that fills it
@@ -108,18 +111,25 @@ class Lowering:
             self.free(position)
 
     def emit(self, instruction: Instruction) -> int:
+        if self.orders.names(instruction.node):
+            waits = self.orders.waits(instruction)
+            instruction = replace(instruction, waits=tuple(sorted({*instruction.waits, *waits})))
+            self.orders.started(instruction, len(self.code))
         self.code.append(instruction)
         return len(self.code) - 1
 
     def post(self, position: float) -> None:
         for transfer in self.work.posts.get(position, ()):
-            value, known = self.storage(transfer.writes[0]), self.dag.values[transfer.writes[0]]
-            peer = sender(transfer, self.work.device)
-            waits = self.free_of_readers(value, transfer.stream)
-            shapes, stream = wire_shapes(known), transfer.stream
-            self.arriving[value] = self.emit(
-                Recv(transfer.id, value, shapes, peer, stream, known.bundle, waits)
-            )
+            self.receive(transfer)
+
+    def receive(self, transfer: Transfer) -> None:
+        value, known = self.storage(transfer.writes[0]), self.dag.values[transfer.writes[0]]
+        peer = sender(transfer, self.work.device)
+        waits = self.free_of_readers(value, transfer.stream)
+        shapes, stream = wire_shapes(known), transfer.stream
+        self.arriving[value] = self.emit(
+            Recv(transfer.id, value, shapes, peer, stream, known.bundle, waits)
+        )
 
     def start(self, position: int) -> None:
         late = self.work.posts.get(position - 0.5)
@@ -136,6 +146,8 @@ class Lowering:
                     self.reduce(node)
                 case ExchangeNode():
                     self.exchange(node)
+                case Receive():
+                    self.receive(node.transfer)
                 case _:
                     assert_never(node)
 

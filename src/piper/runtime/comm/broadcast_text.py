@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -23,23 +23,26 @@ def broadcast_text(text: str = "") -> str:
     return content.decode()
 
 
-def send_texts(texts: Mapping[int, str]) -> None:
-    """Send each of the other ranks its own text. They call `receive_text`."""
+def relay_text(text: str, ranks: Sequence[int]) -> str:
+    """The first of these ranks has a text, and all of them return it.
+
+    Each rank passes it on to two others at most, so that no process sends it to everyone.
+    """
+    here = ranks.index(dist.get_rank())
     with peer_loss_reported():
-        for rank, text in texts.items():
-            content = bytearray(text.encode())
+        content = bytearray(text.encode()) if here == 0 else received(ranks[(here - 1) // 2])
+        for rank in ranks[2 * here + 1 : 2 * here + 3]:
             dist.send(torch.tensor([len(content)]), rank)
             dist.send(on_the_cpu(content), rank)
-
-
-def receive_text() -> str:
-    """The text that the first process sends to this one."""
-    with peer_loss_reported():
-        size = torch.empty(1, dtype=torch.int64)
-        dist.recv(size, FIRST)
-        content = bytearray(int(size))
-        dist.recv(on_the_cpu(content), FIRST)
     return content.decode()
+
+
+def received(rank: int) -> bytearray:
+    size = torch.empty(1, dtype=torch.int64)
+    dist.recv(size, rank)
+    content = bytearray(int(size))
+    dist.recv(on_the_cpu(content), rank)
+    return content
 
 
 @contextmanager

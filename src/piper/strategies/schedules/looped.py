@@ -8,8 +8,8 @@ from itertools import chain, repeat
 from piper.names import BI, BW, B, F, Phase
 from piper.strategies.schedules.sizes import (
     microbatches_per_round,
+    note_bubble,
     require_at_least,
-    require_filled,
     require_virtual_stages,
 )
 from piper.strategies.table import Action, Row, Table, row_of
@@ -37,7 +37,7 @@ def one_f_one_b(pp: int, microbatches: int) -> Table:
     PP rank 2  F0 B0 F1 B1 F2 B2 F3 B3
     """
     require_at_least("1f1b", 1, pp=pp, microbatches=microbatches)
-    require_filled("1f1b", pp, microbatches, instead="gpipe")
+    note_bubble("1f1b", pp, pp, microbatches)
     loop = Loop(pp, microbatches)
     return Table(tuple(loop.whole(rank, warmup=pp - 1 - rank) for rank in range(pp)))
 
@@ -65,7 +65,7 @@ def zb_h1(pp: int, microbatches: int) -> Table:
     PP rank 2  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
     """
     require_at_least("zb-h1", 1, pp=pp, microbatches=microbatches)
-    require_filled("zb-h1", pp, microbatches, instead="zbv")
+    note_bubble("zb-h1", pp, pp, microbatches)
     loop = Loop(pp, microbatches)
     return Table(tuple(loop.split(rank, pp - 1 - rank, delay=rank) for rank in range(pp)))
 

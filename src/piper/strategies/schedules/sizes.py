@@ -1,6 +1,11 @@
 """The sizes that each schedule supports, and what to write instead of others."""
 
+import logging
+
 from piper.errors import Problem, StrategyError
+from piper.names import amount
+
+LOG = logging.getLogger("piper")
 
 
 def require_at_least(name: str, least: int, **sizes: int) -> None:
@@ -43,12 +48,15 @@ def nearest(pp: int, microbatches: int, step: int) -> int:
     return microbatches
 
 
-def require_filled(name: str, stages: int, microbatches: int, instead: str) -> None:
+def note_bubble(name: str, stages: int, devices: int, microbatches: int) -> None:
     """The steady state of alternating forwards and backwards needs work for every stage."""
     if microbatches < stages:
-        what = f"microbatches={microbatches} is too few to fill {stages} stages"
-        fix = f"write microbatches={stages} or more, or use {instead}, which takes any number"
-        raise StrategyError.of(name, what, fix)
+        idle = (devices - 1) / (microbatches + devices - 1)
+        LOG.warning(
+            "%s: %s cannot fill %d stages, so devices idle for about %.0f %% of a step; "
+            "%d or more would fill them",
+            name, amount(microbatches, "microbatch", "microbatches"), stages, 100 * idle, stages,
+        )  # fmt: skip
 
 
 def require_mirror(name: str, pp: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import chain, count, product, starmap
 
 from piper.names import BI, BW, B, F, Phase
-from piper.strategies.schedules.sizes import require_at_least, require_filled, require_mirror
+from piper.strategies.schedules.sizes import note_bubble, require_at_least, require_mirror
 from piper.strategies.table import Action, Row, Table
 
 Step = tuple[tuple[Phase, int], ...]  # the passes of one slot, each with its half
@@ -58,9 +58,8 @@ def dualpipev(pp: int, microbatches: int) -> Table:
     PP rank 1  1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2I3 1I3 2W3 1W3
     """
     require_at_least("dualpipev", 1, pp=pp, microbatches=microbatches)
-    require_filled("dualpipev", 2 * pp, microbatches, instead="zbv")
-    scripts = (dualpipe_script(rank, pp, microbatches) for rank in range(pp))
-    return table_of(scripts, pp, microbatches)
+    note_bubble("dualpipev", 2 * pp, pp, microbatches)
+    return dualpipe_table(pp, microbatches)
 
 
 def dualpipe(pp: int, microbatches: int) -> Table:
@@ -75,8 +74,15 @@ def dualpipe(pp: int, microbatches: int) -> Table:
     """
     require_mirror("dualpipe", pp)
     require_at_least("dualpipe", 1, microbatches=microbatches)
-    require_filled("dualpipe", pp, microbatches, instead="zbv")
-    return dualpipev(pp // 2, microbatches)
+    note_bubble("dualpipe", pp, pp, microbatches)
+    return dualpipe_table(pp // 2, microbatches)
+
+
+def dualpipe_table(pp: int, microbatches: int) -> Table:
+    """With too few microbatches to fill the V, `numbered` cuts the script of a full V."""
+    filled = max(microbatches, 2 * pp)
+    scripts = (dualpipe_script(rank, pp, filled) for rank in range(pp))
+    return table_of(scripts, pp, microbatches)
 
 
 def dualpipe_script(rank: int, pp: int, microbatches: int) -> Script:
@@ -107,7 +113,10 @@ def table_of(scripts: Iterable[Script], pp: int, microbatches: int) -> Table:
 
 
 def numbered(script: Script, stages: tuple[int, int], microbatches: int) -> Row:
-    """Give each pass the next microbatch of its half. A whole backward counts as BI and BW."""
+    """Give each pass the next microbatch of its half, and leave out those that there are not.
+
+    A whole backward counts as BI and BW.
+    """
     numbers = {item: count() for item in product((F, BI, BW), (0, 1))}
 
     def next_action(phase: Phase, half: int) -> Action:
@@ -116,5 +125,6 @@ def numbered(script: Script, stages: tuple[int, int], microbatches: int) -> Row:
             return Action(stages[half], B, next(numbers[BI, half]))
         return Action(stages[half], phase, next(numbers[phase, half]))
 
-    slots = [tuple(starmap(next_action, step)) for step in script]
-    return tuple(slot for slot in slots if slot[0].microbatch < microbatches)
+    slots = (tuple(starmap(next_action, step)) for step in script)
+    there = (tuple(a for a in slot if a.microbatch < microbatches) for slot in slots)
+    return tuple(slot for slot in there if slot)

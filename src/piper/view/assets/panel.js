@@ -150,6 +150,7 @@ function showBar({ view, one, b }) {
     ["tags", has && nodes.tags[node] ? el("span", {}, ...nodes.tags[node].split(" ").map((t) => el("span", { class: "chip" }, t))) : ""],
     [message ? "for region" : "region", has ? nodes.region[node] : ""],
     ["source", has && nodes.source[node] ? el("code", {}, nodes.source[node]) : ""],
+    ["recomputes", has && nodes.recomputes ? nodes.recomputes[node] : ""],
     ["made by", has ? nodes.maker[node] : ""],
     ["ordered by", has ? makersAt(view.run, node) : ""],
     [message ? "moves" : "writes", has && nodes.bytes[node] ? bytes(nodes.bytes[node]) : ""],

@@ -1,0 +1,26 @@
+"""Chimera (Li and Hoefler, SC 2021): two replicas go through the devices in opposite directions.
+
+    piper run examples/literature/chimera.py -n 4
+
+Stage s is on devices s and pp - 1 - s. The replicas share a batch, half each. Each fills bubbles of
+the other: both run the same row, one from each end.
+"""
+
+from backward_first import backward_first
+from train import train
+
+import piper
+from piper import Replicate, where
+
+
+def strategy(pp: int = 4) -> piper.Strategy:
+    """The basic unit of the paper: half as many microbatches in each direction as stages."""
+    ranks = [min(stage, pp - 1 - stage) for stage in range(pp)]
+    table = backward_first(ranks, microbatches=pp // 2, in_flight=pp // 2)
+    homes = {stage: (stage, pp - 1 - stage) for stage in range(pp)}
+    replicas = [Replicate(where(PP=stage), home) for stage, home in homes.items()]
+    return piper.Strategy([*piper.strategies.to_directives(table, homes), *replicas])
+
+
+if __name__ == "__main__":
+    train(strategy())

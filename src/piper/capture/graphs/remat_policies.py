@@ -1,0 +1,83 @@
+"""Which results of the forward a recomputed region keeps."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from piper.capture.fx_nodes import closure
+from piper.capture.graphs.flops import bytes_of, flops_of
+from piper.capture.graphs.joint import Joint
+from piper.capture.graphs.recomputation import MAY_DIFFER, may_differ
+from piper.capture.torch_private import OpOverload, is_view
+from piper.ir.knapsack import Option, best_options
+from piper.ir.remat_policy import ATTENTION, MATMULS, TOPK, RematPolicy
+
+INTENSITY = 200.0  # FLOPs in the time of moving a byte, about as on an H200
+
+
+def nodes_to_keep(joint: Joint, saved: Sequence[fx.Node], policy: RematPolicy) -> frozenset[str]:
+    """Names of nodes whose results are kept. `saved`: what is kept without recomputing."""
+    if isinstance(policy, float):
+        return frozenset(node.name for node in dearest(joint, saved, policy))
+    chosen = {node for node in joint.module.graph.nodes if kind_of(node) in policy}
+    return frozenset(node.name for node in (*chosen, *picks(chosen)))
+
+
+def kind_of(node: fx.Node) -> str | None:
+    """The kind of a node's results, by which a user names them."""
+    if not isinstance(node.target, OpOverload):
+        return None
+    packet = node.target.overloadpacket
+    if "scaled_dot_product" in str(packet):
+        return ATTENTION
+    if packet in flop_registry:
+        return MATMULS
+    return TOPK if packet in MAY_DIFFER else None
+
+
+def dearest(joint: Joint, saved: Sequence[fx.Node], share: float) -> list[fx.Node]:
+    """The saved nodes that take longest to recompute, in at most a share of their bytes.
+
+    The backward needs every saved node, so a node that is not kept is recomputed from the saved
+    nodes before it, kept or recomputed themselves. The time of a choice is therefore the sum over
+    what is not kept. Nodes that two such recomputations have in common count twice.
+    """
+    groups, stop = producers(saved), {*joint.arguments, *joint.tangents, *saved}
+    options: list[list[Option]] = []
+    for maker, nodes in groups.items():
+        kept = (sum(map(bytes_of, nodes)), price(closure([maker], stop - {maker, *nodes})))
+        options.append([kept] if is_kept_anyway(joint, maker) else [kept, (0, 0.0)])
+    limit = int(share * sum(row[0][0] for row in options))
+    chosen = best_options(options, limit) or [1] * len(options)
+    rows = zip(groups.values(), chosen, strict=True)
+    return [node for nodes, choice in rows if choice == 0 for node in nodes]
+
+
+def is_kept_anyway(joint: Joint, maker: fx.Node) -> bool:
+    """Old values of buffers, and what may differ when it is repeated."""
+    return maker.op != "call_function" or may_differ(joint.module, maker)
+
+
+def producers(saved: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Saved nodes by the operator that makes them: it makes all its results at once."""
+    groups: dict[fx.Node, list[fx.Node]] = {}
+    for node in saved:
+        maker = node.args[0] if node.target is operator.getitem else node
+        assert isinstance(maker, fx.Node)
+        groups.setdefault(maker, []).append(node)
+    return groups
+
+
+def price(nodes: Iterable[fx.Node]) -> float:
+    """The time of running these nodes, in FLOPs."""
+    return sum(
+        max(flops_of(node), INTENSITY * bytes_of(node)) for node in nodes if not is_view(node)
+    )
+
+
+def picks(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    return [user for node in nodes for user in node.users if user.target is operator.getitem]

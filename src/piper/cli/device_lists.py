@@ -1,0 +1,43 @@
+"""Options that name things with their devices: `h200:0-3,a100:4-7`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from piper.errors import StrategyError
+from piper.names import Device
+
+
+def devices_by_name(text: str) -> dict[str, tuple[Device, ...]]:
+    """Which devices are of which kind. No devices are listed if all are of one kind.
+
+    >>> devices_by_name("h200:0-2,a100:3+5"), devices_by_name("h200")
+    ({'h200': (0, 1, 2), 'a100': (3, 5)}, {'h200': ()})
+    """
+    found: dict[str, tuple[Device, ...]] = {}
+    for part in text.split(","):
+        name, _, numbers = part.strip().partition(":")
+        found[name] = found.get(name, ()) + tuple(devices_in(numbers, text))
+    if len(found) > 1 and not all(found.values()):
+        raise not_listed(text)
+    every = [device for devices in found.values() for device in devices]
+    twice = [device for device, count in Counter(every).items() if count > 1]
+    if twice:
+        what = f"{text!r} lists device {twice[0]} twice"
+        raise StrategyError.of("device", what, "list every device once")
+    return found
+
+
+def devices_in(numbers: str, text: str) -> Iterator[Device]:
+    """Ranges and single numbers, joined by plus signs."""
+    for part in filter(None, numbers.split("+")):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise not_listed(text)
+        yield from range(int(first), int(last or first) + 1)
+
+
+def not_listed(text: str) -> StrategyError:
+    fix = "list the devices of each kind: h200:0-3,a100:4-7"
+    return StrategyError.of("device", f"{text!r} does not say which devices it means", fix)

@@ -1,0 +1,87 @@
+"""What the plan of a role leaves to its devices, read off the DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from piper.ir.dag import Dag
+from piper.ir.naming import sum_buffer
+from piper.ir.nodes import Collective, Kind, Totals
+from piper.ir.nodes import Exchange as ExchangeNode
+from piper.ir.roles import Groups, Roles
+from piper.ir.sharding import sharding_of
+from piper.names import BucketId, Device, NodeId, ValueId
+from piper.plan.binding import Grouping, JobGroups, RolePlan, Turn, bind
+from piper.plan.instructions import Exchange, Gather, Plan, Reduce, State, Total
+
+
+def role_plans(
+    dag: Dag, plans: Sequence[Plan], roles: Roles
+) -> tuple[JobGroups, dict[Device, RolePlan]]:
+    """The plan of each role, by its first device, ready to be bound to any of its devices."""
+    reading = Reading(dag)
+    found = {plan.device: reading.role_plan(plan) for plan in plans}
+    job = JobGroups(roles, tuple(reading.groupings))
+    for role in found.values():
+        assert bind(role, job, role.plan.device) == role.plan
+    return job, found
+
+
+@dataclass
+class Reading:
+    """The groupings that were met so far."""
+
+    dag: Dag
+    groupings: dict[Groups, int] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)  # hashing long lists would take too long
+
+    def role_plan(self, plan: Plan) -> RolePlan:
+        met = (one for one in plan.instructions if isinstance(one, Reduce | Gather | Exchange))
+        return RolePlan(
+            plan=plan,
+            meetings=tuple(self.of_node(one.node) for one in met),
+            holdings=tuple(map(self.holding, plan.states)),
+            turns=tuple(self.turns(plan)),
+        )
+
+    def number(self, groups: Groups) -> int:
+        found = self.known.get(id(groups))
+        if found is None:
+            found = self.groupings.setdefault(groups, len(self.groupings))
+            self.known[id(groups)] = found
+        return found
+
+    def of_node(self, name: str) -> int:
+        node = self.dag.nodes[NodeId(name)]
+        assert isinstance(node, Collective | ExchangeNode)
+        return self.number(node.groups)
+
+    def holding(self, state: State) -> tuple[Grouping, Grouping]:
+        """The groupings that say which shard, and which share of experts, a device holds."""
+        bucket = BucketId(state.bucket)
+        cut = sharding_of(self.dag.model, self.dag.shardings, bucket)
+        shards = self.number(self.dag.residencies[bucket].groups) if state.ways > 1 else None
+        return shards, self.number(cut.groups) if cut else None
+
+    def turns(self, plan: Plan) -> Iterator[Turn]:
+        """The gradients of the norm that a device holds, whoever counts them."""
+        made: dict[str, int] = {}
+        for one in plan.instructions:
+            if isinstance(one, Total):
+                yield from self.held(self.dag.nodes[NodeId(one.node)], made)
+            made.update(dict.fromkeys(one.defines, 0))
+
+    def held(self, node: object, made: Mapping[str, int]) -> Iterator[Turn]:
+        assert isinstance(node, Totals)
+        for number, total in enumerate(node.reads[1:]):
+            whole = sum_buffer(total[0])
+            buffer = whole if len(total) > 1 and whole in made else total[0]
+            if buffer in made:
+                yield buffer, self.reduced_by(total[0]), number
+
+    def reduced_by(self, value: ValueId) -> Grouping:
+        """The groups that all hold this sum; None if every device has a part of its own."""
+        maker = self.dag.nodes[self.dag.producers[value]]
+        is_whole = isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE
+        return self.number(maker.groups) if is_whole else None  # type: ignore[union-attr]

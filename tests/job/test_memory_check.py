@@ -1,0 +1,178 @@
+"""Whether a strategy fits in the memory of a device, and what would make it fit."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from piper import Remat, annotate, rehearse, where
+from piper.directives import Strategy
+from piper.errors import InputError
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.memory_limit import GIB, MemoryLimit, optimizer_state
+from piper.job.options import Options
+from piper.strategies import one_f_one_b
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+WIDTH = 32
+
+
+class Layers(nn.Module):
+    """Layers whose activations are larger than their parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            with annotate("L"):
+                x = x + torch.sin(layer(torch.tanh(layer(torch.sin(x)))))
+        return x
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    """Its captures are shared."""
+    return Job(Layers(), nn.functional.mse_loss, one_f_one_b(2, 4), Options(optimizer=SGD))
+
+
+@pytest.fixture(scope="module")
+def example() -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(1024, WIDTH, generator=draw, dtype=torch.float64)
+    return Batch.of((x, x.roll(1, 0)))
+
+
+def within(job: Job, gib: float | None, strategy: Strategy | None = None) -> Job:
+    options = replace(job.options, memory_gib=gib)
+    return replace(job.under(strategy or job.strategy), options=options)
+
+
+def peak_of(job: Job, example: Batch) -> int:
+    _, compiled = job.compile(example)
+    return max(MemoryLimit(0, optimizer=0.0).peaks(compiled).values())
+
+
+def test_a_strategy_that_fits_compiles_as_without_a_limit(job: Job, example: Batch) -> None:
+    _, free = job.compile(example)
+    _, found = within(job, 1.0).compile(example)
+
+    assert found.plans == free.plans
+
+
+def test_one_that_does_not_fit_is_refused_with_a_table(job: Job, example: Batch) -> None:
+    small = 0.8 * peak_of(job, example) / GIB
+
+    with pytest.raises(InputError) as refused:
+        within(job, small).compile(example)
+
+    lines = str(refused.value).splitlines()
+    assert lines[0] == "memory: device 0 needs 1.2 MiB, and has 954.6 KiB"
+    assert lines[1].split() == ["strategy", "peak", "memory", "fits", "step"]
+    assert lines[2].split() == ["as", "it", "is", "1.2", "MiB", "no", "1.00", "x"]
+    fits = {line.split()[0] for line in lines[3:-1] if " yes " in line}
+    assert {'remat="auto"', "remat=True", "microbatches=16"} <= fits
+    assert lines[-1].removeprefix("  fix: write ").split()[0] in fits
+
+
+def test_the_memory_of_a_gpu_is_a_warning(
+    job: Job, example: Batch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tight = replace(job)
+    tight.__dict__["memory"] = MemoryLimit(1000, is_given=False)
+
+    with caplog.at_level(logging.WARNING, "piper"):
+        tight.compile(example)
+
+    assert caplog.messages[0].startswith("memory: device 0 needs ")
+    assert caplog.messages[0].endswith(
+        "fix: use more devices or stages, a smaller batch, or a smaller model"
+    )
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.6])
+def test_the_choice_of_the_compiler_fits_and_changes_no_bit(
+    job: Job, example: Batch, fraction: float
+) -> None:
+    least, most = (
+        peak_of(within(job, None, one_f_one_b(2, 4, remat=remat)), example)
+        for remat in (True, False)
+    )
+    limit = (least + fraction * (most - least)) / GIB
+    strategy = one_f_one_b(2, 4, remat="auto")
+
+    _, compiled = within(job, limit, strategy).compile(example)
+    again = [region.recomputes for region in compiled.dag.model.regions]
+    batches = [example.arguments]
+    options = {"optimizer": SGD, "device": "cpu"}
+    kept = rehearse(job.model, job.loss_fn, job.strategy, batches, **options)
+    found = rehearse(job.model, job.loss_fn, strategy, batches, memory_gib=limit, **options)
+
+    assert any(again)
+    assert all(one and one.keep == () for one in again) == (fraction == 0.0)
+    assert max(MemoryLimit(0, optimizer=0.0).peaks(compiled).values()) <= limit * GIB
+    assert found.losses == kept.losses and found.grad_norms == kept.grad_norms
+    assert all(torch.equal(found.parameters[n], kept.parameters[n]) for n in kept.parameters)
+
+
+def test_nothing_is_recomputed_if_everything_fits(job: Job, example: Batch) -> None:
+    _, kept = job.compile(example)
+    _, found = within(job, 1.0, one_f_one_b(2, 4, remat="auto")).compile(example)
+
+    assert found.plans == kept.plans
+    assert found.program == kept.program
+
+
+def test_what_was_chosen_is_a_strategy(job: Job, example: Batch) -> None:
+    limit = 0.7 * peak_of(job, example) / GIB
+    strategy = job.strategy + Remat(where(), limit_gib=limit)
+
+    _, found = within(job, None, strategy).compile(example)
+    written = Strategy.from_json(Strategy(found.program).to_json())
+    _, same = within(job, None, written).compile(example)
+
+    assert same.plans == found.plans
+    assert any(isinstance(one, Remat) and not one.is_auto for one in written)
+
+
+def test_a_choice_needs_a_limit(job: Job, example: Batch) -> None:
+    with pytest.raises(InputError) as refused:
+        within(job, None, one_f_one_b(2, 4, remat="auto")).compile(example)
+
+    assert str(refused.value) == (
+        'remat: keep="auto" depends on the memory of a device, which is not known on a CPU\n'
+        "  fix: write Trainer(memory_gib=80), or Remat(where(), limit_gib=80)"
+    )
+
+
+def test_an_amount_of_memory_is_a_number_above_zero() -> None:
+    with pytest.raises(InputError) as refused:
+        Options(memory_gib=-1)
+
+    assert str(refused.value) == (
+        "memory_gib: -1 is not an amount of memory\n"
+        "  fix: write GiB of one device, such as 80, or None"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (torch.optim.AdamW, 2.0),
+        (partial(torch.optim.AdamW, amsgrad=True), 3.0),
+        (SGD, 0.0),
+        (partial(SGD, momentum=0.9), 1.0),
+        (lambda named: 1 / 0, 2.0),
+    ],
+)
+def test_the_size_of_an_optimizer(make, size: float) -> None:
+    assert optimizer_state(make) == size
