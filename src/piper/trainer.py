@@ -47,9 +47,10 @@ class Trainer:
 
     `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
     optimizer (what it makes is stepped after every step); `max_norm` clips by the norm over all
-    devices; `compiled` runs the regions through Inductor, `graphs` as CUDA graphs where their
-    shapes allow (both may be on; graphs need a GPU); `init(name, tensor)` fills parameters of a
-    model on `meta`; `seed` is for dropout and such models; `costs` is what `tune` gave, or a file
+    devices; `precision` is "bf16" or a `Precision` (docs/precision.md); `compiled` runs the regions
+    through Inductor, `graphs` as CUDA graphs where their shapes allow (both may be on; graphs need
+    a GPU); `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for dropout and
+    such models; `costs` is what `tune` gave, or a file
     of it. `memory_gib` is the memory of a device: a strategy that needs more is an error, with a
     table of what would fit (on a GPU, a warning by default if it needs more than the GPU has).
     `device` is "cuda" or "cpu", by default a GPU if there is one. Waiting for another process fails

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from piper.capture.precision import Precision, precision_of
+from piper.capture import Precision
+from piper.capture.precision import precision_of
 from piper.costs import Costs
 from piper.job.arguments import refuse_wrong_memory, refuse_wrong_options
 from piper.job.loss_reduction import Reduction, Weight
