@@ -125,12 +125,13 @@ def load(
 
 def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
     """The arguments that must be the same on all processes."""
-    names = ("max_norm", "precision", "compiled", "graphs", "seed")
+    names = ("max_norm", "compiled", "graphs", "seed")
     return {
         "strategy": str(job.strategy),
         "example": repr(batch.shapes),
         "model": f"{consistency.structure(job.model)} {consistency.flags(job.model)}",
         "device": job.device.type,
         "reduction": repr(job.reduction.kind),
+        "precision": repr(job.precision),
         **{name: repr(getattr(job.options, name)) for name in names},
     }
