@@ -9,8 +9,8 @@ import torch
 from replicas import ADAMW, Run, batches, known, optimizer_parts
 from shared_capture import using
 
-from piper.directives import Place, Strategy
-from piper.ir.replicas import replicas
+from piper.directives import Strategy
+from piper.job.division import feeds_of
 from piper.runtime.state.device_state import Part
 from piper.trainer import Trainer
 
@@ -21,8 +21,8 @@ HALVING = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
 def made(rank: int, name: str, stages: int, text: str, **options: Any) -> tuple[Trainer, Any]:
     """A Trainer of the strategy, and this process's part of every batch."""
     strategy = Strategy.from_json(text)
-    feeds = replicas(d.devices for d in strategy if isinstance(d, Place))
-    parts = strategy.microbatches * sum(map(len, feeds.feeds))
+    feeds = feeds_of(strategy)
+    parts = strategy.microbatches * len(feeds.teams)
     model, loss_fn, found = known(rank, name, stages, ROWS // parts)
     mine = [
         tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
@@ -48,7 +48,8 @@ def go_on(rank: int, name: str, stages: int, text: str, folder: str) -> Run:
     for batch in mine[SAVED:]:
         run.loss.append(trainer.step(*batch).loss)
     run.parameters = [
-        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
+        Part(p.name, p.first, p.shape, p.values.clone(), p.order)
+        for p in trainer._programs.state.parts()
     ]
     run.optimizer = optimizer_parts(trainer._programs.state)
     trainer.close()

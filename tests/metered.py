@@ -68,7 +68,9 @@ def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, list[Pea
         meter.peak = 0
         trainer.step(tokens, tokens)
     computed = [
-        peak(made.dag, plan) for made in trainer._programs.made.values() for plan in made.plans
+        peak(made.dag, plan)
+        for made in trainer._programs.made.values()
+        for plan in made.device_plans
     ]
     trainer.close()
     return meter.peak, computed, found.model if found else None

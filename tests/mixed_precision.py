@@ -166,7 +166,7 @@ def captured(name: str, stages: int, precision: Precision) -> tuple[nn.Module, A
     model, loss_fn = build(name, stages)
     x, y = batches(name, 1)[0]
     given = (x.to(getattr(torch, precision.compute)), y)
-    return model, loss_fn, capture(model, loss_fn, given, "cpu", precision)
+    return model, loss_fn, capture(model, loss_fn, given, "cpu", (), precision)
 
 
 def train(

@@ -144,7 +144,7 @@ def train(
     grads: dict[str, Tensor] = {}
     for program in trainer._programs.ready.values():
         program.watch = lambda bucket: grads.update(  # type: ignore[method-assign]
-            (name, parameter.grad.clone()) for name, _, _, parameter in bucket.parts()
+            (name, parameter.grad.clone()) for name, _, _, parameter, _ in bucket.parts()
         )
     for batch in data:
         grads.clear()

@@ -18,12 +18,14 @@ from piper.capture import Captured, annotate, capture
 from piper.directives import Place, Replicate, Split, Strategy
 from piper.errors import PiperError
 from piper.ir.filters import where
-from piper.ir.replicas import replicas
+from piper.job.division import feeds_of
+from piper.job.numerics.differences import place_of
 from piper.models.llama import Llama, LlamaConfig
 from piper.runtime.state.device_state import DeviceState, Part, assembled
 from piper.trainer import Trainer
 
 STEPS, VOCAB, LENGTH, FEATURES = 3, 17, 5, 7
+WIDE = 16  # the vocabulary of a model whose sizes divide by four
 TOLERANCE = 1e-12
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 
@@ -72,6 +74,9 @@ def build(name: str, stages: int) -> tuple[nn.Module, Any]:
         return Uneven(stages).double(), functional.mse_loss
     if name.startswith("moe"):
         return experts.Mixed(stages, name.removeprefix("moe ")).double(), experts.loss
+    if name == "wide":
+        config = LlamaConfig(vocab=WIDE, dim=16, heads=4, kv_heads=2, hidden=24, layers=stages)
+        return Llama(config, stages=stages).double(), cross_entropy
     config = LlamaConfig(vocab=VOCAB, dim=12, heads=2, hidden=10, layers=stages, tied=True)
     return Llama(config, stages=stages).double(), cross_entropy
 
@@ -89,6 +94,8 @@ def batches(name: str, rows: int) -> list[tuple[Tensor, Tensor]]:
     elif name.startswith("moe"):
         size = (rows, LENGTH, experts.WIDTH)
         rand = partial(torch.randn, size, generator=draw, dtype=torch.float64)
+    elif name == "wide":
+        rand = partial(torch.randint, 0, WIDE, (rows, 8), generator=draw)
     else:
         rand = partial(torch.randint, 0, VOCAB, (rows, LENGTH), generator=draw)
     return [(rand(), rand()) for _ in range(STEPS)]
@@ -161,8 +168,8 @@ def train(
 ) -> Run:
     """One device; `rows` are those of all replicas together, of which it feeds its own."""
     strategy = Strategy.from_json(text)
-    feeds = replicas(d.devices for d in strategy if isinstance(d, Place))
-    parts = strategy.microbatches * sum(map(len, feeds.feeds))
+    feeds = feeds_of(strategy)
+    parts = strategy.microbatches * len(feeds.teams)
     model, loss_fn, found = known(rank, name, stages, rows // parts)
     mine = [tuple(t.chunk(len(feeds.feeds))[feeds.feed(rank)] for t in batch)
             for batch in batches(name, rows)]  # fmt: skip
@@ -174,8 +181,8 @@ def train(
     run, grads = Run(), []
     for program in trainer._programs.ready.values():
         program.watch = lambda bucket: grads.extend(  # type: ignore[method-assign]
-            Part(name, first, tuple(shape), parameter.grad.flatten().clone())
-            for name, first, shape, parameter in bucket.parts()
+            Part(name, first, tuple(shape), parameter.grad.flatten().clone(), order)
+            for name, first, shape, parameter, order in bucket.parts()
         )
     for batch in mine:
         grads.clear()
@@ -187,7 +194,8 @@ def train(
         run.grads.append(list(grads))
         run.digests.append(digests(trainer))
     run.parameters = [
-        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
+        Part(p.name, p.first, p.shape, p.values.clone(), p.order)
+        for p in trainer._programs.state.parts()
     ]
     run.optimizer = optimizer_parts(trainer._programs.state)
     run.whole = trainer.state_dict()
@@ -198,7 +206,9 @@ def train(
 def digests(trainer: Trainer) -> dict[str, str]:
     """The exact bits of every parameter here."""
     return {
-        f"{part.name}[{part.first}:]": hashlib.sha256(part.values.numpy().tobytes()).hexdigest()
+        f"{part.name}[{part.first}:]{part.order}": hashlib.sha256(
+            part.values.numpy().tobytes()
+        ).hexdigest()
         for part in trainer._programs.state.parts()
     }
 
@@ -232,7 +242,7 @@ def compare(parts: Sequence[Sequence[Part]], reference: Sequence[Part], what: st
     """All parts together cover every element, and every part is right by itself."""
     wanted = {part.name: part.values for part in reference}
     for part in (part for row in parts for part in row):
-        there = wanted[part.name][part.first : part.first + part.values.numel()]
+        there = wanted[part.name][place_of(part)]
         close_tensors(part.values, there, f"{what} of {part.name}")
     names = {part.name for row in parts for part in row}
     assert names == set(wanted), f"{what}: {set(wanted) ^ names}"
@@ -245,8 +255,9 @@ def filled(parts: Sequence[Sequence[Part]]) -> list[Part]:
     """Parts on a ground of NaNs, which shows what no part covers."""
     flat = [part for row in parts for part in row]
     ground = {part.name: torch.full(part.shape, float("nan")).flatten().double() for part in flat}
-    shapes = {part.name: part.shape for part in flat}
-    return [*(Part(name, 0, shapes[name], tensor) for name, tensor in ground.items()), *flat]
+    like = {part.name: part for part in flat}
+    empty = (Part(name, 0, like[name].shape, t, like[name].order) for name, t in ground.items())
+    return [*empty, *flat]
 
 
 def close(found: dict[int, float], wanted: dict[int, float], what: str) -> None:
@@ -354,7 +365,8 @@ def train_growing(rank: int) -> tuple[dict[str, Tensor] | None, dict[str, Tensor
     for rows in (4, 8, 8):
         trainer.step(x[:rows], y[:rows])
     mine = [
-        Part(p.name, p.first, p.shape, p.values.clone()) for p in trainer._programs.state.parts()
+        Part(p.name, p.first, p.shape, p.values.clone(), p.order)
+        for p in trainer._programs.state.parts()
     ]
     everyone: list[list[Part]] = [[], []]
     torch.distributed.all_gather_object(everyone, mine)
@@ -368,10 +380,10 @@ def optimizer_parts(state: DeviceState) -> dict[str, list[Part]]:
     found: dict[str, list[Part]] = {}
     for bucket in state.buckets.values():
         if bucket.optimizer is not None:
-            for name, first, shape, parameter in bucket.parts():
+            for name, first, shape, parameter, order in bucket.parts():
                 for key, value in bucket.optimizer.state.get(parameter, {}).items():
                     whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
                     flat = value.flatten() if whole else torch.as_tensor(value).reshape(1)
-                    part = Part(name, first, tuple(shape), flat) if whole else None
+                    part = Part(name, first, tuple(shape), flat, order) if whole else None
                     found.setdefault(key, []).append(part or Part(name, 0, (), flat))
     return found

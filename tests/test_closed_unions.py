@@ -76,8 +76,8 @@ def forgotten(folder: Path, module: str, before: str, after: str) -> set[str]:
         (
             "ir/nodes.py", "Node = ", BARRIER,
             {
-                "ir/operations", "ir/sizes", "ir/text", "passes/schedule",
-                    "plan/lower/device_work",
+                "ir/local_dags", "ir/operations", "ir/sizes", "ir/text", "passes/schedule",
+                "plan/lower/device_work",
                 "view/view_data",
             },
         ),

@@ -40,7 +40,7 @@ def shares(rank: int, text: str) -> dict[str, int]:
     for program in trainer._programs.ready.values():
         program.watch = lambda bucket: found.update(  # type: ignore[method-assign]
             gradients=found["gradients"]
-            + sum(p.grad.numel() for name, _, _, p in bucket.parts() if name.endswith(NAMES))
+            + sum(p.grad.numel() for name, _, _, p, _ in bucket.parts() if name.endswith(NAMES))
         )
     trainer.step(*mine[0])
     parts = [part for part in trainer._programs.state.parts() if part.name.endswith(NAMES)]

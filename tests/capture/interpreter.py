@@ -38,23 +38,30 @@ class Interpreter:
     value_grads: dict[ValueId, Tensor] = field(default_factory=dict)
     bucket_grads: dict[BucketId, tuple[Tensor, ...]] = field(default_factory=dict)
 
-    def step(self, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
-        policies = [] if self.policy is None else [self.policy]
-        model = self.captured.model_with(policies)
-        device = self.captured.device
+    def load(self, batch: tuple) -> None:
+        """What is there before any region runs."""
         tensors = self.captured.inputs.flatten(batch)
-        for name, value in model.values.items():
+        for name, value in self.captured.model.values.items():
             if value.role is Role.BATCH:
                 self.values[name] = tensors[value.index].contiguous()
             if value.role is Role.RANDOM:
-                self.values[name] = torch.tensor(self.random, device=device)
+                self.values[name] = torch.tensor(self.random, device=self.captured.device)
+
+    def seed(self) -> None:
+        """The gradient of the loss with respect to itself."""
+        model = self.captured.model
+        dtype = getattr(torch, model.values[model.loss].specs[0].dtype)
+        self.value_grads[model.loss] = torch.ones((), device=self.captured.device, dtype=dtype)
+
+    def step(self, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
+        policies = [] if self.policy is None else [self.policy]
+        model = self.captured.model_with(policies)
+        self.load(batch)
         with torch.no_grad():
             regions = [r.recomputed.get(self.policy, r) for r in model.regions]
             for region in regions:
                 self.forward(region)
-            self.value_grads[model.loss] = torch.ones(
-                (), device=device, dtype=getattr(torch, model.values[model.loss].specs[0].dtype)
-            )
+            self.seed()
             backward = [region for region in reversed(regions) if region.has_backward]
             later = [(region, *self.backward(region)) for region in backward]
             for region, carry, tangents in later:

@@ -328,3 +328,19 @@ def test_two_orders_may_share_the_microbatches_between_them() -> None:
     compiled = compile_strategy(chain(1), [*places(0), Split("MB", 3), *orders])
 
     assert len(compiled.plans) == 1
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        where(PP=0, PASS=["F", "SEND"]),
+        where(PP=0, PASS="SEND") | where(PP=0, PASS="F"),
+        ~where(PASS="UPDATE"),
+    ],
+    ids=str,
+)
+def test_messages_are_named_by_filters_of_their_own(wanted: Filter) -> None:
+    message = refusal(chain(2), [0, 1], Order([[wanted], [F(1, 1)]]))
+
+    assert "names messages or updates as one of several" in message
+    assert "write a filter for each in one slot" in message

@@ -53,7 +53,7 @@ def test_a_reserved_stream_is_refused(stream: str) -> None:
     assert str(refused.value).startswith(f"{what}\n  fix: choose another name")
 
 
-@pytest.mark.parametrize("stream", [3, "", None])
+@pytest.mark.parametrize("stream", [3, ""])
 def test_a_stream_that_is_no_name_is_refused(stream: Any) -> None:
     with pytest.raises(Refused) as refused:
         Shard(where(), TWO, stream)

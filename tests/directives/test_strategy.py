@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from synthetic import chain
 
 from piper.directives import Directive, Order, Place, Split, Strategy
-from piper.directives.arguments import DeviceGroups, DeviceList, Slots
+from piper.directives.arguments import DeviceGroups, DeviceList, ParameterPlan, Slots
 from piper.directives.base import DIRECTIVES
 from piper.errors import Refused, StrategyError
 from piper.ir.filters import ANY, Filter, where
@@ -84,6 +84,7 @@ VALUES: dict[object, st.SearchStrategy[object]] = {
     Slots: st.lists(st.lists(filters(), max_size=3) | filters(), max_size=4),
     DeviceList: devices,
     DeviceGroups: devices | groups,
+    ParameterPlan: st.sampled_from([None, {"layers.*.up": "colwise", "down": "rowwise"}]),
     str: st.sampled_from(["MB", "ep", "é"]),
     int: st.integers(0, 3),
     float: st.integers(1, 99) | st.floats(0.5, 99),
@@ -213,8 +214,8 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
             "  fix: list each device once, such as [0, 2]",
         ),
         (
-            {"op": "place", "filter": {}, "devices": [0, 0]},
-            "place (directive 1): devices [0, 0] is not a list of devices\n"
+            {"op": "replicate", "filter": {}, "devices": [0, 0]},
+            "replicate (directive 1): devices [0, 0] is not a list of devices\n"
             "  fix: list each device once, such as [0, 2]",
         ),
         (

@@ -15,7 +15,7 @@ from piper.ir.roles import Present, roles
 from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.check.check import check
 from piper.plan.check.proof import prove
-from piper.plan.instructions import Exchange, Gather, Reduce
+from piper.plan.instructions import Exchange, Gather, Reduce, Run
 from piper.strategies import BUILDERS
 
 CASES: list[tuple[str, Model, dict[str, Any]]] = [
@@ -65,6 +65,28 @@ def test_all_devices_of_a_role_do_the_same(
                 assert of[mine.peer] == of[other.peer]  # type: ignore[union-attr]
             if isinstance(mine, Reduce | Gather | Exchange):
                 assert sorted(of[d] for d in mine.group) == sorted(of[d] for d in other.group)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_unequal_replicas_have_roles(zero: int) -> None:
+    """Of four groups of three devices, one tells what all do."""
+    many, few = [0, 2, 3, 5, 6, 8, 9, 11], [1, 4, 7, 10]
+    strategy = [
+        Place(where(PP=0), many), Place(where(PP=1), few), Split("MB", 2),
+        Replicate(where(PP=0), many, zero=zero), Replicate(where(PP=1), few, zero=zero),
+    ]  # fmt: skip
+    model = chain(2, tied=True)
+
+    some, whole = (compile_strategy(model, strategy, by_role=by_role) for by_role in (True, False))
+
+    assert [plan.device for plan in some.plans] == [0, 1, 2]
+    assert [whole.plan(plan.device) for plan in some.plans] == list(some.plans)
+    assert some.plan(11) == whole.plan(11)
+    for device in range(12):
+        mine, first = whole.plan(device).instructions, whole.plan(device % 3).instructions
+        assert [one.node for one in mine] == [one.node for one in first]
+        runs = [[one.uses for one in code if isinstance(one, Run)] for code in (mine, first)]
+        assert runs[0] == runs[1]
 
 
 def test_replicas_that_differ_have_roles_of_their_own() -> None:

@@ -8,6 +8,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 import pytest
+from divided import divided_chain
 from synthetic import chain, moe_chain
 
 from piper.directives import Place, Replicate, Shard, Split, Stream, apply
@@ -17,7 +18,8 @@ from piper.ir.dag import Dag
 from piper.ir.filters import where
 from piper.ir.maker import Maker
 from piper.ir.model import Model
-from piper.ir.nodes import Precedence, Update
+from piper.ir.nodes import Precedence, Redistribute, Update
+from piper.ir.placements import Step
 from piper.ir.rules import CAPTURED, FINAL, GATHERED, PLACED, Rule, require
 from piper.ir.training import training_dag
 from piper.job.compiler import compile_strategy
@@ -54,6 +56,51 @@ def reading(dag: Dag, node: str, k: int, *total: str) -> Dag:
     found = dag.nodes[NodeId(node)]
     reads = (*found.reads[:k], tuple(map(ValueId, total)), *found.reads[k + 1 :])
     return dag.with_nodes([replace(found, reads=reads)])
+
+
+def divided(groups: list[list[int]], ways: int = 2, stages: int = 1) -> Dag:
+    """All on one device after the other, divided in these groups."""
+    dag = training_dag(divided_chain(stages, ways))
+    devices = [device for group in groups for device in group]
+    dag = Place(where(), sorted(devices)).rewrite(dag)
+    return Shard(where(), groups, what="weights").rewrite(dag)
+
+
+def out_of_step() -> Dag:
+    """The second stage has other groups than the first."""
+    dag = training_dag(divided_chain(2))
+    for stage, groups in enumerate(([[0, 1], [2, 3]], [[4, 6], [5, 7]])):
+        dag = Place(where(PP=stage), sorted(sum(groups, []))).rewrite(dag)
+        dag = Shard(where(PP=stage), groups, what="weights").rewrite(dag)
+    return dag
+
+
+def divided_and_then_alone() -> Dag:
+    """The second stage has one device, for both replicas of the first."""
+    dag = training_dag(divided_chain(2))
+    for stage, devices in enumerate(([0, 1], [2])):
+        dag = Place(where(PP=stage), devices).rewrite(dag)
+    return Shard(where(PP=0), [0, 1], what="weights").rewrite(dag)
+
+
+def experts_among_weights() -> Dag:
+    dag = Place(where(), [0, 1]).rewrite(training_dag(moe_chain(1)))
+    dag = Shard(where(EP=None), [0, 1], what="weights").rewrite(dag)
+    return Shard(where(EP=0), [0, 1]).rewrite(dag)
+
+
+def cut_and_used_whole() -> Dag:
+    model = divided_chain()
+    last = replace(model.regions[-1], buckets=model.regions[0].buckets, ways=1)
+    return training_dag(replace(model, regions=(*model.regions[:-1], last)))
+
+
+def converted_wrongly() -> Dag:
+    dag = compile_strategy(
+        divided_chain(), [Place(where(), [0, 1]), Shard(where(), [0, 1], what="weights")]
+    ).dag
+    node = next(node for node in dag.nodes.values() if isinstance(node, Redistribute))
+    return dag.with_nodes([replace(node, step=Step.ALL_GATHER)])
 
 
 def sharded(zero: int) -> Dag:
@@ -169,6 +216,11 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "PP0.EP0 is placed on devices [0, 1], but sharded on devices [0, 2]\n"
         "  fix: write devices=[0, 1] in its `Shard`, or groups of them",
     ),
+    rules.experts_have_one_replica_on_a_device: (
+        lambda: experts([0, 0, 1, 1], [0, 1]),
+        "PP0.EP0 is sharded, and has several replicas on a device: devices [0, 0, 1, 1]\n"
+        "  fix: give all regions lists of the same length, in which each device is once",
+    ),
     rules.neighbours_of_experts_are_with_them: (
         lambda: experts([0, 1], [0, 1], beside=[2, 3]),
         "PP0.EP0 is sharded on devices [0, 1], its neighbour PP0 is on devices [2, 3]\n"
@@ -183,17 +235,44 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "  fix: write the same groups in its `Shard` and its `Replicate`, or no groups in the "
         "`Replicate`",
     ),
+    rules.divided_regions_have_their_devices: (
+        lambda: divided([[0, 1]], ways=4),
+        "PP0.0 is divided over 4 devices, but sharded over 2\n"
+        "  fix: match each region with at most one `Shard`, whatever stage it is in",
+    ),
+    rules.groups_are_the_same_in_every_stage: (
+        out_of_step,
+        "PP0.0 is divided over [[0, 1], [2, 3]], which are not at the same places of its `Place` "
+        "as the groups of other regions\n"
+        "  fix: write the devices of each stage in the same order, those of a group side by side, "
+        "in rising order: Place(..., [0, 1, 2, 3]), Shard(..., [[0, 1], [2, 3]])",
+    ),
+    rules.jobs_with_divided_regions_have_one_replica_on_a_device: (
+        divided_and_then_alone,
+        "PP1.0 is on devices [2, 2], with several replicas on a device or beside a region on other "
+        "devices, while regions are divided\n"
+        "  fix: give all stages lists of the same length that have no device in common",
+    ),
+    rules.experts_are_not_in_a_divided_stage: (
+        experts_among_weights,
+        "PP0.EP0 has experts on devices [0, 1], where other regions are divided\n"
+        "  fix: leave out the `Shard` of the experts, or that of the weights or tokens",
+    ),
+    rules.cut_parameters_are_used_in_divided_regions: (
+        cut_and_used_whole,
+        "PP0.2 uses PP0.0.cut.weight, which PP0.0 cuts\n"
+        "  fix: let the `Shard` of PP0.0 match PP0.2, too",
+    ),
+    rules.every_redistribution_fits_its_conversion: (
+        converted_wrongly,
+        f"h0.1:convert:F is not the all-reduce of h0.1:convert in its groups\n  fix: {BUG}",
+    ),
     rules.replicas_update_no_buffers: (
         lambda: Place(where(), [0, 1]).rewrite(training_dag(stateful())),
         "PP0 updates buffers (running statistics) on devices [0, 1]: replicas would not stay "
         "equal\n"
         "  fix: use a norm without running statistics, put the module in eval mode, or place it "
         "on one device: devices=[0]",
-    ),
-    rules.feeds_are_alike: (
-        lambda: neighbours((0, 1, 2), (1, 0, 3)),
-        "some devices serve 2 replicas, others 1: [[0, 1, 2], [1, 0, 3]]\n"
-        "  fix: give all regions the same device lists, or mirror all of them",
     ),
     rules.every_microbatch_of_a_region_is_placed_alike: (
         lambda: on(on(placed(microbatches=2), "PP0:F@1", 1), "PP0:B@1", 1),
@@ -210,16 +289,10 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "PP0 updates buffers that PP1 uses on other devices\n"
         "  fix: place PP0 and PP1 on the same devices",
     ),
-    rules.replicas_stay_on_their_device: (
-        lambda: neighbours((0, 1), (0, 2)),
-        "PP0 is on devices [0, 1], PP1, which reads it, on devices [0, 2]: some replicas stay "
-        "where they are, others do not\n"
-        "  fix: give both sides the same list, or lists that differ at every place",
-    ),
     rules.neighbours_have_equally_many_replicas: (
         lambda: neighbours((0,), (1, 2)),
-        "PP0 is on devices [0], PP1, which reads it, on devices [1, 2]\n"
-        "  fix: give both sides lists of the same length, replica i sends to replica i",
+        "PP0 is on devices [0], PP1, which reads it, on devices [1, 2] (expected as many replicas "
+        f"on both sides)\n  fix: {BUG}",
     ),
     rules.every_read_is_local: (
         lambda: on(on(tiny(), "PP0:F", 0), "PP0:B", 1),
@@ -271,6 +344,17 @@ def test_a_rule_finds_nothing_in_a_dag_with_experts(rule: Rule) -> None:
     four = [0, 1, 2, 3]
     keep, cut = Replicate(where(), four, zero=2), Shard(where(EP="*"), [[0, 1], [2, 3]])
     program, model = [Place(where(), four), cut, keep, Split("MB", 2)], moe_chain(1, layers=2)
+
+    asked, compiled = apply(program, training_dag(model)), compile_strategy(model, program).dag
+
+    assert not list(rule(asked if rule in PLACED else compiled))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_finds_nothing_in_a_divided_dag(rule: Rule) -> None:
+    four, groups = [0, 1, 2, 3], [[0, 1], [2, 3]]
+    cut, keep = Shard(where(), groups, what="weights"), Replicate(where(), four, zero=2)
+    program, model = [Place(where(), four), cut, keep, Split("MB", 2)], divided_chain(2)
 
     asked, compiled = apply(program, training_dag(model)), compile_strategy(model, program).dag
 

@@ -311,7 +311,7 @@ def test_filters_of_messages_combine() -> None:
         does("F", 0) | does("SEND"),
     ):
         order = Order([does("B", 0, MB=1), unclear])
-        assert "does not say plainly" in refusal(on_one_lane, 0, order)
+        assert "names messages or updates as one of several" in refusal(on_one_lane, 0, order)
 
 
 def test_an_order_with_messages_survives_text_and_json() -> None:

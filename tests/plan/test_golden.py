@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import pytest
+from divided import SEQUENCE_PARALLEL, divided_chain
 from synthetic import chain
 
-from piper.directives import Order, Place, Replicate, Split
+from piper.directives import Order, Place, Replicate, Shard, Split
 from piper.ir.filters import where
 from piper.ir.text import text
 from piper.job.compiler import Compiled, compile_strategy
@@ -43,7 +44,15 @@ def replicated() -> Compiled:
     return compile_strategy(chain(2), [*places, *replicates, Split("MB", 2)])
 
 
-ALL = [plain, rich, replicated]
+def divided() -> Compiled:
+    """Two devices divide a region, with cut tokens between its pieces; backwards are ordered."""
+    slots = [where(MB=0, PASS="F"), [where(MB=1, PASS="F"), where(MB=0, PASS="B")],
+             where(MB=1, PASS="B")]  # fmt: skip
+    program = [Place(where(), [0, 1]), Shard(where(), [0, 1], what="weights"), Split("MB", 2)]
+    return compile_strategy(divided_chain(steps=SEQUENCE_PARALLEL), [*program, Order(slots)])
+
+
+ALL = [plain, rich, replicated, divided]
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)

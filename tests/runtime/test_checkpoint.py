@@ -31,6 +31,10 @@ def pipeline(schedule: str = "1f1b", zero: int = 3, **options: Any) -> Strategy:
     return BUILDERS[schedule](pp=2, microbatches=2, dp=2, zero=zero, **options)
 
 
+def divided(tp: int, dp: int = 1, zero: int = 0) -> Strategy:
+    return BUILDERS["1f1b"](pp=1, microbatches=4 // dp, tp=tp, dp=dp, zero=zero)
+
+
 def world(strategy: Strategy) -> int:
     return 1 + max(d for one in strategy if isinstance(one, Place) for d in one.devices)
 
@@ -43,6 +47,9 @@ CASES = {
     "the same, tied": ("llama", pipeline(zero=2), pipeline(zero=2)),
     "experts together": ("moe spread", pipeline(zero=1, ep=2), TWO),
     "experts apart": ("moe spread", TWO, pipeline(zero=3, ep=2)),
+    "two devices to a group, to four": ("wide", divided(2, dp=2, zero=1), divided(4, zero=3)),
+    "four devices to a group, to none": ("wide", divided(4), ONE),
+    "from none to two": ("wide", ONE, divided(2, dp=2, zero=2)),
 }
 
 

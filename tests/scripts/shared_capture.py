@@ -6,11 +6,21 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
-from piper.capture import Captured
+from piper.capture import Captured, capture
+
+DIVIDED: dict[tuple[int, str], Captured] = {}  # by the whole model, and what was asked
 
 
 def using(found: Captured | None) -> AbstractContextManager[Any]:
-    """Inside, whatever is captured is this; None: it is captured as usual."""
+    """Inside, whatever is captured whole is this; None: it is captured as usual."""
     if found is None:
         return nullcontext()
-    return patch("piper.job.job.capture", lambda *_: found)
+
+    def known(*given: Any) -> Captured:
+        """The fifth argument asks to divide regions."""
+        key = id(found), repr(given[4:])
+        if given[4:] and key not in DIVIDED:
+            DIVIDED[key] = capture(*given)
+        return DIVIDED.get(key, found)
+
+    return patch("piper.job.job.capture", known)

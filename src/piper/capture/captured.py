@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from piper.capture.fx_nodes import value
+from piper.capture.graphs.division.divide import divided
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
 from piper.capture.graphs.region_graphs import Lowered, lower
 from piper.capture.kernels.callables import Kernels, RegionCode
@@ -22,8 +23,9 @@ from piper.capture.trace.forward import Loss, Output, Traced, trace
 from piper.capture.trace.ignored_labels import Ignored, ignored_labels
 from piper.capture.trace.inputs import Inputs, spec_of
 from piper.capture.trace.randomness import make_reproducible
+from piper.ir.division import DivisionRequest
 from piper.ir.model import Model, Region
-from piper.ir.naming import RANDOM, batch_input
+from piper.ir.naming import RANDOM, RANK, batch_input
 from piper.ir.remat_policy import RematPolicy
 from piper.ir.sharding import Contract, contract
 from piper.ir.values import Role, TensorSpec, Value
@@ -76,20 +78,26 @@ def capture(
     loss_fn: Loss | None,
     example: tuple[Any, ...],
     device: str = "cpu",
+    divide: Sequence[DivisionRequest] = (),
     precision: Precision | None = None,
 ) -> Captured:
     """Trace the model on one microbatch, cut it into regions, and differentiate each.
 
     The loss is `loss_fn(model(*example[:-1]), example[-1])`, or `model(*example)` without
     loss_fn. Only the shapes and dtypes of the example and of the weights matter. The weights may be
-    on meta. Python numbers in the example become constants. Under a `precision`, the model is
-    traced with parameters of its types, and the caller has converted the example.
+    on meta. Python numbers in the example become constants.
+
+    With `divide`, some regions are divided over devices. Requests name the regions of the model
+    that is captured without it. Under a `precision`, the model is traced with parameters of its
+    types, and the caller has converted the example.
     """
     _require(device)
     traced = trace(model, loss_fn, example, device, precision)
     ignored = ignored_labels(traced)
     clean(traced)
     make_reproducible(traced)
+    if divide:
+        traced = divided(traced, divide)
     chunks = cut(traced)
     lowered = lower(traced, chunks)
     tags = number_tags([chunk.path for chunk in chunks])
@@ -178,6 +186,8 @@ def _values(
     if traced.random is not None:
         names[traced.random] = RANDOM
         values[RANDOM] = Value((TensorSpec((2,), "int64"),), Role.RANDOM)
+    if traced.rank in used:
+        add(traced.rank, RANK, Role.RANK)
     for chunk, region in zip(chunks, ids, strict=True):
         for index, node in enumerate(chunk.outputs):
             add(node, LOSS if node is traced.results[0] else f"{region}/{index}")

@@ -1,6 +1,6 @@
 """Queries on the nodes of a traced graph, and how to add a node."""
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -66,8 +66,15 @@ def is_contiguous(tensor: Tensor) -> bool:
 
 def insert(graph: fx.Graph, like: fx.Node, target: Callable, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node at the insertion point, with the marks and line of `like` and its own value."""
+    return insert_with(graph, like.meta, target, *args, **kwargs)
+
+
+def insert_with(
+    graph: fx.Graph, meta: Mapping[str, Any], target: Callable, *args: Any, **kwargs: Any
+) -> fx.Node:
+    """A new node at the insertion point, with this metadata and its own value."""
     node = graph.call_function(target, args, kwargs)
-    node.meta = dict(like.meta)
+    node.meta = dict(meta)
     known_args, known_kwargs = fx.map_arg((args, kwargs), value)
     node.meta["val"] = target(*known_args, **known_kwargs)
     return node

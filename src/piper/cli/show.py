@@ -19,6 +19,7 @@ from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes, mesh_notes
 from piper.job.stage_weights import stage_table
 from piper.strategies import draw, to_table
+from piper.view.division import division
 from piper.view.footprint import footprint
 from piper.view.message_orders import message_orders
 from piper.view.overlap import overlap
@@ -69,7 +70,9 @@ def show(
         show_schedule(found)
         if stages := stage_table(found.compiled):
             print(stages)
-        print(footprint(found.compiled.dag, found.compiled.plans))
+        print(footprint(found.compiled.dag, found.compiled.plans, found.compiled.roles))
+        if divided := division(found.compiled.dag.model):
+            print(divided)
         if ordered := message_orders(found.compiled.dag):
             print(ordered)
         if again := recomputation(found.compiled.dag):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from piper.errors import Problem, Refused
 from piper.ir.devices import Devices
@@ -12,25 +12,38 @@ from piper.names import COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM, Device
 DeviceList = Sequence[Device]
 DeviceGroups = Sequence[Device] | Sequence[Sequence[Device]]
 StageSizes = int | Sequence[int]  # how many stages, or how many layers each of them has
+ParameterPlan = Mapping[str, str] | Sequence[tuple[str, str]] | None  # pattern -> how it is cut
 Live = Sequence[int] | None  # for each stage, the microbatches that it holds at once
 Kept = str | float | Sequence[str]  # what a recomputed region keeps besides its inputs
 Slot = tuple[Filter, ...]
 Slots = Sequence[Filter | Sequence[Filter]]  # a slot of one filter needs no list
 
+CUTS = ("colwise", "rowwise")  # of a matrix of [outputs, inputs]
 RESERVED = (COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM)  # streams that Piper uses itself
 
 
 def device_list(devices: object) -> Devices:
     """A checked list of devices: not empty, no device twice."""
+    found = replica_list(devices)
+    if found.distinct is not found:
+        raise Refused(no_list(devices))
+    return found
+
+
+def replica_list(devices: object) -> Devices:
+    """A checked list with the device of each replica: a device may have several."""
     if isinstance(devices, Devices):
         return devices  # checked before
     found = Devices(devices if isinstance(devices, list | tuple | range) else ())
-    valid = all(type(device) is int and device >= 0 for device in found)
-    if not found or not valid or len(set(found)) < len(found):
-        shown = list(devices) if isinstance(devices, tuple) else devices
-        fix = "list each device once, such as [0, 2]"
-        raise Refused(Problem(f"devices {shown!r} is not a list of devices", fix))
+    if not found or not all(type(device) is int and device >= 0 for device in found):
+        raise Refused(no_list(devices))
     return found
+
+
+def no_list(devices: object) -> Problem:
+    shown = list(devices) if isinstance(devices, tuple) else devices
+    fix = "list each device once, such as [0, 2]"
+    return Problem(f"devices {shown!r} is not a list of devices", fix)
 
 
 def is_grouped(devices: object) -> bool:
@@ -62,6 +75,25 @@ def device_groups(devices: DeviceGroups) -> tuple[Devices, ...]:
 def sorted_groups(devices: DeviceGroups) -> tuple[tuple[Device, ...], ...]:
     """Groups whose devices ascend, as the ranks of a communicator do; shards follow that order."""
     return tuple(tuple(sorted(group)) for group in device_groups(devices))
+
+
+def checked_plan(plan: ParameterPlan) -> tuple[tuple[str, str], ...] | None:
+    """
+    >>> checked_plan({"layers.*.up": "colwise"})
+    (('layers.*.up', 'colwise'),)
+    """
+    if plan is None:
+        return None
+    pairs = plan.items() if isinstance(plan, Mapping) else plan
+    found = tuple(pairs) if isinstance(pairs, Iterable) and not isinstance(pairs, str) else (None,)
+    if not all(isinstance(one, tuple) and len(one) == 2 for one in found):
+        fix = 'write {"layers.*.up_proj": "colwise"}'
+        raise Refused(Problem(f"plan={plan!r} is not a table of names", fix))
+    for key, value in found:
+        if not isinstance(key, str) or value not in CUTS:
+            what = f"plan says {value!r} of {key!r}"
+            raise Refused(Problem(what, f"write one of {', '.join(CUTS)} of each name or pattern"))
+    return found
 
 
 def as_slots(slots: Slots) -> tuple[Slot, ...]:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from piper.directives.arguments import DeviceGroups, DeviceList, Kept, Live, Slots, StageSizes
+from piper.directives.arguments import (
+    DeviceGroups,
+    DeviceList,
+    Kept,
+    Live,
+    ParameterPlan,
+    Slots,
+    StageSizes,
+)
 from piper.errors import Problem, Refused
 from piper.ir.filters import Both, Either, Filter, Not, Wanted, both, either, where
 
@@ -100,6 +108,7 @@ CODECS: dict[object, Codec] = {
     DeviceList: DEVICES,
     DeviceGroups: DEVICES,
     StageSizes: DEVICES,
+    ParameterPlan: Codec(lambda plan: None if plan is None else dict(plan), as_is),
     Live: DEVICES,
     Kept: DEVICES,
 }

@@ -185,8 +185,8 @@ def alternatives(wanted: Filter) -> Iterator[Filter]:
     said = [part for part in parts if PASS in part.keys]
     right = len(said) == 1 and type(said[0]) is Filter
     if not right or not all(one in tuple(Operation) for one in named_passes(wanted)):
-        what = f"{wanted} does not say plainly which messages or updates it means"
-        fix = 'write them and passes as filters of their own: where(..., PASS="REDUCE")'
+        what = f"{wanted} names messages or updates as one of several"
+        fix = 'write a filter for each in one slot: where(PASS="SEND"), where(PASS="F")'
         raise Refused(Problem(what, fix))
     yield wanted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from piper.directives.arguments import DeviceList, device_list, require_stream_name
+from piper.directives.arguments import DeviceList, replica_list, require_stream_name
 from piper.directives.base import Directive, directive
 from piper.directives.selection import selected
 from piper.errors import Problem, Refused
@@ -22,6 +22,9 @@ from piper.names import NodeId
 class Place(Directive):
     """Matching regions run on these devices, one replica on each.
 
+    Regions may have different numbers of devices, and a device may be listed several times. It then
+    has several replicas.
+
     rewrite:
         F(PP=0)  ->  F(PP=1)            Place(where(PP=0), [0, 2]), Place(where(PP=1), [1, 3])
         -->
@@ -33,7 +36,7 @@ class Place(Directive):
     stream: str = "pp"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "devices", device_list(self.devices))
+        object.__setattr__(self, "devices", replica_list(self.devices))
         require_stream_name(self.stream, 'stream="pp"')
 
     def rewrite(self, dag: Dag) -> Dag:
@@ -44,7 +47,7 @@ class Place(Directive):
         placed: dict[NodeId, Compute] = {}
         lists: dict[Devices, Devices] = {}  # equal ones become the same object
         for _, place in named:
-            devices = device_list(place.devices)
+            devices = replica_list(place.devices)
             devices = lists.setdefault(devices, devices)
             nodes = [placed.get(node.id, node) for node in selected(dag, place.filter)]
             require_one_place(devices, nodes)

@@ -14,14 +14,14 @@ from piper.ir.rules import CAPTURED, require
 Named = tuple[Maker, Directive]
 
 
-def apply(program: Sequence[Directive], dag: Dag) -> Dag:
+def apply(program: Sequence[Directive], dag: Dag, upto: int | None = None) -> Dag:
     """Each directive rewrites the DAG that the directives before it made.
 
     A run of directives of one kind is applied as a batch and checked once. Only if that fails are
-    they checked one by one, to name the one at fault.
+    they checked one by one, to name the one at fault. With `upto`, only so many are applied.
     """
     require(dag, CAPTURED)
-    for batch in batches(program):
+    for batch in batches(program, upto):
         try:
             after = rewrite(batch, dag)
             require(after, CAPTURED)
@@ -32,13 +32,13 @@ def apply(program: Sequence[Directive], dag: Dag) -> Dag:
     return dag
 
 
-def batches(program: Sequence[Directive]) -> Iterator[list[Named]]:
+def batches(program: Sequence[Directive], upto: int | None = None) -> Iterator[list[Named]]:
     total = len(program)
     named = [
         (Maker(type(directive).__name__.lower(), step, total), directive)
         for step, directive in enumerate(program, start=1)
     ]
-    for _, group in groupby(named, key=lambda pair: type(pair[1])):
+    for _, group in groupby(named[:upto], key=lambda pair: type(pair[1])):
         yield list(group)
 
 

@@ -1,13 +1,16 @@
-"""Shard: experts divided over devices."""
+"""Shard: regions divided over devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from piper.directives.arguments import (
     DeviceGroups,
+    ParameterPlan,
     checked_groups,
+    checked_plan,
     require_free_stream,
     sorted_groups,
 )
@@ -20,48 +23,77 @@ from piper.ir.nodes import Compute
 from piper.ir.sharding import Contract, Sharding, contract
 from piper.names import RegionId, amount
 
+What = Literal["experts", "weights", "tokens"]
+STREAMS = {"experts": "ep", "weights": "tp", "tokens": "cp"}
 
-@directive()
+
+@directive(omit_defaults=("what", "plan"))
 @dataclass(frozen=True, slots=True)
 class Shard(Directive):
-    """The experts of the matching regions are divided over the devices; tokens travel to them.
+    """The matching regions are divided over the devices.
 
-    `devices` are those of `Place`. With a list of lists, `[[0, 2], [4, 6]]`, each inner list holds
-    all experts, and the devices with the same experts are replicas of each other.
+    `devices` are those of `Place`. With a list of lists, `[[0, 2], [4, 6]]`, each inner list has
+    the whole region, and devices with the same part are replicas of each other.
 
-    An expert region reads tokens sorted by expert (one row per token and expert), and one vector
-    of integers: the number of tokens of each expert. It writes one row per row it reads, in the
-    same order. The first dimension of its parameters is the number of experts. No token is
-    dropped, whatever the counts are.
+    `what` says what is divided: "experts" (expert parallelism), "weights" (tensor and sequence
+    parallelism) or "tokens" (context parallelism). `stream` is that of the messages: "ep", "tp" or
+    "cp" by default.
+
+    With "weights" and "tokens", all devices of a group get the same batch. Piper cuts parameters
+    and activations so that devices send as little as possible. `plan` fixes how some parameters
+    are cut, by patterns of their names or their modules' names: {"layers.*.up_proj": "colwise"}.
+
+    With "experts", tokens travel to the devices of their experts. An expert region reads tokens
+    sorted by expert (one row per token and expert), and one vector of integers: the number of
+    tokens of each expert. It writes one row per row it reads, in the same order. The first
+    dimension of its parameters is the number of experts. No token is dropped, whatever the counts
+    are.
 
     rewrite:
         tokens, counts -> F(EP=0) -> tokens               Shard(where(EP=0), [0, 2])
         -->
         tokens, counts -> dispatch -> F(EP=0) -> combine -> tokens     two all-to-alls on
                                                           `stream`, and two for the gradients
+
+        F(PP=0)                                           Shard(where(PP=0), [0, 1],
+        -->                                                     what="weights")
+        F(PP=0) -> all-reduce -> F(PP=0, RUN=2) -> ...    each device has a part of the weights
     """
 
     filter: Filter
     devices: DeviceGroups
-    stream: str = "ep"
+    stream: str | None = None
+    what: What = "experts"
+    plan: ParameterPlan = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", checked_groups(self.devices))
-        require_free_stream(self.stream, 'stream="ep"')
+        if self.what not in STREAMS:
+            fix = 'write "experts", "weights" or "tokens"'
+            raise Refused(Problem(f"what={self.what!r} cannot be divided", fix))
+        if self.stream is None:
+            object.__setattr__(self, "stream", STREAMS[self.what])
+        require_free_stream(self.stream, f'stream="{STREAMS[self.what]}"')
+        object.__setattr__(self, "plan", checked_plan(self.plan))
+        if self.plan and self.what == "experts":
+            fix = 'write what="weights", or leave out plan'
+            raise Refused(Problem("plan says how weights are cut, and experts are divided", fix))
 
     @property
     def sharding(self) -> Sharding:
-        return Sharding(groups=sorted_groups(self.devices), stream=self.stream)
+        return Sharding(groups=sorted_groups(self.devices), stream=str(self.stream))
 
     def rewrite(self, dag: Dag) -> Dag:
         nodes = selected(dag, self.filter)
-        require_whole_regions(dag, self.filter, "experts serve")
+        require_whole_regions(dag, self.filter, f"{self.what} serve")
         self.require_placed_here(nodes)
         regions = dict.fromkeys(node.region for node in nodes)
         require_not_sharded(dag, regions)
+        more = dict.fromkeys(regions, self.sharding) if self.sharding.ways > 1 else {}
+        if self.what != "experts":
+            return dag.known_to(replace(dag, divisions={**dag.divisions, **more}))
         for region in regions:
             self.require_experts(dag, region)
-        more = dict.fromkeys(regions, self.sharding) if self.sharding.ways > 1 else {}
         return dag.known_to(replace(dag, shardings={**dag.shardings, **more}))
 
     def require_placed_here(self, nodes: Iterable[Compute]) -> None:
@@ -90,7 +122,7 @@ class Shard(Directive):
 
 
 def require_not_sharded(dag: Dag, regions: Iterable[RegionId]) -> None:
-    again = [region for region in regions if region in dag.shardings]
+    again = [r for r in regions if r in dag.shardings or r in dag.divisions]
     if again:
         fix = "match each region with exactly one `Shard`"
         raise Refused(Problem(f"{again[0]} is already sharded", fix))

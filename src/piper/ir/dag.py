@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,11 +14,14 @@ from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
 from piper.ir.message_order import MessageOrder
 from piper.ir.model import Model
-from piper.ir.nodes import Compute, Node, Precedence
+from piper.ir.naming import replica_buffer
+from piper.ir.nodes import Compute, Node, Precedence, Transfer
 from piper.ir.origins import Origins
+from piper.ir.placements import Cut, Replicated
+from piper.ir.replicas import Replicas, distinct, replicas
 from piper.ir.residency import Residency
-from piper.ir.sharding import Shardings, held_specs
-from piper.ir.values import TensorSpec, Value
+from piper.ir.sharding import Sharding, Shardings, held_specs, sharding_of
+from piper.ir.values import LOADED, PER_DEVICE, TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
 Key = tuple[Tag, ...]
@@ -45,6 +49,7 @@ class Dag:
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
+    divisions: Shardings = field(default_factory=dict)  # how all other regions are divided
     streams: tuple[Share, ...] = ()  # SMs and priorities, by `Stream`; others use the rest
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected
@@ -87,6 +92,30 @@ class Dag:
         """Every device that has a node, in rising order."""
         lists = dict.fromkeys(node.devices for node in self.nodes.values() if node.devices)
         return tuple(sorted(set(chain.from_iterable(lists))))
+
+    @cached_property
+    def shares_devices(self) -> bool:
+        """Whether a device has several replicas of a region, or would send something to itself."""
+        if any(len(distinct(row)) < len(row) for row in self.replicas.lists):
+            return True
+        sent = (node for node in self.nodes.values() if isinstance(node, Transfer))
+        pairs = {(id(node.source), id(node.devices)): node for node in sent}.values()
+        return any(a == b for one in pairs for a, b in zip(one.source, one.devices, strict=True))
+
+    @cached_property
+    def local_values(self) -> Mapping[ValueId, Value]:
+        """All values, by the names that they have on devices: each replica there has its own."""
+        if not self.shares_devices:
+            return self.values
+        most = max(count for row in self.replicas.lists for count in Counter(row).values())
+        feed = len(self.replicas.feeds[0])
+        found = dict(self.values)
+        for name, value in self.values.items():
+            if value.role in LOADED:
+                found.update((replica_buffer(name, k), value.within(k, feed)) for k in range(feed))
+            elif value.role not in PER_DEVICE:
+                found.update((replica_buffer(name, k), value) for k in range(1, most))
+        return found
 
     @cached_property
     def tag_names(self) -> tuple[str, ...]:
@@ -153,6 +182,37 @@ class Dag:
         for value in chain.from_iterable(node.reads):
             if value in self.producers:
                 yield self.producers[value]
+
+    @cached_property
+    def replicas(self) -> Replicas:
+        """Which replicas there are, and which of them share a batch."""
+        groups = chain.from_iterable(how.groups for how in set(self.divisions.values()))
+        return replicas((node.devices for node in self.computes if node.devices), groups)
+
+    @cached_property
+    def places(self) -> dict[RegionId, tuple[Device, ...]]:
+        """Where regions are; nowhere before `Place`."""
+        return {node.region: node.devices or () for node in self.computes}
+
+    def pieces(self, bucket: BucketId) -> Sharding | None:
+        """Which devices hold different pieces of a bucket: experts, or cut parameters."""
+        if self.divisions and self.model.buckets[bucket].placement is Cut:
+            return self.divisions.get(self.model.first_uses[bucket])
+        return sharding_of(self.model, self.shardings, bucket)
+
+    def holding(self, bucket: BucketId) -> Sharding | None:
+        """Who adds up gradients of a bucket: devices with the same share of it.
+
+        Devices that divide a region give the same gradient of what is whole (Invariant), or parts
+        of it (Replicated); these add up all.
+        """
+        kind = self.model.buckets[bucket].placement
+        if not self.divisions or kind is Replicated:
+            return self.pieces(bucket)
+        home = self.model.first_uses[bucket]
+        if home in self.divisions:
+            return self.divisions[home]
+        return Sharding(groups=self.replicas.groups(self.places[home]), stream="")
 
     def held(self, bucket: BucketId) -> tuple[TensorSpec, ...]:
         """What a device holds of a bucket before ZeRO: all of it, or its share of the experts."""

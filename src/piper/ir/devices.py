@@ -15,11 +15,20 @@ class Devices(tuple[Device, ...]):
     """
 
     _hash: int | None = None
+    _distinct: tuple[Device, ...] | None = None
 
     def __hash__(self) -> int:
         if self._hash is None:
             self._hash = tuple.__hash__(self)
         return self._hash
+
+    @property
+    def distinct(self) -> tuple[Device, ...]:
+        """Each device once; the list itself if no device is in it twice."""
+        if self._distinct is None:
+            once = dict.fromkeys(self)
+            self._distinct = self if len(once) == len(self) else Devices(once)
+        return self._distinct
 
     def __eq__(self, other: Any) -> bool:
         return self is other or tuple.__eq__(self, other)

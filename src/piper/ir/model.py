@@ -4,9 +4,10 @@ Pure data: tests and benchmarks build models of any size without torch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from piper.ir.placements import Conversion, Cut, Invariant, Placement, local_shape
 from piper.ir.remat_policy import Recomputation, RematPolicy
 from piper.ir.values import TensorSpec, Value
 from piper.names import BucketId, Phase, RegionId, ValueId
@@ -19,7 +20,12 @@ class Parameter:
     """A parameter or buffer of the model, by its (first) name in the module."""
 
     name: str
-    spec: TensorSpec
+    spec: TensorSpec  # of the whole parameter, also where a device holds a piece of it
+    placement: Placement = Invariant()  # on the devices that divide its regions
+
+    def local(self, ways: int) -> TensorSpec:
+        """What one of `ways` devices holds."""
+        return replace(self.spec, shape=local_shape(self.spec.shape, self.placement, ways))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,17 @@ class Bucket:
         """The masters of what is held. A tensor that has the master's type has no copy."""
         pairs = zip(held, self.updated(held), strict=True)
         return tuple(master for spec, master in pairs if master != spec)
+
+    @property
+    def placement(self) -> type[Placement]:
+        """The kind of placement that all its parameters have."""
+        return type(self.parameters[0].placement) if self.parameters else Invariant
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """Dimension and blocks of each parameter, if these are cut."""
+        found = (parameter.placement for parameter in self.parameters)
+        return tuple((one.dim, one.blocks) for one in found if isinstance(one, Cut))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +106,8 @@ class Region:
     recomputes: Recomputation | None = None  # the backward recomputes the forward
     # What it becomes under `Remat`, by what that keeps: capture makes those that a strategy names.
     recomputed: Mapping[RematPolicy, "Region"] = field(default_factory=dict)
+    ways: int = 1  # over how many devices it is divided; each runs these graphs on its part
+    conversion: Conversion | None = None  # its passes are messages between those devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +140,21 @@ class Model:
             for value in (region.inputs[k] for k in region.input_grads):
                 found[value] = (*found.get(value, ()), region.id)
         return found
+
+    @cached_property
+    def conversions(self) -> dict[ValueId, Region]:
+        """The conversion that writes a value."""
+        return {region.outputs[0]: region for region in self.regions if region.conversion}
+
+    def held(self, bucket: BucketId) -> tuple[TensorSpec, ...]:
+        """What a device holds of a bucket before any sharding: its pieces, where regions are
+        divided."""
+        found = self.buckets[bucket]
+        user = self.first_uses.get(bucket)
+        ways = self.by_id[user].ways if user else 1
+        if ways == 1 or found.placement is not Cut:
+            return found.specs
+        return tuple(parameter.local(ways) for parameter in found.parameters)
 
     def trained(self, region: Region) -> tuple[BucketId, ...]:
         """The buckets that get gradients from the region's backward."""

@@ -12,6 +12,7 @@ from piper.names import BucketId, Device, NodeId, Phase, RegionId, ValueId
 
 SEED = ValueId("seed")
 RANDOM = ValueId("random")
+RANK = ValueId("rank")
 TOTALS = ValueId("totals")
 TOTALS_NODE = NodeId("totals")
 LISTED = 8  # devices that are named one by one
@@ -95,7 +96,7 @@ def arrived(value: ValueId, devices: Sequence[Device]) -> ValueId:
     return ValueId(f"{value}>{short_list(devices)}")
 
 
-def short_list(devices: Sequence[Device]) -> str:
+def short_list(devices: Sequence[Device], comma: str = ",") -> str:
     """Names of large jobs must not grow with the number of replicas.
 
     >>> short_list([1, 3, 5]), short_list(range(1, 4097, 16)), short_list([0, *range(9)])
@@ -105,7 +106,7 @@ def short_list(devices: Sequence[Device]) -> str:
         first, step, last = devices[0], devices[1] - devices[0], devices[-1]
         if step > 0 and tuple(devices) == tuple(range(first, last + 1, step)):
             return f"{first}..{last}:{step}"
-    return ",".join(map(str, devices))
+    return comma.join(map(str, devices))
 
 
 def transfer_id(arrived: ValueId) -> NodeId:
@@ -125,9 +126,19 @@ def sum_buffer(first: ValueId) -> str:
     return f"sum {first}"
 
 
-def replica_buffer(value: ValueId, replica: int) -> str:
+def replica_buffer(value: ValueId, replica: int) -> ValueId:
     """The buffer of an input of a second replica on the same device."""
-    return f"{value}#{replica}" if replica else value
+    return ValueId(f"{value}#{replica}") if replica else value
+
+
+def of_replica(node: NodeId, replica: int) -> NodeId:
+    """What a device with several replicas of a node calls the node, for each of them."""
+    return NodeId(f"{node}#{replica}" if replica else node)
+
+
+def elsewhere(value: ValueId, replica: int) -> ValueId:
+    """What another device has, for one replica."""
+    return ValueId(f"{value} of replica {replica}")
 
 
 def gather_buffer(number: int) -> str:

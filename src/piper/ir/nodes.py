@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from piper.ir.flat_layout import Message
 from piper.ir.maker import PASS_MADE, Maker
+from piper.ir.placements import Step
 from piper.names import BucketId, Device, NodeId, Phase, RegionId, ValueId
 
 Sum = tuple[ValueId, ...]  # values to be added up; nearly always one
@@ -100,6 +101,31 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Redistribute:
+    """A value changes its placement: one pass of a conversion between parts of a divided region.
+
+    The devices of each group do it together, unless each takes its slice of what it has.
+    """
+
+    id: NodeId
+    region: RegionId  # of the conversion
+    phase: Phase
+    step: Step
+    microbatch: int | None = None
+    tags: Tags = ()
+    reads: tuple[Sum, ...]
+    writes: tuple[ValueId, ...]
+    devices: tuple[Device, ...]
+    groups: tuple[tuple[Device, ...], ...]
+    stream: str
+    onward: str  # the stream of the transfers of what it writes
+
+    @property
+    def is_message(self) -> bool:
+        return self.step is not Step.SLICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """The all-reduce of the loss and the gradient norm over all devices.
 
@@ -126,7 +152,7 @@ class Update:
     devices: tuple[Device, ...] | None = None  # None until its first region is placed
 
 
-Node = Compute | Transfer | Collective | Exchange | Totals | Update
+Node = Compute | Transfer | Collective | Exchange | Redistribute | Totals | Update
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import assert_never
 
-from piper.ir.dag import Dag
+from piper.ir.dag import Dag, matching
 from piper.ir.filters import Filter, Tag, fits
-from piper.ir.nodes import Collective, Compute, Exchange, Kind, Node, Totals, Transfer, Update, Way
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Kind,
+    Node,
+    Redistribute,
+    Totals,
+    Transfer,
+    Update,
+    Way,
+)
 from piper.ir.values import Role
 from piper.names import OF, PASS, RUN, B, BucketId, F, NodeId, Operation, RegionId
 
@@ -29,10 +40,13 @@ class TagIndex:
 
     def select(self, wanted: Filter) -> list[NodeId]:
         """The nodes that a filter means, in the DAG's order."""
-        exact = tuple(value for _, value in wanted.items)
-        if type(wanted) is Filter and exact in self.by(wanted.keys):  # no list, and no "*"
-            return self.by(wanted.keys)[exact]  # type: ignore[index]
-        return list(dict.fromkeys(name for name, tags in self.entries if fits(wanted, tags)))
+        if type(wanted) is not Filter:
+            return list(dict.fromkeys(name for name, tags in self.entries if fits(wanted, tags)))
+        groups, exact = self.by(wanted.keys), tuple(value for _, value in wanted.items)
+        if exact in groups:  # no key of a group is "*" or several values
+            return groups[exact]  # type: ignore[index]
+        found = set(chain.from_iterable(groups[key] for key in matching(groups, exact)))
+        return list(dict.fromkeys(name for name, _ in self.entries if name in found))
 
     def by(self, keys: tuple[str, ...]) -> Mapping[Key, list[NodeId]]:
         if keys not in self.groups:
@@ -70,7 +84,7 @@ def tag_tables(
 ) -> Iterator[TagTable]:
     """The tags of a node. Parameters that several regions use have those of each."""
     match node:
-        case Compute() | Totals():
+        case Compute() | Redistribute() | Totals():
             return
         case Update():
             yield from bucket_tables(dag, users[node.bucket], Operation.UPDATE)
@@ -122,16 +136,17 @@ def transfer_tables(dag: Dag, node: Transfer) -> Iterator[TagTable]:
     yield {RUN: 0, **dict(node.tags), **more, PASS: str(Operation.RECV)}
 
 
-def makers(dag: Dag, node: Node) -> list[Compute]:
+def makers(dag: Dag, node: Node) -> list[Compute | Redistribute]:
     """The passes that make what a message brings."""
     read = chain.from_iterable(node.reads)
     found = (dag.nodes[dag.producers[value]] for value in read if value in dag.producers)
-    return [one for one in found if isinstance(one, Compute)]
+    return [one for one in found if isinstance(one, Compute | Redistribute)]
 
 
-def readers(dag: Dag, node: Node) -> list[Compute]:
+def readers(dag: Dag, node: Node) -> list[Compute | Redistribute]:
     names = chain.from_iterable(dag.consumers.get(value, ()) for value in node.writes)
-    return [one for one in map(dag.nodes.__getitem__, names) if isinstance(one, Compute)]
+    nodes = map(dag.nodes.__getitem__, names)
+    return [one for one in nodes if isinstance(one, Compute | Redistribute)]
 
 
 def region_tags(dag: Dag, name: RegionId) -> TagTable:
@@ -149,7 +164,7 @@ def split_tags(dag: Dag, tags: Mapping[str, Tag]) -> TagTable:
     return {name: tags[name] for name, _ in dag.dimensions if name in tags}
 
 
-def direction(node: Compute) -> str:
+def direction(node: Compute | Redistribute) -> str:
     return str(F if node.phase is F else B)
 
 

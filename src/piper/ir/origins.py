@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Sum, Transfer
+from piper.ir.nodes import Collective, Compute, Exchange, Node, Redistribute, Sum, Transfer
 from piper.ir.values import LOADED, Value
 from piper.names import NodeId, ValueId
 
@@ -21,7 +21,7 @@ class Origins:
         self.brought: dict[ValueId, Sum] = {}
         self.found: dict[ValueId, Sum] = {}
         for node in nodes.values():
-            if isinstance(node, Compute):
+            if isinstance(node, Compute | Redistribute):
                 part = node.microbatch or 0
                 for value in node.writes:
                     self.microbatch[value] = part

@@ -21,7 +21,9 @@ from piper.ir.nodes import (
     Kind,
     Node,
     Precedence,
+    Redistribute,
     Sum,
+    Tags,
     Totals,
     Transfer,
     Update,
@@ -43,6 +45,7 @@ from piper.ir.notation import (
     sum_of,
     tags_of,
 )
+from piper.ir.placements import Step
 from piper.ir.residency import Residency
 from piper.ir.sharding import Sharding
 from piper.ir.text import STREAM, describe
@@ -54,7 +57,8 @@ SINGLE = re.compile(rf"(?P<devices>{LIST})(?: \[(?P<stream>[^\[\]]*)\])?|nowhere
 SHARED = re.compile(
     rf"(?P<groups>{LIST}(?: {LIST})*)(?: => (?P<there>{LIST}))? \[(?P<stream>[^\[\]]*)\]"
     rf"(?:, replicas (?P<replicas>{LIST}))?(?:, messages(?P<messages>(?: \d+(?:\+\d+)*)*))?"
-    r"(?:, buffer (?P<slot>\d+))?(?:, (?P<way>[a-z]+))?(?: \{(?P<tags>[^{}]*)\})?"
+    r"(?:, buffer (?P<slot>\d+))?(?:, (?P<way>[a-z-]+))?"
+    r"(?:, then (?P<onward>\S+))?(?: \{(?P<tags>[^{}]*)\})?"
 )
 
 
@@ -82,6 +86,7 @@ class Reader:
     streams: tuple[Share, ...] = ()
     replicated: tuple[RegionId, ...] = ()
     shardings: dict[RegionId, Sharding] = field(default_factory=dict)
+    divisions: dict[RegionId, Sharding] = field(default_factory=dict)
     residencies: dict[BucketId, Residency] = field(default_factory=dict)
 
     def take(self, line: str) -> None:
@@ -115,7 +120,8 @@ class Reader:
     def take_experts(self, found: Found) -> None:
         self.known([found["region"]], self.model.by_id, "region")
         cut = Sharding(groups=groups_of(found["groups"]), stream=found["stream"])
-        self.shardings[RegionId(found["region"])] = cut
+        table = self.shardings if found["what"] == "experts" else self.divisions
+        table[RegionId(found["region"])] = cut
 
     def take_buckets(self, found: Found) -> None:
         words = self.settings(found["rest"], Residency)
@@ -167,7 +173,8 @@ class Reader:
             precedences=tuple(self.precedences(nodes)), makers=builder.makers,
             message_orders=tuple(self.waiting_orders(nodes)),
             residencies=self.residencies, replicated=self.replicated, shardings=self.shardings,
-            streams=self.streams, sequence=tuple(nodes) if self.header["scheduled"] else (),
+            divisions=self.divisions, streams=self.streams,
+            sequence=tuple(nodes) if self.header["scheduled"] else (),
         )  # fmt: skip
 
     def precedences(self, nodes: Mapping[NodeId, Node]) -> Iterator[Precedence]:
@@ -234,7 +241,7 @@ class Builder:
         writes: Sum = tuple(map(ValueId, filter(None, found["writes"].split(", "))))
         self.reader.known([*chain.from_iterable(reads), *writes], self.values, "value")
         kind, name = found["kind"], NodeId(found["id"])
-        if kind in ("transfer", "exchange", *Kind):
+        if kind in ("transfer", "exchange", "redistribute", *Kind):
             where = self.where(SHARED, found)
             return self.message(kind, where, {"id": name, "reads": reads, "writes": writes})
         where = self.where(SINGLE, found)
@@ -264,8 +271,7 @@ class Builder:
             self.reader.refuse(
                 f"{flow['id']} is {phase}, not {kind}", f"begin the line with {phase}"
             )
-        tags = self.reader.model.by_id[region].tags
-        tags = tags if part is None else (*tags, (self.split[0], part))
+        tags = self.tags(region, part)
         usual = STREAM if flow["devices"] else None
         mine = usual if stream is None else stream or None
         return Compute(region=region, phase=phase, microbatch=part, tags=tags, stream=mine, **flow)
@@ -273,6 +279,8 @@ class Builder:
     def message(self, kind: str, where: Found, flow: dict[str, Any]) -> Node:
         if kind == "transfer":
             return self.transfer(where, flow)
+        if kind == "redistribute":
+            return self.redistribute(where, flow)
         return (
             self.exchange(where, flow) if kind == "exchange" else self.collective(kind, where, flow)
         )
@@ -287,6 +295,20 @@ class Builder:
     def exchange(self, where: Found, flow: dict[str, Any]) -> Exchange:
         self.reader.known([where["way"] or "nothing"], [*Way], "way of an exchange")
         return Exchange(way=Way(where["way"]), tags=tags_of(where), **meeting(where), **flow)
+
+    def redistribute(self, where: Found, flow: dict[str, Any]) -> Redistribute:
+        self.reader.known([where["way"] or "nothing"], [*Step], "step of a conversion")
+        self.reader.known([flow["id"]], self.computes, "pass of a region")
+        region, phase, part = self.computes[flow["id"]]
+        return Redistribute(
+            region=region, phase=phase, step=Step(where["way"]), microbatch=part,
+            tags=self.tags(region, part), onward=where["onward"] or STREAM, **meeting(where),
+            **flow,
+        )  # fmt: skip
+
+    def tags(self, region: RegionId, part: int | None) -> Tags:
+        tags = self.reader.model.by_id[region].tags
+        return tags if part is None else (*tags, (self.split[0], part))
 
     def collective(self, kind: str, where: Found, flow: dict[str, Any]) -> Collective:
         meets, whole = meeting(where), self.whole(Kind(kind), flow)
@@ -326,7 +348,8 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[Reader, Found], None]], ...] = tup
         (r"streams: (?P<streams>.+)", Reader.take_streams),
         (r"replicated: (?P<names>.+)", Reader.take_replicated),
         (
-            rf"experts (?P<region>.+) on (?P<groups>{LIST}(?: {LIST})*) \[(?P<stream>[^\[\]]*)\]",
+            rf"(?P<what>experts|divided) (?P<region>.+) on "
+            rf"(?P<groups>{LIST}(?: {LIST})*) \[(?P<stream>[^\[\]]*)\]",
             Reader.take_experts,
         ),
         (

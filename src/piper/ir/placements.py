@@ -100,6 +100,16 @@ class Conversion:
         return not {self.forward, self.backward} <= set(LOCAL)
 
 
+def exists(source: Placement, target: Placement) -> bool:
+    """Whether one conversion leads from one placement to another.
+
+    Pieces of one dimension in other blocks would not be equal.
+    """
+    if isinstance(source, Cut) and isinstance(target, Cut):
+        return source.dim != target.dim
+    return (type(source), type(target)) in STEPS
+
+
 def local_shape(shape: Shape, placement: Placement, ways: int) -> Shape:
     """The shape of what one of `ways` devices holds.
 
@@ -121,3 +131,18 @@ def divides(shape: Shape, placement: Placement, ways: int) -> bool:
         return False
     size = shape[placement.dim]
     return bool(size) and size % (placement.blocks * ways) == 0  # type: ignore[operator]
+
+
+# Bytes that a device sends, as a multiple of (ways - 1) / ways of the whole tensor.
+_SENT = {Step.ALL_REDUCE: 2.0, Step.ALL_GATHER: 1.0, Step.REDUCE_SCATTER: 1.0}
+
+
+def sent(step: Step, nbytes: int, ways: int) -> float:
+    """Bytes that each device sends for a tensor of which the whole is `nbytes`.
+
+    >>> sent(Step.ALL_REDUCE, 100, 2)
+    100.0
+    """
+    if step is Step.ALL_TO_ALL:
+        return nbytes / ways * (ways - 1) / ways
+    return _SENT.get(step, 0.0) * nbytes * (ways - 1) / ways

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Exchange, Transfer
-from piper.ir.replicas import Replicas, replicas
+from piper.ir.nodes import Collective, Exchange, Redistribute, Transfer
+from piper.ir.replicas import Replicas
 from piper.names import Device
 
 Groups = tuple[tuple[Device, ...], ...]
@@ -83,8 +83,9 @@ def own_roles(devices: Iterable[Device], obstacle: str = "") -> Roles:
 
 def roles(dag: Dag) -> Roles:
     """The roles of all devices. If replicas differ, every device has its own role."""
-    found = replicas(node.devices for node in dag.computes if node.devices)
-    rows = alike(found)
+    if dag.divisions:
+        return own_roles(dag.devices, "devices divide regions, and each has its own part")
+    rows = alike(dag.replicas)
     if rows is None:
         return own_roles(dag.devices, "its replicas do not have the same regions on their devices")
     same = Roles(rows)
@@ -145,17 +146,19 @@ def connections(dag: Dag) -> Iterable[tuple[Row, Row]]:
 
 
 def is_parallel(source: Sequence[Device], target: Sequence[Device], same: Roles) -> bool:
-    """Whether all messages stay in a replica, and devices of a role send to those of one role."""
-    peer: dict[Device, Device] = {}
-    pairs = list(zip(source, target, strict=True))
-    inside = all(same.row_of[a] is same.row_of[b] for a, b in pairs)
-    one = all(peer.setdefault(same.of[a], same.of[b]) == same.of[b] for a, b in pairs)
-    return inside and one and is_closed(source, same)
+    """Whether all messages stay in a replica, and every replica has the same ones in order."""
+    sent: dict[int, list[tuple[Device, Device]]] = {id(row): [] for row in same.rows}
+    for a, b in zip(source, target, strict=True):
+        if same.row_of[a] is not same.row_of[b]:
+            return False
+        sent[id(same.row_of[a])].append((same.of[a], same.of[b]))
+    first = sent[id(same.rows[0])]
+    return all(messages == first for messages in sent.values())
 
 
 def meetings(dag: Dag) -> Iterable[Groups]:
     """The groups of all collectives, each once."""
-    nodes = (n for n in dag.nodes.values() if isinstance(n, Collective | Exchange))
+    nodes = (n for n in dag.nodes.values() if isinstance(n, Collective | Exchange | Redistribute))
     return {id(node.groups): node.groups for node in nodes}.values()
 
 

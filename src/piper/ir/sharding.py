@@ -1,4 +1,4 @@
-"""How experts are divided over devices, and what a region of experts must look like."""
+"""How a region is divided over devices, and what a region of experts must look like."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHOLE_NUMBERS = ("int64", "int32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """What `Shard` asks for: each group of devices holds all experts, divided among them."""
+    """What `Shard` asks for: the devices of each group compute or hold a region together."""
 
     groups: tuple[tuple[Device, ...], ...]
     stream: str
@@ -32,7 +32,7 @@ class Sharding:
 
     @property
     def holders(self) -> tuple[tuple[Device, ...], ...]:
-        """For each share of the experts, the devices that hold it."""
+        """For each share of the region, the devices that hold it."""
         return tuple(tuple(sorted(row)) for row in zip(*self.groups, strict=True))
 
     def share(self, device: Device) -> int:
@@ -134,7 +134,7 @@ def sharding_of(model: Model, shardings: Shardings, bucket: BucketId) -> Shardin
 
 def held_specs(model: Model, shardings: Shardings, bucket: BucketId) -> tuple[TensorSpec, ...]:
     """What a device holds of a bucket before ZeRO: all of it, or its share of the experts."""
-    specs, how = model.buckets[bucket].specs, sharding_of(model, shardings, bucket)
+    specs, how = model.held(bucket), sharding_of(model, shardings, bucket)
     return specs if how is None else tuple(share_of(spec, how.ways) for spec in specs)
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Node,
+    Redistribute,
+    Totals,
+    Transfer,
+    Update,
+)
 
 
 def node_bytes(dag: Dag, node: Node) -> int:
@@ -17,7 +26,7 @@ def node_bytes(dag: Dag, node: Node) -> int:
             return sum(dag.values[value].nbytes for value in node.rows)
         case Transfer():  # brings what it reads
             return dag.values[node.writes[0]].nbytes
-        case Collective() | Totals():
+        case Collective() | Redistribute() | Totals():
             read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)
             return max(read, written_bytes(dag, node))
         case _:

@@ -19,6 +19,7 @@ from piper.ir.nodes import (
     Exchange,
     Node,
     Precedence,
+    Redistribute,
     Sum,
     Tags,
     Totals,
@@ -65,7 +66,7 @@ def kind_of(node: Node) -> str:
             return node.phase
         case Collective():
             return node.kind
-        case Transfer() | Exchange() | Totals() | Update():
+        case Transfer() | Exchange() | Redistribute() | Totals() | Update():
             return type(node).__name__.lower()
         case _:
             assert_never(node)
@@ -78,6 +79,10 @@ def where(node: Node) -> str:
         case Exchange():
             at = elsewhere(node.devices, node.groups)
             return f"{groups(node.groups)} [{node.stream}]{at}, {node.way}{tags(node.tags)}"
+        case Redistribute():
+            at = elsewhere(node.devices, node.groups)
+            onward = "" if node.onward == STREAM else f", then {node.onward}"
+            return f"{groups(node.groups)} [{node.stream}]{at}, {node.step}{onward}"
         case Collective():
             at = elsewhere(node.devices, node.groups)
             sent = " ".join("+".join(map(str, message.tensors)) for message in node.messages)
@@ -126,6 +131,8 @@ def settings(dag: Dag) -> Iterator[str]:
         yield f"replicated: {', '.join(dag.replicated)}"
     for region, cut in dag.shardings.items():
         yield f"experts {region} on {groups(cut.groups)} [{cut.stream}]"
+    for region, cut in dag.divisions.items():
+        yield f"divided {region} on {groups(cut.groups)} [{cut.stream}]"
     shared: dict[Residency, list[BucketId]] = {}
     for bucket, how in dag.residencies.items():
         shared.setdefault(how, []).append(bucket)

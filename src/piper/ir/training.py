@@ -120,7 +120,7 @@ def all_values(model: Model) -> dict[ValueId, Value]:
     values[SEED] = Value(model.values[model.loss].specs, Role.SEED, base=model.loss)
     for bucket in model.buckets.values():
         state = weights(bucket.id)
-        old = Value(bucket.specs, Role.WEIGHTS, bundle=True, bucket=bucket.id)
+        old = Value(model.held(bucket.id), Role.WEIGHTS, bundle=True, bucket=bucket.id)
         values[state] = old
         values[updated(state)] = replace(old, role=Role.NEW_WEIGHTS, state=state)
     for region in model.regions:
@@ -152,7 +152,7 @@ def region_values(model: Model, region: Region) -> Iterator[tuple[ValueId, Value
         specs = model.values[value].specs
         yield value_grad(value, mine), Value(specs, Role.GRADIENT, base=value, region=mine)
     for bucket in model.trained(region):
-        specs = model.buckets[bucket].gradients(model.buckets[bucket].specs)
+        specs = model.buckets[bucket].gradients(model.held(bucket))
         grad = Value(specs, Role.WEIGHT_GRADIENT, bundle=True, bucket=bucket, region=mine)
         yield bucket_grad(bucket, mine), grad
 

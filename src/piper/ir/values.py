@@ -51,6 +51,7 @@ class Role(StrEnum):
     BATCH = "batch"  # one input of the step, cut to its microbatch
     SEED = "seed"  # the gradient of the loss with respect to itself: the microbatch's weight
     RANDOM = "random"  # the counter that random numbers of this microbatch start from
+    RANK = "rank"  # the position of the device among those that divide a region
     WEIGHTS = "weights"  # the parameters of a bucket, at its home or as a copy
     NEW_WEIGHTS = "new weights"  # the same after the update, in the same memory
     WHOLE_WEIGHTS = "whole weights"  # gathered from the shards of all replicas
@@ -64,8 +65,12 @@ class Role(StrEnum):
     TOTALS = "totals"  # loss and squared gradient norm of the whole step
 
 
-LOADED = (Role.BATCH, Role.SEED, Role.RANDOM)
+LOADED = (Role.BATCH, Role.SEED, Role.RANDOM, Role.RANK)
 GIVEN = (*LOADED, Role.WEIGHTS)
+PER_DEVICE = (  # one for all replicas on a device; of all else, each replica has its own
+    Role.WEIGHTS, Role.NEW_WEIGHTS, Role.WHOLE_WEIGHTS, Role.GRADIENT_SHARD, Role.GRADIENT_SUM,
+    Role.TOTALS,
+)  # fmt: skip
 OF_THE_STEP = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # shared by all microbatches
 
 
@@ -94,6 +99,11 @@ class Value:
     def is_given(self) -> bool:
         """Whether it exists before any node runs."""
         return self.role in GIVEN
+
+    def within(self, replica: int, replicas: int) -> "Value":
+        """The same value for one of several replicas that are given one batch."""
+        part, parts = replica * self.parts + self.part, replicas * self.parts
+        return replace(self, part=part, parts=parts)
 
     def of(self, part: int, parts: int) -> "Value":
         """The same value for one microbatch; the same object if microbatches do not differ."""

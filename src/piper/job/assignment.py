@@ -152,7 +152,7 @@ def known_values(plan: Plan, dag: Dag) -> Iterator[tuple[str, Tensors]]:
     inputs = {name: value for name, (value, _) in input_buffers(dag).items()}
     parts = {one.into: one.value for one in plan.instructions if isinstance(one, Keep)}
     for buffer in dict.fromkeys(chain.from_iterable(map(touched, plan.instructions))):
-        known = inputs.get(buffer) or dag.values.get(ValueId(parts.get(buffer, buffer)))
+        known = inputs.get(buffer) or dag.local_values.get(ValueId(parts.get(buffer, buffer)))
         if known is not None:
             yield buffer, (tuple((s.shape, s.dtype) for s in known.specs), known.bundle)
 

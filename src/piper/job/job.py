@@ -13,14 +13,16 @@ import torch
 from piper.capture import Captured, capture, tag_unannotated
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.costs import Costs, mode_of, read_costs
-from piper.directives import Directive, Place, Remat, Stage, Strategy
+from piper.directives import Directive, Remat, Stage, Strategy
 from piper.directives.remat import policies_of
-from piper.ir.replicas import Replicas, replicas
+from piper.errors import InputError
+from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.device_costs import device_costs
+from piper.job.division import division_requests, feeds_of, is_dense
 from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.memory_check import refuse_too_large
@@ -32,6 +34,7 @@ from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
 from piper.runtime.state.initial_values import initial_values
+from piper.strategies.cuts import with_cuts
 
 LOG = logging.getLogger("piper")
 BatchKind = tuple[
@@ -49,7 +52,10 @@ class Job:
     options: Options = Options()
     captures: dict[BatchKind, Captured] = field(
         default_factory=dict, repr=False
-    )  # by kind of microbatch
+    )  # of the whole model, by kind of microbatch
+    divided: dict[tuple[BatchKind, str], Captured] = field(
+        default_factory=dict, repr=False
+    )  # by kind of microbatch, and what is divided
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
 
     def __post_init__(self) -> None:
@@ -63,7 +69,7 @@ class Job:
 
     @cached_property
     def feeds(self) -> Replicas:
-        return replicas(d.devices for d in self.strategy if isinstance(d, Place))
+        return feeds_of(self.strategy)
 
     @cached_property
     def reduction(self) -> LossReduction:
@@ -93,7 +99,7 @@ class Job:
     @property
     def microbatches(self) -> int:
         """Microbatches in the batch of a process."""
-        return self.strategy.microbatches * len(self.feeds.feeds[0])
+        return self.strategy.microbatches * self.feeds.parts
 
     @property
     def all_microbatches(self) -> int:
@@ -117,18 +123,44 @@ class Job:
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)
 
-    def capture(self, batch: Batch) -> Captured:
-        """Capture the model for microbatches of this batch, once for each kind of microbatch."""
-        one, started = batch.part(0, self.microbatches), time.perf_counter()
+    def capture(self, batch: Batch, costs: Costs | None = None) -> Captured:
+        """Capture the model for microbatches of this batch, once for each kind of microbatch.
+
+        It is divided as the strategy asks, which names regions of the whole model.
+        """
+        started, found = time.perf_counter(), self.capture_whole(batch)
+        requests = division_requests(found.model, self.directives(batch, costs))
+        if requests:
+            refuse_mixed(self.precision)
+            one = batch.part(0, self.microbatches)
+            asked = self.kind(one), repr(requests)
+            if asked not in self.divided:
+                given = self.model, self.loss_fn, one.arguments, self.device.type
+                self.divided[asked] = capture(*given, requests)
+            found = self.divided[asked]
+        LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
+        return found
+
+    def capture_whole(self, batch: Batch) -> Captured:
+        """The model without any division."""
+        one = batch.part(0, self.microbatches)
         kind = self.kind(one)
         self.find_layers(one)
         if kind not in self.captures:
             example = self.converted(one).arguments
-            made = capture(self.model, self.loss_fn, example, self.device.type, self.precision)
+            made = capture(self.model, self.loss_fn, example, self.device.type, (), self.precision)
             self.captures[kind] = made
-        found = self.captures[kind]
-        LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
-        return found
+        return self.captures[kind]
+
+    def directives(self, batch: Batch, costs: Costs | None = None) -> tuple[Directive, ...]:
+        """The strategy, as far as stages are cut: those of a divided model are of the whole one."""
+        if self.cut:
+            return self.cut[0].directives
+        if not any(map(is_dense, self.strategy)):
+            return self.strategy.directives
+        whole = self.capture_whole(batch).model
+        self.cut.append(Strategy(with_cuts(self.strategy, whole, costs or self.costs)))
+        return self.cut[0].directives
 
     def converted(self, batch: Batch) -> Batch:
         """The batch with inputs of the type that the model computes in. Labels stay as they are."""
@@ -154,7 +186,8 @@ class Job:
         Stages stay where the first kind of batch was cut: parameters do not move while training.
         """
         refuse_uneven(batch, self.microbatches)
-        captured, started = self.capture(batch), time.perf_counter()
+        first = not self.cut
+        captured, started = self.capture(batch, costs), time.perf_counter()
         self.try_mean(batch)
         compiled = self.apply(captured, costs or self.costs, by_role)
         if self.memory is not None:
@@ -167,6 +200,7 @@ class Job:
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
         if not self.cut:
             self.cut.append(with_stages(self.strategy, compiled.program))
+        if first:
             for line in stage_lines(compiled):
                 LOG.info("%s", line)
         return captured, compiled
@@ -190,7 +224,7 @@ class Job:
         """Another strategy for the same batch, by role, whether or not it fits."""
         other = self.under(strategy)
         refuse_uneven(batch, other.microbatches)
-        return other.apply(other.capture(batch), costs, by_role=True)
+        return other.apply(other.capture(batch, costs), costs, by_role=True)
 
     @property
     def relies_on_mean(self) -> bool:
@@ -198,7 +232,7 @@ class Job:
         return self.all_microbatches > 1 and self.reduction.is_plain_mean
 
     def captured(self, batch: Batch) -> Captured | None:
-        """What was captured before. None on processes that do not capture."""
+        """The whole model, if it was captured before. None on processes that do not capture."""
         return self.captures.get(self.kind(batch.part(0, self.microbatches)))
 
     def try_mean(self, batch: Batch) -> None:
@@ -235,13 +269,14 @@ def is_cut(strategy: Strategy) -> bool:
     return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
 
 
-def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
-    """A strategy with the stages that were cut.
-
-    What to recompute is chosen anew for each kind of batch.
-    """
-    stages = (one for one in compiled if isinstance(one, Stage))
-    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)
+def refuse_mixed(precision: Precision | None) -> None:
+    """Masters of divided parameters are not compared with plain PyTorch yet."""
+    if precision is not None:
+        raise InputError.of(
+            "precision",
+            "mixed precision is not supported in regions whose weights or tokens are divided",
+            "leave out precision=, or divide no regions",
+        )
 
 
 def regions_text(captured: Captured) -> str:
@@ -256,3 +291,12 @@ def plans_text(compiled: Compiled) -> str:
     devices = len(compiled.roles.of)
     whose = f" for {amount(devices, 'device')}" if devices > len(compiled.plans) else ""
     return f"and checked {plans}{whose}, {amount(count, 'instruction')}"
+
+
+def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
+    """A strategy with the stages that were cut.
+
+    What to recompute is chosen anew for each kind of batch.
+    """
+    stages = (one for one in compiled if isinstance(one, Stage))
+    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)

@@ -15,7 +15,6 @@ from piper.costs.notes import notes
 from piper.errors import StrategyError
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
-from piper.ir.replicas import replicas
 from piper.ir.roles import Roles, own_roles, roles
 from piper.ir.values import Role
 from piper.job.compiler import Compiled
@@ -31,9 +30,11 @@ from piper.plan.instructions import (
     Load,
     Plan,
     Recv,
+    Redistribute,
     Reduce,
     Run,
     Send,
+    Slice,
     Total,
     Update,
 )
@@ -162,8 +163,7 @@ def tokens_of(dag: Dag) -> int:
         for value in dag.values.values()
         if value.role is Role.BATCH and value.specs
     )
-    found = replicas(node.devices for node in dag.computes if node.devices)
-    copies = sum(map(len, found.feeds))
+    copies = len(dag.replicas.teams)
     for _, parts, spec in batch:
         if "int" in spec.dtype:
             return copies * parts * spec.numel
@@ -197,7 +197,11 @@ class Prices:
                 return self.costs.optimizer(self.bytes_processed(one))
             case Total():
                 return self.costs.norm(self.bytes_processed(one))
-            case Load() | Keep() | Send() | Recv() | Reduce() | Gather() | Exchange() | Free():
+            case Slice():
+                return self.costs.addition(self.bytes_processed(one))
+            case Load() | Keep() | Free():
+                return 0.0
+            case Send() | Recv() | Reduce() | Gather() | Exchange() | Redistribute():
                 return 0.0
             case _:
                 assert_never(one)
@@ -206,11 +210,13 @@ class Prices:
         found = self.dag.model.by_id[RegionId(region)]
         return self.costs.region(self.dag.model, found, Phase(phase))
 
-    def bytes_processed(self, one: Add | Update | Total) -> float:
-        """Bytes that are added, updated or squared."""
+    def bytes_processed(self, one: Add | Slice | Update | Total) -> float:
+        """Bytes that are added, copied, updated or squared."""
         match one:
             case Add():
                 return self.size(one.value)
+            case Slice():
+                return self.size(one.into)
             case Update():
                 bucket = self.dag.model.buckets[BucketId(one.bucket)]
                 held = self.dag.values[weights(bucket.id)].specs
@@ -221,6 +227,6 @@ class Prices:
     def size(self, buffer: str) -> float:
         """Bytes of a buffer. A sum is as large as its first part."""
         if buffer not in self.sizes:
-            known = self.dag.values.get(ValueId(self.first_parts.get(buffer, buffer)))
+            known = self.dag.local_values.get(ValueId(self.first_parts.get(buffer, buffer)))
             self.sizes[buffer] = float(known.nbytes) if known else 0.0
         return self.sizes[buffer]

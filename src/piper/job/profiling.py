@@ -51,7 +51,7 @@ def profile(job: Job, example: Batch) -> Costs:
     measure links and cores. Links of GPUs come from their data sheet.
     """
     seen = [row for halves in (False, True) for row in measured(job, example, halves)]
-    model = job.capture(example).model_with(policies_of(job.strategy))
+    model = job.capture_whole(example).model_with(policies_of(job.strategy))
     dag = apply(recomputed(job.strategy), training_dag(model))
     model, mode = dag.model, mode_of(job.options.compiled)
     figures = figures_of(works_of(model), medians(runs(seen, model)), mode)

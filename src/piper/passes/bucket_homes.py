@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Node, Totals, Update
+from piper.ir.replicas import distinct
 from piper.names import BucketId, Device
 
 Devices = tuple[Device, ...]
@@ -28,5 +29,11 @@ def with_homes(dag: Dag) -> Dag:
 
 
 def bucket_homes(dag: Dag) -> dict[BucketId, Devices]:
+    """Replicas on one device share their parameters."""
+    return {bucket: distinct(devices) for bucket, devices in bucket_replicas(dag).items()}
+
+
+def bucket_replicas(dag: Dag) -> dict[BucketId, Devices]:
+    """The device of each replica of a bucket's first region."""
     place = {node.region: node.devices or () for node in dag.computes}
     return {bucket: place[region] for bucket, region in dag.model.first_uses.items()}

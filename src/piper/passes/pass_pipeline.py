@@ -9,9 +9,11 @@ from piper.errors import DirectiveError, PassError, Refused
 from piper.ir.dag import Dag
 from piper.ir.rules import CAPTURED, FINAL, GATHERED, LOWERABLE, ORDERED, PLACED, Rule, require
 from piper.passes.bucket_homes import with_homes
+from piper.passes.conversions import insert_redistributions
 from piper.passes.gathers import place_gathers
 from piper.passes.message_orders import place_message_orders
 from piper.passes.reductions import place_reductions
+from piper.passes.replica_lists import with_equal_lists
 from piper.passes.schedule import expect_messages, schedule
 from piper.passes.split_backwards import split_backwards
 from piper.passes.token_all_to_all import insert_token_all_to_all
@@ -25,10 +27,11 @@ Step = tuple[str, Pass, tuple[Rule, ...]]
 def steps(costs: Costs) -> tuple[Step, ...]:
     """The passes, and the rules that hold after each."""
     return (
-        ("strategy", lambda dag: dag, PLACED),
+        ("strategy", with_equal_lists, PLACED),
         ("bucket homes", with_homes, ()),
         ("split backwards", split_backwards, CAPTURED),
         ("token all-to-all", insert_token_all_to_all, CAPTURED),
+        ("conversions", insert_redistributions, CAPTURED),
         ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),
         ("message orders", place_message_orders, ORDERED),

@@ -18,6 +18,7 @@ from piper.ir.naming import (
     whole_weights,
 )
 from piper.ir.nodes import Collective, Compute, Kind, Node, Precedence, Sum, Totals, Update
+from piper.ir.replicas import distinct
 from piper.ir.residency import Residency
 from piper.ir.values import Role, TensorSpec, Value
 from piper.names import BucketId, ValueId
@@ -107,7 +108,7 @@ class Reductions:
         for value in total:
             maker = self.dag.nodes[self.dag.producers[value]]
             assert isinstance(maker, Compute)
-            here = maker.devices == home  # otherwise they are added up before they are sent
+            here = is_on(maker, home)  # otherwise they are added up before they are sent
             found.setdefault((maker.devices, maker.microbatch if here else None), []).append(value)
         return [tuple(values) for values in found.values()]
 
@@ -169,7 +170,7 @@ class Reductions:
 
     def is_used_elsewhere(self, bucket: BucketId) -> bool:
         readers = map(self.dag.nodes.__getitem__, self.dag.consumers.get(weights(bucket), ()))
-        return any(node.devices != self.homes[bucket] for node in readers)
+        return any(not is_on(node, self.homes[bucket]) for node in readers)
 
     def gathered(self, bucket: BucketId, how: Residency) -> None:
         gather, whole = gather_of(self.dag, bucket, how)
@@ -190,10 +191,15 @@ class Reductions:
             return total
         bucket = self.dag.values[total[0]].bucket
         assert bucket is not None
-        here = node.devices == self.homes[bucket]
+        here = is_on(node, self.homes[bucket])
         if here and self.dag.residencies[bucket].zero == 3:
             return total
         return (self.whole[total[0]],)
+
+
+def is_on(node: Node, home: Devices) -> bool:
+    """Whether a node runs on the devices that hold a bucket."""
+    return node.devices is home or distinct(node.devices or ()) == home
 
 
 def gradient(specs: tuple[TensorSpec, ...], role: Role, bucket: BucketId) -> Value:

@@ -9,6 +9,8 @@ microbatches in flight than the rest of the pipeline needs.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
@@ -18,7 +20,18 @@ from piper.costs import Costs
 from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.graph import Topology
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Node,
+    Redistribute,
+    Totals,
+    Transfer,
+    Update,
+)
+from piper.ir.placements import Step
+from piper.ir.replicas import distinct
 from piper.ir.sizes import node_bytes
 from piper.names import BI, BW, B, F, NodeId, Phase, RegionId
 from piper.passes.upward_ranks import upward_ranks
@@ -88,7 +101,7 @@ class ListScheduler:
                 heappush(self.ready.setdefault(self.lane[k], []), (rank, k))
 
     def priority(self, k: int) -> Priority:
-        """With sharded experts, ordered nodes go by upward rank."""
+        """Where regions are sharded, ordered nodes go by upward rank."""
         node = self.nodes[k]
         if self.rank and node.id in self.ordered:
             return (-1, -self.rank[k], k)
@@ -100,8 +113,8 @@ class ListScheduler:
         heappush(self.endings, (now + cost, k))
 
     def link_free(self, node: Node, now: float, cost: float) -> float:
-        """When it can start. The token all-to-alls of a stream run one after the other."""
-        if not isinstance(node, Exchange):
+        """When it can start. Such messages of a stream run one after the other."""
+        if not isinstance(node, Exchange | Redistribute):
             return now
         link = self.table[node.devices], node.stream
         start = max(now, self.links.get(link, 0.0))
@@ -160,6 +173,8 @@ def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
     match node:
         case Transfer() | Collective() | Exchange() | Totals():
             return ASYNCHRONOUS
+        case Redistribute():
+            return ASYNCHRONOUS if node.is_message else table[node.devices]
         case Compute() | Update():
             assert node.devices is not None
             return table[node.devices]
@@ -170,8 +185,8 @@ def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
 def durations(dag: Dag, costs: Costs) -> list[float]:
     """The predicted duration of each node.
 
-    Inside a slot only token all-to-alls are waited for. Durations of transfers do not change the
-    order, unless slots overlap.
+    Inside a slot only token all-to-alls and conversions are waited for. Durations of transfers do
+    not change the order, unless slots overlap.
     """
     known: dict[tuple[RegionId, Phase], float] = {}
 
@@ -181,11 +196,13 @@ def durations(dag: Dag, costs: Costs) -> list[float]:
                 key = node.region, node.phase
                 if key not in known:
                     known[key] = costs.region(dag.model, dag.model.by_id[node.region], node.phase)
-                return known[key]
+                return known[key] * most_replicas(node.devices or ())
             case Exchange():
                 size = sum(dag.values[value].nbytes for value in node.rows)
                 ways = len(node.groups[0])
                 return costs.message(size * (ways - 1) / ways, node.stream)
+            case Redistribute():
+                return costs.message(sent_bytes(dag, node), node.stream) if node.is_message else 0.0
             case Transfer():
                 size = sum(dag.values[value].nbytes for value in node.writes)
                 return costs.message(size, node.stream) if loose else 0.0
@@ -196,14 +213,28 @@ def durations(dag: Dag, costs: Costs) -> list[float]:
             case _:
                 assert_never(node)
 
-    loose = bool(dag.shardings) and any(order.loose for order in dag.precedences)
+    loose = bool(dag.shardings or dag.divisions) and any(order.loose for order in dag.precedences)
     update = min((costs.region(dag.model, r, F) for r in dag.model.regions), default=1.0)
     return [seconds(node) for node in dag.nodes.values()]
 
 
+def most_replicas(devices: tuple[int, ...]) -> int:
+    """How often the busiest device runs a node: once for each of its replicas."""
+    if len(distinct(devices)) == len(devices):
+        return 1
+    return max(Counter(devices).values())
+
+
+def sent_bytes(dag: Dag, node: Redistribute) -> float:
+    """What a device sends in a ring: an all-reduce scatters and gathers."""
+    ways = len(node.groups[0])
+    twice = 2 if node.step is Step.ALL_REDUCE else 1
+    return twice * node_bytes(dag, node) * (ways - 1) / ways
+
+
 def expect_messages(dag: Dag, costs: Costs) -> Dag:
     """The DAG with the predicted transfer times of its messages."""
-    messages = (node for node in dag.nodes.values() if isinstance(node, Transfer | Collective))
+    messages = (n for n in dag.nodes.values() if isinstance(n, Transfer | Collective))
     found = {
         node.id: (costs.latency, costs.transit(node_bytes(dag, node), node.stream))
         for node in messages
@@ -221,14 +252,21 @@ def priority(node: Node, k: int, arrival: int) -> Priority:
     return (RANK[node.phase], node.microbatch or 0, -k if node.phase is F else k)
 
 
+def placed(dag: Dag) -> Iterator[tuple[RegionId, tuple[int, ...]]]:
+    for node in dag.nodes.values():
+        if isinstance(node, Compute | Redistribute) and node.devices:
+            yield node.region, node.devices
+
+
 def flight_limits(dag: Dag, table: dict[tuple[int, ...], int]) -> dict[RegionId, int]:
     """How many microbatches a region needs in flight to keep the later lanes busy."""
-    lane = {node.region: lane_of(node, table) for node in dag.computes}
+    lane = {region: table[devices] for region, devices in placed(dag)}
     reader: dict[str, list[RegionId]] = {}
     hops: dict[RegionId, int] = {}
     for region in reversed(dag.model.regions):
         later = chain.from_iterable(reader.get(value, ()) for value in region.outputs)
-        hops[region.id] = max((hops[r] + (lane[r] != lane[region.id]) for r in later), default=0)
+        here = lane.get(region.id)
+        hops[region.id] = max((hops[r] + (lane.get(r, here) != here) for r in later), default=0)
         for value in region.inputs:
             reader.setdefault(value, []).append(region.id)
-    return {r.id: hops[r.id] + 1 for r in dag.model.regions if r.has_backward}
+    return {r.id: hops[r.id] + 1 for r in dag.model.regions if r.has_backward and r.id in lane}

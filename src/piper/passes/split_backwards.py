@@ -1,4 +1,4 @@
-"""Split backwards into BI and BW next to experts, so that BW hides the token all-to-all."""
+"""Split backwards into BI and BW before a message of their input gradients, which BW hides."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from piper.ir.dag import Dag
 from piper.ir.maker import Maker
 from piper.ir.message_order import MessageOrder
 from piper.ir.nodes import Node, Precedence
+from piper.ir.placements import LOCAL
 from piper.ir.training import split_backward
 from piper.names import B, NodeId, RegionId
 
@@ -16,7 +17,7 @@ SPLIT_BACKWARDS = Maker("split backwards")
 
 
 def split_backwards(dag: Dag) -> Dag:
-    """A backward whose input gradients go through a token all-to-all is split into BI and BW.
+    """A backward whose input gradients go through a token all-to-all or a conversion is split.
 
     rewrite:
         B(EP=0) -> all-to-all
@@ -24,7 +25,7 @@ def split_backwards(dag: Dag) -> Dag:
         BI(EP=0) -> all-to-all        BW runs while tokens are in flight
                \\-> BW(EP=0)
     """
-    wanted = beside_experts(dag)
+    wanted = beside_experts(dag) | beside_conversions(dag)
     pairs = {
         node.id: split_backward(dag, node)
         for node in dag.computes
@@ -56,6 +57,19 @@ def beside_experts(dag: Dag) -> set[RegionId]:
     outputs = {v for r in dag.shardings for v in dag.model.by_id[r].outputs}
     readers = {r.id for r in dag.model.regions if not outputs.isdisjoint(r.inputs)}
     return {r for r in (*dag.shardings, *readers) if dag.model.trained(dag.model.by_id[r])}
+
+
+def beside_conversions(dag: Dag) -> set[RegionId]:
+    """Regions whose input gradients go through a message of a conversion."""
+    if not dag.divisions:
+        return set()
+    sent = {
+        value
+        for value, region in dag.model.conversions.items()
+        if region.conversion and region.conversion.backward not in LOCAL
+    }
+    trained = (r for r in dag.model.regions if dag.model.trained(r))
+    return {r.id for r in trained if any(r.inputs[k] in sent for k in r.input_grads)}
 
 
 def renamed(

@@ -11,9 +11,10 @@ from piper.ir.graph import Topology
 def upward_ranks(dag: Dag, durations: Sequence[float]) -> list[float]:
     """Seconds on the longest path from the start of a node to the end, over data and orders.
 
-    Empty if no region is sharded: then nothing in a slot has to wait, and any order is as good.
+    Empty if no region is sharded or divided: then nothing in a slot has to wait, and any order
+    is as good.
     """
-    if not dag.shardings:
+    if not (dag.shardings or dag.divisions):
         return []
     graph, count = dag.topology, len(dag.nodes)
     found = [0.0] * len(graph.successors)

@@ -23,14 +23,17 @@ from piper.plan.instructions import (
     Load,
     Plan,
     Recv,
+    Redistribute,
     Reduce,
     Run,
     Send,
+    Slice,
     State,
     Total,
     Update,
 )
 
+Meeting = Reduce | Gather | Exchange | Redistribute  # of a group of devices
 Grouping = int | None  # position among the groupings of the job; None: one device, no group
 Turn = tuple[str, Grouping, int]  # a gradient, and which member of its group counts it
 
@@ -74,7 +77,7 @@ class RolePlan:
     @property
     def collectives(self) -> Iterator[tuple[str, int]]:
         """The stream and grouping of each collective."""
-        met = (one for one in self.plan.instructions if isinstance(one, Reduce | Gather | Exchange))
+        met = (one for one in self.plan.instructions if isinstance(one, Meeting))
         return ((one.stream, number) for one, number in zip(met, self.meetings, strict=True))
 
 
@@ -90,11 +93,11 @@ def bind(role: RolePlan, job: JobGroups, device: Device) -> Plan:
         match one:
             case Send() | Recv():
                 return replace(one, peer=peers[one.peer])
-            case Reduce() | Gather() | Exchange():
+            case Reduce() | Gather() | Exchange() | Redistribute():
                 return replace(one, group=job.group(next(meetings), device))
             case Total():
                 return replace(one, grads=tuple(counted(role.turns, job, device)))
-            case Load() | Run() | Keep() | Add() | Update() | Free():
+            case Load() | Run() | Slice() | Keep() | Add() | Update() | Free():
                 return one
             case _:
                 assert_never(one)

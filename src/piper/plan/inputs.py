@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from piper.ir.dag import Dag
 from piper.ir.naming import replica_buffer
-from piper.ir.replicas import replicas
+from piper.ir.replicas import Replicas
 from piper.ir.values import LOADED, Value
 
 
-def input_buffers(dag: Dag) -> dict[str, tuple[Value, int]]:
+def input_buffers(dag: Dag, known: Replicas | None = None) -> dict[str, tuple[Value, int]]:
     """Buffer name -> value and replica. A device may hold several replicas."""
-    count = len(replicas(node.devices for node in dag.computes if node.devices).feeds[0])
+    count = (known or dag.replicas).parts
     return {
         replica_buffer(name, replica): (value, replica)
         for name, value in dag.values.items()

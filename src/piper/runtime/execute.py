@@ -19,9 +19,11 @@ from piper.plan.instructions import (
     Load,
     Plan,
     Recv,
+    Redistribute,
     Reduce,
     Run,
     Send,
+    Slice,
     Total,
     Update,
     is_message,
@@ -31,6 +33,7 @@ from piper.runtime.batch import StepInputs, part_of
 from piper.runtime.comm.flat_messages import message_views, packed, unpacked, whole_shapes
 from piper.runtime.comm.gloo import Comm, Handle, Tensors
 from piper.runtime.comm.in_flight import Arrived, Shards, Single
+from piper.runtime.comm.redistribution import redistribute, sliced
 from piper.runtime.comm.token_routes import refuse_uncounted
 from piper.runtime.gradient_norm import as_tuple, clip, square
 from piper.runtime.plan_values import counted, ending, exchanged, results
@@ -155,6 +158,8 @@ class Program:
                 return self.load(instruction)
             case Run():
                 return self.run(k, instruction)
+            case Slice():
+                return self.slice(instruction)
             case Keep():
                 return self.keep(instruction)
             case Add():
@@ -169,6 +174,8 @@ class Program:
                 return self.gather(k, instruction)
             case Exchange():
                 return self.exchange(k, instruction)
+            case Redistribute():
+                return self.redistribute(k, instruction)
             case Total():
                 return self.total(k, instruction)
             case Update():
@@ -192,6 +199,8 @@ class Program:
         if load.role == "seed":
             weight = self.batch.weights[load.part]
             return torch.full((), weight, dtype=self.loss_dtype, device=self.device)
+        if load.role == "rank":
+            return torch.full((), load.index, dtype=torch.int64, device=self.device)
         counter = [self.batch.seed, self.batch.first + load.part]
         return torch.tensor(counter).to(self.device, non_blocking=True)  # does not wait for the GPU
 
@@ -208,6 +217,14 @@ class Program:
             results = kernel(*[slots[k] for k in reads])
             for k, result in zip(writes, results, strict=True):
                 slots[k] = result
+
+        return act
+
+    def slice(self, one: Slice) -> Act:
+        slots, into, value = self.slots, self.slot(one.into), self.slot(one.value)
+
+        def act() -> None:
+            slots[into] = sliced(slots[value], one.part, one.parts)
 
         return act
 
@@ -288,6 +305,15 @@ class Program:
                 refuse_uncounted(route, tokens[0])
             start = self.comm.exchange
             self.handles[k] = start(tuple(tokens), route, one.way, one.stream, one.group)
+
+        return act
+
+    def redistribute(self, k: int, one: Redistribute) -> Act:
+        slots, value = self.slots, self.slot(one.value)
+
+        def act() -> None:
+            given = slots[value]
+            self.handles[k] = redistribute(self.comm, given, one.step, one.stream, one.group)
 
         return act
 

@@ -8,8 +8,16 @@ from math import ceil, inf, log2
 
 from piper.costs.links import Network
 from piper.names import Device
-from piper.plan.analyse.traffic import split_by_node, volume
-from piper.plan.instructions import Exchange, Gather, Instruction, Reduce, Send, Total
+from piper.plan.analyse.traffic import Collective, is_direct, split_by_node, volume
+from piper.plan.instructions import (
+    Exchange,
+    Gather,
+    Instruction,
+    Redistribute,
+    Reduce,
+    Send,
+    Total,
+)
 from piper.plan.instructions.sizes import shape_bytes
 from piper.sim.fair_sharing import Demand, FairSharing, total
 
@@ -104,7 +112,7 @@ class NetworkDemands:
 
         What stays in a node and what leaves it: `plan/analyse/traffic.py`.
         """
-        assert isinstance(one, Reduce | Gather | Exchange | Total)
+        assert isinstance(one, Reduce | Gather | Exchange | Redistribute | Total)
         count, nodes = len(one.group), len({self.network.node(d) for d in one.group})
         inside, outside = split_by_node(one, nodes)
         demands: list[Demand] = []
@@ -125,12 +133,14 @@ class NetworkDemands:
             yield from self.ports("between", network.between.bandwidth, device, device, outside)
             yield from self.shared(device, device, outside)
 
-    def rounds(self, one: Reduce | Gather | Exchange | Total, count: int, nodes: int) -> float:
+    def rounds(self, one: Collective, count: int, nodes: int) -> float:
         """Total latency of a collective: trees for sums, one hop for tokens and one for counts."""
         if count == 1:
             return 0.0
         once = (self.network.between if nodes > 1 else self.network.inside).latency
         if isinstance(one, Exchange):
             return once * (2 if one.way == "counted" else 1)
-        messages = 1 if isinstance(one, Total) else len(one.messages)
+        if is_direct(one):
+            return once
+        messages = len(one.messages) if isinstance(one, Reduce | Gather) else 1
         return volume(one)[0] * once * ceil(log2(count)) * messages

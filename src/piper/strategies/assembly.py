@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
+from piper.directives.shard import What
 from piper.directives.stage import ADAM
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
@@ -34,45 +36,78 @@ def assemble(
     bucket_mb: float = 25.0,
     gather_ahead: int = 1,
     gather_buffers: int = 2,
+    tp: int = 1,
+    cp: int = 1,
     ep: int = 1,
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
     remat: RematOption = False,
     stream: str = "pp",
+    tp_stream: str = "tp",
+    cp_stream: str = "cp",
     ep_stream: str = "ep",
     reduce_stream: str = "dp",
     gather_stream: str = "gather",
 ) -> Strategy:
-    """Each stage on its ranks of `dp` pipelines, and the directives of its replicas."""
-    require_count("dp", dp)
-    require_count("ep", ep)
+    """Each stage on its ranks of `dp` pipelines (`tp` or `cp` devices each), and its directives."""
+    require_one_division(dp, tp, cp, ep, devices)
     width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
-    homes = homes_of(places, device_mesh(pp, dp, max(1, ep // width), mesh, devices))
-    replicates = (
-        Replicate(
-            where(PP=stage), homes[stage], zero, bucket_mb, reduce_stream, gather_stream,
-            gather_ahead, gather_buffers, reduce,
-        )
-        for stage in sorted(homes)
-        if len(homes[stage]) > 1
-    )  # fmt: skip
-    return Strategy(
-        (
-            stage_of(table, stages, memory_mb, zero, min(map(len, homes.values()))),
-            *places_of(homes, stream),
-            *replicates,
-            *shards_of(homes, ep, ep_stream, expert_stages),
-            *remats_of(remat, table.stages),
-            Split("MB", table.microbatches),
-            *orders_of(table, ep > 1 if ahead is None else ahead),
-        )
+    homes = homes_of(places, device_mesh(pp, dp, max(1, ep // width), mesh, devices), tp * cp)
+    how = Replicate(where(), [0], zero, bucket_mb, reduce_stream, gather_stream, gather_ahead,
+                    gather_buffers, reduce)  # fmt: skip
+    program = (
+        stage_of(table, stages, memory_mb, zero, min(map(len, homes.values()))),
+        *places_of(homes, stream),
+        *replicates_of(homes, how),
+        *divisions_of(homes, tp, tp_stream, "weights"),
+        *divisions_of(homes, cp, cp_stream, "tokens"),
+        *shards_of(homes, ep, ep_stream, expert_stages),
+        *remats_of(remat, table.stages),
+        Split("MB", table.microbatches),
+        *orders_of(table, tp * cp * ep > 1 if ahead is None else ahead),
     )
+    return Strategy(program)
 
 
-def homes_of(places: Places, mesh: DeviceMesh) -> dict[int, tuple[Device, ...]]:
-    """The devices of each stage, pipeline by pipeline."""
+def replicates_of(homes: Places, how: Replicate) -> Iterator[Replicate]:
+    """Each stage that is on several devices, replicated as `how` is."""
+    for stage in sorted(homes):
+        if len(homes[stage]) > 1:
+            yield replace(how, filter=where(PP=stage), devices=homes[stage])
+
+
+def require_one_division(
+    dp: int, tp: int, cp: int, ep: int, devices: Sequence[Device] | None
+) -> None:
+    """Counts are counts, and stages are divided in one way."""
+    for name, count in (("dp", dp), ("tp", tp), ("cp", cp), ("ep", ep)):
+        require_count(name, count)
+    asked = [f"{name}={n}" for name, n in (("tp", tp), ("cp", cp), ("ep", ep)) if n > 1]
+    if len(asked) > 1:
+        what = f"{' and '.join(asked)} divide the same stages"
+        raise StrategyError.of("strategy", what, f"keep one of them, such as {asked[0]}")
+    if devices is not None and tp * cp > 1:
+        what = f"devices lists the places of a mesh, each of which {asked[0]} makes several"
+        raise StrategyError.of("strategy", what, "leave out devices")
+
+
+def divisions_of(homes: Places, ways: int, stream: str, what: What) -> Iterator[Shard]:
+    """Each `ways` devices side by side divide a stage."""
+    for stage in sorted(homes) if ways > 1 else ():
+        devices = homes[stage]
+        groups = [devices[k : k + ways] for k in range(0, len(devices), ways)]
+        yield Shard(where(PP=stage), groups[0] if len(groups) == 1 else groups, stream, what)
+
+
+def homes_of(places: Places, mesh: DeviceMesh, ways: int) -> dict[int, tuple[Device, ...]]:
+    """The devices of each stage, pipeline by pipeline; `ways` of them for each place."""
     return {
-        stage: tuple(mesh.device(rank, pipeline) for pipeline in range(mesh.dp) for rank in ranks)
+        stage: tuple(
+            mesh.device(rank, pipeline) * ways + part
+            for pipeline in range(mesh.dp)
+            for rank in ranks
+            for part in range(ways)
+        )
         for stage, ranks in places.items()
     }
 

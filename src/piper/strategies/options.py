@@ -47,6 +47,14 @@ class PipelineOptions(TypedDict, total=False):
     gather_buffers: int
     """With zero=3, for how many regions gathered parameters are held at once. Default: 2."""
 
+    tp: int
+    """How many devices divide the weights of each stage (tensor parallelism). They get the same
+    batch. Default: 1."""
+
+    cp: int
+    """How many devices divide the tokens of each stage (context parallelism). They get the same
+    batch. Default: 1."""
+
     ep: int
     """How many replicas divide the experts of a stage (regions tagged EP) among them. It must
     divide `dp`. Default: 1, every replica has all experts."""
@@ -55,8 +63,9 @@ class PipelineOptions(TypedDict, total=False):
     """The stages that have experts. Default: None, all stages."""
 
     ahead: Ahead | None
-    """Whether the next pass may start while tokens travel, as `ahead` of `Order`. Default: None,
-    which means True with ep > 1. "pairs" overlaps more and needs more memory."""
+    """Whether the next pass may start while messages of `tp`, `cp` or `ep` travel, as `ahead` of
+    `Order`. Default: None, which means True where there are any. "pairs" overlaps more and
+    needs more memory."""
 
     remat: RematOption
     """What backwards recompute: True for everything, "matmuls", "attention" or a share from 0 to 1
@@ -65,6 +74,12 @@ class PipelineOptions(TypedDict, total=False):
 
     stream: str
     """The stream of transfers between stages. Default: "pp"."""
+
+    tp_stream: str
+    """The stream of the messages of `tp`. Default: "tp"."""
+
+    cp_stream: str
+    """The stream of the messages of `cp`. Default: "cp"."""
 
     ep_stream: str
     """The stream of the token all-to-alls. Default: "ep"."""

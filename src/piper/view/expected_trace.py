@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from piper.ir.dag import Dag
+from piper.ir.local_dags import views
 from piper.ir.nodes import Collective, Kind, Node, Transfer
-from piper.names import NodeId
+from piper.names import Device, NodeId
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.plan.instructions import Plan
 
@@ -17,8 +18,13 @@ def expected_trace(
     dag: Dag, plans: Sequence[Plan], name: str = "as predicted by the compiler"
 ) -> Trace:
     """Every instruction of a node, at the predicted time of the node."""
-    times = {node.id: when(dag, node) for node in dag.nodes.values() if node.id in dag.times}
-    return Trace(name, SIMULATED, {plan.device: spans(plan, times) for plan in plans})
+    known = {plan.device: plan for plan in plans}
+    found: dict[Device, tuple[Span, ...]] = {}
+    for view in views(dag, tuple(known)):
+        nodes, local = view.dag.nodes.values(), view.dag
+        times = {node.id: when(local, node) for node in nodes if node.id in local.times}
+        found.update((device, spans(known[device], times)) for device in view.devices)
+    return Trace(name, SIMULATED, found)
 
 
 def spans(plan: Plan, times: Times) -> tuple[Span, ...]:

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from piper.ir.dag import Dag
+from piper.ir.roles import Roles
+from piper.names import Device
 from piper.plan.analyse.memory import Peak, peak
 from piper.plan.analyse.traffic import traffic
 from piper.plan.instructions import Plan
 
 
-def footprint(dag: Dag, plans: Sequence[Plan]) -> str:
-    """Peak memory and bytes sent in a step. The optimizer is assumed to be Adam."""
-    alike: dict[str, list[int]] = {}
+def footprint(dag: Dag, plans: Sequence[Plan], roles: Roles) -> str:
+    """Peak memory and bytes sent in a step. The optimizer is assumed to be Adam.
+
+    There is a plan for one device of each role.
+    """
+    alike: dict[str, list[Device]] = {}
     for plan in plans:
-        alike.setdefault(line(peak(dag, plan), traffic(plan)), []).append(plan.device)
-    return "\n".join(f"{devices_text(devices)}  {text}" for text, devices in alike.items())
+        text = line(peak(dag, plan), traffic(plan))
+        alike.setdefault(text, []).extend(roles.devices(plan.device))
+    return "\n".join(f"{devices_text(sorted(some))}  {text}" for text, some in alike.items())
 
 
 def line(found: Peak, sent: dict[str, int]) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from piper.names import Device
 from piper.plan.analyse.traffic import split_by_node
-from piper.plan.binding import JobGroups, RolePlan
-from piper.plan.instructions import Exchange, Gather, Reduce, Send
+from piper.plan.binding import JobGroups, Meeting, RolePlan
+from piper.plan.instructions import Exchange, Redistribute, Send
 from piper.view.footprint import size_text
 
 Node = Callable[[Device], int]
@@ -24,7 +24,7 @@ class AxisTraffic:
     job: JobGroups
     roles: Sequence[RolePlan]
     sends: Counter[tuple[Device, Device]] = field(default_factory=Counter)  # role, peer -> bytes
-    met: dict[tuple[Device, int], list[Reduce | Gather | Exchange]] = field(default_factory=dict)
+    met: dict[tuple[Device, int], list[Meeting]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for role in self.roles:
@@ -32,7 +32,7 @@ class AxisTraffic:
             for one in role.plan.instructions:
                 if isinstance(one, Send):
                     self.sends[here, one.peer] += one.sent
-                elif isinstance(one, Reduce | Gather | Exchange):
+                elif isinstance(one, Meeting):
                     self.met.setdefault((here, next(groupings)), []).append(one)
 
     @property
@@ -68,7 +68,9 @@ class AxisTraffic:
         return found
 
 
-def axis_of(one: Reduce | Gather | Exchange) -> str:
+def axis_of(one: Meeting) -> str:
+    if isinstance(one, Redistribute):
+        return "tp"
     return "ep" if isinstance(one, Exchange) else "dp"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute
+from piper.ir.roles import Present, roles
 from piper.names import BI, BW, B, Device, F, NodeId
 from piper.view.footprint import devices_text
 
@@ -29,8 +31,12 @@ class Bar:
         return f"{self.node.phase}{'' if part is None else part}"
 
 
-def bars(dag: Dag) -> list[Bar]:
-    """When everything runs, if F, BI and BW take one unit each and communication takes none."""
+def bars(dag: Dag, devices: Sequence[Device] | None = None) -> list[Bar]:
+    """When everything runs, if F, BI and BW take one unit each and communication takes none.
+
+    `devices`: those whose bars are returned, at least one of each role. By default all.
+    """
+    here = Present(dag.devices if devices is None else devices)
     ends: dict[NodeId, int] = {}
     free: dict[Device, int] = {}
     found = []
@@ -40,32 +46,36 @@ def bars(dag: Dag) -> list[Bar]:
         if not isinstance(node, Compute):
             ends[name] = ready
             continue
-        assert node.devices
-        start = max(ready, *(free.get(device, 0) for device in node.devices))
-        ends[name] = start + UNITS[node.phase]
-        for device in node.devices:
-            free[device] = ends[name]
-            found.append(Bar(device, node, start, ends[name]))
+        placed = here.of(node.devices)
+        start = max(ready, *(free.get(device, 0) for device in placed))
+        for device in placed:  # several times if it has several replicas
+            begin = max(start, free.get(device, 0))
+            free[device] = begin + UNITS[node.phase]
+            found.append(Bar(device, node, begin, free[device]))
+        ends[name] = max(free[device] for device in placed)
     return found
 
 
 def grid(dag: Dag, width: int | None = None, colour: bool = False) -> str:
     """One line per device, or for several that do the same. A dot is a bubble."""
-    all_bars = bars(dag)
+    known = roles(dag)
+    all_bars = bars(dag, known.first)
     several = shares_devices(all_bars)
     labels = {id(bar): text(bar, several) for bar in all_bars}
     cell = max(map(len, labels.values())) + 1
     last = max(bar.end for bar in all_bars)
+    rows = {device: [".".ljust(cell)] * last for device in known.first}
+    for bar in all_bars:
+        cells = rows[bar.device]
+        cells[bar.start] = paint(labels[id(bar)].ljust(cell), bar, colour)
+        for k in range(bar.start + 1, bar.end):
+            cells[k] = paint("-" * (cell - 1) + " ", bar, colour)
     lines: dict[str, list[Device]] = {}
-    for device in dag.devices:
-        cells = [".".ljust(cell)] * last
-        for bar in all_bars:
-            if bar.device == device:
-                cells[bar.start] = paint(labels[id(bar)].ljust(cell), bar, colour)
-                for k in range(bar.start + 1, bar.end):
-                    cells[k] = paint("-" * (cell - 1) + " ", bar, colour)
-        lines.setdefault("".join(cells).rstrip(), []).append(device)
-    found = [f"{devices_text(alike)}  {line}" for line, alike in lines.items()]
+    for device, cells in rows.items():
+        lines.setdefault("".join(cells).rstrip(), []).extend(known.devices(device))
+    heads = {line: devices_text(sorted(alike)) for line, alike in lines.items()}
+    widest = max(map(len, heads.values()))
+    found = [f"{head.ljust(widest)}  {line}" for line, head in heads.items()]
     return "\n".join(line if width is None or colour else line[:width] for line in found)
 
 
@@ -88,10 +98,11 @@ def paint(cell: str, bar: Bar, colour: bool) -> str:
 
 def summary(dag: Dag) -> str:
     """The length of the step in units of a forward, and the idle fraction."""
-    all_bars = bars(dag)
+    first = roles(dag).first
+    all_bars = bars(dag, first)
     last = max(bar.end for bar in all_bars)
     busy = sum(bar.end - bar.start for bar in all_bars)
-    idle = 1 - busy / (last * len(dag.devices))
+    idle = 1 - busy / (last * len(first))
     return (
         f"{last} units long, {idle:.0%} idle (F, BI, BW take 1 unit each, communication takes none)"
     )

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Totals, Transfer, Update
+from piper.ir.local_dags import shared_nodes
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Node,
+    Redistribute,
+    Totals,
+    Transfer,
+    Update,
+)
 from piper.ir.sizes import node_bytes
 from piper.names import BI, TOTALS_STREAM, B, Device, NodeId
 from piper.plan.analyse.memory import holders, lasting, peak, timeline
@@ -130,7 +140,8 @@ def view_data(
 ) -> ViewData:
     """The data of a compiled strategy. Without a trace, it has the compiler's predicted times."""
     shown = different_first(plans, most)
-    index = {node: k for k, node in enumerate(dag.nodes)}
+    number = {node: k for k, node in enumerate(dag.nodes)}
+    index = {copy: number[node] for copy, node in shared_nodes(dag).items()}
     data = ViewData(
         name,
         node_columns(dag, index),
@@ -220,6 +231,8 @@ def kind_of_node(node: Node) -> str:
             return "gather" if node.kind == "all-gather" else str(node.kind)
         case Exchange():
             return "exchange"
+        case Redistribute():
+            return str(node.step)
         case Update():
             return "update"
         case Totals():
@@ -237,6 +250,8 @@ def made_by(node: Node) -> str:
             return "reductions and gathers (passes, because of replicate)"
         case Exchange():
             return "token all-to-all (a pass, because of shard)"
+        case Redistribute():
+            return "conversions (a pass, because of shard)"
         case Compute() | Update() | Totals():
             return "capture"
         case _:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from piper.capture.fx_nodes import is_symbolic, value
 from piper.capture.kernels import shipping
 from piper.capture.kernels.codegen import quickened, release
-from piper.capture.kernels.dropout import KEEP, keep
+from piper.capture.kernels.dropout import INSIDE
 from piper.capture.torch_private import below_autograd, compile_graph, is_plain, pytree
 from piper.names import Phase
 
@@ -131,7 +131,7 @@ def _compiled(module: fx.GraphModule) -> Kernel:
     results: Any = module.graph.output_node().args[0]
     sizes = [len(one) if isinstance(one, tuple | list) else None for one in results]
     flat.output(tuple(copies[node] for node in pytree.tree_leaves(results)))
-    return _packing(compile_graph(fx.GraphModule(module, flat), {KEEP: keep}), sizes)
+    return _packing(compile_graph(fx.GraphModule(module, flat), INSIDE), sizes)
 
 
 def _packing(kernel: Callable[..., Any], sizes: Sequence[int | None]) -> Kernel:

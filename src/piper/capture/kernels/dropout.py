@@ -5,7 +5,9 @@ element in the global batch. There is no generator state. Only integer arithmeti
 used, so that every device gives the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,18 +26,54 @@ def dropout_mask(random: Tensor, operation: int | Tensor, shape: Sequence[int], 
     `random` holds the seed and the microbatch. Row r of microbatch m is row m * shape[0] + r of
     the batch, so the mask does not depend on the number of microbatches.
     """
-    rows, columns = (shape[0] if shape else 1), 1
-    for size in shape[1:]:
-        columns = columns * size
+    rows, columns = shape[0] if shape else 1, prod(shape[1:])
+    row = torch.arange(rows, device=random.device)
+    column = torch.arange(columns, device=random.device)
+    return _mask(random, operation, rows, row, column, p).reshape(shape)
+
+
+def piece_mask(
+    random: Tensor,
+    operation: int | Tensor,
+    whole: Sequence[int],
+    p: float,
+    cut: Sequence[int],
+    rank: Tensor,
+) -> Tensor:
+    """The part of `dropout_mask` for one device's piece of a tensor.
+
+    `cut`: the dimension, its number of blocks, and the devices that each block is cut for.
+    """
+    dim, _, ways = cut
+    row = torch.arange(whole[0], device=random.device)
+    column = torch.arange(prod(whole[1:]), device=random.device).reshape(whole[1:])
+    if dim == 0:
+        row = _piece(row, cut, rank)
+    else:
+        column = _piece(column, (dim - 1, *cut[1:]), rank)
+    shape = [size // ways if d == dim else size for d, size in enumerate(whole)]
+    return _mask(random, operation, whole[0], row, column.flatten(), p).reshape(shape)
+
+
+def _piece(index: Tensor, cut: Sequence[int], rank: Tensor) -> Tensor:
+    dim, blocks, ways = cut
+    split = index.unflatten(dim, (blocks, ways, -1))
+    return split.index_select(dim + 1, rank.reshape(1)).flatten(dim, dim + 2)
+
+
+def _mask(
+    random: Tensor, operation: int | Tensor, rows: int, row: Tensor, column: Tensor, p: float
+) -> Tensor:
+    """[row, column]: which elements of a microbatch of so many `rows` are kept."""
     seed, microbatch = random.unbind()
     seed = (seed ^ (seed >> 32)) & _LOW
-    row = microbatch * rows + torch.arange(rows, device=random.device)
-    noise = torch.arange(columns, device=random.device).unsqueeze(0)
+    row = microbatch * rows + row
+    noise = column.unsqueeze(0)
     for (a, b, c), multiplier in zip(_KEYS, _ROUNDS[:2], strict=True):
         key = _scrambled(seed * a + operation * b + row * c, multiplier)
         noise = _scrambled(noise ^ key.unsqueeze(1), multiplier)
     noise = _scrambled(noise, _ROUNDS[2])
-    return (noise >= round(p * 2**32)).reshape(shape)
+    return noise >= round(p * 2**32)
 
 
 def _scrambled(x: Tensor, multiplier: int) -> Tensor:
@@ -49,13 +87,33 @@ def _scrambled(x: Tensor, multiplier: int) -> Tensor:
 _library = torch.library.Library("piper", "FRAGMENT")
 _library.define("dropout(Tensor x, Tensor random, int operation, float p) -> Tensor")
 _library.define("keep(Tensor random, int operation, SymInt[] shape, float p) -> Tensor")
+# The same for one device's piece of a tensor of shape `whole`; `cut` as in `piece_mask`.
+_PIECE = "int[] whole, int[] cut, Tensor rank"
+_library.define(
+    f"divided_dropout(Tensor x, Tensor random, int operation, float p, {_PIECE}) -> Tensor"
+)
+_library.define(f"keep_piece(Tensor random, int operation, float p, {_PIECE}) -> Tensor")
 
 DROPOUT = torch.ops.piper.dropout.default
 KEEP = torch.ops.piper.keep.default
+DIVIDED_DROPOUT = torch.ops.piper.divided_dropout.default
+KEEP_PIECE = torch.ops.piper.keep_piece.default
+DROPOUTS = (DROPOUT, DIVIDED_DROPOUT)
 
 
 def keep(random: Tensor, operation: int, shape: Sequence[int], p: float) -> Tensor:
     return dropout_mask(random[:2], random[2] + operation, shape, p)
+
+
+def keep_piece(
+    random: Tensor,
+    operation: int,
+    p: float,
+    whole: Sequence[int],
+    cut: Sequence[int],
+    rank: Tensor,
+) -> Tensor:
+    return piece_mask(random[:2], random[2] + operation, whole, p, cut, rank)
 
 
 def _dropout(x: Tensor, random: Tensor, operation: int, p: float) -> Tensor:
@@ -65,10 +123,44 @@ def _dropout(x: Tensor, random: Tensor, operation: int, p: float) -> Tensor:
     return x * KEEP(random, operation, x.shape, p) * (1.0 / (1.0 - p))
 
 
+def _divided_dropout(
+    x: Tensor,
+    random: Tensor,
+    operation: int,
+    p: float,
+    whole: Sequence[int],
+    cut: Sequence[int],
+    rank: Tensor,
+) -> Tensor:
+    if p >= 1.0:
+        return x * 0.0
+    return x * KEEP_PIECE(random, operation, p, whole, cut, rank) * (1.0 / (1.0 - p))
+
+
 def _keep_fake(random: Tensor, operation: int, shape: Sequence[int], p: float) -> Tensor:
+    return random.new_empty(shape, dtype=torch.bool)
+
+
+def _keep_piece_fake(
+    random: Tensor,
+    operation: int,
+    p: float,
+    whole: Sequence[int],
+    cut: Sequence[int],
+    rank: Tensor,
+) -> Tensor:
+    shape = [size // cut[2] if dim == cut[0] else size for dim, size in enumerate(whole)]
     return random.new_empty(shape, dtype=torch.bool)
 
 
 _library.impl("dropout", _dropout, "CompositeImplicitAutograd")
 _library.impl("keep", keep, "CompositeExplicitAutograd")
 _library.impl("keep", _keep_fake, "Meta")
+_library.impl("divided_dropout", _divided_dropout, "CompositeImplicitAutograd")
+_library.impl("keep_piece", keep_piece, "CompositeExplicitAutograd")
+_library.impl("keep_piece", _keep_piece_fake, "Meta")
+
+INSIDE: dict[Any, Callable[..., Tensor]] = {
+    KEEP: keep,
+    KEEP_PIECE: keep_piece,
+}  # what a compiler sees in place of the operators

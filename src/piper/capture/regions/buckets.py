@@ -12,6 +12,7 @@ from piper.capture.precision import Precision
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.inputs import spec_of
 from piper.ir.model import Bucket, Parameter
+from piper.ir.placements import Invariant, Placement
 from piper.names import BucketId, RegionId
 
 Part = tuple[tuple[BucketId, ...], Layout]
@@ -31,13 +32,14 @@ class _Key:
     users: tuple[int, ...]
     trainable: bool  # some region gives it a gradient
     buffer: bool
+    placement: type[Placement] = Invariant  # pieces, and parts of gradients, are kept apart
 
 
 def make_buckets(traced: Traced, regions: Sequence[Lowered], ids: Sequence[RegionId]) -> Bucketed:
     users = _users(regions)
     names = {node: name for name, node in traced.weights.items()}
     keys = {
-        node: _key(users[node], buffer=name not in traced.parameters)
+        node: _key(users[node], name not in traced.parameters, traced.placements.get(name))
         for node, name in names.items()
         if node in users
     }
@@ -49,7 +51,8 @@ def make_buckets(traced: Traced, regions: Sequence[Lowered], ids: Sequence[Regio
     for lowered in regions:
         order = list(dict.fromkeys(keys[node] for node in lowered.chunk.weights))
         for key in order:
-            bucket = _bucket(key, members[key], names, ids, traced.precision)
+            parameters = _parameters(traced, members[key], names)
+            bucket = _bucket(key, parameters, ids, traced.precision)
             buckets.setdefault(bucket.id, bucket)
         layout = _layout(lowered, order, members, traced.precision)
         parts.append((tuple(_id(key, ids) for key in order), layout))
@@ -66,25 +69,40 @@ def _users(regions: Sequence[Lowered]) -> dict[fx.Node, dict[int, bool]]:
     return users
 
 
-def _key(uses: dict[int, bool], buffer: bool) -> _Key:
-    return _Key(tuple(uses), any(uses.values()), buffer)
+def _key(uses: dict[int, bool], buffer: bool, placement: Placement | None) -> _Key:
+    kind = Invariant if placement is None else type(placement)
+    return _Key(tuple(uses), any(uses.values()), buffer, kind)
 
 
 def _id(key: _Key, ids: Sequence[RegionId]) -> BucketId:
     name = "+".join(ids[number] for number in key.users)
+    if key.placement is not Invariant:
+        name = f"{name}:{key.placement.__name__.lower()}"
     if key.buffer:
         return BucketId(f"{name}:buffers")
     return BucketId(name if key.trainable else f"{name}:frozen")
 
 
+def _parameters(
+    traced: Traced, nodes: list[fx.Node], names: dict[fx.Node, str]
+) -> tuple[Parameter, ...]:
+    """With the shapes of whole parameters, even if a device holds a piece."""
+    return tuple(
+        Parameter(
+            name,
+            traced.whole.get(name, spec_of(value(node))),
+            traced.placements.get(name, Invariant()),
+        )
+        for node, name in ((node, names[node]) for node in nodes)
+    )
+
+
 def _bucket(
     key: _Key,
-    nodes: list[fx.Node],
-    names: dict[fx.Node, str],
+    parameters: tuple[Parameter, ...],
     ids: Sequence[RegionId],
     precision: Precision | None,
 ) -> Bucket:
-    parameters = tuple(Parameter(names[node], spec_of(value(node))) for node in nodes)
     bucket = Bucket(_id(key, ids), parameters, trainable=key.trainable, buffers=key.buffer)
     if precision is None or not key.trainable:
         return bucket

@@ -7,10 +7,10 @@ import torch
 from torch import fx
 
 from piper.capture.fx_nodes import insert, is_contiguous, is_symbolic, line, storages, value
-from piper.capture.kernels.dropout import DROPOUT
+from piper.capture.kernels.dropout import DROPOUTS
 from piper.capture.regions import layouts
 from piper.capture.regions.annotate import Path
-from piper.capture.regions.runs import Run, find_runs, path_of
+from piper.capture.regions.runs import Piece, Run, find_runs, path_of
 from piper.capture.torch_private import is_mutable
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import Mode, Switch, modes_of
@@ -34,6 +34,7 @@ class Chunk:
     updates: dict[fx.Node, fx.Node]  # buffer -> its new value
     source: str
     first_dropout: int  # number of its first dropout in the model; its graph counts from 0
+    piece: Piece | None = None  # of a divided region
     graph: fx.GraphModule = field(init=False)
 
     @property
@@ -53,7 +54,7 @@ def cut(traced: Traced) -> list[Chunk]:
     """
     modes = modes_of(traced.root.graph)
     position = {node: index for index, node in enumerate(traced.root.graph.nodes)}
-    runs, movable = _runs(traced, list(modes))
+    runs, movable = runs_of(traced, list(modes))
     named = traced.weights
     weights = set(named.values())
     buffers = [named[name] for name in traced.updated]
@@ -81,7 +82,10 @@ def cut(traced: Traced) -> list[Chunk]:
             outputs=[node for node in results if node not in updates],
             updates=written,
             source=_source(run),
-            first_dropout=min((node.args[2] for node in body if node.target is DROPOUT), default=0),
+            piece=run.piece,
+            first_dropout=min(
+                (node.args[2] for node in body if node.target in DROPOUTS), default=0
+            ),
         )
         chunk.graph = _graph(traced, chunk, modes)
         chunks.append(chunk)
@@ -90,11 +94,13 @@ def cut(traced: Traced) -> list[Chunk]:
 
 def _source(run: Run) -> str:
     """The first line of the region. Unmarked operations that joined it count only if alone."""
+    if run.piece and run.piece.note:
+        return run.piece.note
     marked = [node for node in run.nodes if path_of(node)] or run.nodes
     return next((line(node) for node in marked if line(node)), "")
 
 
-def _runs(traced: Traced, nodes: list[fx.Node]) -> tuple[list[Run], set[fx.Node]]:
+def runs_of(traced: Traced, nodes: list[fx.Node]) -> tuple[list[Run], set[fx.Node]]:
     """The runs, and the operations that are recomputed where they are used instead of sent."""
     named = traced.weights
     parameters = {named[name] for name in traced.parameters}
@@ -102,9 +108,17 @@ def _runs(traced: Traced, nodes: list[fx.Node]) -> tuple[list[Run], set[fx.Node]
     free = _free(nodes, fixed, pinned=set())
     runs = find_runs(nodes, free, parameters)
     # A region that the user marked stays a region, even if all of it could run anywhere.
-    pinned = {node for run in runs if run.path and free.issuperset(run.nodes) for node in run.nodes}
+    marked = [run for run in runs if run.path and not run.piece]
+    pinned = {node for run in marked if free.issuperset(run.nodes) for node in run.nodes}
     free = _free(nodes, fixed, pinned)
-    return runs, free | {node for node in nodes if _is_view(node) or is_symbolic(node)}
+    movable = free | {node for node in nodes if _is_view(node) or is_symbolic(node)}
+    return runs, movable - _converted(runs)
+
+
+def _converted(runs: list[Run]) -> set[fx.Node]:
+    """What conversions read and write. A message is exactly that, and not what it is a view of."""
+    found = [node for run in runs if run.piece and run.piece.conversion for node in run.nodes]
+    return {need for node in found for need in (node, *node.all_input_nodes)}
 
 
 def _free(nodes: list[fx.Node], fixed: set[fx.Node], pinned: set[fx.Node]) -> set[fx.Node]:
@@ -172,7 +186,7 @@ def _built(
         for node in chunk.body:
             switch.to(modes[node])
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            if node.target is DROPOUT:
+            if node.target in DROPOUTS:
                 x, random, number, *rest = copies[node].args
                 copies[node].args = (x, random, number - chunk.first_dropout, *rest)
         switch.to(Mode())

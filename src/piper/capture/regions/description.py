@@ -105,6 +105,8 @@ def describe(
         workspace=cost.workspace,
         traffic=cost.traffic,
         operators=cost.operators,
+        ways=chunk.piece.ways if chunk.piece else 1,
+        conversion=chunk.piece.conversion if chunk.piece else None,
     )
 
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
 from piper.capture.trace.source_lines import is_transformed, line_of
 from piper.errors import CaptureError
+from piper.ir.placements import Placement
 from piper.ir.values import TensorSpec
 
 Loss = Callable[[Any, Any], Tensor]
@@ -41,7 +42,10 @@ class Traced:
     device: str
     output: Output  # of the model, which the loss reads
     precision: Precision | None = None
-    random: fx.Node | None = None  # the placeholder of the random seed, which is the last one
+    random: fx.Node | None = None  # the placeholder of the random seed, behind the batch
+    rank: fx.Node | None = None  # the placeholder of the rank in a divided graph, the last one
+    placements: dict[str, Placement] = field(default_factory=dict)  # of parameters that are divided
+    whole: dict[str, TensorSpec] = field(default_factory=dict)  # of parameters that are cut
 
     @property
     def placeholders(self) -> list[fx.Node]:

@@ -1,8 +1,11 @@
 """Which operations ran under no_grad and autocast. Each region repeats the modes of its part."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from piper.capture.torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_ENABLED
@@ -46,3 +49,12 @@ class Switch:
         if mode.grad != self.mode.grad:
             self.graph.call_function(SET_GRAD_ENABLED, (mode.grad,))
         self.mode = mode
+
+
+@contextmanager
+def autocast(mode: Mode) -> Iterator[None]:
+    """While this is open, operators compute as they did in the trace."""
+    with ExitStack() as stack:
+        for device, dtype, enabled, cached in mode.autocast:
+            stack.enter_context(torch.autocast(device, dtype, enabled, cached))
+        yield

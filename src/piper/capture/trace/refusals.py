@@ -1,5 +1,6 @@
 """What capture does not support, and what to write instead."""
 
+from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -78,6 +79,37 @@ def updated_parameters(names: list[str]) -> CaptureError:
         "model",
         f"the forward pass changes the parameters {', '.join(names)}",
         "make them buffers, or change them outside of the forward pass",
+    )
+
+
+def updated_in_division(name: str) -> CaptureError:
+    return refusal(
+        "model",
+        f"the forward pass changes the buffer {name} inside a divided region",
+        "leave that region out of the Shard of weights or tokens",
+    )
+
+
+def seed_without_parameter(name: str, known: list[str]) -> CaptureError:
+    near = get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
+    return refusal(
+        "plan", f"no divided parameter is called {name}", f"use one of {', '.join(near)}"
+    )
+
+
+def seed_not_possible(name: str, seed: object, where: str) -> CaptureError:
+    return refusal(
+        where,
+        f"{name} cannot be placed as {seed}: no way to divide what reads it works with that",
+        "choose another placement for it, or leave it to Piper",
+    )
+
+
+def unknown_size_in_division(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "a size depends on data inside a divided region",
+        "leave that region out of the Shard of weights or tokens",
     )
 
 

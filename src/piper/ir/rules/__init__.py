@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterator
 
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
+from piper.ir.rules.divisions import (
+    cut_parameters_are_used_in_divided_regions,
+    divided_regions_have_their_devices,
+    every_redistribution_fits_its_conversion,
+    experts_are_not_in_a_divided_stage,
+    groups_are_the_same_in_every_stage,
+    jobs_with_divided_regions_have_one_replica_on_a_device,
+)
 from piper.ir.rules.experts import (
     experts_are_where_they_are_placed,
+    experts_have_one_replica_on_a_device,
     groups_fit_the_experts,
     neighbours_of_experts_are_with_them,
 )
@@ -30,10 +39,8 @@ from piper.ir.rules.placement import (
     every_region_is_placed,
     every_stream_with_a_share_is_used,
     neighbours_have_equally_many_replicas,
-    replicas_stay_on_their_device,
 )
 from piper.ir.rules.replicas import (
-    feeds_are_alike,
     replicas_are_kept_equal,
     replicas_are_where_they_are_placed,
     replicas_update_no_buffers,
@@ -50,6 +57,7 @@ CAPTURED: tuple[Rule, ...] = (
     every_value_is_written_once,
     every_node_fits_its_region,
     every_message_fits_what_it_carries,
+    every_redistribution_fits_its_conversion,
     every_update_has_all_gradients,
     nothing_waits_for_itself,
     every_gradient_is_counted_once,
@@ -59,12 +67,16 @@ PLACED: tuple[Rule, ...] = (
     backward_runs_where_forward_ran,
     every_microbatch_of_a_region_is_placed_alike,
     neighbours_have_equally_many_replicas,
-    replicas_stay_on_their_device,
-    feeds_are_alike,
     replicas_are_where_they_are_placed,
     experts_are_where_they_are_placed,
+    experts_have_one_replica_on_a_device,
     neighbours_of_experts_are_with_them,
     groups_fit_the_experts,
+    divided_regions_have_their_devices,
+    jobs_with_divided_regions_have_one_replica_on_a_device,
+    groups_are_the_same_in_every_stage,
+    experts_are_not_in_a_divided_stage,
+    cut_parameters_are_used_in_divided_regions,
     replicas_are_kept_equal,
     replicas_update_no_buffers,
     buffers_that_change_are_on_one_device,

@@ -10,8 +10,8 @@ from piper.ir.cycles import DATA_FLOW, cycle
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer, Update
 from piper.ir.rules.neighbours import show
-from piper.ir.values import Role
-from piper.names import BW, B, NodeId, Phase, RegionId
+from piper.ir.values import PER_DEVICE, Role
+from piper.names import BW, B, NodeId, Phase, RegionId, ValueId
 
 
 def every_read_has_a_writer(dag: Dag) -> Iterator[Problem]:
@@ -84,11 +84,18 @@ def every_read_is_local(dag: Dag) -> Iterator[Problem]:
         for value in chain.from_iterable(node.reads):
             maker = place.get(value)
             if maker and not isinstance(node, Totals) and not is_at(maker, here):
-                yield Problem(f"{node.id} reads {value}, which is not on {show(here)}", BUG)
+                common = isinstance(node, Collective | Update) or is_per_device(dag, value)
+                if not common or not set(here or ()) <= set(maker.devices or ()):
+                    yield Problem(f"{node.id} reads {value}, which is not on {show(here)}", BUG)
 
 
 def is_at(maker: Node, here: tuple[int, ...] | None) -> bool:
+    """Whether each replica has it where it reads it."""
     return maker.devices is here or maker.devices == here or isinstance(maker, Totals)
+
+
+def is_per_device(dag: Dag, value: ValueId) -> bool:
+    return dag.values[value].role in PER_DEVICE
 
 
 def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:

@@ -8,7 +8,18 @@ from typing import assert_never
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
 from piper.ir.flat_layout import Message, shard_specs
-from piper.ir.nodes import Collective, Compute, Exchange, Kind, Sum, Totals, Transfer, Update, Way
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Kind,
+    Redistribute,
+    Sum,
+    Totals,
+    Transfer,
+    Update,
+    Way,
+)
 from piper.ir.rules.shape import Specs, meaning, show
 from piper.ir.sharding import share_of
 from piper.ir.training import ALL_TOTALS
@@ -19,7 +30,9 @@ from piper.names import BucketId, RegionId, ValueId, amount
 def every_message_fits_what_it_carries(dag: Dag) -> Iterator[Problem]:
     """What arrives is what was sent: the same value, with all its parts, in the right sizes."""
     for node in dag.nodes.values():
-        if isinstance(node, Compute) or (isinstance(node, Transfer) and brings_one(dag, node)):
+        if isinstance(node, Compute | Redistribute) or (
+            isinstance(node, Transfer) and brings_one(dag, node)
+        ):
             continue  # nearly all nodes
         for fault in faults(dag, node):
             yield Problem(f"{node.id} {fault}", BUG)

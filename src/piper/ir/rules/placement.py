@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from piper.errors import Problem
+from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Exchange, Transfer
+from piper.ir.nodes import Collective, Exchange, Redistribute, Transfer
 from piper.ir.rules.neighbours import neighbours, show
 from piper.names import COMPUTE, F, RegionId
 
@@ -66,19 +66,9 @@ def neighbours_have_equally_many_replicas(dag: Dag) -> Iterator[Problem]:
     for one, other in neighbours(dag):
         if len(one[1]) != len(other[1]):
             yield Problem(
-                f"{one[0]} is on {show(one[1])}, {other[0]}, which reads it, on {show(other[1])}",
-                "give both sides lists of the same length, replica i sends to replica i",
-            )
-
-
-def replicas_stay_on_their_device(dag: Dag) -> Iterator[Problem]:
-    """If two neighbours have different lists, they differ for every replica."""
-    for one, other in neighbours(dag):
-        if any(a == b for a, b in zip(one[1], other[1], strict=False)):
-            yield Problem(
-                f"{one[0]} is on {show(one[1])}, {other[0]}, which reads it, on {show(other[1])}: "
-                "some replicas stay where they are, others do not",
-                "give both sides the same list, or lists that differ at every place",
+                f"{one[0]} is on {show(one[1])}, {other[0]}, which reads it, on {show(other[1])} "
+                "(expected as many replicas on both sides)",
+                BUG,
             )
 
 
@@ -86,7 +76,8 @@ def every_stream_with_a_share_is_used(dag: Dag) -> Iterator[Problem]:
     """Checked last, when all communication is in the DAG."""
     if not dag.streams:
         return
-    messages = (n for n in dag.nodes.values() if isinstance(n, Transfer | Collective | Exchange))
+    kinds = Transfer | Collective | Exchange | Redistribute
+    messages = (node for node in dag.nodes.values() if isinstance(node, kinds))
     used = [COMPUTE, *sorted({node.stream for node in messages})]
     for share in dag.streams:
         if share.stream not in used:

@@ -6,19 +6,20 @@ from collections.abc import Iterator
 
 from piper.errors import Problem
 from piper.ir.dag import Dag
-from piper.ir.replicas import replicas
+from piper.ir.replicas import distinct
 from piper.ir.rules.neighbours import show
-from piper.names import amount
 
 
 def replicas_are_kept_equal(dag: Dag) -> Iterator[Problem]:
     """Replicas that do not reduce their gradients would drift apart."""
     place = {node.region: node.devices or () for node in dag.computes}
     for bucket, region in dag.model.first_uses.items():
-        devices, used = place[region], dag.model.buckets[bucket]
+        devices, used = distinct(place[region]), dag.model.buckets[bucket]
         cut = dag.shardings.get(region)
         if cut and cut.ways == len(devices):
             continue  # every device has experts of its own
+        if dag.divisions and dag.replicas.ways == len(devices):
+            continue  # one team, which divides a batch's work
         if len(devices) > 1 and used.trainable and bucket not in dag.residencies:
             tags = ", ".join(f"{key}={index}" for key, index in dag.model.by_id[region].tags)
             yield Problem(
@@ -35,7 +36,7 @@ def replicas_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
             yield Problem(
                 f"{region} is placed on {show(place[region])}, but replicated on "
                 f"{show(how.devices)}",
-                f"write devices={list(place[region])} in its `Replicate`",
+                f"write devices={list(distinct(place[region]))} in its `Replicate`",
             )
 
 
@@ -43,21 +44,13 @@ def replicas_update_no_buffers(dag: Dag) -> Iterator[Problem]:
     """Each replica sees only its own data, so their buffers would drift apart."""
     place = {node.region: node.devices or () for node in dag.computes}
     for region in dag.model.regions:
-        if region.stateful and len(place[region.id]) > 1:
+        devices = place[region.id]
+        if region.stateful and len(devices) > 1:
+            alone = len(distinct(devices)) == 1
+            whole = "every region" if alone else "it"
             yield Problem(
-                f"{region.id} updates buffers (running statistics) on {show(place[region.id])}: "
-                "replicas would not stay equal",
+                f"{region.id} updates buffers (running statistics) on {show(devices)}: "
+                f"replicas would {'see rows in another order' if alone else 'not stay equal'}",
                 "use a norm without running statistics, put the module in eval mode, or place "
-                f"it on one device: devices=[{place[region.id][0]}]",
+                f"{whole} on one device: devices=[{devices[0]}]",
             )
-
-
-def feeds_are_alike(dag: Dag) -> Iterator[Problem]:
-    """Replicas that share devices get one batch together, so each feed has equally many."""
-    found = replicas(node.devices for node in dag.computes if node.devices)
-    if len(set(map(len, found.feeds))) > 1:
-        yield Problem(
-            f"some devices serve {amount(len(found.feeds[0]), 'replica')}, others "
-            f"{len(found.feeds[-1])}: {[list(row) for row in found.lists]}",
-            "give all regions the same device lists, or mirror all of them",
-        )

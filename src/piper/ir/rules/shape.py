@@ -9,7 +9,9 @@ from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
 from piper.ir.flat_layout import messages, shard_specs
 from piper.ir.model import Region
-from piper.ir.nodes import Compute, Exchange, Sum
+from piper.ir.nodes import Compute, Exchange, Redistribute, Sum
+from piper.ir.placements import Step
+from piper.ir.replicas import distinct
 from piper.ir.sharding import Contract, contract, share_of
 from piper.ir.training import Argument, Read, backward_reads, forward_reads, weight_reads
 from piper.ir.values import LOADED, Role, TensorSpec, Value
@@ -106,19 +108,21 @@ class Wanted:
     def __str__(self) -> str:
         return self.name if self.index is None else f"{self.name} {self.index}"
 
-    def misread(self, dag: Dag, node: Compute, total: Sum) -> Iterator[Problem]:
+    def misread(self, dag: Dag, node: Compute | Redistribute, total: Sum) -> Iterator[Problem]:
         fault = self.fault(dag, node, total)
         if fault:
             shown = " + ".join(total)
             yield Problem(f"{node.id} reads {shown} as {self} of {node.region}{fault}", BUG)
 
-    def miswritten(self, dag: Dag, node: Compute, value: ValueId) -> Iterator[Problem]:
+    def miswritten(
+        self, dag: Dag, node: Compute | Redistribute, value: ValueId
+    ) -> Iterator[Problem]:
         fault = "" if meaning(dag.values[value]) in self.parts else f" (expected {self.what})"
         fault = fault or self.misfit(dag.values[value])
         if fault:
             yield Problem(f"{node.id} writes {value} as {self} of {node.region}{fault}", BUG)
 
-    def fault(self, dag: Dag, node: Compute, total: Sum) -> str:
+    def fault(self, dag: Dag, node: Compute | Redistribute, total: Sum) -> str:
         """Why this sum cannot be read here; empty if it can."""
         if self.shared:
             fine = len(total) == 1 and meaning(dag.values[total[0]]) in self.parts
@@ -172,7 +176,8 @@ class Graphs:
         nodes = dag.nodes.values() if dag.shardings else ()
         self.exchanged = any(isinstance(node, Exchange) for node in nodes)
         computes = dag.computes if dag.residencies else ()
-        self.place = {node.region: node.devices for node in computes}
+        self.converted = is_converted(dag)
+        self.place = {node.region: distinct(node.devices or ()) for node in computes}
         self.known: dict[tuple[RegionId, Phase], Graph] = {}
         self.first: dict[tuple[Role, ValueId | None, int], Value] = {}
         self.every, self.origin = dag.values, dag.origins.microbatch.get
@@ -218,7 +223,7 @@ class Graphs:
         if argument is Argument.CARRY:
             return kept(argument, Role.CARRY, region.carry, region)
         gradient = argument is Argument.OUTPUT_GRAD
-        value = region.outputs[k] if gradient else region.inputs[k]
+        value = region.outputs[k] if gradient else self.source(region.inputs[k])
         parts = self.gradients(value) if gradient else ((self.role(value), value, None, None),)
         return Wanted(argument, k, parts, (self.specs(region, value),), self.away(region))
 
@@ -256,7 +261,7 @@ class Graphs:
             yield shard_specs(messages(held, how.message_bytes, how.ways), how.ways)
 
     def held(self, bucket: BucketId) -> Specs:
-        return self.dag.held(bucket) if self.exchanged else self.model.buckets[bucket].specs
+        return self.dag.held(bucket) if self.exchanged else self.model.held(bucket)
 
     def held_gradients(self, bucket: BucketId) -> Specs:
         return self.model.buckets[bucket].gradients(self.held(bucket))
@@ -265,9 +270,22 @@ class Graphs:
         return self.model.values[value].role
 
     def gradients(self, value: ValueId) -> tuple[Meaning, ...]:
-        seed = ((Role.SEED, value, None, None),) if value == self.model.loss else ()
-        regions = self.model.contributors.get(value, ())
-        return (*seed, *((Role.GRADIENT, value, region, None) for region in regions))
+        found: list[Meaning] = [(Role.SEED, value, None, None)] if value == self.model.loss else []
+        for name in self.model.contributors.get(value, ()):
+            region = self.model.by_id[name]
+            if self.converted and region.conversion and region.conversion.backward is Step.NOTHING:
+                found += self.gradients(region.outputs[0])
+            else:
+                found.append((Role.GRADIENT, value, name, None))
+        return tuple(found)
+
+    def source(self, value: ValueId) -> ValueId:
+        """What is read for a value: once conversions are messages, those that do nothing are
+        gone."""
+        region = self.model.conversions.get(value) if self.converted else None
+        if region and region.conversion and region.conversion.forward is Step.NOTHING:
+            return self.source(region.inputs[0])
+        return value
 
     def away(self, region: Region) -> RegionId | None:
         return region.id if self.exchanged and region.id in self.dag.shardings else None
@@ -279,6 +297,12 @@ class Graphs:
         if isinstance(found, Contract) and value == region.inputs[found.counts]:
             return (share_of(specs[0], self.dag.shardings[region.id].ways),)
         return specs
+
+
+def is_converted(dag: Dag) -> bool:
+    """Whether conversions are messages already."""
+    conversions = {region.id for region in dag.model.conversions.values()}
+    return bool(conversions) and not any(node.region in conversions for node in dag.computes)
 
 
 def kept(name: str, role: Role, specs: Specs, region: Region) -> Wanted:

@@ -126,7 +126,7 @@ def on_cpu(job: Job, model: torch.nn.Module) -> Job:
     options = replace(
         job.options, device="cpu", compiled=False, graphs=False, init=None, precision=None
     )
-    return replace(job, model=model, options=options, captures={})
+    return replace(job, model=model, options=options, captures={}, divided={})
 
 
 def unmixed(job: Job) -> list[str]:
@@ -146,11 +146,13 @@ class Observed:
 
     def __call__(self, bucket: BucketState) -> None:
         self.updates[id(bucket)] += 1
-        for name, first, shape, parameter in bucket.parts():
+        for name, first, shape, parameter, order in bucket.parts():
             if self.updates[id(bucket)] == 1 and parameter.grad is not None:
-                self.gradients.append(Part(name, first, tuple(shape), flat(parameter.grad)))
+                grad = flat(parameter.grad)
+                self.gradients.append(Part(name, first, tuple(shape), grad, order))
             if self.updates[id(bucket)] == self.steps:
-                self.final.append(Part(name, first, tuple(shape), flat(parameter.detach())))
+                final = flat(parameter.detach())
+                self.final.append(Part(name, first, tuple(shape), final, order))
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -70,13 +70,19 @@ def largest_differences(
         found[name] = worst(found[name], ratio(largest([apart]), scale[name]))
 
     for part in parts:
-        where = slice(part.first, part.first + part.values.numel())
+        where = place_of(part)
         missing[part.name][where] = False
         look(part.name, where, part.values)
     for name, left in missing.items():
         if left.any():
             look(name, left, otherwise[name][left])
     return found
+
+
+def place_of(part: Part) -> Any:
+    """Where the elements of a part are in the flat tensor."""
+    span = slice(part.first, part.first + part.values.numel())
+    return span if part.order.is_natural else part.order.indices(part.shape)[span]
 
 
 def largest(tensors: Iterable[torch.Tensor]) -> float:

@@ -19,6 +19,7 @@ from piper.plan.instructions import (
     Plan,
     Reduce,
     Run,
+    Slice,
     Update,
     is_message,
 )
@@ -144,6 +145,8 @@ class Walk:
                 self.sizes[one.into] = self.sizes.pop(one.value)
             case Reduce():
                 self.reduce(position, one)
+            case Slice():
+                self.put(one.into, ACTIVATIONS, self.size(one.into))
             case Update():
                 self.look(position, self.largest(one))
             case _:
@@ -196,11 +199,11 @@ class Walk:
 
     def role(self, value: str) -> Role | None:
         """None for buffers that are not values of the DAG: sums, inputs of a second replica."""
-        known = self.dag.values.get(ValueId(value))
+        known = self.dag.local_values.get(ValueId(value))
         return known.role if known else None
 
     def size(self, value: str) -> int:
-        known = self.dag.values.get(ValueId(value))
+        known = self.dag.local_values.get(ValueId(value))
         return self.bytes_of(known.specs) if known else 0
 
     def bytes_of(self, specs: tuple[TensorSpec, ...]) -> int:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from piper.plan.instructions import Exchange, Gather, Plan, Reduce, Total, is_message
+from piper.plan.instructions import (
+    Exchange,
+    Gather,
+    Plan,
+    Redistribute,
+    Reduce,
+    Total,
+    is_message,
+)
 from piper.plan.instructions.sizes import message_bytes, shape_bytes
 
-Collective = Reduce | Gather | Exchange | Total
+Collective = Reduce | Gather | Exchange | Redistribute | Total
 
 
 def traffic(plan: Plan) -> dict[str, int]:
@@ -28,10 +36,15 @@ def split_by_node(one: Collective, nodes: int) -> tuple[float, float]:
     times, size = volume(one)
     count = len(one.group)
     local = count / nodes
-    if isinstance(one, Exchange):
+    if is_direct(one):
         return size * (local - 1) / count, size * (count - local) / count
     inside = times * size * (count - 1) / count if local > 1 else 0.0
     return inside, times * size * (nodes - 1) / nodes / local
+
+
+def is_direct(one: Collective) -> bool:
+    """Whether every device sends to every other one, without a ring."""
+    return isinstance(one, Exchange) or (isinstance(one, Redistribute) and one.step == "all-to-all")
 
 
 def volume(one: Collective) -> tuple[int, float]:
@@ -40,5 +53,8 @@ def volume(one: Collective) -> tuple[int, float]:
         return 2, 0.0
     if isinstance(one, Exchange):
         return 1, float(sum(map(shape_bytes, one.shapes)))
+    if isinstance(one, Redistribute):
+        joined = len(one.group) if one.step == "all-gather" else 1
+        return 2 if one.step == "all-reduce" else 1, float(shape_bytes(one.shape) * joined)
     both = 2 if isinstance(one, Reduce) and not one.scatter else 1
     return both, float(sum(map(message_bytes, one.messages)))

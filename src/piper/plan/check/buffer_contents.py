@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from piper.errors import BUG, PlanError
 from piper.ir.dag import Dag
+from piper.ir.local_dags import View, views
 from piper.ir.naming import replica_buffer
-from piper.ir.nodes import Compute, Exchange
-from piper.ir.replicas import replicas
+from piper.ir.nodes import Compute, Exchange, Precedence, Redistribute
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
 from piper.names import COMPUTE, amount
@@ -20,6 +20,18 @@ from piper.plan.check.stream_order import StreamOrder
 from piper.plan.inputs import input_buffers
 from piper.plan.instructions import Instruction
 from piper.plan.rendezvous import Event
+
+
+class Wanted:
+    """A DAG that devices must compute, and the inputs that they load for it."""
+
+    def __init__(self, view: View) -> None:
+        self.dag, self.replicas, self.devices = view.dag, view.replicas, view.devices
+        self.inputs = input_buffers(view.dag, view.replicas)
+        self.orders: dict[str, list[tuple[int, Precedence]]] = {}  # of messages, numbered
+        for number, order in enumerate(view.dag.precedences):
+            for name in order.after if order.partial else ():
+                self.orders.setdefault(name, []).append((number, order))
 
 
 @dataclass
@@ -40,6 +52,7 @@ class DeviceBuffers(Progress):
         self.states = {state.value for state in self.plan.states}
         self.holds.update((state, {state}) for state in self.states)
         self.rewritten |= self.states
+        self.wanted: Wanted  # what it must compute
 
 
 @dataclass(kw_only=True)
@@ -50,8 +63,20 @@ class BufferChecks(Interpreter[DeviceBuffers]):
     here: Present  # the devices that must have a plan
 
     def __post_init__(self) -> None:
-        self.replicas = replicas(node.devices for node in self.dag.computes if node.devices)
-        self.inputs = input_buffers(self.dag)
+        every = dict.fromkeys((*self.devices, *sorted(self.here.devices)))
+        self.wanted = tuple(Wanted(view) for view in views(self.dag, tuple(every)))
+        for one in self.wanted:
+            for device in one.devices:
+                if device in self.devices:
+                    self.devices[device].wanted = one
+
+    def required(self) -> Iterator[tuple[Dag, Present]]:
+        """What must be computed, and the devices that must compute it."""
+        if len(self.wanted) == 1:
+            yield self.wanted[0].dag, self.here
+            return
+        for one in self.wanted:
+            yield one.dag, Present(set(one.devices) & self.here.devices)
 
     def pending(self, device: DeviceBuffers, one: Instruction) -> Event | None:
         if not one.waits:  # most instructions
@@ -62,13 +87,16 @@ class BufferChecks(Interpreter[DeviceBuffers]):
                 self.refuse(device, what, position)
         return super().pending(device, one)
 
-    def expected(self, device: DeviceBuffers, node: Compute | Exchange) -> Sequence[Sequence[str]]:
+    def expected(
+        self, device: DeviceBuffers, node: Compute | Exchange | Redistribute
+    ) -> Sequence[Sequence[str]]:
         """What a node reads. Where replicas share a device, each reads the inputs of its own."""
         assert node.devices is not None
-        replica, of = self.replicas.place(node.devices, device.plan.device)
+        wanted = device.wanted
+        replica, of = wanted.replicas.place(node.devices, device.plan.device)
         if of == 1 or not replica:
             return node.reads
-        known = self.dag.values
+        known = wanted.dag.values
         return [
             [replica_buffer(v, replica) if known[v].role in LOADED else v for v in total]
             for total in node.reads
@@ -132,7 +160,8 @@ class BufferChecks(Interpreter[DeviceBuffers]):
 
     def makers(self, device: DeviceBuffers, values: set[str]) -> list[int]:
         """Where this device made the values that are missing or extra, at most two positions."""
-        ran = (device.ran.get(self.dag.producers.get(v, "")) for v in sorted(values))  # type: ignore[call-overload]
+        producers = device.wanted.dag.producers
+        ran = (device.ran.get(producers.get(v, "")) for v in sorted(values))  # type: ignore[call-overload]
         return [position for position in ran if position is not None][:2]
 
     def refuse_while_sent(self, device: DeviceBuffers, buffer: str) -> None:

@@ -15,10 +15,10 @@ from piper.ir.dag import Dag
 from piper.ir.flat_layout import messages
 from piper.ir.naming import sent
 from piper.ir.naming import updated as new
-from piper.ir.nodes import Collective, Kind, Node, Totals, Transfer
+from piper.ir.nodes import Collective, Kind, Node, Precedence, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
+from piper.ir.placements import Invariant
 from piper.ir.roles import Present
-from piper.ir.sharding import sharding_of
 from piper.ir.values import Role
 from piper.names import BucketId, Device, ValueId
 from piper.plan.check.buffer_contents import DeviceBuffers
@@ -73,65 +73,87 @@ def unmatched_text(communicator: Communicator) -> str:
 
 
 def everything_ran_once(execution: SymbolicExecution) -> Iterator[Problem]:
-    for node in execution.dag.nodes.values():
-        runs = [(device, str(node.id)) for device in execution.here.of(node.devices)]
-        if isinstance(node, Transfer):
-            runs += [(device, sent(node.id)) for device in execution.here.of(node.source)]
-        for device, name in runs:
-            if device not in execution.devices or name not in execution.devices[device].ran:
-                place = needed_at(execution, node, device)
-                yield Problem(f"{node.id} never runs on device {device}{place}", BUG)
+    for dag, here in execution.required():
+        for node in dag.nodes.values():
+            runs = [(device, str(node.id)) for device in here.of(node.devices)]
+            if isinstance(node, Transfer):
+                runs += [(device, sent(node.id)) for device in here.of(node.source)]
+            for device, name in runs:
+                if device not in execution.devices or name not in execution.devices[device].ran:
+                    place = needed_at(execution, dag, node, device)
+                    yield Problem(f"{node.id} never runs on device {device}{place}", BUG)
 
 
-def needed_at(execution: SymbolicExecution, node: Node, device: Device) -> str:
+def needed_at(execution: SymbolicExecution, dag: Dag, node: Node, device: Device) -> str:
     """The plan at the last predecessor of a node that never ran."""
     buffers = execution.devices.get(device)
     ran = buffers.ran if buffers else {}
-    before = [ran[name] for name in execution.dag.predecessors(node) if name in ran]
+    before = [ran[name] for name in dag.predecessors(node) if name in ran]
     return f", after\n{execution.picture((device, max(before)))}" if before else ""
 
 
 def orders_are_kept(execution: SymbolicExecution) -> Iterator[Problem]:
     """Orders of passes. Those that name messages were checked as these started."""
-    for precedence in execution.dag.precedences:
-        if not precedence.before or precedence.partial:
-            continue
-        lane = execution.dag.nodes[
-            precedence.before[0]
-        ].devices  # all nodes of a precedence have the same devices
-        for device in execution.here.of(lane):
-            ran = execution.devices[device].ran
-            before = [(ran[node], node) for node in precedence.before if node in ran]
-            after = [(ran[node], node) for node in precedence.after if node in ran]
-            if before and after and max(before) > min(after):
-                what = f"device {device} runs {min(after)[1]} before {max(before)[1]}"
-                picture = execution.picture((device, min(after)[0]), (device, max(before)[0]))
-                yield Problem(f"{what}, against {precedence.maker}\n{picture}", BUG)
+    for dag, here in execution.required():
+        for precedence in dag.precedences:
+            if precedence.before and not precedence.partial:
+                # all nodes of a precedence have the same devices
+                for device in here.of(dag.nodes[precedence.before[0]].devices):
+                    yield from order_problems(execution, precedence, device)
+
+
+def order_problems(
+    execution: SymbolicExecution, precedence: Precedence, device: Device
+) -> Iterator[Problem]:
+    ran = execution.devices[device].ran
+    before = [(ran[node], node) for node in precedence.before if node in ran]
+    after = [(ran[node], node) for node in precedence.after if node in ran]
+    if before and after and max(before) > min(after):
+        what = f"device {device} runs {min(after)[1]} before {max(before)[1]}"
+        picture = execution.picture((device, min(after)[0]), (device, max(before)[0]))
+        yield Problem(f"{what}, against {precedence.maker}\n{picture}", BUG)
 
 
 def loss_and_norm_are_complete(execution: SymbolicExecution) -> Iterator[Problem]:
     """The loss and norm all-reduce counts every loss once per replica, and every gradient (or every
     shard of it) once."""
-    homes = {
-        frozenset(node.reads[0]): node
-        for node in execution.dag.nodes.values()
-        if isinstance(node, UpdateNode)
-    }
-    for node in execution.dag.nodes.values():
-        if isinstance(node, Totals):
-            found = Counter(execution.counted.get(node.id, ()))
-            for loss in node.reads[0]:
-                maker = execution.dag.nodes[execution.dag.producers[loss]]
-                devices = execution.here.of(maker.devices)
-                if found[frozenset([loss])] != len(devices):
-                    yield Problem(f"{node.id} is missing {loss}{pictured(execution, devices)}", BUG)
-            for number, total in enumerate(node.reads[1:]):
-                wanted = counting_devices(execution, homes[frozenset(total)], number)
-                if found[frozenset(total)] != wanted:
-                    maker = execution.dag.nodes[execution.dag.producers[total[0]]]
-                    devices = execution.here.of(maker.devices)
-                    picture = pictured(execution, devices)
-                    yield Problem(f"{node.id} is missing {total[0]}{picture}", BUG)
+    for dag, here in execution.required():
+        homes = {
+            frozenset(node.reads[0]): node
+            for node in dag.nodes.values()
+            if isinstance(node, UpdateNode)
+        }
+        for node in dag.nodes.values():
+            if isinstance(node, Totals):
+                found = Counter(execution.counted_by(node.id, here))
+                wanted: dict[Sum, int] = {
+                    (loss,): len(first_members(dag, here, made_on(dag, loss)))
+                    for loss in node.reads[0]
+                }
+                for number, total in enumerate(node.reads[1:]):
+                    update = homes.get(frozenset(total))
+                    if update is not None:
+                        wanted[total] = counting_devices(dag, here, update, number)
+                for parts, count in wanted.items():
+                    if found[frozenset(parts)] != count:
+                        picture = pictured(execution, here.of(made_on(dag, parts[0])))
+                        yield Problem(f"{node.id} is missing {parts[0]}{picture}", BUG)
+
+
+def made_on(dag: Dag, value: ValueId) -> tuple[Device, ...] | None:
+    """The devices that make a value."""
+    maker = dag.producers.get(value)
+    return dag.nodes[maker].devices if maker else None
+
+
+def first_members(
+    dag: Dag, here: Present, devices: tuple[Device, ...] | None
+) -> tuple[Device, ...]:
+    """Of devices that divide regions, the one that counts their loss."""
+    found = here.of(devices)
+    if not dag.divisions:
+        return found
+    return tuple(d for d in found if dag.replicas.member(devices or (), d) == 0)
 
 
 def pictured(execution: SymbolicExecution, devices: Sequence[Device]) -> str:
@@ -145,13 +167,22 @@ def pictured(execution: SymbolicExecution, devices: Sequence[Device]) -> str:
     return f"\n{execution.picture(*events)}" if events else ""
 
 
-def counting_devices(execution: SymbolicExecution, update: UpdateNode, number: int) -> int:
+def counting_devices(dag: Dag, here: Present, update: UpdateNode, number: int) -> int:
     """How many devices count a gradient: one in each group that holds the same sum, in turn."""
-    maker = execution.dag.nodes[execution.dag.producers[update.reads[0][0]]]
+    maker = dag.nodes[dag.producers[update.reads[0][0]]]
+    counting = here.of(update.devices)
     if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
-        turns = (group[number % len(group)] for group in maker.groups)
-        return sum(device in execution.here.devices for device in turns)
-    return len(execution.here.of(update.devices))
+        turns = {group[number % len(group)] for group in maker.groups}
+        counting = tuple(device for device in counting if device in turns)
+    return sum(in_turn(dag, update, number, device) for device in counting)
+
+
+def in_turn(dag: Dag, update: UpdateNode, number: int, device: Device) -> bool:
+    """Devices that divide regions have the same gradient of what is whole: one of them counts."""
+    if not dag.divisions or dag.model.buckets[update.bucket].placement is not Invariant:
+        return True
+    team = dag.replicas
+    return team.member(update.devices or (), device) == number % team.ways
 
 
 def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:
@@ -163,17 +194,18 @@ def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:
             if is_right != (Role.WEIGHTS, state.bucket, not state.home):
                 yield Problem(f"{state.value} is not {state.bucket}", BUG)
             elif shard_of(execution.dag, state, plan.device) != (
-                state.shard, state.ways, state.messages, state.share, state.shares,
+                state.shard, state.ways, state.messages, state.share, state.shares, state.cuts,
             ):  # fmt: skip
                 yield Problem(f"{state.value} on device {plan.device} is the wrong shard", BUG)
 
 
 def shard_of(
     dag: Dag, state: State, device: Device
-) -> tuple[int, int, tuple[Layout, ...], int, int]:
+) -> tuple[int, int, tuple[Layout, ...], int, int, tuple[tuple[int, int], ...]]:
     how = dag.residencies.get(BucketId(state.bucket))
-    cut = sharding_of(dag.model, dag.shardings, BucketId(state.bucket))
-    share = (cut.share(device), cut.ways) if cut else (0, 1)
+    cut = dag.pieces(BucketId(state.bucket))
+    cuts = dag.model.buckets[BucketId(state.bucket)].cuts
+    share = (cut.share(device), cut.ways, cuts) if cut else (0, 1, ())
     if how is None or not how.sharded:
         return 0, 1, (), *share
     group = next(group for group in how.groups if device in group)

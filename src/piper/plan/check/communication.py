@@ -7,9 +7,20 @@ from typing import NoReturn
 from piper.ir.naming import sent
 from piper.ir.nodes import Collective, Kind, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
+from piper.ir.nodes import Redistribute as RedistributeNode
+from piper.ir.placements import Step
 from piper.plan.buffer_layout import offsets
 from piper.plan.check.buffer_contents import BufferChecks, DeviceBuffers
-from piper.plan.instructions import Exchange, Gather, Instruction, Recv, Reduce, Send
+from piper.plan.instructions import (
+    Exchange,
+    Gather,
+    Instruction,
+    Recv,
+    Redistribute,
+    Reduce,
+    Send,
+    Slice,
+)
 from piper.plan.rendezvous import Event
 
 
@@ -17,7 +28,7 @@ class CommunicationChecks(BufferChecks):
     """Sends match receives in order on their channel, and collectives match in their group."""
 
     def transfer(self, device: DeviceBuffers, moved: Send | Recv) -> None:
-        node = self.dag.nodes.get(moved.node)  # type: ignore[call-overload]
+        node = device.wanted.dag.nodes.get(moved.node)  # type: ignore[call-overload]
         if not isinstance(node, Transfer):
             self.refuse(device, f"{moved.node} is not a transfer")
         self.once(device, sent(moved.node) if isinstance(moved, Send) else moved.node)
@@ -34,7 +45,7 @@ class CommunicationChecks(BufferChecks):
 
     def refuse_wrong_ends(self, device: DeviceBuffers, moved: Send | Recv, node: Transfer) -> None:
         """Both ends, the stream and the shapes must be those of the DAG."""
-        here, value = device.plan.device, self.dag.values[node.writes[0]]
+        here, value = device.plan.device, device.wanted.dag.values[node.writes[0]]
         ends = (here, moved.peer) if isinstance(moved, Send) else (moved.peer, here)
         shapes = tuple((spec.shape, spec.dtype) for spec in value.specs)
         pairs = zip(node.source, node.devices, strict=True)
@@ -79,7 +90,7 @@ class CommunicationChecks(BufferChecks):
         node = self.collective(device, gather, Kind.ALL_GATHER)
         self.compare(device, [gather.value], node.reads)
         device.used.setdefault(gather.value, []).append(device.at)
-        known = self.dag.values[node.writes[0]]
+        known = device.wanted.dag.values[node.writes[0]]
         if gather.shapes != tuple((spec.shape, spec.dtype) for spec in known.specs):
             self.refuse(device, f"{gather.into} has different shapes in the DAG")
         self.fill(device, gather)
@@ -104,7 +115,7 @@ class CommunicationChecks(BufferChecks):
 
     def collective(self, device: DeviceBuffers, one: Reduce | Gather, kind: Kind) -> Collective:
         """The node of an instruction, which must have the same messages, stream and group."""
-        node, here = self.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
+        node, here = device.wanted.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
         if not isinstance(node, Collective) or node.kind is not kind or here not in one.group:
             self.refuse(device, f"{one.node} is not the {kind} of device {here}")
         self.once(device, one.node)
@@ -117,11 +128,12 @@ class CommunicationChecks(BufferChecks):
 
     def exchange(self, device: DeviceBuffers, one: Exchange) -> None:
         """It reads and writes what its node does. Its operands stay in use until it completes."""
-        node, here = self.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
+        node, here = device.wanted.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
         if not isinstance(node, ExchangeNode) or here not in one.group:
             self.refuse(device, f"{one.node} is not a token all-to-all of device {here}")
         self.once(device, one.node)
-        shapes = tuple((s.shape, s.dtype) for v in node.rows for s in self.dag.values[v].specs)
+        values = device.wanted.dag.values
+        shapes = tuple((s.shape, s.dtype) for v in node.rows for s in values[v].specs)
         found = (one.way, one.stream, one.shapes, len(one.writes))
         if one.group not in node.groups or found != (
             node.way, node.stream, shapes, len(node.writes),
@@ -132,4 +144,30 @@ class CommunicationChecks(BufferChecks):
             device.used.setdefault(buffer, []).append(device.at)
         for buffer, value in zip(one.writes, node.writes, strict=True):
             self.write(device, buffer, {value})
+        self.meet(device, one)
+
+    def redistribute(self, device: DeviceBuffers, one: Redistribute | Slice) -> None:
+        """It does the step of its node, with its devices. Its operand stays as it is."""
+        node, here = self.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
+        if not isinstance(node, RedistributeNode) or here not in node.devices:
+            self.refuse(device, f"{one.node} is not a conversion of device {here}")
+        self.once(device, one.node)
+        group = next(group for group in node.groups if here in group)
+        spec = self.dag.values[node.reads[0][0]].specs[0]
+        wanted = (
+            (node.step, (spec.shape, spec.dtype), group, node.stream)
+            if isinstance(one, Redistribute)
+            else (Step.SLICE, group.index(here), len(group))
+        )
+        found = (
+            (one.step, one.shape, one.group, one.stream)
+            if isinstance(one, Redistribute)
+            else (node.step, one.part, one.parts)
+        )
+        if found != wanted:
+            self.refuse(device, f"{one.node} is not as in the DAG")
+        self.compare(device, [one.value], self.expected(device, node))
+        if isinstance(one, Redistribute):
+            device.used.setdefault(one.value, []).append(device.at)
+        self.write(device, one.into, {node.writes[0]})
         self.meet(device, one)

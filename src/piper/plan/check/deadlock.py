@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
+from piper.ir.local_dags import shared_nodes
 from piper.ir.nodes import Compute
 from piper.names import Device, NodeId
 from piper.plan.check.excerpts import side_by_side
@@ -43,7 +44,7 @@ def explained(
     `at` is the position of every device. `awaited` is the message that each blocked device waits
     for. `present` are the devices that must have a plan (None: all).
     """
-    shown, sentences = walk(plans, at, awaited, present), Sentences(dag, plans)
+    shown, sentences = walk(plans, at, awaited, present), Sentences(dag, plans, shared_nodes(dag))
     last = shown[-1]
     if last.needed is None:
         head, shown = "deadlock: a device waits for a message that never comes", [last]
@@ -128,6 +129,7 @@ class Sentences:
 
     dag: Dag
     plans: Mapping[Device, Plan]
+    nodes: Mapping[NodeId, NodeId]  # of the DAG, by what devices call them
 
     def never(self, wait: Wait) -> str:
         return f"{self.blocked(wait)} for {self.wanted(wait)}, which never {self.verb(wait)} it"
@@ -177,7 +179,7 @@ class Sentences:
         return (sentences or f"«{line(one)}»") + self.directive(one.node)
 
     def compute(self, run: Run) -> str:
-        node = self.dag.nodes.get(run.node)  # type: ignore[call-overload]
+        node = self.dag.nodes.get(self.nodes.get(NodeId(run.node), NodeId(run.node)))
         if not isinstance(node, Compute):
             return run.node
         return f"{PHASES[node.phase]} of {self.region(node)}{self.part(node)}"
@@ -197,7 +199,8 @@ class Sentences:
 
     def directive(self, node: str) -> str:
         """The directive that ordered a node, or else the one that made it."""
-        orders = [p.maker for p in self.dag.precedences if node in (*p.after, *p.before)]
-        made = self.dag.makers.get(NodeId(node))
+        name = self.nodes.get(NodeId(node), NodeId(node))
+        orders = [p.maker for p in self.dag.precedences if name in (*p.after, *p.before)]
+        made = self.dag.makers.get(name)
         found = next((maker for maker in [*orders, *([made] if made else [])] if maker.of), None)
         return f" ({found.name}: directive {found.directive} of {found.of})" if found else ""

@@ -7,7 +7,6 @@ done once it has started.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from piper.ir.naming import sent
 from piper.ir.nodes import Precedence, Transfer
@@ -23,19 +22,10 @@ class OrderChecks(BufferChecks):
 
     kept: set[tuple[Device, int, str]] = field(default_factory=set)  # by order and stream
 
-    @cached_property
-    def orders(self) -> dict[str, list[tuple[int, Precedence]]]:
-        """The orders that put something before a node, numbered."""
-        found: dict[str, list[tuple[int, Precedence]]] = {}
-        for number, order in enumerate(self.dag.precedences):
-            for name in order.after if order.partial else ():
-                found.setdefault(name, []).append((number, order))
-        return found
-
     def keep_orders(self, device: DeviceBuffers, one: Instruction) -> None:
         """Once a stream is ordered after something, all that follows on it is."""
         stream = stream_of(one)
-        for number, order in self.orders[one.node]:
+        for number, order in device.wanted.orders[one.node]:
             known = device.plan.device, number, stream
             if known not in self.kept:
                 for name in order.before:
@@ -45,7 +35,7 @@ class OrderChecks(BufferChecks):
     def require_before(
         self, device: DeviceBuffers, one: Instruction, name: NodeId, order: Precedence
     ) -> None:
-        node, here = self.dag.nodes[name], device.plan.device
+        node, here = device.wanted.dag.nodes[name], device.plan.device
         ran: set[str] = {name} if here in (node.devices or ()) else set()
         if isinstance(node, Transfer) and here in node.source:
             ran.add(sent(name))

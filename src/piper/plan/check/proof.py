@@ -108,10 +108,13 @@ def freed(plans: Sequence[Plan]) -> int:
 
 def contributions(execution: SymbolicExecution) -> int:
     """How many parameter gradients the backward passes produced, on all devices."""
-    values = execution.dag.values
-    made = {
-        node.id: sum(values[v].role is Role.WEIGHT_GRADIENT for v in node.writes)
-        for node in execution.dag.computes
-    }
-    ran = (made.get(name, 0) for device in execution.devices.values() for name in device.ran)  # type: ignore[call-overload]
-    return sum(ran)
+    found = 0
+    for one in execution.wanted:
+        values = one.dag.values
+        made: dict[str, int] = {
+            node.id: sum(values[v].role is Role.WEIGHT_GRADIENT for v in node.writes)
+            for node in one.dag.computes
+        }
+        devices = (execution.devices[device] for device in one.devices)
+        found += sum(made.get(name, 0) for device in devices for name in device.ran)
+    return found

@@ -6,14 +6,16 @@ their channel. A device goes on only when the messages that it waits for have co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from piper.errors import PlanError, Problem
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
-from piper.names import amount
+from piper.ir.roles import Present
+from piper.ir.values import Role
+from piper.names import Device, amount
 from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.communication import CommunicationChecks
 from piper.plan.check.deadlock import explained
@@ -29,9 +31,11 @@ from piper.plan.instructions import (
     Keep,
     Load,
     Recv,
+    Redistribute,
     Reduce,
     Run,
     Send,
+    Slice,
     Total,
     Update,
 )
@@ -41,7 +45,9 @@ from piper.plan.instructions import (
 class SymbolicExecution(CommunicationChecks, OrderChecks):
     """Executes every kind of instruction, and checks each against the DAG."""
 
-    counted: dict[str, list[frozenset[str]]] = field(default_factory=dict)  # by all-reduce node
+    counted: dict[tuple[str, Device], list[frozenset[str]]] = field(
+        default_factory=dict
+    )  # by all-reduce node and device
 
     def finish(self) -> None:
         """Run all plans to their end, or explain the deadlock."""
@@ -53,7 +59,7 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
         device.stream = stream_of(one)
         if one.waits:
             device.order.wait(device.at, one)
-        if one.node in self.orders:
+        if one.node in device.wanted.orders:
             self.keep_orders(device, one)
         match one:
             case Run():
@@ -74,6 +80,8 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
                 self.gather(device, one)
             case Exchange():
                 self.exchange(device, one)
+            case Redistribute() | Slice():
+                self.redistribute(device, one)
             case Total():
                 self.total(device, one)
             case Update():
@@ -85,18 +93,26 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
         self.write(device, keep.into, self.take(device, keep.value))
 
     def load(self, device: DeviceBuffers, load: Load) -> None:
-        if load.value not in self.inputs:
+        inputs = device.wanted.inputs
+        if load.value not in inputs:
             self.refuse(device, f"there is no input {load.value}")
-        known, replica = self.inputs[load.value]
-        part, parts = replica * known.parts + known.part, len(self.replicas.feeds[0]) * known.parts
+        known, replica = inputs[load.value]
+        part, parts = replica * known.parts + known.part, device.wanted.replicas.parts * known.parts
+        index = self.rank(device) if known.role is Role.RANK else known.index
         if (load.role, load.index, load.part, load.parts) != (
-            known.role, known.index, part, parts,
+            known.role, index, part, parts,
         ):  # fmt: skip
             self.refuse(device, f"it does not load {load.value}")
         self.write(device, load.value, {load.value})
 
+    def rank(self, device: DeviceBuffers) -> int:
+        """The position of a device in the groups that divide regions."""
+        number = device.plan.device
+        groups = (group for how in self.dag.divisions.values() for group in how.groups)
+        return next((group.index(number) for group in groups if number in group), 0)
+
     def compute(self, device: DeviceBuffers, run: Run) -> None:
-        node = self.dag.nodes.get(run.node)  # type: ignore[call-overload]
+        node = device.wanted.dag.nodes.get(run.node)  # type: ignore[call-overload]
         if not isinstance(node, Compute) or device.plan.device not in (node.devices or ()):
             self.refuse(device, f"{run.node} does not belong on device {device.plan.device}")
         self.once(device, run.node)
@@ -125,7 +141,7 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
 
     def total(self, device: DeviceBuffers, total: Total) -> None:
         self.once(device, total.node)
-        node = self.dag.nodes.get(total.node)  # type: ignore[call-overload]
+        node = device.wanted.dag.nodes.get(total.node)  # type: ignore[call-overload]
         if not isinstance(node, Totals):
             self.refuse(device, f"{total.node} is not the loss and norm all-reduce")
         if total.group != node.devices or device.plan.device not in (node.devices or ()):
@@ -138,26 +154,32 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
         counted = [frozenset(self.read(device, b)) for b in (*dict(total.losses), *total.grads)]
         if len(set(counted)) < len(total.losses) + len(total.grads):
             self.refuse(device, "a loss or gradient is counted twice")
-        self.counted.setdefault(total.node, []).extend(counted)
+        self.counted.setdefault((total.node, device.plan.device), []).extend(counted)
         self.meet(device, total)
+
+    def counted_by(self, node: str, here: Present) -> Iterator[frozenset[str]]:
+        """What these devices have counted in the loss and norm all-reduce."""
+        for (counting, device), parts in self.counted.items():
+            if counting == node and device in here.devices:
+                yield from parts
 
     def refuse_wrong_parts(self, device: DeviceBuffers, total: Total, node: Totals) -> None:
         """Every loss is weighted as a microbatch of its own replica."""
-        all_losses = node.reads[0]
+        all_losses, dag = node.reads[0], device.wanted.dag
         for buffer, part in total.losses:
             replica, k = divmod(part, len(all_losses))
             self.compare(device, [buffer], [[all_losses[k]]])
-            devices = self.dag.nodes[self.dag.producers[all_losses[k]]].devices or ()
-            if self.replicas.place(devices, device.plan.device)[0] != replica:
+            devices = dag.nodes[dag.producers[all_losses[k]]].devices or ()
+            if device.wanted.replicas.place(devices, device.plan.device)[0] != replica:
                 self.refuse(device, f"{buffer} is counted for the wrong replica")
 
     def update(self, device: DeviceBuffers, update: Update) -> None:
-        node = self.dag.nodes.get(update.node)  # type: ignore[call-overload]
+        node = device.wanted.dag.nodes.get(update.node)  # type: ignore[call-overload]
         if not isinstance(node, UpdateNode) or device.plan.device not in (node.devices or ()):
             self.refuse(device, f"{update.node} does not belong on device {device.plan.device}")
         self.once(device, update.node)
         self.compare(device, [update.grad], node.reads[:1])
-        state = self.dag.values[node.writes[0]].state
+        state = device.wanted.dag.values[node.writes[0]].state
         assert state is not None
         if update.bucket != node.bucket or device.holds.get(state) != {state}:
             self.refuse(device, f"{update.bucket} is not what {update.node} updates")

@@ -2,9 +2,9 @@
 
 The host issues the instructions of a plan in order. Messages are asynchronous: `Send` and `Recv`
 run in order on their channel (stream, sender, receiver); `Reduce`, `Gather`, `Exchange` (the token
-all-to-all) and `Total` (the loss and norm all-reduce) run in order in their group. Everything else
-runs in order on the compute stream. `waits` are the positions of earlier instructions of the same
-plan, on other streams, that must have completed.
+all-to-all), `Redistribute` (of a divided region) and `Total` (the loss and norm all-reduce) run in
+order in their group. Everything else runs in order on the compute stream. `waits` are the positions
+of earlier instructions of the same plan, on other streams, that must have completed.
 
 An instruction knows what it uses, defines and ends, and its communicator. Code that walks a plan
 asks the instruction. A new instruction needs a class here, its lowering, its execution (in the
@@ -16,20 +16,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+from piper.ir.naming import short_list
 from piper.names import COMPUTE, Device, Share
 from piper.plan.instructions.base import Buffers, Waits
-from piper.plan.instructions.compute import Add, Free, Keep, Load, Run, Update
-from piper.plan.instructions.messages import Exchange, Gather, Recv, Reduce, Send, Total
+from piper.plan.instructions.compute import Add, Free, Keep, Load, Run, Slice, Update
+from piper.plan.instructions.messages import (
+    Exchange,
+    Gather,
+    Recv,
+    Redistribute,
+    Reduce,
+    Send,
+    Total,
+)
 from piper.plan.instructions.sizes import Layout, Shape, is_dynamic
 
 __all__ = [
     "Add", "Buffers", "Exchange", "Free", "Gather", "Instruction", "Keep", "Layout", "Load",
-    "Plan", "Recv", "Reduce", "Run", "Send", "Shape", "State", "Total", "Update", "Waits",
+    "Plan", "Recv", "Redistribute", "Reduce", "Run", "Send", "Shape", "Slice", "State", "Total",
+    "Update", "Waits",
     "is_dynamic", "is_message", "line",
 ]  # fmt: skip
 
 Instruction = (
-    Load | Run | Keep | Add | Send | Recv | Reduce | Gather | Exchange | Total | Update | Free
+    Load
+    | Run
+    | Slice
+    | Keep
+    | Add
+    | Send
+    | Recv
+    | Reduce
+    | Gather
+    | Exchange
+    | Redistribute
+    | Total
+    | Update
+    | Free
 )
 
 
@@ -43,7 +66,8 @@ class State:
     """Memory that outlives the step: a bucket's parameters, at home or as a copy.
 
     If `ways` is above 1, it is shard number `shard` of that many, laid out as `messages`. If
-    `shares` is above 1, it holds part number `share` of the experts only (or a shard of that part).
+    `shares` is above 1, it holds part number `share` of each parameter only (or a shard of that
+    part): of its experts, or else `cuts` says of which dimension, in how many blocks.
     """
 
     value: str
@@ -54,6 +78,7 @@ class State:
     messages: tuple[Layout, ...] = ()
     share: int = 0
     shares: int = 1
+    cuts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +96,8 @@ class Plan:
         return "\n".join([head, *map(line, self.instructions)])
 
 
-def among(collective: Reduce | Gather | Exchange) -> str:
-    devices = ", ".join(map(str, collective.group))
+def among(collective: Reduce | Gather | Exchange | Redistribute) -> str:
+    devices = short_list(collective.group, ", ")
     return f"among {devices} on {collective.stream}"
 
 
@@ -89,6 +114,8 @@ def line(instruction: Instruction) -> str:
             text = f"load    {writes}"
         case Run():
             text = f"run     {instruction.node} ({reads}) -> {writes}"
+        case Slice():
+            text = f"slice   {reads} -> {writes}, {instruction.part} of {instruction.parts}"
         case Keep() | Add():
             text = f"{instruction.kind:7} {instruction.into} += {instruction.value}"
         case Send():
@@ -102,6 +129,8 @@ def line(instruction: Instruction) -> str:
             text = f"gather  {reads} -> {writes} [{instruction.buffer}] {among(instruction)}"
         case Exchange():
             text = f"{instruction.way:7} {reads} -> {writes} {among(instruction)}"
+        case Redistribute():
+            text = f"{instruction.step} {reads} -> {writes} {among(instruction)}"
         case Total():
             text = f"total   {reads}"
         case Update():

@@ -10,10 +10,10 @@ from piper.plan.instructions.base import Base, Buffers, Moving, Recordable, Seve
 
 @dataclass(frozen=True, slots=True)
 class Load(Base):
-    """Take a microbatch's part of an input, its loss weight, or its random counter."""
+    """Take a microbatch's part of an input, its loss weight, its random counter, or the rank."""
 
     value: str
-    role: str  # batch, seed or random
+    role: str  # batch, seed, random or rank
     index: int
     part: int
     parts: int
@@ -43,6 +43,28 @@ class Run(Recordable, Several):
     @property
     def kind(self) -> str:
         return self.phase
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Recordable):
+    """Take one of `parts` equal slices of the first dimension. `value` stays as it is."""
+
+    node: str
+    value: str
+    into: str
+    part: int
+    parts: int
+    waits: Waits = ()
+
+    stream = COMPUTE
+
+    @property
+    def uses(self) -> Buffers:
+        return (self.value,)
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.into,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,46 @@ class Exchange(Among, Several):
 
 
 @dataclass(frozen=True, slots=True)
+class Redistribute(Among):
+    """Start a collective on one tensor, which devices that divide a region need elsewhere.
+
+    All work along the first dimension: an all-gather joins the tensors of a group, a reduce-scatter
+    adds them up and takes a slice, an all-to-all sends a slice to each. `value` stays as it is.
+    """
+
+    node: str
+    step: str
+    value: str
+    into: str
+    shape: Shape  # of `value`
+    group: tuple[Device, ...]
+    stream: str
+    waits: Waits = ()
+
+    @property
+    def kind(self) -> str:
+        return self.step
+
+    @property
+    def uses(self) -> Buffers:
+        return (self.value,)
+
+    @property
+    def defines(self) -> Buffers:
+        return (self.into,)
+
+    @property
+    def moves(self) -> object:
+        return (self.shape, self.step)
+
+    @property
+    def sent(self) -> int:
+        ways, size = len(self.group), shape_bytes(self.shape)
+        rounds = {"all-gather": ways, "all-reduce": 2}.get(self.step, 1)
+        return rounds * size * (ways - 1) // ways
+
+
+@dataclass(frozen=True, slots=True)
 class Total(Among):
     """The loss and norm all-reduce: sums of weighted losses and squared gradients."""
 

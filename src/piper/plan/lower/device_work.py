@@ -10,10 +10,20 @@ from itertools import accumulate, chain
 from typing import assert_never
 
 from piper.ir.dag import Dag
+from piper.ir.local_dags import views
 from piper.ir.naming import replica_buffer
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Sum, Totals, Transfer
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Node,
+    Redistribute,
+    Sum,
+    Totals,
+    Transfer,
+)
 from piper.ir.nodes import Update as UpdateNode
-from piper.ir.replicas import Replicas, replicas
+from piper.ir.replicas import Replicas
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
 from piper.names import Device, NodeId, ValueId
@@ -27,7 +37,7 @@ from piper.plan.lower.message_starts import (
     sender,
 )
 
-Work = Compute | UpdateNode | Totals
+Work = Compute | Redistribute | UpdateNode | Totals
 
 
 EARLIEST = 12  # nodes by which a receive may be posted ahead of its use
@@ -68,26 +78,40 @@ class DeviceWork:
         return [node for node in nodes if isinstance(node, Collective)]
 
     @cached_property
-    def exchanges(self) -> list[Exchange]:
+    def exchanges(self) -> list[Exchange | Redistribute]:
+        """Token all-to-alls and conversions: what they read may have other readers."""
         nodes = chain.from_iterable(self.starts.values())
-        return [node for node in nodes if isinstance(node, Exchange)]
+        return [node for node in nodes if isinstance(node, Exchange | Redistribute)]
 
-    def arrived(self, exchange: Exchange) -> int:
-        """The first node that reads a result of a token all-to-all, which has completed by then."""
+    @cached_property
+    def first_operands(self) -> set[ValueId]:
+        """What messages that start before all nodes read."""
+        nodes = (node for node in self.starts.get(0, ()) if not isinstance(node, Receive))
+        return {value for node in nodes for total in node.reads for value in total}
+
+    def arrived(self, exchange: Exchange | Redistribute) -> int:
+        """The first node that reads a result, which has completed by then."""
         readers = chain.from_iterable(self.dag.consumers.get(v, ()) for v in exchange.writes)
-        here = (self.position[reader] for reader in readers if reader in self.position)
-        return min(here, default=len(self.nodes))
+        found = [at for reader in readers if (at := self.read_at(reader)) is not None]
+        return min(found, default=len(self.nodes))
+
+    def read_at(self, reader: NodeId) -> int | None:
+        """The position by which a node has read its operands; None if that is not known."""
+        if reader in self.position:
+            return self.position[reader]
+        node = self.dag.nodes[reader]
+        return self.arrived(node) if isinstance(node, Redistribute) else None
 
     def name(self, value: ValueId, devices: tuple[Device, ...]) -> str:
         """The buffer of a value. Inputs of a second replica on this device have their own."""
-        if len(self.replicas.feeds[0]) == 1 or self.dag.values[value].role not in LOADED:
+        if self.replicas.parts == 1 or self.dag.values[value].role not in LOADED:
             return value
         replica, _ = self.replicas.place(devices, self.device)
         return replica_buffer(value, replica)
 
     def names(self, node: Node) -> list[tuple[Sum, str]]:
         """The reads of a node, and the buffer of each single value."""
-        if len(self.replicas.feeds[0]) == 1:
+        if self.replicas.parts == 1:
             return [(total, total[0]) for total in node.reads]
         return [(total, self.name(total[0], node.devices or ())) for total in node.reads]
 
@@ -100,10 +124,23 @@ def device_work(
     `careful`: each channel has at most one receive in flight, posted when the one before it is
     used.
     """
-    chosen = dag.devices if devices is None else devices
-    known = replicas(node.devices for node in dag.computes if node.devices)
-    found, here = {device: DeviceWork(dag, device, known) for device in chosen}, Present(chosen)
-    orders = MessageStarts(dag, careful)
+    found: dict[Device, DeviceWork] = {}
+    for view in views(dag, dag.devices if devices is None else devices):
+        known, orders = view.replicas, MessageStarts(view.dag, careful)
+        works = {device: DeviceWork(view.dag, device, known) for device in view.devices}
+        distribute(view.dag, works, orders)
+        for work in works.values():
+            for starts in work.starts.values():
+                starts.sort(key=orders.urgency)
+            first_uses(view.dag, work)
+            post_receives(work, careful, orders)
+        found |= works
+    return found
+
+
+def distribute(dag: Dag, found: dict[Device, DeviceWork], orders: MessageStarts) -> None:
+    """Give each device its part of the sequence."""
+    here = Present(found)
     for name in dag.sequence:
         node = dag.nodes[name]
         match node:
@@ -119,19 +156,18 @@ def device_work(
                     work = found[device]
                     work.started[node.id] = len(work.nodes)
                     work.start(node)
-            case Compute() | UpdateNode() | Totals():
+            case Redistribute() if node.is_message:
+                for device in here.of(node.devices):
+                    work = found[device]
+                    work.started[node.id] = len(work.nodes)
+                    work.start(node)
+            case Compute() | Redistribute() | UpdateNode() | Totals():
                 for device in here.of(node.devices):
                     work = found[device]
                     work.position[node.id] = len(work.nodes)
                     work.nodes.append(node)
             case _:
                 assert_never(node)
-    for work in found.values():
-        for starts in work.starts.values():
-            starts.sort(key=orders.urgency)
-        first_uses(dag, work)
-        post_receives(work, careful, orders)
-    return found
 
 
 def first_uses(dag: Dag, work: DeviceWork) -> None:
@@ -164,9 +200,15 @@ def post_receives(work: DeviceWork, careful: bool, orders: MessageStarts) -> Non
 def in_time(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
     uses = [work.uses[transfer.id] for transfer in queue]
     return [
-        len(work.nodes) if use is None else ahead(work, use, transfer)
+        len(work.nodes) if use is None
+        else -0.5 if use == 0 and is_for_a_collective(work, transfer)
+        else ahead(work, use, transfer)
         for use, transfer in zip(uses, queue, strict=True)
-    ]
+    ]  # fmt: skip
+
+
+def is_for_a_collective(work: DeviceWork, transfer: Transfer) -> bool:
+    return any(reader in work.started for reader in work.dag.consumers[transfer.writes[0]])
 
 
 def carefully(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
@@ -178,7 +220,7 @@ def carefully(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
         use = work.uses[transfer.id]
         if use is None or work.dag.values[transfer.writes[0]].is_given:
             continue
-        if any(reader in work.started for reader in work.dag.consumers[transfer.writes[0]]):
+        if is_for_a_collective(work, transfer):
             found[k] = use - 0.5
         elif free <= use:
             found[k] = min(found[k], free)
@@ -186,9 +228,11 @@ def carefully(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
     return found
 
 
-def ahead(work: DeviceWork, use: int, transfer: Transfer) -> int:
+def ahead(work: DeviceWork, use: int, transfer: Transfer) -> float:
     """At least one node before the use, and as many as it takes to cover the transfer time."""
     dag, position = work.dag, use
+    if use == 0 and transfer.writes[0] in work.first_operands:
+        return -0.5
     _, left = dag.transits.get(transfer.id, (0.0, 0.0))
     while position > 0 and (position == use or left > 0) and use - position < EARLIEST:
         position -= 1
@@ -197,15 +241,13 @@ def ahead(work: DeviceWork, use: int, transfer: Transfer) -> int:
     return position
 
 
-def proven_received(
-    dag: Dag, all_work: dict[Device, DeviceWork], work: DeviceWork
-) -> dict[NodeId, int]:
+def proven_received(all_work: dict[Device, DeviceWork], work: DeviceWork) -> dict[NodeId, int]:
     """For each send of a device, the position by which the peer has received it for sure.
 
     If this device reads a value that the peer computed after it used the message, the send has
     completed: waiting for it there costs nothing. Sends without such a proof end with the step.
     """
-    received = {peer: evidence(dag, all_work[peer], work) for peer in peers(work)}
+    received = {peer: evidence(all_work[peer], work) for peer in peers(work)}
     proofs: dict[NodeId, int] = {}
     for transfer in work.sends:
         peer = receiver(transfer, work.device)
@@ -223,18 +265,17 @@ def peers(work: DeviceWork) -> list[Device]:
     return list(dict.fromkeys(receiver(transfer, work.device) for transfer in work.sends))
 
 
-def evidence(dag: Dag, peer: DeviceWork, work: DeviceWork) -> tuple[list[int], list[int]]:
+def evidence(peer: DeviceWork, work: DeviceWork) -> tuple[list[int], list[int]]:
     """Positions at which this device reads from the peer, and the peer's position by then."""
     found: list[tuple[int, int]] = []
     for transfer in work.gets.values():
         use = work.uses[transfer.id]
         if use is not None and sender(transfer, work.device) == peer.device:
-            made = max(progress(dag, peer, value) for value in transfer.reads[0])
+            made = max(progress(peer, value) for value in transfer.reads[0])
             found.append((use, made))
     found.sort()
     return [use for use, _ in found], list(accumulate((made for _, made in found), max))
 
 
-def progress(dag: Dag, peer: DeviceWork, value: ValueId) -> int:
-    maker: Node = dag.nodes[dag.producers[value]]
-    return peer.position.get(maker.id, -1)
+def progress(peer: DeviceWork, value: ValueId) -> int:
+    return peer.position.get(peer.dag.producers[value], -1)

@@ -7,15 +7,14 @@ from typing import Any
 
 from piper.ir.dag import Dag
 from piper.ir.flat_layout import Message, messages
-from piper.ir.sharding import sharding_of
 from piper.names import BucketId, Device
 from piper.plan.instructions import Layout
 
 
 def held(dag: Dag, bucket: BucketId, device: Device) -> tuple[Any, ...]:
     """The last fields of a State: the shard of the bucket, and the part of its experts."""
-    how, cut = dag.residencies.get(bucket), sharding_of(dag.model, dag.shardings, bucket)
-    share = (cut.share(device), cut.ways) if cut else (0, 1)
+    how, cut = dag.residencies.get(bucket), dag.pieces(bucket)
+    share = (cut.share(device), cut.ways, dag.model.buckets[bucket].cuts) if cut else (0, 1, ())
     if how is None or not how.sharded:
         return (0, 1, (), *share)
     group = next(group for group in how.groups if device in group)

@@ -11,10 +11,11 @@ from piper.ir.dag import Dag
 from piper.ir.naming import TOTALS, gather_buffer
 from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
+from piper.ir.nodes import Redistribute as RedistributeNode
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.values import LOADED, Role, Value
 from piper.names import COMPUTE, Device, NodeId, ValueId
-from piper.plan.buffer_layout import offsets
+from piper.plan.buffer_layout import offsets, wire_shapes
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -25,21 +26,18 @@ from piper.plan.instructions import (
     Load,
     Plan,
     Recv,
+    Redistribute,
     Reduce,
     Run,
     Send,
-    Shape,
+    Slice,
     State,
     Total,
     Update,
     Waits,
 )
-from piper.plan.lower.device_work import (
-    DeviceWork,
-    Work,
-    device_work,
-    proven_received,
-)
+from piper.plan.lower.counted_once import counts, losses_of
+from piper.plan.lower.device_work import DeviceWork, Work, device_work, proven_received
 from piper.plan.lower.held_state import held, layouts
 from piper.plan.lower.lifetimes import endings, local_sums
 from piper.plan.lower.message_starts import Receive, receiver, sender
@@ -52,10 +50,11 @@ def lower(
     """The plans of all devices, or of one device per role, in the order of the devices."""
     assert dag.sequence, "schedule the DAG before lowering it"
     found = device_work(dag, devices, careful)
-    orders = orders_into(dag)
+    dags = {id(work.dag): work.dag for work in found.values()}
+    orders = {key: orders_into(one) for key, one in dags.items()}
     return tuple(
-        Lowering(dag, work, proven_received(dag, found, work), OrderWaits(orders)).plan()
-        for work in found.values()
+        Lowering(one.dag, one, proven_received(found, one), OrderWaits(orders[id(one.dag)])).plan()
+        for one in found.values()
     )
 
 
@@ -71,6 +70,7 @@ class Lowering:
     made_by: dict[str, int] = field(default_factory=dict)  # buffer -> instruction to wait for
     arriving: dict[str, int] = field(default_factory=dict)  # buffer -> message that fills it
     waited: set[tuple[str, int]] = field(default_factory=set)  # stream, message it waited for
+    awaited: set[int] = field(default_factory=set)  # messages that any stream waited for
     added: set[str] = field(default_factory=set)  # received values that are part of a sum now
     readers: dict[str, list[int]] = field(default_factory=dict)  # of states and gather buffers
     slots: dict[str, str] = field(default_factory=dict)  # gathered value -> its buffer
@@ -134,7 +134,7 @@ class Lowering:
     def start(self, position: int) -> None:
         late = self.work.posts.get(position - 0.5)
         for node in self.work.starts.get(position, ()):
-            if late and isinstance(node, Collective):
+            if late and isinstance(node, Collective | RedistributeNode):
                 self.post(position - 0.5)
                 late = None
             match node:
@@ -146,6 +146,8 @@ class Lowering:
                     self.reduce(node)
                 case ExchangeNode():
                     self.exchange(node)
+                case RedistributeNode():
+                    self.redistribute(node)
                 case Receive():
                     self.receive(node.transfer)
                 case _:
@@ -221,13 +223,35 @@ class Lowering:
             self.sent.setdefault(value, []).append(k)
         self.arriving.update((value, k) for value in node.writes)
 
-    def group(self, node: Collective | ExchangeNode) -> tuple[Device, ...]:
+    def redistribute(self, node: RedistributeNode) -> None:
+        value = self.operand(node.reads[0], node.devices)
+        made = self.made_by.get(value, self.loaded.get(value))
+        waits = {*self.wait_for((value,), node.stream), *(() if made is None else (made,))}
+        (shape,) = wire_shapes(self.dag.values[node.reads[0][0]])
+        k = self.emit(
+            Redistribute(
+                node.id, node.step, value, node.writes[0], shape, self.group(node), node.stream,
+                tuple(sorted(waits)),
+            )
+        )  # fmt: skip
+        self.sent.setdefault(value, []).append(k)
+        self.arriving[node.writes[0]] = k
+
+    def slice(self, node: RedistributeNode) -> None:
+        value, group = self.operand(node.reads[0], node.devices), self.group(node)
+        part, into = group.index(self.work.device), node.writes[0]
+        k = self.emit(Slice(node.id, value, into, part, len(group), self.wait_for((value,))))
+        self.made(into, k)
+
+    def group(self, node: Collective | ExchangeNode | RedistributeNode) -> tuple[Device, ...]:
         return next(group for group in node.groups if self.work.device in group)
 
     def do(self, node: Work) -> None:
         match node:
             case Compute():
                 self.run(node)
+            case RedistributeNode():
+                self.slice(node)
             case UpdateNode():
                 self.update(node)
             case Totals():
@@ -244,9 +268,12 @@ class Lowering:
             if value in self.states or value in self.slots:
                 self.note_reader(value, k)
         for value in node.writes:
-            self.made_by[value] = k
-            if value in self.sums.of:
-                self.add(self.sums.of[value], value)
+            self.made(value, k)
+
+    def made(self, value: ValueId, position: int) -> None:
+        self.made_by[value] = position
+        if value in self.sums.of:
+            self.add(self.sums.of[value], value)
 
     def update(self, node: UpdateNode) -> None:
         grad = self.operand(node.reads[0], node.devices or ())
@@ -267,24 +294,15 @@ class Lowering:
         """
         assert node.devices is not None
         here = {k: self.operand(t, ()) for k, t in enumerate(node.reads[1:]) if self.is_here(t)}
-        counted = tuple(grad for k, grad in here.items() if self.counts(node.reads[1 + k][0], k))
-        waits, losses = self.wait_for(tuple(here.values())), tuple(self.losses(node))
+        counted = tuple(
+            grad
+            for k, grad in here.items()
+            if counts(self.dag, self.work.device, node.reads[1 + k][0], k)
+        )
+        made = {loss for loss in node.reads[0] if loss in self.made_by or loss in self.arriving}
+        losses = tuple(losses_of(self.work, node, made))
+        waits = self.wait_for((*(loss for loss, _ in losses), *here.values()))
         self.arriving[TOTALS] = self.emit(Total(node.id, losses, counted, node.devices, waits))
-
-    def counts(self, value: ValueId, number: int) -> bool:
-        """A sum that a whole group holds is counted by one member. The members take turns."""
-        maker = self.dag.nodes[self.dag.producers[value]]
-        if isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE:
-            return any(group[number % len(group)] == self.work.device for group in maker.groups)
-        return True
-
-    def losses(self, node: Totals) -> Iterator[tuple[str, int]]:
-        """The losses computed here, each with the number of its microbatch in the batch."""
-        for part, loss in enumerate(node.reads[0]):
-            if loss in self.made_by:
-                devices = self.dag.nodes[self.dag.producers[loss]].devices or ()
-                first, _ = self.work.replicas.place(devices, self.work.device)
-                yield loss, first * len(node.reads[0]) + part
 
     def is_here(self, total: Sum) -> bool:
         return total in self.sums.names or total[0] in self.made_by or total[0] in self.received
@@ -314,7 +332,10 @@ class Lowering:
         if name not in self.loaded:
             first, of = self.work.replicas.place(devices, self.work.device)
             part, parts = first * known.parts + known.part, of * known.parts
-            self.loaded[name] = self.emit(Load(name, known.role, known.index, part, parts))
+            index = known.index
+            if known.role is Role.RANK:
+                index = self.work.replicas.member(devices, self.work.device)
+            self.loaded[name] = self.emit(Load(name, known.role, index, part, parts))
         return name
 
     def storage(self, value: ValueId) -> ValueId:
@@ -344,6 +365,7 @@ class Lowering:
     def not_yet_waited(self, positions: Iterable[int], stream: str) -> Waits:
         new = sorted({k for k in positions if (stream, k) not in self.waited})
         self.waited.update((stream, k) for k in new)
+        self.awaited.update(new)
         return tuple(new)
 
     def note_reader(self, value: str, position: int) -> None:
@@ -361,9 +383,15 @@ class Lowering:
     def free(self, position: int) -> None:
         values = self.ends.get(position, ())
         if values:
-            sends = {k for value in values for k in self.sent.get(value, ())}
-            self.emit(Free(tuple(values), tuple(sorted(sends))))
+            waits = {k for value in values for k in self.sent.get(value, ())}
+            waits.update(self.unread(values))
+            self.emit(Free(tuple(values), tuple(sorted(waits))))
 
-
-def wire_shapes(value: Value) -> tuple[Shape, ...]:
-    return tuple((spec.shape, spec.dtype) for spec in value.specs)
+    def unread(self, buffers: Iterable[str]) -> Iterator[int]:
+        """The messages that fill these buffers and that nothing waits for: this device only takes
+        part in them for others."""
+        for buffer in buffers:
+            k = self.arriving.get(buffer)
+            if k is not None and k not in self.awaited:
+                self.awaited.add(k)
+                yield k

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Exchange, Kind, Node, Transfer
+from piper.ir.nodes import Collective, Exchange, Kind, Node, Redistribute, Transfer
 from piper.names import Device, NodeId
 from piper.plan.communicator import Channel
 
@@ -23,7 +23,8 @@ class Receive:
         return self.transfer.id
 
 
-Start = Transfer | Collective | Exchange | Receive  # asynchronous: started, and waited for later
+# Asynchronous: started, and waited for later.
+Start = Transfer | Collective | Exchange | Redistribute | Receive
 
 
 class MessageStarts:
@@ -52,7 +53,7 @@ class MessageStarts:
             if isinstance(node, Transfer):
                 channel = node.stream, node.source, node.devices
                 least = channels[channel] = max(least, channels.get(channel, 0))
-            if isinstance(node, Transfer | Collective | Exchange):
+            if isinstance(node, Transfer | Collective | Exchange | Redistribute):
                 found[name] = max(least, urgency(self.dag, node))
         return found
 
@@ -94,7 +95,7 @@ def ends(node: Node) -> tuple[Device, ...]:
 
 def urgency(dag: Dag, node: Start) -> int:
     """Sends first, because peers wait for them; then gathers, whose values are needed soon."""
-    if isinstance(node, Exchange | Receive):
+    if isinstance(node, Exchange | Redistribute | Receive):
         return 0
     if isinstance(node, Collective):
         return 1 if node.kind is Kind.ALL_GATHER else 3

@@ -6,21 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from piper.ir.dag import Dag
+from piper.ir.local_dags import views
 from piper.ir.naming import sum_buffer
 from piper.ir.nodes import Collective, Kind, Totals
 from piper.ir.nodes import Exchange as ExchangeNode
+from piper.ir.nodes import Redistribute as RedistributeNode
 from piper.ir.roles import Groups, Roles
-from piper.ir.sharding import sharding_of
 from piper.names import BucketId, Device, NodeId, ValueId
-from piper.plan.binding import Grouping, JobGroups, RolePlan, Turn, bind
-from piper.plan.instructions import Exchange, Gather, Plan, Reduce, State, Total
+from piper.plan.binding import Grouping, JobGroups, Meeting, RolePlan, Turn, bind
+from piper.plan.instructions import Plan, State, Total
+from piper.plan.lower.counted_once import counts
 
 
 def role_plans(
     dag: Dag, plans: Sequence[Plan], roles: Roles
 ) -> tuple[JobGroups, dict[Device, RolePlan]]:
     """The plan of each role, by its first device, ready to be bound to any of its devices."""
-    reading = Reading(dag)
+    every = views(dag, tuple(plan.device for plan in plans))
+    reading = Reading(dag, {device: view.dag for view in every for device in view.devices})
     found = {plan.device: reading.role_plan(plan) for plan in plans}
     job = JobGroups(roles, tuple(reading.groupings))
     for role in found.values():
@@ -33,11 +36,12 @@ class Reading:
     """The groupings that were met so far."""
 
     dag: Dag
+    seen: Mapping[Device, Dag]  # the DAG as each device sees it
     groupings: dict[Groups, int] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)  # hashing long lists would take too long
 
     def role_plan(self, plan: Plan) -> RolePlan:
-        met = (one for one in plan.instructions if isinstance(one, Reduce | Gather | Exchange))
+        met = (one for one in plan.instructions if isinstance(one, Meeting))
         return RolePlan(
             plan=plan,
             meetings=tuple(self.of_node(one.node) for one in met),
@@ -54,13 +58,13 @@ class Reading:
 
     def of_node(self, name: str) -> int:
         node = self.dag.nodes[NodeId(name)]
-        assert isinstance(node, Collective | ExchangeNode)
+        assert isinstance(node, Collective | ExchangeNode | RedistributeNode)
         return self.number(node.groups)
 
     def holding(self, state: State) -> tuple[Grouping, Grouping]:
-        """The groupings that say which shard, and which share of experts, a device holds."""
+        """The groupings that say which shard, and which share of it, a device holds."""
         bucket = BucketId(state.bucket)
-        cut = sharding_of(self.dag.model, self.dag.shardings, bucket)
+        cut = self.dag.pieces(bucket)
         shards = self.number(self.dag.residencies[bucket].groups) if state.ways > 1 else None
         return shards, self.number(cut.groups) if cut else None
 
@@ -69,19 +73,25 @@ class Reading:
         made: dict[str, int] = {}
         for one in plan.instructions:
             if isinstance(one, Total):
-                yield from self.held(self.dag.nodes[NodeId(one.node)], made)
+                dag = self.seen[plan.device]
+                yield from self.held(plan.device, dag, dag.nodes[NodeId(one.node)], made)
             made.update(dict.fromkeys(one.defines, 0))
 
-    def held(self, node: object, made: Mapping[str, int]) -> Iterator[Turn]:
+    def held(
+        self, device: Device, dag: Dag, node: object, made: Mapping[str, int]
+    ) -> Iterator[Turn]:
+        """Devices that divide regions have plans of their own, which say what they count."""
         assert isinstance(node, Totals)
         for number, total in enumerate(node.reads[1:]):
             whole = sum_buffer(total[0])
             buffer = whole if len(total) > 1 and whole in made else total[0]
-            if buffer in made:
-                yield buffer, self.reduced_by(total[0]), number
+            if buffer in made and not dag.divisions:
+                yield buffer, self.reduced_by(dag, total[0]), number
+            elif buffer in made and counts(dag, device, total[0], number):
+                yield buffer, None, number
 
-    def reduced_by(self, value: ValueId) -> Grouping:
+    def reduced_by(self, dag: Dag, value: ValueId) -> Grouping:
         """The groups that all hold this sum; None if every device has a part of its own."""
-        maker = self.dag.nodes[self.dag.producers[value]]
+        maker = dag.nodes[dag.producers[value]]
         is_whole = isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE
         return self.number(maker.groups) if is_whole else None  # type: ignore[union-attr]

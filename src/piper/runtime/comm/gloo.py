@@ -56,6 +56,10 @@ class Comm(Protocol):
         self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
     ) -> Handle: ...
 
+    def all_to_all_single(
+        self, arrived: torch.Tensor, given: torch.Tensor, stream: str, group: Group
+    ) -> Handle: ...
+
     def exchange(
         self, rows: Tensors, where: Any, way: str, stream: str, group: Group
     ) -> Arrival: ...
@@ -252,6 +256,19 @@ class ProcessComm:
             (stream, group),
             lambda: Works([gather_flat(into, given, group=team, async_op=True)], (whole, shard)),
         )
+
+    def all_to_all_single(
+        self, arrived: torch.Tensor, given: torch.Tensor, stream: str, group: Group
+    ) -> Handle:
+        """Equal slices of flat tensors, as bytes, because gloo does not know every dtype."""
+        into, sent = arrived.view(torch.uint8), given.view(torch.uint8)
+        team = self.groups[stream, group]
+
+        def start() -> Any:
+            work = dist.all_to_all_single(into, sent, group=team, async_op=True)
+            return Works([work], (arrived, given))
+
+        return self.started((stream, group), start)
 
     def exchange(self, rows: Tensors, where: Any, way: str, stream: str, group: Group) -> Arrival:
         team = stream, group

@@ -169,6 +169,16 @@ class ThreadComm:
     ) -> Handle:
         return self.meet(shard, stream, group, lambda parts: whole.copy_(torch.cat(parts)))
 
+    def all_to_all_single(
+        self, arrived: torch.Tensor, given: torch.Tensor, stream: str, group: Group
+    ) -> Handle:
+        mine, ways = group.index(self.device), len(group)
+
+        def swap(parts: list[torch.Tensor]) -> torch.Tensor:
+            return arrived.copy_(torch.cat([part.chunk(ways)[mine] for part in parts]))
+
+        return self.meet(given, stream, group, swap)
+
     def exchange(self, rows: Tensors, where: Any, way: str, stream: str, group: Group) -> Arrival:
         """Each device brings its rows, and how many of them are for each expert or device."""
         mine = group.index(self.device)

@@ -27,9 +27,11 @@ from piper.plan.instructions import (
     Keep,
     Load,
     Recv,
+    Redistribute,
     Reduce,
     Run,
     Send,
+    Slice,
     Total,
     Update,
     is_dynamic,
@@ -234,7 +236,7 @@ class Recording:
             for now, act in acts:  # noqa: B007 (`now` is read if it fails)
                 act()
 
-        if not any(isinstance(code[k], Run | Add) for k in at):  # no kernels
+        if not any(isinstance(code[k], Run | Add | Slice) for k in at):  # no kernels
             do()
             return lambda: None
         try:
@@ -276,7 +278,11 @@ class Recording:
                 slots[slot(one.value)] = None
             case Update():
                 return self.updated(k, one)
-            case Recv() | Load() | Keep() | Send() | Exchange() | Total() | Free():
+            case (
+                Recv() | Load() | Keep() | Slice() | Send() | Exchange() | Redistribute() | Total()
+            ):
+                pass
+            case Free():
                 pass
             case _:
                 assert_never(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
+from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.optimizers import (
     MakeOptimizer,
     MakeScheduler,
@@ -26,6 +27,16 @@ from piper.runtime.torch_private import foreach_copy_
 
 Named = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter
 NamedParameter = tuple[str, torch.nn.Parameter]
+
+
+class HeldPart(NamedTuple):
+    """What a device holds of a parameter: all of it, or some elements in an order."""
+
+    name: str
+    first: int
+    shape: torch.Size  # of the whole parameter
+    parameter: torch.nn.Parameter
+    order: ElementOrder = NATURAL
 
 
 @dataclass(slots=True)
@@ -44,6 +55,7 @@ class BucketState:
     optimizer: torch.optim.Optimizer | None
     trained: bool = True
     pieces: tuple[Piece, ...] | None = None  # None: whole
+    orders: tuple[ElementOrder, ...] = ()  # in which pieces are contiguous, of each parameter
     scheduler: LRScheduler | None = None
     first: list[dict[str, Any]] | None = None  # settings of the optimizer's groups at the start
     copies: list[tuple[torch.Tensor, torch.nn.Parameter]] = field(init=False)  # and their masters
@@ -71,19 +83,21 @@ class BucketState:
         if self.copies:
             foreach_copy_([copy for copy, _ in self.copies], [m.data for _, m in self.copies])
 
-    def parts(self) -> Iterator[tuple[str, int, torch.Size, torch.nn.Parameter]]:
-        """Name, first element, whole shape, and the parameter or piece of it."""
+    def parts(self) -> Iterator[HeldPart]:
         if self.pieces is None:
             for name, shape, parameter in zip(
                 self.names, self.shapes, self.parameters, strict=True
             ):
-                yield name, 0, shape, parameter
+                yield HeldPart(name, 0, shape, parameter)
         else:
             for piece, parameter in zip(self.pieces, self.parameters, strict=True):
-                yield self.names[piece.tensor], piece.start, self.shapes[piece.tensor], parameter
+                k = piece.tensor
+                order = self.orders[k] if self.orders[k:] else NATURAL
+                order = NATURAL if order.is_natural else order
+                yield HeldPart(self.names[k], piece.start, self.shapes[k], parameter, order)
             for name, shape in zip(self.names, self.shapes, strict=True):
                 if not shape.numel():  # in no piece, and still a parameter
-                    yield name, 0, shape, torch.nn.Parameter(torch.empty(shape))
+                    yield HeldPart(name, 0, shape, torch.nn.Parameter(torch.empty(shape)))
 
 
 class Origin(Protocol):
@@ -104,6 +118,7 @@ class Part:
     first: int
     shape: tuple[int, ...]
     values: torch.Tensor
+    order: ElementOrder = NATURAL
 
 
 @dataclass
@@ -192,10 +207,10 @@ class DeviceState:
     def parts(self, values: Container[str] | None = None) -> list[Part]:
         """All parameters and buffers of this device, or of these states only."""
         return [
-            Part(name, first, tuple(shape), parameter.data.flatten().cpu())
+            Part(name, first, tuple(shape), parameter.data.flatten().cpu(), order)
             for value, bucket in self.buckets.items()
             if values is None or value in values
-            for name, first, shape, parameter in bucket.parts()
+            for name, first, shape, parameter, order in bucket.parts()
         ]
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -215,13 +230,13 @@ def finer(found: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
 
 def assembled(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
     """Whole tensors from the parts of all devices. Equal parts may occur twice."""
-    found: dict[str, torch.Tensor] = {}
+    flats: dict[str, tuple[Part, torch.Tensor]] = {}
     for part in parts:
-        if part.name not in found:
-            found[part.name] = part.values.new_empty(part.shape)
-        flat = found[part.name].view(-1)
+        if part.name not in flats:
+            flats[part.name] = part, part.values.new_empty(torch.Size(part.shape).numel())
+        flat = flats[part.name][1]
         flat[part.first : part.first + part.values.numel()] = part.values
-    return found
+    return {name: part.order.whole(flat, part.shape) for name, (part, flat) in flats.items()}
 
 
 def make_bucket(
@@ -263,19 +278,29 @@ def make_shard(
     ]
     wholes = [(n, torch.nn.Parameter(initial(n), requires_grad=trained)) for n in names]
     masters = empty_shards(layout, wholes, state.ways, trained)
+    orders = tuple(element_orders(state, len(names)))
     for piece in found:
-        whole = wholes[piece.tensor][1].detach().flatten()
+        whole = orders[piece.tensor].flat(wholes[piece.tensor][1].detach())
         piece.of(masters).copy_(whole[piece.start : piece.stop])
     flats = [m.to(getattr(torch, dtype)) for m, (dtype, *_) in zip(masters, layout, strict=True)]
     parameters = tuple(torch.nn.Parameter(p.of(masters), requires_grad=trained) for p in found)
     optimizer = None
     if trained and wholes:
         held = list(zip(found, parameters, strict=True))
-        optimizer = sharded_optimizer(make_optimizer, wholes, held)
-    tensors = (
-        tuple(flats) if state.ways > 1 else tuple(map(partial(as_experts, state), flats, shapes))
+        optimizer = sharded_optimizer(make_optimizer, wholes, held, orders)
+    tensors = tuple(flats)
+    if state.ways == 1:
+        each = zip(orders, flats, shapes, strict=True)
+        tensors = tuple(flat.view(order.local(shape)) for order, flat, shape in each)
+    return BucketState(
+        state.bucket, names, shapes, tensors, parameters, optimizer, trained, found, orders
     )
-    return BucketState(state.bucket, names, shapes, tensors, parameters, optimizer, trained, found)
+
+
+def element_orders(state: State, count: int) -> Iterator[ElementOrder]:
+    """In which the part of this device is contiguous; experts are, as they are in memory."""
+    for dim, blocks in state.cuts or ((0, 1),) * count:
+        yield ElementOrder(dim, blocks, state.shares)
 
 
 def empty_shards(
@@ -291,16 +316,12 @@ def empty_shards(
 
 
 def share_size(shape: tuple[int, ...], state: State) -> int:
-    """Elements of this device's part of the experts."""
+    """Elements of this device's part."""
     return torch.Size(shape).numel() // state.shares
 
 
-def as_experts(state: State, flat: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return flat.view(shape[0] // state.shares, *shape[1:])
-
-
 def held_pieces(state: State, numels: Sequence[int]) -> Iterator[Piece]:
-    """The pieces of a state: a shard of each parameter, or of this device's experts."""
+    """The pieces of a state: a shard of each parameter, or of this device's part of it."""
     if state.ways == 1:
         for k, numel in enumerate(numels):
             part = numel // state.shares

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from piper.errors import StrategyError
 from piper.runtime.comm.flat_messages import Piece
+from piper.runtime.state.element_order import ElementOrder
 from piper.runtime.state.joint_optimizers import refuse_joint
 from piper.runtime.torch_private import has_gradient_hooks, has_step_hooks
 
@@ -143,7 +144,9 @@ def refused(what: str, fix: str) -> StrategyError:
     return StrategyError.of("optimizer", what, fix)
 
 
-def sharded_optimizer(make: MakeOptimizer, wholes: Named, held: Held) -> torch.optim.Optimizer:
+def sharded_optimizer(
+    make: MakeOptimizer, wholes: Named, held: Held, orders: Sequence[ElementOrder]
+) -> torch.optim.Optimizer:
     """The user's optimizer of whole parameters, moved to the pieces that are here.
 
     The user's function sees whole parameters with their names and initial values, as on one
@@ -151,12 +154,14 @@ def sharded_optimizer(make: MakeOptimizer, wholes: Named, held: Held) -> torch.o
     """
     optimizer = make_checked(make, wholes)
     refuse_whole_tensors(optimizer)
-    move(optimizer, wholes, held)
+    move(optimizer, wholes, held, orders)
     refuse_kept(wholes)
     return optimizer
 
 
-def move(optimizer: torch.optim.Optimizer, wholes: Named, held: Held) -> None:
+def move(
+    optimizer: torch.optim.Optimizer, wholes: Named, held: Held, orders: Sequence[ElementOrder]
+) -> None:
     """Replace whole parameters by their pieces. Parameters without a piece here are left out."""
     here = {id(wholes[piece.tensor][1]): (piece, parameter) for piece, parameter in held}
     for group in optimizer.param_groups:
@@ -169,15 +174,18 @@ def move(optimizer: torch.optim.Optimizer, wholes: Named, held: Held) -> None:
     optimizer.state.clear()
     for found, shape, state in early:
         if found is not None:
-            optimizer.state[found[1]] = cut(state, shape, found[0])
+            piece, parameter = found
+            optimizer.state[parameter] = cut(state, shape, piece, orders[piece.tensor])
 
 
-def cut(state: dict[str, Any], shape: torch.Size, piece: Piece) -> dict[str, Any]:
+def cut(
+    state: dict[str, Any], shape: torch.Size, piece: Piece, order: ElementOrder
+) -> dict[str, Any]:
     """The part of an optimizer's early state that belongs to a piece."""
 
     def part(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.shape == shape:
-            return value.flatten()[piece.start : piece.stop].clone()
+            return order.flat(value)[piece.start : piece.stop].clone()
         return value
 
     return {key: part(value) for key, value in state.items()}

@@ -13,7 +13,8 @@ import torch
 
 from piper.errors import InputError
 from piper.runtime.observe.measure import settle
-from piper.runtime.state.device_state import BucketState, DeviceState
+from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
+from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.optimizers import SCHEDULED, settings
 
 PARAMETER, WHOLE, NUMBER = "parameter", "tensor", "number"  # the kinds of pieces
@@ -23,12 +24,22 @@ Tensors = dict[str, torch.Tensor]
 Described = dict[str, list[Any]]  # shape and dtype of every tensor of a model, by name
 
 
-def key_of(kind: str, state: str, name: str, first: int) -> str:
+def key_of(kind: str, state: str, name: str, first: int, order: ElementOrder = NATURAL) -> str:
     """
     >>> key_of("parameter", "", "head.weight", 12)
     'parameter||head.weight|12'
+    >>> key_of("parameter", "", "head.weight", 12, ElementOrder(1, 1, 2))
+    'parameter||head.weight|12@1.1.2'
     """
-    return f"{kind}|{state}|{name}|{first}"
+    return f"{kind}|{state}|{name}|{first}{order}"
+
+
+def order_of(text: str) -> ElementOrder:
+    """
+    >>> order_of("1.3.2"), order_of("") == NATURAL
+    (ElementOrder(dim=1, blocks=3, ways=2), True)
+    """
+    return ElementOrder(*map(int, text.split("."))) if text else NATURAL
 
 
 def saved(state: DeviceState, owned: Collection[str]) -> Tensors:
@@ -38,21 +49,20 @@ def saved(state: DeviceState, owned: Collection[str]) -> Tensors:
     for value, bucket in state.buckets.items():
         if value in owned:
             refuse_counting(bucket)
-            for name, first, _, parameter in bucket.parts():
-                flat = parameter.data.flatten().cpu()
-                found[key_of(PARAMETER, "", name, first)] = flat
-                found.update(optimizer_pieces(bucket, name, first, parameter))
+            for part in bucket.parts():
+                flat = part.parameter.data.flatten().cpu()
+                found[key_of(PARAMETER, "", part.name, part.first, part.order)] = flat
+                found.update(optimizer_pieces(bucket, part))
     return found
 
 
-def optimizer_pieces(
-    bucket: BucketState, name: str, first: int, parameter: torch.nn.Parameter
-) -> Iterator[tuple[str, torch.Tensor]]:
+def optimizer_pieces(bucket: BucketState, part: HeldPart) -> Iterator[tuple[str, torch.Tensor]]:
     """A state with its parameter's shape is cut like it. Others (a step count) stay whole."""
+    name, first, _, parameter, order = part
     held = bucket.optimizer.state.get(parameter, {}) if bucket.optimizer is not None else {}
     for state, value in held.items():
         if isinstance(value, torch.Tensor) and value.shape == parameter.shape and state != STEP:
-            yield key_of(PARAMETER, state, name, first), value.detach().flatten().cpu()
+            yield key_of(PARAMETER, state, name, first, order), value.detach().flatten().cpu()
         elif isinstance(value, torch.Tensor):
             yield key_of(WHOLE, state, name, 0), value.detach().cpu()
         elif isinstance(value, bool | int | float):
@@ -88,11 +98,13 @@ class Saved:
     first: int
     length: int
     key: str
+    order: ElementOrder = NATURAL
 
-    def overlaps(self, first: int, length: int) -> bool:
-        """Whether a part of its tensor needs it. What is not cut is needed by every part."""
+    def overlaps(self, first: int, length: int, order: ElementOrder) -> bool:
+        """Whether a part of its tensor needs it. What is not cut is needed by every part, and so
+        is all that lies in another order."""
         inside = self.first < first + length and first < self.first + self.length
-        return inside or self.kind != PARAMETER
+        return inside or self.kind != PARAMETER or self.order != order
 
 
 @dataclass
@@ -108,17 +120,18 @@ class Reader:
         self.metadata = dcp.FileSystemReader(self.folder).read_metadata().state_dict_metadata
         for key, found in self.metadata.items():
             kind, state, rest = key.split("|", 2)
-            name, _, first = rest.rpartition("|")
+            name, _, at = rest.rpartition("|")
+            first, _, order = at.partition("@")
             length = torch.Size(found.size).numel()
-            self.known.setdefault(name, []).append(Saved(kind, state, int(first), length, key))
+            one = Saved(kind, state, int(first), length, key, order_of(order))
+            self.known.setdefault(name, []).append(one)
 
     def fill(self, bucket: BucketState) -> None:
-        parts = [part for part in bucket.parts() if part[3].numel() and part[0] in self.known]
-        tensors = self.read(
-            {one.key for name, first, _, p in parts for one in self.of(name, first, p.numel())}
-        )
-        for name, first, _, parameter in parts:
-            held = self.states(tensors, name, first, parameter)
+        every = bucket.parts()
+        parts = [part for part in every if part.parameter.numel() and part.name in self.known]
+        tensors = self.read({one.key for part in parts for one in self.of(part)})
+        for part in parts:
+            held, parameter = self.states(tensors, part), part.parameter
             value = held.pop("")
             parameter.data.copy_(value)
             if bucket.optimizer is not None and held:
@@ -130,18 +143,19 @@ class Reader:
         """A parameter or buffer. Returns `like` if no step had used it."""
         if name not in self.known or not like.numel():
             return like
-        tensors = self.read({one.key for one in self.of(name, 0, like.numel())})
-        found = self.states(tensors, name, 0, torch.nn.Parameter(like, requires_grad=False))[""]
-        return torch.as_tensor(found)
+        part = HeldPart(name, 0, like.shape, torch.nn.Parameter(like, requires_grad=False))
+        tensors = self.read({one.key for one in self.of(part)})
+        return torch.as_tensor(self.states(tensors, part)[""])
 
     def rest(self, names: Collection[str]) -> Tensors:
         """All pieces of parameters that are not in `names`."""
         others = [pieces for name, pieces in self.known.items() if name not in names]
         return self.read({one.key for pieces in others for one in pieces})
 
-    def of(self, name: str, first: int, length: int) -> list[Saved]:
+    def of(self, part: HeldPart) -> list[Saved]:
         """All pieces that a part of a parameter needs."""
-        return [one for one in self.known[name] if one.overlaps(first, length)]
+        length = part.parameter.numel()
+        return [o for o in self.known[part.name] if o.overlaps(part.first, length, part.order)]
 
     def read(self, keys: Collection[str]) -> Tensors:
         import torch.distributed.checkpoint as dcp
@@ -158,27 +172,33 @@ class Reader:
             raise refused(f"{self.folder} cannot be read: {'; '.join(reasons)}", WHERE) from None
         return found
 
-    def states(
-        self, tensors: Tensors, name: str, first: int, parameter: torch.nn.Parameter
-    ) -> dict[str, Any]:
+    def states(self, tensors: Tensors, part: HeldPart) -> dict[str, Any]:
         """A part of the parameter ("") and of each state of its optimizer."""
         pieces: dict[tuple[str, str], list[Saved]] = {}
-        for one in self.of(name, first, parameter.numel()):
+        for one in self.of(part):
             pieces.setdefault((one.kind, one.state), []).append(one)
         held: dict[str, Any] = {}
         for (kind, state), found in pieces.items():
             value = tensors[found[0].key]
             if kind == PARAMETER:
-                value = joined(tensors, found, first, parameter)
+                value = in_order(tensors, found, part)
             held[state] = value.item() if kind == NUMBER else value
         return held
 
 
-def joined(
-    tensors: Tensors, pieces: Collection[Saved], first: int, parameter: torch.nn.Parameter
-) -> torch.Tensor:
-    """A part, put together from the pieces that overlap it."""
-    length, filled = parameter.numel(), 0
+def in_order(tensors: Tensors, pieces: Collection[Saved], part: HeldPart) -> torch.Tensor:
+    """A part, in its own order. If pieces are in another order, the whole tensor is made first."""
+    order, size = next(one.order for one in pieces), part.parameter.numel()
+    if order == part.order:
+        return joined(tensors, pieces, part.first, size).view(part.parameter.shape)
+    whole = order.whole(joined(tensors, pieces, 0, part.shape.numel()), part.shape)
+    flat = part.order.flat(whole)[part.first : part.first + size]
+    return flat.view(part.parameter.shape)
+
+
+def joined(tensors: Tensors, pieces: Collection[Saved], first: int, length: int) -> torch.Tensor:
+    """Some elements, put together from the pieces that overlap them."""
+    filled = 0
     whole = next(tensors[one.key] for one in pieces).new_empty(length)
     for one in pieces:
         low, high = max(first, one.first), min(first + length, one.first + one.length)
@@ -186,7 +206,7 @@ def joined(
         filled += high - low
     if filled != length:
         raise refused("it contains only part of a parameter", WHERE)
-    return whole.view(parameter.shape)
+    return whole
 
 
 def on_its_device(

@@ -1,0 +1,1 @@
+"""Divides the work of one region over several devices: tensor, sequence and context parallelism."""

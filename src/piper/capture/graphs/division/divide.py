@@ -1,0 +1,118 @@
+"""`divided`: a traced graph as each of several devices runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from piper.capture.fx_nodes import insert, line, value
+from piper.capture.graphs.division import equivalents
+from piper.capture.graphs.division.calls import tensors
+from piper.capture.graphs.division.local_graph import local_graph
+from piper.capture.graphs.division.search.plan import search
+from piper.capture.graphs.division.search.space import Space
+from piper.capture.regions.cut import cut, runs_of
+from piper.capture.regions.description import number_tags, region_ids
+from piper.capture.torch_private import MODE_SWITCHES
+from piper.capture.trace import refusals
+from piper.capture.trace.forward import Traced
+from piper.capture.trace.grad_modes import modes_of
+from piper.ir.division import DivisionRequest
+
+aten = torch.ops.aten
+Requests = dict[fx.Node, DivisionRequest]
+
+
+def divided(traced: Traced, requests: Sequence[DivisionRequest]) -> Traced:
+    """Divide the regions that are named. The traced graph is changed in place, too."""
+    asked = _asked(traced, requests)
+    _rewrite(traced, _requests(traced, asked))
+    _refuse(traced, _requests(traced, asked))
+    joins = _join(traced, _requests(traced, asked))
+    wanted = _requests(traced, asked)
+    runs, _ = runs_of(traced, list(modes_of(traced.root.graph)))
+    parameters = {traced.weights[name]: name for name in traced.parameters}
+    used = {node: name for node, name in parameters.items() if node.users}
+    space = Space(traced.root.graph, wanted, used, traced.batch, joins)
+    plan = search(space, traced.results[0])
+    return local_graph(traced, space, plan, runs)
+
+
+def _asked(traced: Traced, requests: Sequence[DivisionRequest]) -> dict[int, DivisionRequest]:
+    """The request of each run, by the region that it becomes without any division."""
+    runs, _ = runs_of(traced, list(modes_of(traced.root.graph)))
+    number = {node: k for k, run in enumerate(runs) for node in run.nodes}
+    chunks = cut(traced)
+    ids, _ = region_ids(number_tags([chunk.path for chunk in chunks]))
+    by_region = {region: request for request in requests for region in request.regions}
+    return {
+        number[chunk.results[0]]: by_region[id]
+        for id, chunk in zip(ids, chunks, strict=True)
+        if id in by_region and by_region[id].ways > 1
+    }
+
+
+def _requests(traced: Traced, asked: Mapping[int, DivisionRequest]) -> Requests:
+    """The request of each node. Runs stay what they are when nodes in them are replaced."""
+    runs, _ = runs_of(traced, list(modes_of(traced.root.graph)))
+    return {
+        node: asked[number]
+        for number, run in enumerate(runs)
+        if number in asked
+        for node in run.nodes
+        if node.op == "call_function"
+    }
+
+
+def _rewrite(traced: Traced, wanted: Requests) -> None:
+    modes = modes_of(traced.root.graph)
+    with traced.mode:
+        for request in {id(request): request for request in wanted.values()}.values():
+            nodes = {node: modes[node] for node, mine in wanted.items() if mine is request}
+            equivalents.rewrite(nodes, request.ways, request.what)
+    traced.root.graph.eliminate_dead_code(is_impure_node=_must_stay)
+
+
+def _refuse(traced: Traced, wanted: Requests) -> None:
+    for name, result in zip(traced.updated, traced.results[1:], strict=True):
+        if result in wanted:
+            raise refusals.updated_in_division(name)
+    for node in wanted:
+        if not all(map(_is_known, tensors(node))):
+            raise refusals.unknown_size_in_division(line(node))
+
+
+def _is_known(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and all(isinstance(s, int) for s in tensor.shape)
+
+
+def _join(traced: Traced, wanted: Requests) -> set[fx.Node]:
+    """A value that leaves a divided region for one that is divided otherwise, or not, is whole.
+
+    A node of its own stands between them.
+    """
+    joins = set[fx.Node]()
+    for node, request in wanted.items():
+        others = [
+            user
+            for user in node.users
+            if user.op == "call_function" and not _alike(wanted.get(user), request)
+        ]
+        if others and not isinstance(value(node), list | tuple):
+            with traced.mode, node.graph.inserting_after(node):
+                whole = insert(node.graph, node, aten.alias.default, node)
+            joins.add(whole)
+            for user in others:
+                user.replace_input_with(node, whole)
+    return joins
+
+
+def _alike(one: DivisionRequest | None, other: DivisionRequest) -> bool:
+    return one is not None and (one.ways, one.what) == (other.ways, other.what)
+
+
+def _must_stay(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or node.target in MODE_SWITCHES

@@ -1,0 +1,204 @@
+"""The graph that every device runs: local shapes, with conversions between its pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from piper.capture.fx_nodes import value
+from piper.capture.graphs.division.calls import Emitter, operands
+from piper.capture.graphs.division.levels import Form, hosts_of, is_message, levels_of
+from piper.capture.graphs.division.notes import notes_of
+from piper.capture.graphs.division.pieces import own_piece, pack, unpack
+from piper.capture.graphs.division.rules import localized
+from piper.capture.graphs.division.search.frontier import Read
+from piper.capture.graphs.division.search.plan import Plan
+from piper.capture.graphs.division.search.space import Space
+from piper.capture.kernels.conversion import CONVERT
+from piper.capture.regions.annotate import KEY
+from piper.capture.regions.runs import PIECE, Piece, Run
+from piper.capture.trace.forward import Traced
+from piper.capture.trace.grad_modes import Mode, Switch, autocast, modes_of
+from piper.ir.placements import Conversion, Cut, Invariant, Placement, local_shape
+
+aten = torch.ops.aten
+
+
+def local_graph(traced: Traced, space: Space, plan: Plan, runs: list[Run]) -> Traced:
+    """The traced graph as one of the devices runs it."""
+    writer = _Writer(traced, space, plan, runs)
+    with traced.mode:
+        writer.placeholders()
+        for number, run in enumerate(runs):
+            writer.run(number, run)
+        writer.finish()
+    names = {name: plan.held[node] for name, node in traced.weights.items() if node in plan.held}
+    return replace(
+        traced,
+        root=fx.GraphModule(traced.root, writer.graph),
+        random=writer.copies.get(traced.random),
+        rank=writer.rank,
+        placements=names,
+        whole={
+            name: space.whole(traced.weights[name])
+            for name, placement in names.items()
+            if isinstance(placement, Cut)
+        },
+    )
+
+
+@dataclass
+class _Writer:
+    traced: Traced
+    space: Space
+    plan: Plan
+    runs: list[Run]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    copies: dict[fx.Node | None, fx.Node] = field(default_factory=dict)
+    forms: dict[Form, fx.Node] = field(default_factory=dict)
+    received: dict[Form, fx.Node] = field(default_factory=dict)  # by messages, as they came
+    numbers: int = 0  # of pieces so far
+
+    def __post_init__(self) -> None:
+        self.modes = modes_of(self.traced.root.graph)
+        self.switch = Switch(self.graph)
+        self.levels = levels_of(self.space, self.plan)
+        self.run_of = {node: k for k, run in enumerate(self.runs) for node in run.nodes}
+        self.notes = notes_of(self.space, self.plan)
+        hosts = hosts_of(self.space, self.plan, self.run_of)
+        self.hosted: dict[tuple[int, int], list[Read]] = {}
+        self.made = {(read.value, read.target): read for read in self.plan.reads}
+        for read in self.plan.reads:
+            if is_message(read):
+                level = self.levels.forms[read.value, read.source]
+                self.hosted.setdefault((hosts[read], level), []).append(read)
+
+    def placeholders(self) -> None:
+        for node in self.traced.placeholders:
+            copy = self.copies[node] = self.graph.placeholder(node.name)
+            copy.meta = dict(node.meta)
+            if node in self.plan.held:
+                self.forms[node, self.plan.held[node]] = copy
+                copy.meta["val"] = self._held(node)
+        self.rank = self.graph.placeholder("rank")
+        self.rank.meta["val"] = torch.empty((), dtype=torch.int64, device=self.traced.device)
+
+    def _held(self, parameter: fx.Node) -> torch.Tensor:
+        whole, placement = value(parameter), self.plan.held[parameter]
+        shape = local_shape(tuple(whole.shape), placement, self.space.ways_of(parameter))
+        return torch.empty(shape, dtype=whole.dtype, device=whole.device)
+
+    def run(self, number: int, run: Run) -> None:
+        """The nodes of a run, level by level, and behind each level the messages that it sends."""
+        free = [node for node in run.nodes if node not in self.levels.nodes]
+        ways = self.space.ways_in(run.nodes)
+        by_level: dict[int, list[fx.Node]] = {}
+        for node in run.nodes:
+            if node in self.levels.nodes:
+                by_level.setdefault(self.levels.nodes[node], []).append(node)
+        levels = sorted({*by_level, *(level for host, level in self.hosted if host == number)})
+        piece = self._piece(ways)
+        for node in free:
+            with self._at(node, run, piece):
+                self.copies[node] = self._copied(node, self.copies.__getitem__)
+        for level in levels or [0]:
+            piece = self._piece(ways)
+            for node in by_level.get(level, ()):
+                self._write(node, run, piece)
+            packed = [
+                (read, self._packed(read, run, piece))
+                for read in self.hosted.get((number, level), ())
+            ]
+            for read, node in packed:
+                self._message(read, node, run, ways)
+
+    def _piece(self, ways: int) -> Piece | None:
+        if ways == 1:
+            return None
+        self.numbers += 1
+        return Piece(self.numbers, ways)
+
+    @contextmanager
+    def _at(self, like: fx.Node, run: Run, piece: Piece | None) -> Iterator[None]:
+        """New nodes are marked as these, and run in the mode of `like`."""
+        custom = {**like.meta.get("custom", {}), KEY: run.path}
+        meta = {**like.meta, "custom": custom} | ({PIECE: piece} if piece else {})
+        mode = self.modes.get(like, Mode())
+        self.switch.to(mode)
+        self.emit = Emitter(self.graph, meta, self.rank)
+        with autocast(mode):
+            yield
+
+    def _write(self, node: fx.Node, run: Run, piece: Piece | None) -> None:
+        option = self.plan.options[node]
+        with self._at(node, run, piece):
+            if node not in self.space.requests:
+                made = self._copied(node, lambda need: self._form(need, Invariant()))
+            else:
+                reads = dict(zip(operands(node), option.inputs, strict=True))
+                every = {need: self._form(need, read) for need, read in reads.items()}
+                args, kwargs = fx.map_arg((node.args, node.kwargs), every.__getitem__)
+                made = localized(self.space.call(node), option, self.emit, args, kwargs)
+        self.forms[node, option.output] = made
+
+    def _copied(self, node: fx.Node, argument: Any) -> fx.Node:
+        copy = self.graph.node_copy(node, argument)
+        copy.meta = dict(self.emit.meta)
+        return copy
+
+    def _form(self, node: fx.Node, placement: Placement) -> fx.Node:
+        """A value as it is read here. What needs no message is made here, too."""
+        form = node, placement
+        if form not in self.forms:
+            self.forms[form] = self._converted(form)
+        return self.forms[form]
+
+    def _converted(self, form: Form) -> fx.Node:
+        node, target = form
+        if node in self.space.free:
+            whole = self.copies[node]
+            return self._own(whole, node, target) if isinstance(target, Cut) else whole
+        if node in self.plan.held:  # a piece of a parameter that is held whole
+            return self._own(self.copies[node], node, target)
+        read = self.made[form]
+        if not is_message(read):
+            whole = self._form(node, read.source)
+            return self._own(whole, node, target) if isinstance(target, Cut) else whole
+        came = self.received[form]
+        if isinstance(read.source, Cut):
+            return unpack(self.emit, came, read.source, self._ways(node))
+        return came
+
+    def _own(self, whole: fx.Node, node: fx.Node, target: Placement) -> fx.Node:
+        assert isinstance(target, Cut)
+        return own_piece(self.emit, whole, target, self._ways(node))
+
+    def _ways(self, node: fx.Node) -> int:
+        return self.space.ways_of(node)
+
+    def _packed(self, read: Read, run: Run, piece: Piece | None) -> fx.Node:
+        """What is sent: pieces for other devices lie one after the other."""
+        with self._at(read.value, run, piece):
+            whole = self._form(read.value, read.source)
+            if isinstance(read.target, Cut):
+                return pack(self.emit, whole, read.target, self._ways(read.value))
+            return whole
+
+    def _message(self, read: Read, node: fx.Node, run: Run, ways: int) -> None:
+        conversion = Conversion(read.source, read.target)
+        self.numbers += 1
+        note = self.notes[read.value, read.target]
+        with self._at(read.value, run, Piece(self.numbers, ways, conversion, note)):
+            steps = str(conversion.forward), str(conversion.backward)
+            self.received[read.value, read.target] = self.emit(CONVERT, node, *steps, ways)
+
+    def finish(self) -> None:
+        self.switch.to(Mode())
+        results = [self._form(node, Invariant()) for node in self.traced.results]
+        self.graph.output(tuple(results))
+        self.graph.lint()

@@ -1,0 +1,64 @@
+"""Pieces of tensors: how a device takes its own, and how messages bring them together.
+
+Messages are flat: they join or cut tensors along dimension 0, whichever dimension a value is cut
+along. What brings the elements into that order is part of the graphs on both sides.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from piper.capture.graphs.division.calls import Emitter, Shape, shape
+from piper.ir.placements import Cut
+
+aten = torch.ops.aten
+
+
+def _split_dim(whole: Shape, cut: Cut, ways: int) -> list[int]:
+    """The shape with the cut dimension as blocks, devices, and what one device has of a block."""
+    each = whole[cut.dim] // (cut.blocks * ways)
+    return [*whole[: cut.dim], cut.blocks, ways, each, *whole[cut.dim + 1 :]]
+
+
+def _local(whole: Shape, cut: Cut, ways: int) -> list[int]:
+    return [*whole[: cut.dim], whole[cut.dim] // ways, *whole[cut.dim + 1 :]]
+
+
+def own_piece(emit: Emitter, node: fx.Node, cut: Cut, ways: int) -> fx.Node:
+    """This device's piece of a whole tensor."""
+    whole = shape(node)
+    split = emit(aten.reshape.default, node, _split_dim(whole, cut, ways))
+    rank = emit(aten.reshape.default, emit.rank, [1])
+    mine = emit(aten.index_select.default, split, cut.dim + 1, rank)
+    return emit(aten.reshape.default, mine, _local(whole, cut, ways))
+
+
+def positions(emit: Emitter, size: int, blocks: int, ways: int) -> fx.Node:
+    """Where the elements of this device's piece are in the whole dimension."""
+    device = emit.rank.meta["val"].device
+    every = emit(aten.arange.default, size, device=device)
+    return own_piece(emit, every, Cut(0, blocks), ways)
+
+
+def pack(emit: Emitter, node: fx.Node, cut: Cut, ways: int) -> fx.Node:
+    """A whole tensor as the pieces of all devices, one after the other along dimension 0."""
+    whole = shape(node)
+    split = emit(aten.reshape.default, node, _split_dim(whole, cut, ways))
+    order = [cut.dim + 1, *(d for d in range(len(whole) + 2) if d != cut.dim + 1)]
+    first, *rest = _local(whole, cut, ways)
+    moved = emit(aten.permute.default, split, order)
+    return emit(aten.reshape.default, moved, [ways * first, *rest])
+
+
+def unpack(emit: Emitter, node: fx.Node, cut: Cut, ways: int) -> fx.Node:
+    """The whole tensor, from the pieces of all devices along dimension 0. The inverse of `pack`."""
+    first, *rest = shape(node)
+    local = [first // ways, *rest]
+    each = local[cut.dim] // cut.blocks
+    split = [ways, *local[: cut.dim], cut.blocks, each, *local[cut.dim + 1 :]]
+    order = list(range(1, len(split)))
+    order.insert(cut.dim + 1, 0)
+    moved = emit(aten.permute.default, emit(aten.reshape.default, node, split), order)
+    whole = [*local[: cut.dim], local[cut.dim] * ways, *local[cut.dim + 1 :]]
+    return emit(aten.reshape.default, moved, whole)

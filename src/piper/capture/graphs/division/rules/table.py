@@ -1,0 +1,85 @@
+"""The table of rules, and all options of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from piper.capture.graphs.division.calls import Call, Emitter, Option, shape, tensors
+from piper.ir.placements import Cut, Invariant, Placement, Replicated, divides
+
+Options = Callable[[Call], Iterator[Option]]
+Local = Callable[[Call, Option, Emitter, tuple, dict[str, Any]], fx.Node]
+
+
+def same_call(
+    call: Call, option: Option, emit: Emitter, args: tuple, kwargs: dict[str, Any]
+) -> fx.Node:
+    """Most operators are called by each device as they are, on what it holds."""
+    return emit(call.node.target, *args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`local` adds to a graph what one device computes, given its part of the arguments."""
+
+    options: Options
+    local: Local = same_call
+
+
+RULES: dict[Any, Rule] = {}
+
+
+def rule(*operators: Any, local: Local = same_call) -> Callable[[Options], Options]:
+    """Register the options of some operators."""
+
+    def register(options: Options) -> Options:
+        RULES.update((operator, Rule(options, local)) for operator in operators)
+        return options
+
+    return register
+
+
+def options_of(call: Call) -> list[Option]:
+    """All ways to divide a call. Whole tensors come first: that is always possible."""
+    known = RULES.get(call.packet)
+    found = [*whole(call), *(known.options(call) if known else ())]
+    return list(dict.fromkeys(option for option in found if _fits(call, option)))
+
+
+def whole(call: Call) -> Iterator[Option]:
+    """Every device computes all of it. Gradients are all whole, or all parts of a sum."""
+    count = len(call.operands)
+    yield Option((Invariant(),) * count, Invariant())
+    yield Option((Replicated(),) * count, Replicated())
+
+
+def has_rule(call: Call) -> bool:
+    return call.packet in RULES
+
+
+def localized(
+    call: Call, option: Option, emit: Emitter, args: tuple, kwargs: dict[str, Any]
+) -> fx.Node:
+    """What one device computes. `args` and `kwargs` hold its part of each tensor."""
+    known = RULES.get(call.packet)
+    divided = any(isinstance(p, Cut) for p in (*option.inputs, option.output))
+    local = known.local if known and divided else same_call
+    return local(call, option, emit, args, kwargs)
+
+
+def _fits(call: Call, option: Option) -> bool:
+    """Whether sizes divide evenly, and an argument that comes twice has one placement."""
+    arguments = list(zip(call.operands, option.inputs, strict=True))
+    if len(set(arguments)) != len(set(call.operands)):
+        return False
+    return all(_divides(node, p, call.ways) for node, p in [*arguments, (call.node, option.output)])
+
+
+def _divides(node: fx.Node, placement: Placement, ways: int) -> bool:
+    if len(tensors(node)) > 1:  # the placement is that of the tensor that was split
+        return divides(shape(node.all_input_nodes[0]), placement, ways)
+    return divides(shape(node), placement, ways)

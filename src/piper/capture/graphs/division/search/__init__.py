@@ -1,0 +1,1 @@
+"""The cheapest placements of all values of a graph."""

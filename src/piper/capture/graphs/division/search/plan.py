@@ -1,0 +1,131 @@
+"""`search`: from a space of choices to the placements of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+
+from torch import fx
+
+from piper.capture.fx_nodes import value
+from piper.capture.graphs.division.calls import Option, operands
+from piper.capture.graphs.division.search.chain import cheapest
+from piper.capture.graphs.division.search.frontier import Frontier, Read
+from piper.capture.graphs.division.search.prices import conversion_price
+from piper.capture.graphs.division.search.segments import (
+    Matrix,
+    Segment,
+    last_uses,
+    segments_of,
+    solve,
+)
+from piper.capture.graphs.division.search.space import Space, held_for
+from piper.ir.placements import Invariant, Placement, Replicated
+
+COMBINATIONS = 64  # of placements of shared parameters that are tried
+
+
+@dataclass
+class Plan:
+    """How everything is placed."""
+
+    cost: float
+    options: dict[fx.Node, Option] = field(default_factory=dict)
+    held: dict[fx.Node, Placement] = field(default_factory=dict)  # parameters
+    reads: list[Read] = field(default_factory=list)  # conversions, in the order of the graph
+
+
+@dataclass
+class _Search:
+    space: Space
+    result: fx.Node
+
+    def __post_init__(self) -> None:
+        self.last = last_uses(self.space, self.result)
+        self.segments = segments_of(self.space, self.last)
+        self.solved: dict[tuple, Matrix] = {}
+
+    def plan(self, held: dict[fx.Node, Placement]) -> Plan | None:
+        """The cheapest plan with shared parameters held so, if there is one."""
+        frontier = Frontier(self.space, held)
+
+        def matrix(segment: Segment) -> Matrix:
+            used = {operand for node in segment.nodes for operand in operands(node)}
+            key = segment.key, tuple(held[node] for node in self.space.shared if node in used)
+            if key not in self.solved:
+                self.solved[key] = solve(frontier, segment, self.last)
+            return self.solved[key]
+
+        ends = cheapest(self.segments, matrix)
+        found = [
+            (cost + more, end, path)
+            for end, (cost, path) in ends.items()
+            if end is not None and (more := self._to_whole(end)) is not None
+        ]
+        if not found:
+            return None
+        cost, end, path = min(found, key=lambda one: one[0])
+        made = Plan(cost + sum(self._kept(*one) for one in held.items()), held=dict(held))
+        for segment, solution in zip(self.segments, path, strict=True):
+            for node, choice in solution.of(segment):
+                made.options[node] = choice.option
+                made.reads += choice.reads
+            made.reads += solution.conversion(segment)
+        if end != Invariant():
+            made.reads.append(Read(self.result, end, Invariant()))
+        self._hold(made)
+        return made
+
+    def _to_whole(self, end: Placement) -> float | None:
+        """The loss is whole on all devices."""
+        request = self.space.requests.get(self.result)
+        ways = request.ways if request else 1
+        size = value(self.result).nbytes
+        return conversion_price(self.space.start, end, Invariant(), size, ways)
+
+    def _kept(self, parameter: fx.Node, placement: Placement) -> float:
+        user = next(node for node in self.space.order if parameter in operands(node))
+        held = self.space.held(user, parameter, placement)
+        return held.price if held else 0.0
+
+    def _hold(self, plan: Plan) -> None:
+        for node, option in plan.options.items():
+            for operand, read in zip(operands(node), option.inputs, strict=True):
+                if operand in self.space.parameters and operand not in plan.held:
+                    held = self.space.held(node, operand, read)
+                    assert held is not None
+                    plan.held[operand] = held.placement
+
+    def combinations(self) -> Iterator[dict[fx.Node, Placement]]:
+        """How shared parameters may be held. Of many, only some are tried."""
+        every = {node: self._candidates(node) for node in self.space.shared}
+        if prod(map(len, every.values())) <= COMBINATIONS:
+            for chosen in product(*every.values()):
+                yield dict(zip(every, chosen, strict=True))
+            return
+        for placement in (Replicated(), Invariant()):
+            yield dict.fromkeys(every, placement)
+
+    def _candidates(self, parameter: fx.Node) -> list[Placement]:
+        """Placements in which all its readers can read it."""
+        found: list[list[Placement]] = []
+        for node in self.space.order:
+            if parameter in operands(node):
+                at = operands(node).index(parameter)
+                reads = [option.inputs[at] for option in self.space.options[node]]
+                every = [held for read in reads for held in held_for(read)]
+                found.append([p for p in every if self._allowed(node, parameter, p)])
+        return [p for p in dict.fromkeys(found[0]) if all(p in one for one in found)]
+
+    def _allowed(self, node: fx.Node, parameter: fx.Node, placement: Placement) -> bool:
+        held = self.space.held(node, parameter, placement)
+        return held is not None and held.placement == placement
+
+
+def search(space: Space, result: fx.Node) -> Plan:
+    """The cheapest plan. Without seeds there always is one: whole tensors."""
+    found = _Search(space, result)
+    plans = [plan for held in found.combinations() if (plan := found.plan(held)) is not None]
+    return min(plans, key=lambda plan: plan.cost)

@@ -1,0 +1,50 @@
+"""What a choice of placements is judged by, in bytes that a device sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import fx
+
+from piper.capture.graphs.division.calls import packet, shape
+from piper.ir.placements import LOCAL, Conversion, Placement, exists, sent
+
+aten = torch.ops.aten
+PRODUCTS = (aten.linear, aten.matmul, aten.mm, aten.bmm)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Weights, not seconds: first of all, work and parameters are divided, as the user asked."""
+
+    flop: float = 1.0
+    written: float = 1.0  # a byte of a result, which is often kept for the backward, too
+    matrix: float = 1000.0  # a byte of a matrix that each device keeps whole
+    summed: float = 0.2  # a byte of a gradient that is added up once a step
+    message: float = 0.25  # for starting one, in bytes of a typical activation
+
+
+def conversion_price(
+    start: float, source: Placement, target: Placement, nbytes: int, ways: int
+) -> float | None:
+    """`start`: the price of starting a message. None: there is no such conversion."""
+    if source == target:
+        return 0.0
+    if not exists(source, target):
+        return None
+    conversion = Conversion(source, target)
+    steps = conversion.forward, conversion.backward
+    volume = sum(sent(step, nbytes, ways) for step in steps)
+    started = sum(start for step in steps if step not in LOCAL)
+    return volume + started
+
+
+def flops(node: fx.Node) -> float:
+    """Of a whole product or attention."""
+    if packet(node) in PRODUCTS:
+        return 2.0 * prod(shape(node)) * shape(node.all_input_nodes[0])[-1]
+    if packet(node) is aten.scaled_dot_product_attention:
+        return 4.0 * prod(shape(node)) * shape(node.all_input_nodes[1])[-2]
+    return 0.0

@@ -1,0 +1,22 @@
+"""What `Shard` of weights or tokens asks of capture: which regions to divide, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from piper.ir.placements import Placement
+from piper.names import RegionId
+
+What = Literal["weights", "tokens"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivisionRequest:
+    """Regions of the undivided model that `ways` devices compute together."""
+
+    regions: tuple[RegionId, ...]
+    ways: int
+    what: What
+    seeds: Mapping[str, Placement] = field(default_factory=dict)  # parameters fixed by name

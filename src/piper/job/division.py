@@ -1,0 +1,84 @@
+"""What a strategy asks capture to divide: its `Shard` of weights and tokens, on the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from piper.directives import Directive, Place, Shard, apply
+from piper.errors import DirectiveError, Problem
+from piper.ir.division import DivisionRequest
+from piper.ir.model import Model, Parameter
+from piper.ir.placements import Cut, Placement
+from piper.ir.replicas import Replicas, replicas
+from piper.ir.training import training_dag
+from piper.names import RegionId
+
+DIMENSIONS = {"colwise": 0, "rowwise": 1}  # of a matrix of [outputs, inputs]
+
+
+def is_dense(directive: Directive) -> bool:
+    """Whether it divides weights or tokens, over more than one device."""
+    wanted = isinstance(directive, Shard) and directive.what != "experts"
+    return wanted and directive.sharding.ways > 1  # type: ignore[attr-defined]
+
+
+def feeds_of(strategy: Iterable[Directive]) -> Replicas:
+    """Which replicas a strategy has, and which of them share a batch."""
+    every = list(strategy)
+    groups = (g for d in every if isinstance(d, Shard) and is_dense(d) for g in d.sharding.groups)
+    return replicas((d.devices for d in every if isinstance(d, Place)), groups)
+
+
+def division_requests(model: Model, program: Sequence[Directive]) -> tuple[DivisionRequest, ...]:
+    """The regions of each `Shard` of weights or tokens, as they are where it stands.
+
+    Those that are divided alike are one request, whatever devices they are on: strategies with
+    different stages share what is captured.
+    """
+    found: dict[tuple[int, str, str], DivisionRequest] = {}
+    for number, directive in enumerate(program):
+        if is_dense(directive):
+            new = request_of(model, program, number)
+            key = new.ways, new.what, repr(new.seeds)
+            known = found.get(key, replace(new, regions=()))
+            found[key] = replace(known, regions=(*known.regions, *new.regions))
+    return tuple(found.values())
+
+
+def request_of(model: Model, program: Sequence[Directive], number: int) -> DivisionRequest:
+    shard = program[number]
+    assert isinstance(shard, Shard) and shard.what != "experts"
+    before = apply(program, training_dag(model), upto=number)
+    found = apply(program, training_dag(model), upto=number + 1)
+    regions = tuple(region for region in found.divisions if region not in before.divisions)
+    try:
+        seeds = dict(seeds_of(model, regions, shard))
+    except ValueError as error:
+        name = f"shard (directive {number + 1} of {len(program)})"
+        fix = "write names of parameters or modules of the model; * stands for any text"
+        raise DirectiveError(name, Problem(str(error), fix)) from None
+    ways = shard.sharding.ways
+    return DivisionRequest(regions=regions, ways=ways, what=shard.what, seeds=seeds)
+
+
+def seeds_of(
+    model: Model, regions: Iterable[RegionId], shard: Shard
+) -> Iterator[tuple[str, Placement]]:
+    """The parameters that the plan names, and how they are cut."""
+    buckets = {bucket: None for region in regions for bucket in model.by_id[region].buckets}
+    parameters = [p for bucket in buckets for p in model.buckets[bucket].parameters]
+    for pattern, how in dict(shard.plan or ()).items():
+        found = [p for p in parameters if is_named(p, pattern)]
+        if not found:
+            raise ValueError(f"the plan names {pattern}, and no parameter there is called so")
+        for parameter in found:
+            dim = DIMENSIONS[how]
+            if dim < len(parameter.spec.shape):  # the bias of a row-wise layer stays whole
+                yield parameter.name, Cut(dim)
+
+
+def is_named(parameter: Parameter, pattern: str) -> bool:
+    """Whether a pattern is that of a parameter, or of a module that it is in."""
+    return any(fnmatchcase(parameter.name, one) for one in (pattern, f"{pattern}.*"))

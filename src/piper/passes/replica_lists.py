@@ -1,0 +1,27 @@
+"""Device lists of different lengths: every region gets as many replicas as any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from piper.ir.dag import Dag
+from piper.ir.replicas import as_devices, stretched
+
+
+def with_equal_lists(dag: Dag) -> Dag:
+    """A region on fewer devices than others has several replicas on each of its devices.
+
+    rewrite:
+        F(PP=0) [0, 2]  ->  F(PP=1) [1]
+        -->
+        F(PP=0) [0, 2]  ->  F(PP=1) [1, 1]     device 1 runs replica 0, then replica 1
+    """
+    given = dict.fromkeys(as_devices(node.devices) for node in dag.computes if node.devices)
+    if len(set(map(len, given))) <= 1:
+        return dag
+    lists = stretched(given)
+    return dag.with_nodes(
+        replace(node, devices=lists[as_devices(node.devices)])
+        for node in dag.computes
+        if node.devices
+    )

@@ -1,0 +1,125 @@
+"""The search finds the cheapest placements, without trying all of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper.capture.graphs.division.search.frontier import Frontier
+from piper.capture.graphs.division.search.order import depth_first
+from piper.capture.graphs.division.search.plan import search
+from piper.capture.graphs.division.search.segments import last_uses, segments_of
+from piper.capture.graphs.division.search.space import Space
+from piper.capture.trace.cleanup import clean
+from piper.capture.trace.forward import trace
+from piper.ir.division import DivisionRequest
+from piper.ir.placements import Partial
+
+
+class Block(nn.Module):
+    """A feed-forward block with a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.gate, self.up = nn.Linear(8, 16, bias=False), nn.Linear(8, 16, bias=False)
+        self.down = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
+
+
+class Blocks(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8, bias=False)
+        self.blocks = nn.ModuleList(Block() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def space_of(count: int, ways: int = 2) -> tuple[Space, torch.fx.Node]:
+    x = torch.zeros(2, 4, 8)
+    traced = trace(Blocks(count), lambda y, _: y.sum(), (x, x), "cpu")
+    clean(traced)
+    request = DivisionRequest(regions=(), ways=ways, what="weights")
+    calls = [node for node in traced.root.graph.nodes if node.op == "call_function"]
+    requests = dict.fromkeys(calls, request)
+    parameters = {traced.weights[name]: name for name in traced.parameters}
+    return Space(traced.root.graph, requests, parameters, traced.batch), traced.results[0]
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+def test_what_is_left_out_is_never_better(ways: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    space, result = space_of(1, ways)
+    last = last_uses(space, result)
+    frontier = Frontier(space, {})
+    segment = max(segments_of(space, last), key=lambda one: len(one.nodes))
+    entries = {option.output for option in space.options[segment.entry]}
+
+    for entry in entries:
+        state = ((segment.entry, frozenset({entry})),)
+        quick = frontier.run(segment.nodes, state, last)
+        with monkeypatch.context() as patch:
+            patch.setattr(Frontier, "_pruned", lambda self, found, width: found)
+            every = frontier._run(segment.nodes, state, last, math.inf, 0)
+        best = min(cost for cost, _ in every.values())
+        assert min(cost for cost, _ in quick.values()) == pytest.approx(best, rel=1e-12)
+
+
+def test_equal_layers_are_solved_once_and_stay_equal() -> None:
+    space, result = space_of(3)
+
+    plan = search(space, result)
+
+    segments = segments_of(space, last_uses(space, result))
+    blocks = [one for one in segments if len(one.nodes) > 3]
+    assert len({one.key for one in blocks}) == 1
+    chosen = [[plan.options[node] for node in one.nodes] for one in blocks]
+    assert len(blocks) == 3
+    assert chosen[0] == chosen[1] == chosen[2]
+
+
+def test_more_layers_cost_more_by_the_same_each() -> None:
+    one, two, three = (search(*space_of(count)).cost for count in (3, 5, 7))
+
+    assert three - two == pytest.approx(two - one, rel=1e-9)
+
+
+def test_what_is_whole_on_every_device_is_not_a_part_of_a_sum() -> None:
+    model = nn.Linear(8, 8, bias=False)
+    x = torch.zeros(4, 8)
+    traced = trace(model, lambda y, z: (y + z).sum(), (x, x), "cpu")
+    clean(traced)
+    calls = [node for node in traced.root.graph.nodes if node.op == "call_function"]
+    requests = dict.fromkeys(calls, DivisionRequest(regions=(), ways=2, what="weights"))
+    space = Space(traced.root.graph, requests, {traced.weights["weight"]: "weight"}, traced.batch)
+
+    added = next(node for node in calls if "add" in str(node.target))
+
+    assert space.options[added]
+    assert not any(isinstance(option.inputs[1], Partial) for option in space.options[added])
+
+
+def test_a_depth_first_order_keeps_arguments_before_their_readers() -> None:
+    space, _ = space_of(2)
+
+    order = depth_first(space.order[::-1])
+
+    place = {node: k for k, node in enumerate(order)}
+    assert set(order) == set(space.order)
+    assert all(
+        place[need] < place[node]
+        for node in order
+        for need in node.all_input_nodes
+        if need in place
+    )

@@ -1,0 +1,215 @@
+"""Strategies that divide weights or tokens, in threads: every schedule against plain PyTorch."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from piper import Place, Replicate, Shard, Split, Stage, Strategy, annotate, strategies, where
+from piper.errors import DirectiveError, PassError, StrategyError
+from piper.ir.placements import Cut
+from piper.job.batch import Batch
+from piper.job.division import division_requests, feeds_of
+from piper.job.job import Job
+from piper.job.options import Options
+from piper.job.rehearsal import Rehearsal, rehearsed
+from piper.plan.analyse.memory import peak
+
+PARTS, ROWS, LENGTH, WIDTH, VOCAB, MAX_NORM = 4, 2, 4, 8, 12, 0.5
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+class Block(nn.Module):
+    """Norm, causal attention with fused q, k and v, norm, two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.fused, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (heads(one) for one in self.fused(self.before(x)).chunk(3, -1))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(x.shape))
+        return x + self.down(functional.silu(self.up(self.between(x))))
+
+
+def heads(x: torch.Tensor) -> torch.Tensor:
+    return x.view(*x.shape[:2], 4, -1).transpose(1, 2)
+
+
+class Net(nn.Module):
+    """An embedding, two blocks, a head; not edited for any strategy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            with annotate("L"):
+                x = layer(x)
+        return self.head(x)
+
+
+def loss_fn(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@cache
+def job() -> Job:
+    """One for all tests, which share its captures."""
+    torch.manual_seed(1)
+    one = Strategy([Place(where(), [0])])
+    return Job(Net().double(), loss_fn, one, Options(optimizer=SGD, max_norm=MAX_NORM))
+
+
+@cache
+def batches() -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    draw = torch.Generator().manual_seed(2)
+    rand = partial(torch.randint, 0, VOCAB, (PARTS * ROWS, LENGTH), generator=draw)
+    return tuple((rand(), rand()) for _ in range(3))
+
+
+@cache
+def plain() -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """Losses and norms of every step, and the parameters after the last."""
+    model = deepcopy(job().model)
+    optimizer, losses, norms = SGD(model.parameters()), [], []
+    for tokens, labels in batches():
+        optimizer.zero_grad()
+        loss = loss_fn(model(tokens), labels)
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).item())
+        optimizer.step()
+    return losses, norms, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def run(strategy: Strategy) -> Rehearsal:
+    return rehearsed(job().under(strategy), [Batch.of(batch) for batch in batches()])
+
+
+def agree(found: Rehearsal) -> None:
+    losses, norms, parameters = plain()
+    assert found.losses == pytest.approx(losses, rel=1e-12)
+    assert found.grad_norms == pytest.approx(norms, rel=1e-12)
+    for name, wanted in parameters.items():
+        torch.testing.assert_close(found.parameters[name], wanted, rtol=1e-12, atol=1e-13)
+
+
+STRATEGIES = {
+    "gpipe": lambda **o: strategies.gpipe(pp=2, microbatches=4, **o),
+    "1f1b": lambda **o: strategies.one_f_one_b(pp=2, dp=2, microbatches=2, zero=3, **o),
+    "zb-h1": lambda **o: strategies.zb_h1(pp=2, dp=2, microbatches=2, zero=1, **o),
+    "interleaved": lambda **o: strategies.interleaved_zb(pp=1, microbatches=4, zero=2, **o),
+    "zbv": lambda **o: strategies.zbv(pp=1, dp=2, microbatches=2, zero=2, **o),
+    "dualpipev": lambda **o: strategies.dualpipev(pp=1, dp=2, microbatches=2, zero=1, **o),
+    "dualpipe": lambda **o: strategies.dualpipe(pp=2, microbatches=2, zero=3, **o),
+    "replicas": lambda **o: strategies.one_f_one_b(pp=1, dp=4, microbatches=1, zero=3, **o),
+}
+
+
+LONGER = ("gpipe", "interleaved", "zbv", "replicas")
+EVERY = [pytest.param(n, marks=pytest.mark.soak) if n in LONGER else n for n in STRATEGIES]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_weights_are_divided_under_every_schedule(name: str) -> None:
+    agree(run(STRATEGIES[name](tp=2)))
+
+
+@pytest.mark.parametrize("name", ["zb-h1", pytest.param("dualpipe", marks=pytest.mark.soak)])
+def test_tokens_are_divided_under_any_schedule(name: str) -> None:
+    agree(run(STRATEGIES[name](cp=2)))
+
+
+@pytest.mark.soak
+def test_four_devices_divide_a_model() -> None:
+    agree(run(STRATEGIES["dualpipev"](tp=4)))
+
+
+@pytest.mark.soak
+def test_some_layers_are_divided_and_others_not() -> None:
+    """The others are computed by all devices of a group alike."""
+    devices, groups = [0, 1, 2, 3], [[0, 1], [2, 3]]
+    part = Shard(where(L=1), groups, what="weights")
+    strategy = [Place(where(), devices), Replicate(where(), devices, zero=1), part, Split("MB", 2)]
+
+    agree(run(Strategy(strategy)))
+
+
+def test_a_plan_says_how_parameters_are_cut() -> None:
+    plan = {"layers.*.up": "colwise", "layers.0.down.weight": "rowwise"}
+    shard = Shard(where(), [0, 1], what="weights", plan=plan)
+    program = (Place(where(), [0, 1]), shard)
+    model = job().capture_whole(Batch.of(batches()[0]).part(0, PARTS)).model
+
+    (request,) = division_requests(model, program)
+
+    assert dict(request.seeds) == {
+        "layers.0.up.weight": Cut(0), "layers.0.up.bias": Cut(0), "layers.1.up.weight": Cut(0),
+        "layers.1.up.bias": Cut(0), "layers.0.down.weight": Cut(1),
+    }  # fmt: skip
+
+
+def test_a_plan_that_names_nothing_is_refused() -> None:
+    shard = Shard(where(), [0, 1], what="weights", plan={"layer.*.up": "colwise"})
+    program = [Place(where(), [0, 1]), shard, Split("MB", 4)]
+
+    with pytest.raises(DirectiveError) as refused:
+        run(Strategy(program))
+
+    assert str(refused.value) == (
+        "shard (directive 2 of 3): the plan names layer.*.up, and no parameter there is called so\n"
+        "  fix: write names of parameters or modules of the model; * stands for any text"
+    )
+
+
+def test_stages_of_a_divided_model_are_those_of_the_whole_one() -> None:
+    found = job().under(STRATEGIES["gpipe"](tp=2))
+
+    program = found.directives(Batch.of(batches()[0]))
+
+    assert next(one for one in program if isinstance(one, Stage)).stages == (1, 1)
+
+
+def test_a_group_is_one_replica() -> None:
+    feeds = feeds_of(strategies.dualpipe(pp=2, microbatches=4, tp=2, dp=3))
+
+    assert (len(feeds.feeds), feeds.parts, feeds.ways) == (3, 2, 2)
+
+
+def test_groups_without_replicate_are_refused() -> None:
+    program = [Place(where(), [0, 1, 2, 3]), Shard(where(), [[0, 1], [2, 3]], what="weights")]
+
+    with pytest.raises(PassError, match="nothing keeps its replicas equal"):
+        run(Strategy([*program, Split("MB", 2)]))
+
+
+@pytest.mark.parametrize("both", [{"tp": 2, "cp": 2}, {"tp": 2, "ep": 2}])
+def test_builders_divide_in_one_way(both: dict[str, int]) -> None:
+    with pytest.raises(StrategyError, match="divide the same stages"):
+        strategies.one_f_one_b(pp=1, microbatches=2, dp=2, **both)
+
+
+def test_a_device_holds_its_part_of_every_matrix() -> None:
+    strategy = strategies.one_f_one_b(pp=1, microbatches=4, tp=2)
+    captured, compiled = job().under(strategy).compile(Batch.of(batches()[0]))
+
+    held = peak(compiled.dag, compiled.plans[1], optimizer=1.0).held
+
+    named = dict(job().model.named_parameters())
+    cut = {p.name for bucket in captured.model.buckets.values() for p in bucket.parameters
+           if isinstance(p.placement, Cut)}  # fmt: skip
+    bytes_of = {name: p.nbytes // (2 if name in cut else 1) for name, p in named.items()}
+    assert {name for name, p in named.items() if p.dim() == 2} <= cut
+    assert (held["parameters"], held["optimizer"]) == (sum(bytes_of.values()),) * 2

@@ -1,0 +1,40 @@
+"""Whole models whose weights or tokens are divided, on processes, against plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+from pool import run_on
+from replicas import assert_same, plain, train_all
+from runtime.test_replicate import stages_of
+
+from piper import strategies
+from piper.directives import Strategy
+
+PARTS = 4
+ALONE = [
+    strategies.one_f_one_b(pp=1, microbatches=2, tp=2, dp=2, zero=3),
+    strategies.one_f_one_b(pp=1, microbatches=2, tp=2, dp=2, zero=0),
+]
+PIPELINES = [
+    strategies.zb_h1(pp=2, microbatches=4, tp=2, zero=1),
+    strategies.one_f_one_b(pp=2, microbatches=4, tp=2, zero=3),
+]
+TOKENS = [
+    strategies.one_f_one_b(pp=1, microbatches=4, cp=4, zero=1),
+    strategies.one_f_one_b(pp=1, microbatches=2, cp=2, dp=2, zero=3),
+]
+
+
+@pytest.mark.parametrize(
+    "several",
+    [ALONE, pytest.param(PIPELINES, marks=pytest.mark.soak),
+     pytest.param(TOKENS, marks=pytest.mark.soak)],
+    ids=["alone", "pipelines", "tokens"],
+)  # fmt: skip
+def test_devices_that_divide_a_model_train_as_one(several: list[Strategy]) -> None:
+    stages, texts = stages_of(several[0]), [strategy.to_json() for strategy in several]
+
+    runs = run_on(4, train_all, "wide", stages, PARTS, texts, 0.5)
+
+    for of_strategy in zip(*runs, strict=True):
+        assert_same(of_strategy, plain("wide", stages, PARTS, PARTS, 0.5))
