@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from piper import errors as errors
     from piper import models as models
     from piper import strategies as strategies
+    from piper.capture import Precision as Precision
     from piper.capture import annotate as annotate
     from piper.capture import tag as tag
     from piper.capture import tag_layers as tag_layers
@@ -45,6 +46,7 @@ _HOMES = {
     "Stream": "piper.directives",
     "Remat": "piper.directives",
     "Strategy": "piper.directives",
+    "Precision": "piper.capture",
     "Trainer": "piper.trainer",
     "Metrics": "piper.runtime.metrics",
     "rehearse": "piper.job.rehearsal",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from piper.capture import Precision
 from piper.costs import Costs
 from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
@@ -46,9 +47,10 @@ class Trainer:
 
     `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
     optimizer (what it makes is stepped after every step); `max_norm` clips by the norm over all
-    devices; `compiled` runs the regions through Inductor, `graphs` as CUDA graphs where their
-    shapes allow (both may be on; graphs need a GPU); `init(name, tensor)` fills parameters of a
-    model on `meta`; `seed` is for dropout and such models; `costs` is what `tune` gave, or a file
+    devices; `precision` is "bf16" or a `Precision` (docs/precision.md); `compiled` runs the regions
+    through Inductor, `graphs` as CUDA graphs where their shapes allow (both may be on; graphs need
+    a GPU); `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for dropout and
+    such models; `costs` is what `tune` gave, or a file
     of it. `memory_gib` is the memory of a device: a strategy that needs more is an error, with a
     table of what would fit (on a GPU, a warning by default if it needs more than the GPU has).
     `device` is "cuda" or "cpu", by default a GPU if there is one. Waiting for another process fails
@@ -68,6 +70,7 @@ class Trainer:
         reduction: Literal["mean", "sum"] | None = None,
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
+        precision: Precision | str | None = None,
         compiled: bool = False,
         graphs: bool = False,
         seed: int = 0,
@@ -79,8 +82,8 @@ class Trainer:
     ) -> None:
         options = Options(
             optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
-            loss_weight=loss_weight, max_norm=max_norm, compiled=compiled, graphs=graphs,
-            seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
+            loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
+            graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
         )  # fmt: skip
         first = example_of(example)
         job = Job(model, loss_fn, as_strategy(strategy), options)

@@ -277,3 +277,12 @@ def test_an_example_of_zeros_is_pointed_out() -> None:
 
     assert "input 1 of the example is constant" in constant_inputs(zeros)[0]
     assert constant_inputs(Batch.of((torch.arange(4), torch.zeros(4)))) == []
+
+
+def test_mixed_precision_is_left_out() -> None:
+    """It is not part of the strategy, and would hide mistakes of the strategy behind rounding."""
+    found = compared(PIPELINE, precision="bf16")
+
+    assert found.agrees
+    assert found.coarsest == "float64"
+    assert found.notes == ("without mixed precision: precision=... of the script is not used here",)

@@ -2,6 +2,7 @@
 
 from piper.capture.captured import Captured, capture
 from piper.capture.kernels.dropout import dropout_mask
+from piper.capture.precision import Precision
 from piper.capture.regions.annotate import annotate
 from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
 from piper.capture.regions.tags import tag
@@ -9,6 +10,7 @@ from piper.capture.regions.tags import tag
 __all__ = [
     "Captured",
     "Layers",
+    "Precision",
     "annotate",
     "capture",
     "dropout_mask",

@@ -12,6 +12,7 @@ from piper.capture.graphs.division.divide import divided
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
 from piper.capture.graphs.region_graphs import Lowered, lower
 from piper.capture.kernels.callables import Kernels, RegionCode
+from piper.capture.precision import Precision
 from piper.capture.regions.buckets import Bucketed, make_buckets
 from piper.capture.regions.cut import Chunk, cut
 from piper.capture.regions.described_regions import DescribedRegions, RegionSource
@@ -78,6 +79,7 @@ def capture(
     example: tuple[Any, ...],
     device: str = "cpu",
     divide: Sequence[DivisionRequest] = (),
+    precision: Precision | None = None,
 ) -> Captured:
     """Trace the model on one microbatch, cut it into regions, and differentiate each.
 
@@ -86,10 +88,11 @@ def capture(
     on meta. Python numbers in the example become constants.
 
     With `divide`, some regions are divided over devices. Requests name the regions of the model
-    that is captured without it.
+    that is captured without it. Under a `precision`, the model is traced with parameters of its
+    types, and the caller has converted the example.
     """
     _require(device)
-    traced = trace(model, loss_fn, example, device)
+    traced = trace(model, loss_fn, example, device, precision)
     ignored = ignored_labels(traced)
     clean(traced)
     make_reproducible(traced)

@@ -218,6 +218,10 @@ class Dag:
         """What a device holds of a bucket before ZeRO: all of it, or its share of the experts."""
         return held_specs(self.model, self.shardings, bucket)
 
+    def held_gradients(self, bucket: BucketId) -> tuple[TensorSpec, ...]:
+        """The gradients of what a device holds of a bucket before ZeRO."""
+        return self.model.buckets[bucket].gradients(self.held(bucket))
+
     def with_nodes(self, changed: Iterable[Node]) -> Dag:
         """Replace nodes of the same id, or add nodes at the end."""
         return replace(self, nodes={**self.nodes, **{node.id: node for node in changed}})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper.ir.values import ITEM_BYTES, TensorSpec
 
@@ -44,6 +44,17 @@ def messages(specs: Sequence[TensorSpec], limit: int, ways: int) -> tuple[Messag
     for dtype in list(filling):
         close(dtype)
     return tuple(done)
+
+
+def in_type(layout: Sequence[Message], dtype: str | None) -> tuple[Message, ...]:
+    """The same tensors in the same messages, in another floating-point type (None: their own).
+
+    >>> [(m.dtype, m.padded) for m in in_type(messages([TensorSpec((3,))], 20, 2), "float64")]
+    [('float64', 4)]
+    """
+    return tuple(
+        replace(one, dtype=TensorSpec((), one.dtype).in_type(dtype).dtype) for one in layout
+    )
 
 
 def shard_specs(layout: Sequence[Message], ways: int) -> tuple[TensorSpec, ...]:

@@ -12,6 +12,8 @@ from piper.ir.remat_policy import Recomputation, RematPolicy
 from piper.ir.values import TensorSpec, Value
 from piper.names import BucketId, Phase, RegionId, ValueId
 
+Specs = tuple[TensorSpec, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -28,16 +30,35 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters that the same regions use. They are stored and sent together."""
+    """Parameters that the same regions use. They are stored and sent together.
+
+    Regions compute with the types of `parameters`. The optimizer may have its own copy in a finer
+    type, the masters, and gradients may be added up in another type.
+    """
 
     id: BucketId
     parameters: tuple[Parameter, ...]
     trainable: bool = True
     buffers: bool = False  # not parameters: a forward may update them
+    master: str | None = None  # dtype of the optimizer's parameters; None: the same
+    gradient: str | None = None  # dtype in which gradients are added and sent; None: the same
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
         return tuple(parameter.spec for parameter in self.parameters)
+
+    def gradients(self, held: Specs) -> Specs:
+        """The gradients of what is held of this bucket: parameters, experts, or shards."""
+        return held if self.gradient is None else tuple(s.in_type(self.gradient) for s in held)
+
+    def updated(self, held: Specs) -> Specs:
+        """What the optimizer updates of what is held: masters, or the parameters themselves."""
+        return held if self.master is None else tuple(s.in_type(self.master) for s in held)
+
+    def masters(self, held: Specs) -> Specs:
+        """The masters of what is held. A tensor that has the master's type has no copy."""
+        pairs = zip(held, self.updated(held), strict=True)
+        return tuple(master for spec, master in pairs if master != spec)
 
     @property
     def placement(self) -> type[Placement]:

@@ -152,7 +152,7 @@ def region_values(model: Model, region: Region) -> Iterator[tuple[ValueId, Value
         specs = model.values[value].specs
         yield value_grad(value, mine), Value(specs, Role.GRADIENT, base=value, region=mine)
     for bucket in model.trained(region):
-        specs = model.held(bucket)
+        specs = model.buckets[bucket].gradients(model.held(bucket))
         grad = Value(specs, Role.WEIGHT_GRADIENT, bundle=True, bucket=bucket, region=mine)
         yield bucket_grad(bucket, mine), grad
 

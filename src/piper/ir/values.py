@@ -13,6 +13,7 @@ ITEM_BYTES = {
     "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
     "uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4,
 }  # fmt: skip
+FLOATING = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         return self.numel * ITEM_BYTES[self.dtype]
+
+    def in_type(self, dtype: str | None) -> "TensorSpec":
+        """The same in another floating-point type. None, or another kind of number: unchanged."""
+        if dtype is None or dtype == self.dtype or self.dtype not in FLOATING:
+            return self
+        return TensorSpec(self.shape, dtype)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join('?' if s is None else str(s) for s in self.shape)}]"

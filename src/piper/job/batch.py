@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -56,12 +56,26 @@ class Batch:
         """The same with other tensors."""
         return replace(self, leaves=tuple(change(x) if is_tensor(x) else x for x in self.leaves))
 
+    def in_type(self, dtype: torch.dtype, labels: bool) -> Batch:
+        """Floating-point tensors in this type; but not the last argument, if it is `labels`."""
+        last = len(self.arguments) - 1 if labels else None
+        arguments = [Batch.of((one,)) for one in self.arguments]
+        changed = [
+            one if k == last else one.map(partial(floating_in, dtype))
+            for k, one in enumerate(arguments)
+        ]
+        return replace(self, leaves=tuple(leaf for one in changed for leaf in one.leaves))
+
     def part(self, part: int, parts: int) -> Batch:
         """One microbatch, or the part of one replica."""
         return self.map(lambda tensor: part_of(tensor, part, parts))
 
     def parts(self, parts: int) -> list[Batch]:
         return [self.part(k, parts) for k in range(parts)]
+
+
+def floating_in(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def is_tensor(leaf: Any) -> bool:

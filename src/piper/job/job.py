@@ -11,9 +11,11 @@ from functools import cached_property, partial
 import torch
 
 from piper.capture import Captured, capture, tag_unannotated
+from piper.capture.precision import TYPES, Precision, precision_of
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Directive, Remat, Stage, Strategy
 from piper.directives.remat import policies_of
+from piper.errors import InputError
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
@@ -80,6 +82,10 @@ class Job:
         return read_costs(self.options.costs, mode_of(self.options.compiled, self.options.graphs))
 
     @cached_property
+    def precision(self) -> Precision | None:
+        return precision_of(self.options.precision)
+
+    @cached_property
     def memory(self) -> MemoryLimit | None:
         """The memory of a device that counts. None: it is not known."""
         wanted = [one.limit_gib for one in self.strategy if isinstance(one, Remat)]
@@ -103,7 +109,8 @@ class Job:
     @cached_property
     def initial(self) -> Callable[[str], torch.Tensor]:
         """How to get the first value of a parameter or buffer, by name."""
-        return initial_values(self.model, self.options.seed, self.options.init)
+        master = TYPES[self.precision.master] if self.precision else None
+        return initial_values(self.model, self.options.seed, self.options.init, master)
 
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""
@@ -124,6 +131,7 @@ class Job:
         started, found = time.perf_counter(), self.capture_whole(batch)
         requests = division_requests(found.model, self.directives(batch, costs))
         if requests:
+            refuse_mixed(self.precision)
             one = batch.part(0, self.microbatches)
             asked = self.kind(one), repr(requests)
             if asked not in self.divided:
@@ -139,7 +147,8 @@ class Job:
         kind = self.kind(one)
         self.find_layers(one)
         if kind not in self.captures:
-            made = capture(self.model, self.loss_fn, one.arguments, self.device.type)
+            example = self.converted(one).arguments
+            made = capture(self.model, self.loss_fn, example, self.device.type, (), self.precision)
             self.captures[kind] = made
         return self.captures[kind]
 
@@ -152,6 +161,12 @@ class Job:
         whole = self.capture_whole(batch).model
         self.cut.append(Strategy(with_cuts(self.strategy, whole, costs or self.costs)))
         return self.cut[0].directives
+
+    def converted(self, batch: Batch) -> Batch:
+        """The batch with inputs of the type that the model computes in. Labels stay as they are."""
+        if self.precision is None:
+            return batch
+        return batch.in_type(TYPES[self.precision.compute], labels=self.loss_fn is not None)
 
     def find_layers(self, batch: Batch) -> None:
         """Tag the layers of a model without annotations, if the strategy cuts it into stages."""
@@ -242,7 +257,7 @@ class Job:
         """The inputs of a program for one step. Dropout is seeded by the step."""
         if self.relies_on_mean:
             refuse_ignored(batch, ignored)
-        moved = batch.map(move or (lambda tensor: tensor.to(self.device)))
+        moved = self.converted(batch.map(move or (lambda tensor: tensor.to(self.device))))
         seed = self.options.seed * 1_000_003 + step
         first = feed * self.microbatches
         return StepInputs(moved.tensors, tuple(shares), seed, self.options.max_norm, first)
@@ -252,6 +267,16 @@ def is_cut(strategy: Strategy) -> bool:
     """Whether some directive makes several stages of the model."""
     stages = (d.stages for d in strategy if isinstance(d, Stage))
     return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
+
+
+def refuse_mixed(precision: Precision | None) -> None:
+    """Masters of divided parameters are not compared with plain PyTorch yet."""
+    if precision is not None:
+        raise InputError.of(
+            "precision",
+            "mixed precision is not supported in regions whose weights or tokens are divided",
+            "leave out precision=, or divide no regions",
+        )
 
 
 def regions_text(captured: Captured) -> str:

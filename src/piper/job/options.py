@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from piper.capture import Precision
+from piper.capture.precision import precision_of
 from piper.costs import Costs
 from piper.job.arguments import refuse_wrong_memory, refuse_wrong_options
 from piper.job.loss_reduction import Reduction, Weight
@@ -28,6 +30,7 @@ class Options:
     reduction: Reduction | None = None
     loss_weight: Weight | None = None
     max_norm: float | None = None
+    precision: Precision | str | None = None
     compiled: bool = False
     graphs: bool = False
     seed: int = 0
@@ -38,4 +41,5 @@ class Options:
 
     def __post_init__(self) -> None:
         refuse_wrong_options(self.optimizer, self.lr_scheduler, self.max_norm)
+        precision_of(self.precision)
         refuse_wrong_memory(self.memory_gib)

@@ -218,7 +218,9 @@ class Prices:
             case Slice():
                 return self.size(one.into)
             case Update():
-                return self.size(weights(BucketId(one.bucket)))
+                bucket = self.dag.model.buckets[BucketId(one.bucket)]
+                held = self.dag.values[weights(bucket.id)].specs
+                return sum(spec.nbytes for spec in bucket.updated(held))
             case Total():
                 return sum(map(self.size, one.grads))
 

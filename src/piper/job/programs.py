@@ -132,5 +132,6 @@ def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
         "model": f"{consistency.structure(job.model)} {consistency.flags(job.model)}",
         "device": job.device.type,
         "reduction": repr(job.reduction.kind),
+        "precision": repr(job.precision),
         **{name: repr(getattr(job.options, name)) for name in names},
     }

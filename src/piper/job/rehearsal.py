@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from piper.capture import Captured
+from piper.capture import Captured, Precision
 from piper.costs import Costs
 from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
@@ -56,6 +56,7 @@ def rehearse(
     reduction: Literal["mean", "sum"] | None = None,
     loss_weight: Callable[..., Any] | None = None,
     max_norm: float | None = None,
+    precision: Precision | str | None = None,
     compiled: bool = False,
     graphs: bool = False,
     seed: int = 0,
@@ -73,8 +74,8 @@ def rehearse(
     """
     options = Options(
         optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
-        loss_weight=loss_weight, max_norm=max_norm, compiled=compiled, graphs=graphs,
-        seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
+        loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
+        graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
     )  # fmt: skip
     job = Job(model, loss_fn, as_strategy(strategy), options)
     return rehearsed(job, [Batch.of(batch) for batch in batches], watch)
@@ -102,7 +103,8 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
     run_together(
         compiled.device_plans, ready, [[step[feed] for step in steps] for feed in feeds], record
     )
-    parameters = assembled(part for state in reversed(states.values()) for part in state.parts())
+    owned = [states[device].parts(one.reported_states) for device, one in parts.items()]
+    parameters = assembled(part for found in owned for part in found)
     return Rehearsal(
         losses=tuple(rows[0][0][0].item() for rows in seen),
         grad_norms=tuple(rows[0][0][1].item() ** 0.5 for rows in seen),

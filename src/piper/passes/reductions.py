@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from piper.ir.dag import Dag
-from piper.ir.flat_layout import Message, messages, shard_specs
+from piper.ir.flat_layout import Message, in_type, messages, shard_specs
 from piper.ir.maker import Maker
 from piper.ir.naming import (
     TOTALS,
@@ -81,6 +81,10 @@ class Reductions:
         how = self.dag.residencies[bucket]
         return messages(self.dag.held(bucket), how.message_bytes, how.ways)
 
+    def gradient_layout(self, bucket: BucketId) -> tuple[Message, ...]:
+        """The same messages as those of the parameters, so that shards hold the same elements."""
+        return in_type(self.layout(bucket), self.dag.model.buckets[bucket].gradient)
+
     def reduced(self, update: Update) -> Update:
         """The update, which now reads the reduced gradient."""
         bucket = update.bucket
@@ -109,7 +113,7 @@ class Reductions:
         return [tuple(values) for values in found.values()]
 
     def scattered(self, bucket: BucketId, how: Residency, total: Sum) -> ValueId:
-        layout = self.layout(bucket)
+        layout = self.gradient_layout(bucket)
         maker = self.dag.nodes[self.dag.producers[total[0]]]
         assert isinstance(maker, Compute)
         name = gradient_shard(bucket, maker.region, maker.microbatch)
@@ -129,9 +133,9 @@ class Reductions:
         return name
 
     def summed(self, bucket: BucketId, how: Residency, total: Sum) -> ValueId:
-        specs = self.dag.held(bucket)
+        specs = self.dag.held_gradients(bucket)
         if how.sharded:
-            specs = shard_specs(self.layout(bucket), how.ways)
+            specs = shard_specs(self.gradient_layout(bucket), how.ways)
         name = gradient_sum(bucket)
         self.values[name] = gradient(specs, Role.GRADIENT_SUM, bucket)
         self.made.append(

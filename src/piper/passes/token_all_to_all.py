@@ -61,7 +61,10 @@ def local_experts(dag: Dag) -> Iterator[tuple[ValueId, Value]]:
     }
     for name, value in dag.values.items():
         if value.bucket in held:
-            yield name, replace(value, specs=held[value.bucket])
+            whole = held[value.bucket]
+            gradient = value.role is Role.WEIGHT_GRADIENT
+            specs = dag.model.buckets[value.bucket].gradients(whole) if gradient else whole
+            yield name, replace(value, specs=specs)
 
 
 @dataclass

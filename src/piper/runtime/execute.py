@@ -344,12 +344,14 @@ class Program:
             grads = as_tuple(slots[grad])
             if counts:  # now: an optimizer may change the gradients
                 self.squares[grad] = square(grads)
+            own = bucket.gradients(grads)
             if update.clip:
-                clip(grads, self.totals[1].sqrt(), self.batch.max_norm)
-            for parameter, tensor in zip(bucket.parameters, bucket.views(grads), strict=True):
+                clip(own, self.totals[1].sqrt(), self.batch.max_norm)
+            for parameter, tensor in zip(bucket.parameters, own, strict=True):
                 parameter.grad = tensor
             if bucket.optimizer is not None:
                 bucket.optimizer.step()
+                bucket.round_masters()
             self.watch(bucket)
             for parameter in bucket.parameters:
                 parameter.grad = None

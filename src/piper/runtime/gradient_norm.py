@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def added_in(grad: torch.Tensor) -> torch.dtype | None:
     return torch.float32 if grad.dtype in (torch.bfloat16, torch.float16) else None
 
 
-def clip(grads: tuple[torch.Tensor, ...], norm: torch.Tensor, max_norm: float | None) -> None:
+def clip(grads: Sequence[torch.Tensor], norm: torch.Tensor, max_norm: float | None) -> None:
     """Like torch.nn.utils.clip_grad_norm_, with the norm over all devices."""
     assert max_norm is not None
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)

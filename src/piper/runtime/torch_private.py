@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = ["DropoutModule", "TorchDispatchMode", "pytree"]  # re-exported
 
 foreach_add_ = torch._foreach_add_
+foreach_copy_ = torch._foreach_copy_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
 

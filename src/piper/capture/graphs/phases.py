@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, TypeAlias
 
@@ -34,6 +34,7 @@ class Layout:
 
     groups: tuple[Group, ...]
     trainable: tuple[bool, ...]
+    gradient: str | None = field(default=None, repr=False)  # dtype of their gradients; None: own
 
 
 def phase_graphs(
@@ -66,7 +67,7 @@ def _backward_graphs(
     weights = sum(map(len, groups))
     inputs = [node for node in joint.gradients[weights:] if node is not None]
     parameters: list[Term] = [
-        [joint.gradients[i] or _zeros(joint, i) for i in group]
+        [_gradient(joint, i, layout.gradient) for i in group]
         for group in compress(layout.groups, layout.trainable)
     ]
     reads = _reads(joint, groups, cut.backward_arguments, cut.saved, joint.tangents)
@@ -107,6 +108,21 @@ def _backward_graph(
     shared = {storage for node in _flat([*reads, *kept]) for storage in storages(node)}
     writer.keep_clear_of(weights)
     return writer.finish([*writer.own(gradients, shared), *writer.take(kept)])
+
+
+def _gradient(joint: Joint, position: int, dtype: str | None) -> fx.Node:
+    """The gradient of a parameter, converted as soon as it is computed."""
+    node = joint.gradients[position] or _zeros(joint, position)
+    tensor = value(node)
+    wanted = tensor.dtype if dtype is None else getattr(torch, dtype)
+    if wanted == tensor.dtype or not tensor.is_floating_point():
+        return node
+    with joint.module.graph.inserting_after(node):
+        converted = joint.module.graph.call_function(
+            aten._to_copy.default, (node,), {"dtype": wanted}
+        )
+    converted.meta["val"] = tensor.to(wanted)
+    return converted
 
 
 def _zeros(joint: Joint, position: int) -> fx.Node:

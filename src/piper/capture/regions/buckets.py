@@ -1,13 +1,14 @@
 """Buckets: parameters that the same regions use and train. They live and move together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.phases import Layout
 from piper.capture.graphs.region_graphs import Lowered
+from piper.capture.precision import Precision
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.inputs import spec_of
 from piper.ir.model import Bucket, Parameter
@@ -50,9 +51,11 @@ def make_buckets(traced: Traced, regions: Sequence[Lowered], ids: Sequence[Regio
     for lowered in regions:
         order = list(dict.fromkeys(keys[node] for node in lowered.chunk.weights))
         for key in order:
-            bucket = _bucket(key, _parameters(traced, members[key], names), ids)
+            parameters = _parameters(traced, members[key], names)
+            bucket = _bucket(key, parameters, ids, traced.precision)
             buckets.setdefault(bucket.id, bucket)
-        parts.append((tuple(_id(key, ids) for key in order), _layout(lowered, order, members)))
+        layout = _layout(lowered, order, members, traced.precision)
+        parts.append((tuple(_id(key, ids) for key in order), layout))
     unused = tuple(name for node, name in names.items() if node not in users)
     return Bucketed(buckets, parts, unused)
 
@@ -94,11 +97,25 @@ def _parameters(
     )
 
 
-def _bucket(key: _Key, parameters: tuple[Parameter, ...], ids: Sequence[RegionId]) -> Bucket:
-    return Bucket(_id(key, ids), parameters, trainable=key.trainable, buffers=key.buffer)
+def _bucket(
+    key: _Key,
+    parameters: tuple[Parameter, ...],
+    ids: Sequence[RegionId],
+    precision: Precision | None,
+) -> Bucket:
+    bucket = Bucket(_id(key, ids), parameters, trainable=key.trainable, buffers=key.buffer)
+    if precision is None or not key.trainable:
+        return bucket
+    return replace(bucket, master=precision.master, gradient=precision.reduce)
 
 
-def _layout(lowered: Lowered, order: list[_Key], members: dict[_Key, list[fx.Node]]) -> Layout:
+def _layout(
+    lowered: Lowered,
+    order: list[_Key],
+    members: dict[_Key, list[fx.Node]],
+    precision: Precision | None,
+) -> Layout:
     position = {node: index for index, node in enumerate(lowered.chunk.weights)}
     groups = tuple(tuple(position[node] for node in members[key]) for key in order)
-    return Layout(groups, tuple(key.trainable for key in order))
+    trainable = tuple(key.trainable for key in order)
+    return Layout(groups, trainable, precision.reduce if precision else None)

@@ -69,7 +69,8 @@ class DescribedRegions:
 
     def _code(self, lowered: Lowered, layout: Layout) -> str:
         """A name for what computes it. Equal regions share their graphs."""
-        text = repr((lowered.key, layout))
+        types = (layout.gradient,) if layout.gradient else ()
+        text = repr((lowered.key, layout, *types))
         code = hashlib.sha256(text.encode()).hexdigest()[:12]
         if code not in self.graphs:
             graphs = phase_graphs(lowered.joint, lowered.cut, layout, lowered.updates)

@@ -1,8 +1,8 @@
 """Trace the whole forward pass, up to the loss, into one graph. Weights need no memory."""
 
 import copy
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture import torch_private
+from piper.capture.precision import TYPES, Precision
 from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
 from piper.capture.trace import functions, refusals, side_effects
+from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
 from piper.capture.trace.source_lines import is_transformed, line_of
 from piper.errors import CaptureError
@@ -39,6 +41,7 @@ class Traced:
     inputs: Inputs
     device: str
     output: Output  # of the model, which the loss reads
+    precision: Precision | None = None
     random: fx.Node | None = None  # the placeholder of the random seed, behind the batch
     rank: fx.Node | None = None  # the placeholder of the rank in a divided graph, the last one
     placements: dict[str, Placement] = field(default_factory=dict)  # of parameters that are divided
@@ -63,19 +66,26 @@ class Traced:
         return list(self.root.graph.output_node().args[0])
 
 
-def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], device: str) -> Traced:
+def trace(
+    model: nn.Module,
+    loss_fn: Loss | None,
+    example: tuple[Any, ...],
+    device: str,
+    precision: Precision | None = None,
+) -> Traced:
     side_effects.refuse_hooks(model)
     side_effects.refuse_shared_memory(model)
     inputs = inputs_of(example)
     mode = torch_private.new_fake_mode()
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    view = throw_away(model)
+    types, view = parameter_types(model, precision), throw_away(model)
+    output = TYPES[precision.output] if precision else None
     updated, seen = list[str](), list[Output]()
 
     def forward(weights: list[Tensor], states: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         before = dict(zip([*parameters, *buffers], [*weights, *states], strict=True))
         after = dict(before)  # torch puts new values here that the model assigns to attributes
-        loss = _loss(view, after, loss_fn, inputs.join(batch), seen)
+        loss = _loss(view, after, loss_fn, inputs.join(batch), seen, output)
         updated[:] = [
             name
             for name, tensor in before.items()
@@ -85,19 +95,10 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
         _refuse_updated_inputs(batch)
         return [loss, *(after[name] for name in updated)]
 
-    with ExitStack() as stack:
-        stack.enter_context(functions.intercepted())
-        stack.enter_context(side_effects.unchanged(model, view))
-        stack.enter_context(side_effects.no_python_randomness())
-        stack.enter_context(side_effects.no_inference_mode())
-        stack.enter_context(recording())
-        stack.enter_context(tagging(view))
-        stack.enter_context(mode)
-        stack.enter_context(side_effects.DataIsDetached())
-        stack.enter_context(side_effects.DropoutIsCopied())
+    with _tracing(model, view, mode, precision):
         root = _trace(
             forward,
-            [fake(tensor, device) for tensor in parameters.values()],
+            [fake(tensor, device, types[name]) for name, tensor in parameters.items()],
             [fake(tensor, device) for tensor in buffers.values()],
             [_fake_input(spec, device) for spec in inputs.tensors],
         )
@@ -112,7 +113,27 @@ def trace(model: nn.Module, loss_fn: Loss | None, example: tuple[Any, ...], devi
         inputs=inputs,
         device=device,
         output=seen[-1],
+        precision=precision,
     )
+
+
+@contextmanager
+def _tracing(
+    model: nn.Module, view: nn.Module, mode: Any, precision: Precision | None
+) -> Iterator[None]:
+    """While this is open, the view can be traced, and the model must not change."""
+    with ExitStack() as stack:
+        stack.enter_context(functions.intercepted())
+        stack.enter_context(side_effects.unchanged(model, view))
+        stack.enter_context(side_effects.no_python_randomness())
+        stack.enter_context(side_effects.no_inference_mode())
+        stack.enter_context(recording())
+        stack.enter_context(converting(view, precision))  # first, to end inside the tags
+        stack.enter_context(tagging(view))
+        stack.enter_context(mode)
+        stack.enter_context(side_effects.DataIsDetached())
+        stack.enter_context(side_effects.DropoutIsCopied())
+        yield
 
 
 def _refuse_updated_inputs(batch: list[Tensor]) -> None:
@@ -144,10 +165,15 @@ def _loss(
     loss_fn: Loss | None,
     arguments: tuple[Any, ...],
     seen: list[Output],
+    dtype: torch.dtype | None,
 ) -> Tensor:
-    """The loss as a scalar of float32 or float64, in which its gradient starts."""
+    """The loss as a scalar of float32 or float64, in which its gradient starts.
+
+    `dtype`: the type of the output that loss_fn reads; None: as the model returns it.
+    """
     given = arguments if loss_fn is None else arguments[:-1]
     output = torch.func.functional_call(view, state, given)
+    output = output if dtype is None or loss_fn is None else in_type(output, dtype)
     leaves, spec = torch_private.pytree.tree_flatten(output)
     seen.append(([_described(leaf) for leaf in leaves], spec))
     loss = output if loss_fn is None else loss_fn(output, arguments[-1])
@@ -175,9 +201,9 @@ def throw_away(model: nn.Module) -> nn.Module:
         raise refusals.cannot_copy(model, error) from error
 
 
-def fake(tensor: Tensor, device: str) -> Tensor:
+def fake(tensor: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
     """Contiguous, even if the original is not: kernels get their parameters contiguous."""
-    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    fake = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
     return fake.requires_grad_(tensor.requires_grad)
 
 

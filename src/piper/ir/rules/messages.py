@@ -123,7 +123,9 @@ def size_faults(dag: Dag, node: Collective) -> Iterator[str]:
     """A reduce-scatter writes shards of its messages, an all-gather reads them."""
     new = dag.values[node.writes[0]]
     gathers, scatters = node.kind is Kind.ALL_GATHER, node.kind is Kind.REDUCE_SCATTER
-    whole = dag.held(new.bucket) if new.bucket and (gathers or scatters) else new.specs
+    whole = new.specs
+    if new.bucket and (gathers or scatters):
+        whole = dag.held(new.bucket) if gathers else dag.held_gradients(new.bucket)
     ways = len(node.groups[0]) if gathers or scatters else 1
     shard = shard_specs(node.messages, ways) if gathers or scatters else whole
     wanted = (shard, whole) if gathers else (whole, shard)
@@ -232,9 +234,10 @@ def update_faults(dag: Dag, node: Update, regions: list[RegionId], clipped: bool
         return
     if new.specs != state.specs:
         yield f"writes {node.writes[0]} of {show(new.specs)} (expected {show(state.specs)})"
+    wanted = dag.model.buckets[bucket].gradients(state.specs)
     for value in node.reads[0]:
-        if dag.values[value].specs != state.specs:
-            yield misfit(value, dag.values[value].specs, f"the gradient of {bucket}", state.specs)
+        if dag.values[value].specs != wanted:
+            yield misfit(value, dag.values[value].specs, f"the gradient of {bucket}", wanted)
     yield from gradient_faults(dag, node, regions)
     if clipped and (len(node.reads[1]) != 1 or dag.values[node.reads[1][0]].role != Role.TOTALS):
         yield f"reads {text(node.reads[1])} as the norm that clips {bucket}"

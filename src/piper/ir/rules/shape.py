@@ -245,7 +245,7 @@ class Graphs:
             for bucket in self.model.trained(region):
                 grads = ((Role.WEIGHT_GRADIENT, None, region.id, bucket),)
                 k = region.buckets.index(bucket)
-                yield Wanted("gradient of bucket", k, grads, (self.held(bucket),))
+                yield Wanted("gradient of bucket", k, grads, (self.held_gradients(bucket),))
 
     def parameters(self, name: str, region: Region, k: int) -> Wanted:
         bucket, roles = region.buckets[k], (Role.WEIGHTS, Role.WHOLE_WEIGHTS)
@@ -262,6 +262,9 @@ class Graphs:
 
     def held(self, bucket: BucketId) -> Specs:
         return self.dag.held(bucket) if self.exchanged else self.model.held(bucket)
+
+    def held_gradients(self, bucket: BucketId) -> Specs:
+        return self.model.buckets[bucket].gradients(self.held(bucket))
 
     def role(self, value: ValueId) -> Role:
         return self.model.values[value].role

@@ -117,14 +117,22 @@ def compare(
         microbatches=job.all_microbatches,
         steps=tuple(map(partial(step_of, found, reference), range(steps))),
         parameters=tuple(differences(observed, found, reference)),
-        notes=(*notes, *why, *reference.warnings()),
+        notes=(*notes, *why, *unmixed(job), *reference.warnings()),
     )
 
 
 def on_cpu(job: Job, model: torch.nn.Module) -> Job:
-    """The same job for a copy of its model, without compilation and graphs."""
-    options = replace(job.options, device="cpu", compiled=False, graphs=False, init=None)
+    """The same job for a copy of its model, without compilation, graphs and mixed precision."""
+    options = replace(
+        job.options, device="cpu", compiled=False, graphs=False, init=None, precision=None
+    )
     return replace(job, model=model, options=options, captures={}, divided={})
+
+
+def unmixed(job: Job) -> list[str]:
+    if job.precision is None:
+        return []
+    return ["without mixed precision: precision=... of the script is not used here"]
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from piper.ir.dag import Dag
+from piper.ir.model import Specs
 from piper.ir.naming import weights
 from piper.ir.values import Role, TensorSpec
 from piper.names import BucketId, Phase, RegionId, ValueId
@@ -24,7 +25,7 @@ from piper.plan.instructions import (
 )
 from piper.plan.instructions.sizes import message_bytes
 
-PARAMETERS, OPTIMIZER, BUFFERS = "parameters", "optimizer", "gather buffers"
+PARAMETERS, MASTERS, OPTIMIZER, BUFFERS = "parameters", "masters", "optimizer", "gather buffers"
 GRADIENTS, ACTIVATIONS, MOVING, WORKSPACE = "gradients", "activations", "moving", "workspace"
 
 
@@ -86,12 +87,24 @@ def holders(dag: Dag, plan: Plan, at: int, staging: int = 1) -> list[tuple[str, 
 
 def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]:
     """Memory that outlives the step."""
-    sizes = {state.value: dag.values[state.value].nbytes for state in plan.states}  # type: ignore[index]
+    held = {state.value: dag.values[ValueId(state.value)].specs for state in plan.states}
     updated = {one.bucket for one in plan.instructions if isinstance(one, Update)}
-    trained = [s.value for s in plan.states if s.home and s.bucket in updated]
-    yield PARAMETERS, sum(sizes.values())
-    yield OPTIMIZER, int(optimizer * sum(sizes[value] for value in trained))
+    trained = [
+        (dag.model.buckets[BucketId(state.bucket)], held[state.value])
+        for state in plan.states
+        if state.home and state.bucket in updated
+    ]
+    masters = sum(total_bytes(bucket.masters(specs)) for bucket, specs in trained)
+    stepped = sum(total_bytes(bucket.updated(specs)) for bucket, specs in trained)
+    yield PARAMETERS, sum(map(total_bytes, held.values()))
+    if masters:
+        yield MASTERS, masters
+    yield OPTIMIZER, int(optimizer * stepped)
     yield BUFFERS, sum(plan.buffers)
+
+
+def total_bytes(specs: Specs) -> int:
+    return sum(spec.nbytes for spec in specs)
 
 
 @dataclass
@@ -201,9 +214,15 @@ class Walk:
         return found
 
     def largest(self, update: Update) -> int:
-        """An optimizer works on one tensor at a time, with up to two temporary copies of it."""
-        specs = self.dag.values[weights(BucketId(update.bucket))].specs
-        return 2 * max((spec.nbytes for spec in specs), default=0)
+        """An optimizer works on one tensor at a time, with up to two temporary copies of it.
+
+        Gradients that are not in the type of the masters are converted before.
+        """
+        bucket = self.dag.model.buckets[BucketId(update.bucket)]
+        held = self.dag.values[weights(bucket.id)].specs
+        specs, grads = bucket.updated(held), bucket.gradients(held)
+        converted = (new.nbytes for new, old in zip(specs, grads, strict=True) if new != old)
+        return 2 * max((spec.nbytes for spec in specs), default=0) + sum(converted)
 
     def put(self, value: str, kind: str, size: int) -> None:
         self.sizes[value] = (kind, size)

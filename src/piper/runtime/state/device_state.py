@@ -11,7 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from piper.errors import InputError
-from piper.plan.instructions import State
+from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.optimizers import (
@@ -23,8 +23,10 @@ from piper.runtime.state.optimizers import (
     settings,
     sharded_optimizer,
 )
+from piper.runtime.torch_private import foreach_copy_
 
 Named = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter
+NamedParameter = tuple[str, torch.nn.Parameter]
 
 
 class HeldPart(NamedTuple):
@@ -41,7 +43,8 @@ class HeldPart(NamedTuple):
 class BucketState:
     """One bucket on one device, whole or a shard. It has an optimizer if it is at home here.
 
-    `tensors` is the memory that plans use. `parameters` are views of it for the optimizer.
+    `tensors` is the memory that plans use. `parameters` are views of it for the optimizer; or
+    masters, where the optimizer has its own copy in a finer type.
     """
 
     bucket: str
@@ -55,8 +58,11 @@ class BucketState:
     orders: tuple[ElementOrder, ...] = ()  # in which pieces are contiguous, of each parameter
     scheduler: LRScheduler | None = None
     first: list[dict[str, Any]] | None = None  # settings of the optimizer's groups at the start
+    copies: list[tuple[torch.Tensor, torch.nn.Parameter]] = field(init=False)  # and their masters
 
     def __post_init__(self) -> None:
+        pairs = zip(self.views(self.tensors), self.parameters, strict=True)
+        self.copies = [(view, master) for view, master in pairs if view.dtype != master.dtype]
         if self.optimizer is not None:
             self.first = settings(self.optimizer, scheduled=False)
 
@@ -66,6 +72,16 @@ class BucketState:
             return tensors
         flats = [tensor.reshape(-1) for tensor in tensors]
         return [piece.of(flats) for piece in self.pieces]
+
+    def gradients(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradient of each of `parameters`, in its type."""
+        pairs = zip(self.parameters, self.views(grads), strict=True)
+        return [grad.to(parameter.dtype) for parameter, grad in pairs]
+
+    def round_masters(self) -> None:
+        """Write what the optimizer has updated to the memory that plans use."""
+        if self.copies:
+            foreach_copy_([copy for copy, _ in self.copies], [m.data for _, m in self.copies])
 
     def parts(self) -> Iterator[HeldPart]:
         if self.pieces is None:
@@ -183,7 +199,10 @@ class DeviceState:
         """The state dict of a model. Parameters that no program uses keep their initial values."""
         rest = self.origin.whole if self.origin else lambda _, tensor: tensor
         first = {name: aliases.get(name, name) for name in model}
-        return {n: found[f] if f in found else rest(f, model[n]) for n, f in first.items()}
+        return {
+            n: finer(found[f], model[n]) if f in found else rest(f, model[n])
+            for n, f in first.items()
+        }
 
     def parts(self, values: Container[str] | None = None) -> list[Part]:
         """All parameters and buffers of this device, or of these states only."""
@@ -202,6 +221,11 @@ def on_device(
     initial: Callable[[str], torch.Tensor], device: torch.device, name: str
 ) -> torch.Tensor:
     return initial(name).to(device)
+
+
+def finer(found: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """At least in the model's type. Frozen parameters may be in a coarser one, without masters."""
+    return found.to(torch.promote_types(found.dtype, model.dtype))
 
 
 def assembled(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
@@ -225,11 +249,15 @@ def make_bucket(
     if state.ways > 1 or state.shares > 1:
         return make_shard(state, contents, trained, initial, make_optimizer)
     names = tuple(name for name, _, _ in contents)
+    types, updated = [getattr(torch, dtype) for *_, dtype in contents], state.home and trained
     values = [initial(name) for name in names]
+    if not updated:  # without masters
+        values = [value.to(dtype) for value, dtype in zip(values, types, strict=True)]
     parameters = tuple(torch.nn.Parameter(value, requires_grad=trained) for value in values)
     named = list(zip(names, parameters, strict=True))
-    optimizer = make_checked(make_optimizer, named) if state.home and trained and named else None
-    tensors = tuple(parameter.data for parameter in parameters)  # kernels run without autograd
+    optimizer = make_checked(make_optimizer, named) if updated and named else None
+    pairs = zip(parameters, types, strict=True)  # kernels run without autograd
+    tensors = tuple(parameter.data.to(dtype) for parameter, dtype in pairs)
     shapes = tuple(value.shape for value in values)
     return BucketState(state.bucket, names, shapes, tensors, parameters, optimizer, trained)
 
@@ -245,23 +273,22 @@ def make_shard(
     names = tuple(name for name, _, _ in contents)
     shapes = tuple(torch.Size(shape) for _, shape, _ in contents)
     found = tuple(held_pieces(state, [shape.numel() for shape in shapes]))
-    layout = state.messages or [(dtype, (), share_size(s, state)) for (_, s, dtype) in contents]
+    layout = state.messages or [
+        (dtype, (k,), share_size(shape, state)) for k, (_, shape, dtype) in enumerate(contents)
+    ]
     wholes = [(n, torch.nn.Parameter(initial(n), requires_grad=trained)) for n in names]
-    device = wholes[0][1].device if wholes else None
-    flats = tuple(
-        torch.zeros(padded // state.ways, dtype=getattr(torch, dtype), device=device)
-        for dtype, _, padded in layout
-    )
+    masters = empty_shards(layout, wholes, state.ways, trained)
     orders = tuple(element_orders(state, len(names)))
     for piece in found:
         whole = orders[piece.tensor].flat(wholes[piece.tensor][1].detach())
-        piece.of(flats).copy_(whole[piece.start : piece.stop])
-    parameters = tuple(torch.nn.Parameter(p.of(flats), requires_grad=trained) for p in found)
+        piece.of(masters).copy_(whole[piece.start : piece.stop])
+    flats = [m.to(getattr(torch, dtype)) for m, (dtype, *_) in zip(masters, layout, strict=True)]
+    parameters = tuple(torch.nn.Parameter(p.of(masters), requires_grad=trained) for p in found)
     optimizer = None
     if trained and wholes:
         held = list(zip(found, parameters, strict=True))
         optimizer = sharded_optimizer(make_optimizer, wholes, held, orders)
-    tensors = flats
+    tensors = tuple(flats)
     if state.ways == 1:
         each = zip(orders, flats, shapes, strict=True)
         tensors = tuple(flat.view(order.local(shape)) for order, flat, shape in each)
@@ -274,6 +301,18 @@ def element_orders(state: State, count: int) -> Iterator[ElementOrder]:
     """In which the part of this device is contiguous; experts are, as they are in memory."""
     for dim, blocks in state.cuts or ((0, 1),) * count:
         yield ElementOrder(dim, blocks, state.shares)
+
+
+def empty_shards(
+    layout: Sequence[Layout], wholes: Sequence[NamedParameter], ways: int, trained: bool
+) -> list[torch.Tensor]:
+    """A shard of each message: of trained parameters, in the type of their masters."""
+    found = []
+    for dtype, tensors, padded in layout:
+        first = wholes[tensors[0]][1]
+        kind = first.dtype if trained else getattr(torch, dtype)
+        found.append(torch.zeros(padded // ways, dtype=kind, device=first.device))
+    return found
 
 
 def share_size(shape: tuple[int, ...], state: State) -> int:

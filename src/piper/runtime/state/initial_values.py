@@ -14,17 +14,25 @@ Init = Callable[[str, torch.Tensor], None]
 
 
 def initial_values(
-    model: torch.nn.Module, seed: int, init: Init | None = None
+    model: torch.nn.Module,
+    seed: int,
+    init: Init | None = None,
+    master: torch.dtype | None = None,
 ) -> Callable[[str], torch.Tensor]:
     """A function from the name of a parameter or buffer to its initial value, in its own memory.
 
     A model with real weights provides them. For a model on `meta`, `init(name, empty)` fills them,
     or else the module's own `reset_parameters`, seeded by the module's path. So a parameter starts
-    the same on every device and in every order.
+    the same on every device and in every order. Trained parameters start as masters of that type.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
     def get(name: str) -> torch.Tensor:
+        tensor = tensors[name]
+        trained = tensor.requires_grad and tensor.is_floating_point()
+        return own(name).to(master) if trained else own(name)
+
+    def own(name: str) -> torch.Tensor:
         tensor = tensors[name].detach()
         if not tensor.is_meta:
             return tensor.clone(memory_format=torch.contiguous_format)
@@ -34,7 +42,7 @@ def initial_values(
             return made
         return reset(model, name, seed)
 
-    return get
+    return own if master is None else get
 
 
 def reset(model: torch.nn.Module, name: str, seed: int) -> torch.Tensor:

@@ -132,10 +132,12 @@ class Reader:
         tensors = self.read({one.key for part in parts for one in self.of(part)})
         for part in parts:
             held, parameter = self.states(tensors, part), part.parameter
-            parameter.data.copy_(held.pop(""))
+            value = held.pop("")
+            parameter.data.copy_(value)
             if bucket.optimizer is not None and held:
                 moved = on_its_device(bucket.optimizer, parameter, held)
-                bucket.optimizer.state[parameter] = moved
+                bucket.optimizer.state[parameter] = in_its_type(parameter, value.dtype, moved)
+        bucket.round_masters()
 
     def whole(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """A parameter or buffer. Returns `like` if no step had used it."""
@@ -222,6 +224,18 @@ def on_its_device(
         return value.to("cpu" if single and not on_device else parameter.device)
 
     return {state: moved(state, value) for state, value in held.items()}
+
+
+def in_its_type(
+    parameter: torch.nn.Parameter, was: torch.dtype, held: Mapping[str, Any]
+) -> dict[str, Any]:
+    """States that had the type of their parameter when they were saved still have it."""
+
+    def typed(state: str, value: Any) -> Any:
+        follows = isinstance(value, torch.Tensor) and value.dtype == was and state != STEP
+        return value.to(parameter.dtype) if follows else value
+
+    return {state: typed(state, value) for state, value in held.items()}
 
 
 def refused(what: str, fix: str) -> InputError:
