@@ -142,10 +142,14 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
         "norm": max(far(m[1], norm) for m, (_, norm) in zip(seen, wanted, strict=True)),
     }
     if whole is not None:
-        errors["parameters"] = max(
-            ((whole[n].double() - p.double()).norm() / p.double().norm().clamp(min=1e-9)).item()
+        far_off = {
+            n: ((whole[n].double() - p.double()).norm() / p.double().norm().clamp(min=1e-9)).item()
             for n, p in parameters.items()
-        )
+        }
+        worst = max(far_off, key=far_off.__getitem__)
+        errors["parameters"] = far_off[worst]
+        if errors["parameters"] > LIMITS[dtype]:
+            print(f"farthest: {worst}, plainly {parameters[worst].flatten()[:4].tolist()}")
     if "remat" in options and "compiled" not in how:
         errors["bits"] = float(not same_bits(case, dtype, how, (seen, whole)))
     return errors
