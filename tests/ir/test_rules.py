@@ -249,8 +249,8 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
     ),
     rules.jobs_with_divided_regions_have_one_replica_on_a_device: (
         divided_and_then_alone,
-        "PP1.0 is on devices [2, 2], with several replicas on a device or beside a region on other "
-        "devices, while regions are divided\n"
+        "regions are divided, and others are on devices [2, 2]: that puts several replicas on a "
+        "device, or keeps some of them there that others leave\n"
         "  fix: give all stages lists of the same length that have no device in common",
     ),
     rules.experts_are_not_in_a_divided_stage: (

@@ -54,17 +54,16 @@ def jobs_with_divided_regions_have_one_replica_on_a_device(dag: Dag) -> Iterator
     """A device has one part of a batch. No message goes from a device to itself."""
     if not dag.divisions:
         return
-    places = ((region, devices) for region, devices in dag.places.items() if devices)
-    several = ((r, ds) for r, ds in places if len(distinct(ds)) < len(ds))
+    several = (row for row in dag.replicas.lists if len(distinct(row)) < len(row))
     crossing = (
-        other
+        other[1]
         for one, other in neighbours(dag)
         if any(a == b for a, b in zip(one[1], other[1], strict=False))
     )
-    for region, devices in chain(several, crossing):
+    for devices in chain(several, crossing):
         yield Problem(
-            f"{region} is on {show(devices)}, with several replicas on a device or beside a region "
-            "on other devices, while regions are divided",
+            f"regions are divided, and others are on {show(devices)}: that puts several replicas "
+            "on a device, or keeps some of them there that others leave",
             "give all stages lists of the same length that have no device in common",
         )
         return
