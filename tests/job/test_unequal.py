@@ -161,7 +161,7 @@ def test_views_and_prices_know_every_replica() -> None:
 
     assert summary(dag).startswith("24 units long, 50% idle")
     drawn = grid(dag).splitlines()[1].split()
-    assert drawn[:9] == "device 2 0F0 0F0 1F0 1F0 1B0 --- 1B0".split()
+    assert drawn[:9] == ["device", "2", "0F0", "0F0", "1F0", "1F0", "1B0", "---", "1B0"]
     assert predicted.peaks[2].total > predicted.peaks[2].held["parameters"]
     table = data.devices[2].instructions
     pairs = zip(table["kind"], table["node"], strict=True)
