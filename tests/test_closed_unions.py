@@ -66,11 +66,9 @@ def forgotten(folder: Path, module: str, before: str, after: str) -> set[str]:
         (
             "plan/instructions/__init__.py", "\nInstruction = (\n    ", FLUSH,
             {
-                "plan/instructions/__init__",  # how it prints
                 "plan/check/symbolic_execution",  # its symbolic execution,
                 "runtime/execute", "runtime/gpu/cuda_graphs",  # its execution, its recording
                 "job/pricing",  # its price
-                "plan/binding",  # what differs between the devices of a role
             },
         ),
         (

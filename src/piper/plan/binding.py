@@ -9,29 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import assert_never
 
 from piper.ir.roles import Groups, Roles, Row
 from piper.names import Device
-from piper.plan.instructions import (
-    Add,
-    Exchange,
-    Free,
-    Gather,
-    Instruction,
-    Keep,
-    Load,
-    Plan,
-    Recv,
-    Redistribute,
-    Reduce,
-    Run,
-    Send,
-    Slice,
-    State,
-    Total,
-    Update,
-)
+from piper.plan.instructions import Exchange, Gather, Plan, Redistribute, Reduce, State
 
 Meeting = Reduce | Gather | Exchange | Redistribute  # of a group of devices
 Grouping = int | None  # position among the groupings of the job; None: one device, no group
@@ -81,28 +62,34 @@ class RolePlan:
         return ((one.stream, number) for one, number in zip(met, self.meetings, strict=True))
 
 
+@dataclass(slots=True)
+class DeviceSeat:
+    """What a device puts in place of what the first device of its role has."""
+
+    role: RolePlan
+    job: JobGroups
+    device: Device
+    peers: Mapping[Device, Device]
+    meetings: Iterator[int]
+
+    def peer(self, device: Device) -> Device:
+        return self.peers[device]
+
+    def group(self) -> Row:
+        return self.job.group(next(self.meetings), self.device)
+
+    def counted(self) -> tuple[str, ...]:
+        return tuple(counted(self.role.turns, self.job, self.device))
+
+
 def bind(role: RolePlan, job: JobGroups, device: Device) -> Plan:
     """The plan of a device of this role."""
-    peers, meetings = job.roles.peers(device), iter(role.meetings)
+    seat = DeviceSeat(role, job, device, job.roles.peers(device), iter(role.meetings))
     states = (
         replace(state, shard=job.position(shards, device), share=job.position(shares, device))
         for state, (shards, shares) in zip(role.plan.states, role.holdings, strict=True)
     )
-
-    def bound(one: Instruction) -> Instruction:
-        match one:
-            case Send() | Recv():
-                return replace(one, peer=peers[one.peer])
-            case Reduce() | Gather() | Exchange() | Redistribute():
-                return replace(one, group=job.group(next(meetings), device))
-            case Total():
-                return replace(one, grads=tuple(counted(role.turns, job, device)))
-            case Load() | Run() | Slice() | Keep() | Add() | Update() | Free():
-                return one
-            case _:
-                assert_never(one)
-
-    code = tuple(map(bound, role.plan.instructions))
+    code = tuple(one.bound(seat) for one in role.plan.instructions)
     return replace(role.plan, device=device, states=tuple(states), instructions=code)
 
 

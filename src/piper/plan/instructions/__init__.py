@@ -6,17 +6,16 @@ all-to-all), `Redistribute` (of a divided region) and `Total` (the loss and norm
 order in their group. Everything else runs in order on the compute stream. `waits` are the positions
 of earlier instructions of the same plan, on other streams, that must have completed.
 
-An instruction knows what it uses, defines and ends, and its communicator. Code that walks a plan
-asks the instruction. A new instruction needs a class here, its lowering, its execution (in the
-check and in the runtime) and its price.
+An instruction knows what it uses, defines and ends, its communicator, how it prints and what
+differs on another device of its role. Code that walks a plan asks the instruction. A new
+instruction needs a class here, its lowering, its execution (in the check and in the runtime) and
+its price.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
 
-from piper.ir.naming import short_list
 from piper.names import COMPUTE, Device, Share
 from piper.plan.instructions.base import Buffers, Waits
 from piper.plan.instructions.compute import Add, Free, Keep, Load, Run, Slice, Update
@@ -96,11 +95,6 @@ class Plan:
         return "\n".join([head, *map(line, self.instructions)])
 
 
-def among(collective: Reduce | Gather | Exchange | Redistribute) -> str:
-    devices = short_list(collective.group, ", ")
-    return f"among {devices} on {collective.stream}"
-
-
 def line(instruction: Instruction) -> str:
     """One instruction on one line.
 
@@ -108,35 +102,4 @@ def line(instruction: Instruction) -> str:
     'send    h0 to 1 on pp'
     """
     after = f"  after {', '.join(map(str, instruction.waits))}" if instruction.waits else ""
-    reads, writes = ", ".join(instruction.uses), ", ".join(instruction.defines)
-    match instruction:
-        case Load():
-            text = f"load    {writes}"
-        case Run():
-            text = f"run     {instruction.node} ({reads}) -> {writes}"
-        case Slice():
-            text = f"slice   {reads} -> {writes}, {instruction.part} of {instruction.parts}"
-        case Keep() | Add():
-            text = f"{instruction.kind:7} {instruction.into} += {instruction.value}"
-        case Send():
-            text = f"send    {instruction.value} to {instruction.peer} on {instruction.stream}"
-        case Recv():
-            text = f"recv    {instruction.value} from {instruction.peer} on {instruction.stream}"
-        case Reduce():
-            what = "scatter" if instruction.scatter else "reduce"
-            text = f"{what:7} {reads} -> {writes} {among(instruction)}"
-        case Gather():
-            text = f"gather  {reads} -> {writes} [{instruction.buffer}] {among(instruction)}"
-        case Exchange():
-            text = f"{instruction.way:7} {reads} -> {writes} {among(instruction)}"
-        case Redistribute():
-            text = f"{instruction.step} {reads} -> {writes} {among(instruction)}"
-        case Total():
-            text = f"total   {reads}"
-        case Update():
-            text = f"update  {instruction.bucket} by {instruction.grad}"
-        case Free():
-            text = f"free    {', '.join(instruction.values)}"
-        case _:
-            assert_never(instruction)
-    return text + after
+    return instruction.text + after

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Protocol, Self
+
+from piper.ir.naming import short_list
 from piper.names import Device
 from piper.plan.communicator import Communicator, Group
 
 Waits = tuple[int, ...]
 Buffers = tuple[str, ...]
+
+
+class Seat(Protocol):
+    """What differs between the devices of one role."""
+
+    def peer(self, device: Device) -> Device: ...
+
+    def group(self) -> tuple[Device, ...]:
+        """The group of the next collective."""
+        ...
+
+    def counted(self) -> Buffers:
+        """The gradients that the device counts in the norm."""
+        ...
 
 
 class Base:
@@ -19,6 +37,24 @@ class Base:
     def kind(self) -> str:
         """Its kind, as in legends of pictures."""
         return type(self).__name__.lower()
+
+    @property
+    def verb(self) -> str:
+        """What it does, as the printed plan says it."""
+        return type(self).__name__.lower()
+
+    @property
+    def text(self) -> str:
+        """How it prints, without its waits."""
+        return f"{self.verb:7} {self.flow}"
+
+    @property
+    def flow(self) -> str:
+        return f"{', '.join(self.uses)} -> {', '.join(self.defines)}"
+
+    def bound(self, seat: Seat) -> Self:
+        """The same instruction on another device of the role."""
+        return self
 
     @property
     def uses(self) -> Buffers:
@@ -88,6 +124,10 @@ class Moving(Base):
     into: str
 
     @property
+    def text(self) -> str:
+        return f"{self.verb:7} {self.into} += {self.value}"
+
+    @property
     def uses(self) -> Buffers:
         return (self.value,)
 
@@ -122,6 +162,17 @@ class Among(Base):
     __slots__ = ()
     group: tuple[Device, ...]
     stream: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.verb:7} {self.flow} {self.among}"
+
+    @property
+    def among(self) -> str:
+        return f"among {short_list(self.group, ', ')} on {self.stream}"
+
+    def bound(self, seat: Seat) -> Self:
+        return replace(self, group=seat.group())  # type: ignore[type-var]
 
     @property
     def task(self) -> str:

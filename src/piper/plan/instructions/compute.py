@@ -26,6 +26,10 @@ class Load(Base):
     def defines(self) -> Buffers:
         return (self.value,)
 
+    @property
+    def text(self) -> str:
+        return f"load    {self.value}"
+
 
 @dataclass(frozen=True, slots=True)
 class Run(Recordable, Several):
@@ -43,6 +47,10 @@ class Run(Recordable, Several):
     @property
     def kind(self) -> str:
         return self.phase
+
+    @property
+    def text(self) -> str:
+        return f"run     {self.node} ({', '.join(self.reads)}) -> {', '.join(self.writes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,10 @@ class Slice(Recordable):
     @property
     def defines(self) -> Buffers:
         return (self.into,)
+
+    @property
+    def text(self) -> str:
+        return f"slice   {self.flow}, {self.part} of {self.parts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +131,10 @@ class Update(Base):
     def task(self) -> str:
         return f"the update of {self.bucket}"
 
+    @property
+    def text(self) -> str:
+        return f"update  {self.bucket} by {self.grad}"
+
 
 @dataclass(frozen=True, slots=True)
 class Free(Recordable):
@@ -137,3 +153,7 @@ class Free(Recordable):
     @property
     def task(self) -> str:
         return f"freeing {', '.join(self.values)}"
+
+    @property
+    def text(self) -> str:
+        return f"free    {', '.join(self.values)}"

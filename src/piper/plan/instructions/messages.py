@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from piper.names import TOTALS_STREAM, Device
 from piper.plan.communicator import Channel
-from piper.plan.instructions.base import Among, Base, Buffers, Moving, Several, Waits
+from piper.plan.instructions.base import Among, Base, Buffers, Moving, Seat, Several, Waits
 from piper.plan.instructions.sizes import Layout, Shape, is_dynamic, ring_bytes, shape_bytes
 
 
@@ -31,6 +32,13 @@ class Send(Base):
     @property
     def task(self) -> str:
         return f"sending {self.value} to device {self.peer}"
+
+    @property
+    def text(self) -> str:
+        return f"send    {self.value} to {self.peer} on {self.stream}"
+
+    def bound(self, seat: Seat) -> Self:
+        return replace(self, peer=seat.peer(self.peer))
 
     @property
     def moves(self) -> object:
@@ -65,6 +73,13 @@ class Recv(Base):
         return f"receiving {self.value} from device {self.peer}"
 
     @property
+    def text(self) -> str:
+        return f"recv    {self.value} from {self.peer} on {self.stream}"
+
+    def bound(self, seat: Seat) -> Self:
+        return replace(self, peer=seat.peer(self.peer))
+
+    @property
     def fixed(self) -> bool:
         return not any(map(is_dynamic, self.shapes))
 
@@ -85,6 +100,10 @@ class Reduce(Among, Moving):
     @property
     def kind(self) -> str:
         return "reduce-scatter" if self.scatter else "all-reduce"
+
+    @property
+    def verb(self) -> str:
+        return "scatter" if self.scatter else "reduce"
 
     @property
     def moves(self) -> object:
@@ -126,6 +145,10 @@ class Gather(Among):
         return self.messages
 
     @property
+    def text(self) -> str:
+        return f"gather  {self.flow} [{self.buffer}] {self.among}"
+
+    @property
     def sent(self) -> int:
         return ring_bytes(self.messages, self.group)
 
@@ -150,6 +173,10 @@ class Exchange(Among, Several):
     @property
     def task(self) -> str:
         return f"the token all-to-all {self.node}"
+
+    @property
+    def verb(self) -> str:
+        return self.way
 
     @property
     def has_dynamic_results(self) -> bool:
@@ -184,6 +211,10 @@ class Redistribute(Among):
 
     @property
     def kind(self) -> str:
+        return self.step
+
+    @property
+    def verb(self) -> str:
         return self.step
 
     @property
@@ -228,3 +259,10 @@ class Total(Among):
     @property
     def task(self) -> str:
         return "the loss and norm all-reduce"
+
+    @property
+    def text(self) -> str:
+        return f"total   {', '.join(self.uses)}"
+
+    def bound(self, seat: Seat) -> Self:
+        return replace(self, grads=seat.counted())
