@@ -13,7 +13,7 @@ from piper.costs import Costs
 from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
 from piper.job import consistency
-from piper.job.arguments import example_of, names_options
+from piper.job.arguments import names_options
 from piper.job.batch import Batch
 from piper.job.inspection import inspected, is_inspecting
 from piper.job.job import BatchKind, Job
@@ -40,7 +40,8 @@ class Trainer:
 
     `example` is one whole batch of a replica, as `step` gets it; every process gives the batch of
     its replica (`trainer.replica` of `trainer.replicas`). The loss is
-    `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` when `loss_fn` is None. It is a
+    `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` (or its `.loss`) when `loss_fn` is
+    None. Batches may be tuples, lists, dicts or keyword arguments (docs/trainer.md). The loss is a
     "mean" over the batch unless `reduction="sum"` (say which if `loss_fn` is None). If microbatches
     have different weights (ignored tokens), give `loss_weight(*microbatch)`, the number of tokens
     that count; with `reduction="sum"`, the loss is then the sum divided by the total weight.
@@ -64,7 +65,7 @@ class Trainer:
         loss_fn: Loss | None,
         strategy: Strategy | Sequence[Any] | None = None,
         *,
-        example: tuple[Any, ...],
+        example: Any,
         optimizer: MakeOptimizer = ADAMW,
         lr_scheduler: MakeScheduler | None = None,
         reduction: Literal["mean", "sum"] | None = None,
@@ -85,13 +86,14 @@ class Trainer:
             loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
             graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
         )  # fmt: skip
-        first = example_of(example)
         job = Job(model, loss_fn, as_strategy(strategy), options)
+        first = job.example(example)
         if is_inspecting():
             raise inspected(job, first)
         self.rank = join(timeout, job.device.type == "cuda")
         self.steps = 0  # done so far, including those before `resume`
-        self._programs = Programs(job, self.rank, len(example))
+        self._example = first.map(lambda tensor: tensor.to("meta"))  # its form is all that counts
+        self._programs = Programs(job, self.rank, len(first.arguments))
         self._in_flight, self._recording = steps_on(job.device), from_environment()
         self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
         self._broken = False
@@ -120,10 +122,10 @@ class Trainer:
         """
         return self._job.replicas
 
-    def step(self, *batch: Any) -> Metrics:
+    def step(self, *batch: Any, **named: Any) -> Metrics:
         """One optimizer step on one batch."""
         self._refuse_closed()
-        given, kind = self._batch_of(batch)
+        given, kind = self._batch_of(batch, named)
         own = self._job.weights(given)
         self._in_flight.begin()
         program, inputs = self._ready(given, kind, own)
@@ -150,14 +152,14 @@ class Trainer:
         self._recording.finish()
         self._recording = recording(path, self.steps + 1, steps, profile)
 
-    def tune(self, *batch: Any, rounds: int = 2) -> Costs:
+    def tune(self, *batch: Any, rounds: int = 2, **named: Any) -> Costs:
         """Measure all costs, and schedule overlapping work by them from now on.
 
         Every process must call it. Parameters and optimizers do not change. Write `costs.to_json()`
         to a file, and `Trainer(costs=...)` reads it next time.
         """
         self._enter("tune")
-        given, kind = self._batch_of(batch)
+        given, kind = self._batch_of(batch, named)
         program, inputs = self._ready(given, kind, self._job.weights(given))
         with on_compute_stream(program.plan, program.device):
             seen = measure(program, inputs, rounds)
@@ -215,9 +217,9 @@ class Trainer:
     def _refuse_closed(self) -> None:
         consistency.refuse_over(self._programs.comm is None, self._broken)
 
-    def _batch_of(self, batch: tuple[Any, ...]) -> tuple[Batch, BatchKind]:
+    def _batch_of(self, batch: tuple[Any, ...], named: dict[str, Any]) -> tuple[Batch, BatchKind]:
         """The batch as a typed value, and its kind."""
-        given = Batch.of(batch)
+        given = self._job.batch(self._example, batch, named)
         return given, self._job.kind(given)
 
     def _ready(

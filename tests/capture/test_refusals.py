@@ -196,7 +196,8 @@ def test_a_model_that_returns_no_loss() -> None:
 
     assert refusal(forward) == (
         "model: it returns a tensor [4, 8] of float32, not a scalar loss\n"
-        "  fix: return the loss from the model, or pass loss_fn(output, target) -> loss"
+        "  fix: return the loss, or an output with .loss (give the model labels), or pass "
+        "loss_fn(output, target) -> loss"
     )
 
 

@@ -21,7 +21,7 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 MADE = SGD(nn.Linear(1, 1).parameters())
 ADAMW = "write optimizer=partial(torch.optim.AdamW, lr=3e-4)"
 COSINE = "write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1000)"
-EXAMPLE = "write example=(x, y), a tuple of what step(x, y) is given"
+EXAMPLE = "give a batch: a tuple (x, y), or a dict of what the model takes"
 NORM = "write a number above 0, or None"
 
 
@@ -55,8 +55,8 @@ def trainer(
         ({"max_norm": "1.0"}, "max_norm: '1.0' is not a norm", NORM),
         ({"max_norm": True}, "max_norm: True is not a norm", NORM),
         ({"strategy": "1f1b"}, "strategy: it is a string, '1f1b'", "piper.strategies.one_f_one_b("),
-        ({"example": X}, "example: it is of type Tensor", EXAMPLE),
-        ({"example": [X, Y]}, "example: it is of type list", EXAMPLE),
+        ({"example": None}, "example: it is None", EXAMPLE),
+        ({"example": iter([X])}, "example: it is of type list_iterator", EXAMPLE),
         (
             {"example": (X.numpy(), Y.numpy())},
             "no tensor with rows, only ndarray",
@@ -79,22 +79,14 @@ def test_what_is_wrong_is_told(given: dict[str, Any], what: str, fix: str) -> No
     assert fix in advice
 
 
-@pytest.mark.parametrize(
-    ("batch", "count", "fix"),
-    [
-        ((X,), 1, "give step what the example has"),
-        ((X, Y, X), 3, "give step what the example has"),
-        (((X, Y),), 1, "write trainer.step(*batch)"),
-        (([X, Y],), 1, "write trainer.step(*batch)"),
-    ],
-)
-def test_a_step_has_the_arguments_of_the_example(batch: Any, count: int, fix: str) -> None:
+@pytest.mark.parametrize(("batch", "count"), [((X,), 1), ((X, Y, X), 3), (([X, Y, X],), 3)])
+def test_a_step_has_the_arguments_of_the_example(batch: Any, count: int) -> None:
     with pytest.raises(PiperError) as error:
         trainer().step(*batch)
 
     what = f"batch: step was given {amount(count, 'argument')}, but the example has 2: "
     assert str(error.value).startswith(what)
-    assert str(error.value).endswith(f"\n  fix: {fix}")
+    assert str(error.value).endswith("\n  fix: give step what the example has")
 
 
 def test_a_step_may_have_other_arguments_that_the_model_takes() -> None:

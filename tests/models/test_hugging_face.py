@@ -1,6 +1,8 @@
 """Hugging Face's mixtures of experts with Piper's experts, against their own."""
 
+import copy
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from capture.interpreter import assert_parity, eager
 from torch import Tensor, nn
 from torch.nn import functional
 
+import piper
 from piper.capture import capture, tag
 from piper.errors import InputError
 from piper.models.hugging_face import adapt_experts
@@ -75,6 +78,36 @@ def check_regions(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
     (bucket,) = (captured.model.buckets[name] for name in experts.buckets)
     assert [spec.shape for spec in bucket.specs] == [(4, 48, 16), (4, 16, 24)]
     assert_parity(captured, model, next_token, batch, exact=False)
+
+
+def test_an_unedited_model_trains_on_its_own_batches_and_loss() -> None:
+    sizes = {**SIZES, "num_hidden_layers": 2, "attention_dropout": 0.0}
+    sizes.pop("num_experts_per_tok")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).double()
+    ids = [torch.randint(64, (4, 8)) for _ in range(2)]
+    batches = [
+        transformers.BatchEncoding({"input_ids": one, "attention_mask": None, "labels": one})
+        for one in ids
+    ]
+    reference, wanted = copy.deepcopy(model), []
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = reference(**batch).loss
+        loss.backward()
+        optimizer.step()
+        wanted.append(loss.item())
+
+    strategy = piper.strategies.one_f_one_b(pp=2, microbatches=2)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    found = piper.rehearse(model, None, strategy, batches, optimizer=sgd, reduction="mean")
+
+    assert found.losses == pytest.approx(wanted, rel=1e-6)  # the loss itself is in float32
+    for name, parameter in reference.named_parameters():
+        if name in found.parameters:
+            close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-9)
+            close(found.parameters[name], parameter.detach())
 
 
 def test_a_model_without_experts_is_refused() -> None:

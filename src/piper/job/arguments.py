@@ -58,12 +58,6 @@ def refuse_wrong_options(optimizer: Any, lr_scheduler: Any, max_norm: Any) -> No
         )
 
 
-def example_of(example: Any) -> Batch:
-    if not isinstance(example, tuple):
-        raise no("example", example, "write example=(x, y), a tuple of what step(x, y) is given")
-    return Batch.of(example)
-
-
 def refuse_wrong_memory(found: Any) -> None:
     if found is not None and not is_norm(found):
         fix = "write GiB of one device, such as 80, or None"
@@ -89,12 +83,10 @@ def counting_arguments(make: Callable[[], Made], batch: Batch, count: int) -> Ma
         given = batch.arguments
         if len(given) == count:
             raise
-        inside = len(given) == 1 and isinstance(given[0], list | tuple)
-        fix = "write trainer.step(*batch)" if inside else "give step what the example has"
         what = (
             f"step was given {amount(len(given), 'argument')}, but the example has {count}: {error}"
         )
-        raise InputError.of("batch", what, fix) from error
+        raise InputError.of("batch", what, "give step what the example has") from error
 
 
 def no(name: str, found: Any, fix: str) -> InputError:

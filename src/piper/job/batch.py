@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from piper.capture.trace.call_arguments import flatten
 from piper.errors import InputError
 from piper.names import amount
 from piper.runtime.batch import part_of
@@ -26,12 +27,12 @@ class Batch:
 
     @staticmethod
     def of(arguments: tuple[Any, ...]) -> Batch:
-        leaves, spec = pytree.tree_flatten(arguments)
+        leaves, spec = flatten(arguments)
         return Batch(tuple(leaves), spec)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """As the model takes them. The last one is for the loss function."""
+        """Keywords, if any, then what is given by position. The last is for the loss function."""
         found: tuple[Any, ...] = pytree.tree_unflatten(self.leaves, self.spec)
         return found
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from piper.errors import InputError
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
+from piper.job.batch_arguments import batch_of, example_of
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.device_costs import device_costs
@@ -119,6 +121,14 @@ class Job:
     def without_limit(self) -> Job:
         """The same job on devices with any amount of memory."""
         return replace(self, options=replace(self.options, memory_gib=None))
+
+    def example(self, example: Any) -> Batch:
+        """A batch as a loader gives it."""
+        return example_of(self.model, self.loss_fn, example)
+
+    def batch(self, example: Batch, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
+        """The batch of a step, called with these arguments."""
+        return batch_of(self.model, self.loss_fn, example, given, named)
 
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from piper.capture.trace.call_arguments import as_given
 from piper.errors import InputError
 from piper.job.batch import Batch
 
@@ -30,7 +31,7 @@ class LossReduction:
         """The weight of each microbatch of a batch."""
         if self.weight is None:
             return [1.0] * parts
-        found = [float(self.weight(*one.arguments)) for one in batch.parts(parts)]
+        found = [weight_of(self.weight, one) for one in batch.parts(parts)]
         if self.kind == "mean":
             refuse_empty(found)
         return found
@@ -44,6 +45,12 @@ class LossReduction:
         if self.kind == "sum":
             return (1.0 / everyone if self.weight else 1.0,) * len(own)
         return tuple(weight / everyone for weight in own)
+
+
+def weight_of(weight: Weight, microbatch: Batch) -> float:
+    """The user's weight of a microbatch, which it gets as the step got the batch."""
+    given, named = as_given(microbatch.arguments)
+    return float(weight(*given, **named))
 
 
 def reduction_of(

@@ -49,7 +49,7 @@ def rehearse(
     model: torch.nn.Module,
     loss_fn: Loss | None,
     strategy: Strategy | Sequence[Any] | None,
-    batches: Sequence[tuple[Any, ...]],
+    batches: Sequence[Any],
     *,
     optimizer: MakeOptimizer = ADAMW,
     lr_scheduler: MakeScheduler | None = None,
@@ -78,7 +78,7 @@ def rehearse(
         graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
     )  # fmt: skip
     job = Job(model, loss_fn, as_strategy(strategy), options)
-    return rehearsed(job, [Batch.of(batch) for batch in batches], watch)
+    return rehearsed(job, [*map(job.example, batches)], watch)
 
 
 def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) -> Rehearsal:

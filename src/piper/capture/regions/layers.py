@@ -10,6 +10,7 @@ from torch import nn
 
 from piper.capture.regions.runs import EXPERTS
 from piper.capture.regions.tags import has_tags, tag
+from piper.capture.trace.call_arguments import split
 from piper.capture.trace.module_calls import Call, Run, run_once
 from piper.errors import CaptureError, Problem
 from piper.names import amount
@@ -76,7 +77,7 @@ def tag_unannotated(model: nn.Module, args: tuple[Any, ...]) -> Layers | None:
     if has_tags(model):
         return None
     try:
-        run = run_once(model, args, {})
+        run = run_once(model, *split(args))
         return None if run.annotated - {EXPERTS} else _tagged(model, _blocks_of(model, run))
     except Exception as error:  # capture will say more
         LOG.debug("found no layers: %s", error)

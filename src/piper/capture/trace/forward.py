@@ -14,6 +14,7 @@ from piper.capture.precision import TYPES, Precision
 from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
 from piper.capture.trace import functions, refusals, side_effects
+from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
 from piper.capture.trace.source_lines import is_transformed, line_of
@@ -172,11 +173,11 @@ def _loss(
     `dtype`: the type of the output that loss_fn reads; None: as the model returns it.
     """
     given = arguments if loss_fn is None else arguments[:-1]
-    output = torch.func.functional_call(view, state, given)
+    output = torch.func.functional_call(view, state, *split(given))
     output = output if dtype is None or loss_fn is None else in_type(output, dtype)
     leaves, spec = torch_private.pytree.tree_flatten(output)
     seen.append(([_described(leaf) for leaf in leaves], spec))
-    loss = output if loss_fn is None else loss_fn(output, arguments[-1])
+    loss = own_loss(output) if loss_fn is None else loss_fn(output, arguments[-1])
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise refusals.not_a_loss(loss, given=loss_fn is not None)
     scalar = loss.reshape(())

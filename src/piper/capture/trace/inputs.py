@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from piper.capture.torch_private import pytree
+from piper.capture.trace.call_arguments import flatten
 from piper.errors import CaptureError, InputError
 from piper.ir.values import TensorSpec
 
@@ -42,7 +43,7 @@ class Inputs:
 
     def flatten(self, arguments: tuple[Any, ...]) -> list[Tensor]:
         """The tensors of a batch, in the order of the graph's inputs. The structure must match."""
-        leaves, spec = pytree.tree_flatten(arguments)
+        leaves, spec = flatten(arguments)
         if spec != self.spec:
             raise InputError.of(
                 "batch",
@@ -65,7 +66,7 @@ def inputs_of(example: tuple[Any, ...]) -> Inputs:
             f"it is a {type(example).__name__}, not a tuple",
             "pass the arguments of one microbatch as a tuple: example=(tokens, labels)",
         )
-    leaves, spec = pytree.tree_flatten(example)
+    leaves, spec = flatten(example)
     return Inputs(spec, tuple(_leaf(leaf) for leaf in leaves))
 
 

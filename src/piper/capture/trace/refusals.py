@@ -54,7 +54,8 @@ def not_a_loss(result: Any, given: bool) -> CaptureError:
         f"it returns {found}, not a scalar loss",
         "return one floating-point number, such as a mean over the microbatch"
         if given
-        else "return the loss from the model, or pass loss_fn(output, target) -> loss",
+        else "return the loss, or an output with .loss (give the model labels), or pass "
+        "loss_fn(output, target) -> loss",
     )
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from piper.capture.trace.call_arguments import call, own_loss
 from piper.job.batch import Batch
 from piper.job.job import Job
+from piper.job.loss_reduction import weight_of
 from piper.job.numerics.data import chunk
 from piper.runtime.torch_private import TorchDispatchMode, pytree
 
@@ -93,14 +95,14 @@ def clipped(parameters: Sequence[torch.Tensor], limit: float | None) -> float:
 def loss_of(model: torch.nn.Module, job: Job, batch: Batch) -> Any:
     given = batch.arguments
     if job.loss_fn is None:
-        return model(*given)
-    return job.loss_fn(model(*given[:-1]), given[-1])
+        return own_loss(call(model, given))
+    return job.loss_fn(call(model, given[:-1]), given[-1])
 
 
 def weights_of(job: Job, pieces: Sequence[Batch]) -> list[float]:
     """The factor of each microbatch in the loss of the batch, as docs/trainer.md defines it."""
     weight = job.options.loss_weight
-    own = [1.0 if weight is None else float(weight(*piece.arguments)) for piece in pieces]
+    own = [1.0 if weight is None else weight_of(weight, piece) for piece in pieces]
     if job.reduction.kind == "mean":
         return [one / sum(own) for one in own]
     return [1.0 if weight is None else 1.0 / sum(own) for _ in own]
