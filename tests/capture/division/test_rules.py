@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from capture.division.trials import Trial, run_option
+from capture.division.trials import Trial, local_module, piece, run_option
 from torch import Tensor
 
+from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Option
 from piper.capture.graphs.division.rules import RULES, options_of
 from piper.ir.placements import Cut, Invariant, Partial, Replicated
@@ -191,3 +192,44 @@ def test_a_mistake_in_a_rule_is_found(mistake: str) -> None:
 
     with pytest.raises(AssertionError):
         run_option(one.call(2), option)
+
+
+LOOKUPS = (
+    trial(aten.embedding.default, x(24, 12), index(24, 12)),
+    trial(aten.embedding.default, x(24, 12), index(24, 12), 3),
+    trial(aten.gather.default, x(12, 24), 1, index(24, 12, 1)),
+    trial(aten.index_select.default, x(7, 24), 1, index(24, 12)),
+)
+
+
+@pytest.mark.parametrize("wrong", [24, 25, 1000, -1, -24])
+@pytest.mark.parametrize("one", LOOKUPS, ids=name)
+def test_an_index_that_no_device_has_fails_as_in_one_process(one: Trial, wrong: int) -> None:
+    fails = pytest.raises((IndexError, RuntimeError), match=r"out of .*(range|bounds)")
+
+    for ways in (2, 4):
+        call = one.call(ways)
+        for option in options_of(call):
+            module = local_module(call, option)
+            place = next(k for k, node in enumerate(call.operands) if not is_float(node))
+            tensors = [value(node).clone() for node in call.operands]
+            tensors[place].view(-1)[5] = wrong
+            every = [
+                [piece(t, p, ways, rank) for t, p in zip(tensors, option.inputs, strict=True)]
+                for rank in range(ways)
+            ]
+            with fails:
+                one.target(*tensors_in_order(one, tensors))
+            with fails:
+                for rank, pieces in enumerate(every):
+                    module(*pieces, torch.tensor(rank))
+
+
+def is_float(node: torch.fx.Node) -> bool:
+    return value(node).is_floating_point()
+
+
+def tensors_in_order(one: Trial, tensors: list[Tensor]) -> list[Any]:
+    """The arguments of a trial, with other tensors."""
+    given = iter(tensors)
+    return [next(given) if isinstance(arg, Tensor) else arg for arg in one.args]

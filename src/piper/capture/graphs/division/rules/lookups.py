@@ -15,13 +15,20 @@ from piper.ir.placements import Cut, Partial, Replicated
 aten = torch.ops.aten
 
 
-def _own(emit: Emitter, index: fx.Node, size: int) -> tuple[fx.Node, fx.Node]:
-    """Indices into the rows of one device, and whether they are there. Others become 0."""
+def _own(emit: Emitter, index: fx.Node, size: int, ways: int) -> tuple[fx.Node, fx.Node]:
+    """Indices into the rows of one device, and whether they are there. Others become 0.
+
+    An index that no device has stays as it is, so that the lookup fails as that of one process.
+    """
     first = emit(aten.mul.Tensor, emit.rank, size)
     own = emit(aten.sub.Tensor, index, first)
-    low, high = emit(aten.ge.Scalar, own, 0), emit(aten.lt.Scalar, own, size)
-    mine = emit(aten.logical_and.default, low, high)
-    return emit(aten.mul.Tensor, own, mine), mine
+    mine, valid = _within(emit, own, size), _within(emit, index, size * ways)
+    return emit(aten.where.self, valid, emit(aten.mul.Tensor, own, mine), index), mine
+
+
+def _within(emit: Emitter, index: fx.Node, size: int) -> fx.Node:
+    low, high = emit(aten.ge.Scalar, index, 0), emit(aten.lt.Scalar, index, size)
+    return emit(aten.logical_and.default, low, high)
 
 
 def _vocabulary(
@@ -31,7 +38,7 @@ def _vocabulary(
     if option.output != Partial():
         return emit(call.node.target, *args, **kwargs)
     weight, index = args[:2]
-    own, mine = _own(emit, index, call.shapes[0][0] // call.ways)
+    own, mine = _own(emit, index, call.shapes[0][0] // call.ways, call.ways)
     found = emit(aten.embedding.default, weight, own)
     found = emit(aten.mul.Tensor, found, emit(aten.unsqueeze.default, mine, -1))
     padding = call.argument("padding_idx", -1)
@@ -60,7 +67,7 @@ def _gather(
     if option.output != Partial():
         return emit(call.node.target, *args, **kwargs)
     given, dim, index = args[:3]
-    own, mine = _own(emit, index, call.shapes[0][dim] // call.ways)
+    own, mine = _own(emit, index, call.shapes[0][dim] // call.ways, call.ways)
     return emit(aten.mul.Tensor, emit(aten.gather.default, given, dim, own), mine)
 
 
