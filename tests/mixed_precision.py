@@ -66,7 +66,8 @@ def by_hand(
                 ).requires_grad_()
                 for n, m in masters.items()
             }
-            found = torch.func.functional_call(model, {**frozen, **copies}, (a.to(compute),))
+            given = a.to(compute) if a.is_floating_point() else a
+            found = torch.func.functional_call(model, {**frozen, **copies}, (given,))
             loss = loss_fn(converted(found, getattr(torch, types.output)), b)
             (loss / parts).backward()
             losses[part] = loss.item()

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from piper import Place, Precision, Remat, Replicate, Split, Strategy, Trainer, rehearse, where
-from piper.errors import InputError
 from piper.job.assignment import assignment
 from piper.job.batch import Batch
 from piper.job.compiler import compile_strategy
@@ -244,16 +243,3 @@ def test_activations_travel_in_the_compute_type() -> None:
     sent = [one.shapes for one in compiled.plan(0).instructions if isinstance(one, Send)]
     back = [one.shapes for one in compiled.plan(1).instructions if isinstance(one, Send)]
     assert {dtype for shapes in (*sent, *back) for _, dtype in shapes} == {"bfloat16"}
-
-
-def test_divided_regions_are_not_supported() -> None:
-    model, loss = build("normed", 2)
-    strategy = legal("1f1b", 1, tp=2)
-
-    with pytest.raises(InputError) as error:
-        rehearse(model, loss, strategy, batches("normed", 4), precision=BF16)
-
-    assert str(error.value) == (
-        "precision: mixed precision is not supported in regions whose weights or tokens are "
-        "divided\n  fix: leave out precision=, or divide no regions"
-    )

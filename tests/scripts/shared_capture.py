@@ -19,8 +19,10 @@ def using(found: Captured | None) -> AbstractContextManager[Any]:
     def known(*given: Any) -> Captured:
         """The fifth argument asks to divide regions."""
         key = id(found), repr(given[4:])
-        if given[4:] and key not in DIVIDED:
+        if not any(given[4:5]):
+            return found
+        if key not in DIVIDED:
             DIVIDED[key] = capture(*given)
-        return DIVIDED.get(key, found)
+        return DIVIDED[key]
 
     return patch("piper.job.job.capture", known)

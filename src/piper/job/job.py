@@ -16,7 +16,6 @@ from piper.capture.precision import TYPES, Precision, precision_of
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Directive, Remat, Stage, Strategy
 from piper.directives.remat import policies_of
-from piper.errors import InputError
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
@@ -141,12 +140,11 @@ class Job:
         started, found = time.perf_counter(), self.capture_whole(batch)
         requests = division_requests(found.model, self.directives(batch, costs))
         if requests:
-            refuse_mixed(self.precision)
             one = batch.part(0, self.microbatches)
             asked = self.kind(one), repr(requests)
             if asked not in self.divided:
-                given = self.model, self.loss_fn, one.arguments, self.device.type
-                self.divided[asked] = capture(*given, requests)
+                given = self.model, self.loss_fn, self.converted(one).arguments, self.device.type
+                self.divided[asked] = capture(*given, requests, self.precision)
             found = self.divided[asked]
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
@@ -277,16 +275,6 @@ def is_cut(strategy: Strategy) -> bool:
     """Whether some directive makes several stages of the model."""
     stages = (d.stages for d in strategy if isinstance(d, Stage))
     return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
-
-
-def refuse_mixed(precision: Precision | None) -> None:
-    """Masters of divided parameters are not compared with plain PyTorch yet."""
-    if precision is not None:
-        raise InputError.of(
-            "precision",
-            "mixed precision is not supported in regions whose weights or tokens are divided",
-            "leave out precision=, or divide no regions",
-        )
 
 
 def regions_text(captured: Captured) -> str:
