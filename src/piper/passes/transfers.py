@@ -121,8 +121,8 @@ class Transfers:
         if len(total) == 1:
             if total[0] in self.homes:
                 return (self.weight_copy(total[0], here),)
-            if self.devices_of(total[0], here, common) == here:
-                return total
+            at = self.devices_of(total[0], here, common)
+            return total if at is here or at == here else (self.send(total, at, here, tags),)
         parts: dict[Devices, list[ValueId]] = {}
         for value in total:
             parts.setdefault(self.devices_of(value, here, common), []).append(value)
@@ -137,7 +137,7 @@ class Transfers:
         if maker is None or value == TOTALS:
             return here
         at = self.dag.nodes[maker].devices or here
-        if at == here or distinct(at) != distinct(here):
+        if at is here or at == here or distinct(at) != distinct(here):
             return at
         return here if common or self.dag.values[value].role in PER_DEVICE else at
 
