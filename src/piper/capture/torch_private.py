@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -109,6 +110,15 @@ def constant_of(tensor: Tensor) -> Tensor | None:
     if isinstance(tensor, FakeTensor):
         return tensor.constant
     return tensor
+
+
+def custom_operators() -> set[str]:
+    """Operators that the user's code made with torch.library.custom_op, as "space::name"."""
+    return {
+        name
+        for name, found in OPDEFS.items()
+        if not str(found._init_fn.__module__).startswith("torch.")
+    }
 
 
 def compile_graph(module: fx.GraphModule, inside: dict[OpOverload, Callable]) -> Callable[..., Any]:

@@ -3,43 +3,20 @@
 import base64
 import json
 import math
-import operator
 import re
-from collections.abc import Callable
+from collections.abc import Collection
 from functools import partial
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import line, value
-from piper.capture.kernels.codegen import FUNCTIONS, METHODS, release
-from piper.capture.torch_private import (
-    HigherOrderOperator,
-    OpOverload,
-    new_fake_mode,
-    pytree,
-    unknown_size,
-)
+from piper.capture.kernels.allowed_calls import function, identifier, name_of, target_of
+from piper.capture.torch_private import new_fake_mode, pytree, unknown_size
 from piper.capture.trace import refusals
+from piper.errors import CaptureError
 
-_SYMBOLIC = [getattr(torch, name) for name in dir(torch) if name.startswith("sym_")]
-_BY_NAME: dict[str, Callable] = {  # all functions that a graph may call, apart from operators
-    f"{prefix}.{found.__name__}": found
-    for prefix, functions in {
-        "operator": vars(operator).values(),
-        "math": vars(math).values(),
-        "torch": [*FUNCTIONS.values(), torch.narrow, *_SYMBOLIC],
-        "piper": [release],
-        "builtins": [round],
-    }.items()
-    for found in functions
-    if isinstance(found, BuiltinFunctionType | FunctionType)
-}
-_NAMES = {found: name for name, found in _BY_NAME.items()}
-_METHODS = frozenset({*METHODS.values(), "add_"})
-_OPERATOR = "ops."  # before the name of an operator of torch's dispatcher
 _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 _PRODUCT = re.compile(r"\w+(\*\w+)*")  # of sizes: u0, 6*u0
 _PLAIN = (bool, int, float, str, type(None))
@@ -51,8 +28,13 @@ def to_json(module: fx.GraphModule, described: bool = False) -> str:
 
 
 def from_json(text: str) -> fx.GraphModule:
-    """The graph from its text, for the devices of this process."""
-    return _module(json.loads(text), _Fakes())
+    """The graph from its text, for the devices of this process. Runs nothing that the text says."""
+    try:
+        return _module(json.loads(text), _Fakes())
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise refusals.damaged_graph(f"{type(error).__name__}: {error}") from error
 
 
 def _graph(module: fx.GraphModule, described: bool) -> dict[str, Any]:
@@ -64,7 +46,8 @@ def _graph(module: fx.GraphModule, described: bool) -> dict[str, Any]:
         encode = partial(_encoded, numbers)
         if node.op == "get_attr":
             inside[node.target] = _attribute(getattr(module, node.target), described)
-        row = [node.op, node.name, _name(node), encode(list(node.args)), encode(dict(node.kwargs))]
+        known = _name(node, inside)
+        row = [node.op, node.name, known, encode(list(node.args)), encode(dict(node.kwargs))]
         if described and node.op == "placeholder" and value(node) is not None:
             row.append(_described(value(node)))
         rows.append(row)
@@ -74,15 +57,16 @@ def _graph(module: fx.GraphModule, described: bool) -> dict[str, Any]:
 def _module(found: dict[str, Any], fakes: "_Fakes") -> fx.GraphModule:
     graph = fx.Graph()
     nodes: list[fx.Node] = []
+    inside = {identifier(name): one for name, one in found["inside"].items()}
     for op, name, target, args, kwargs, *described in found["nodes"]:
         decode = partial(_decoded, nodes)
-        known = _function(target) if op == "call_function" else _checked(op, target)
-        node = graph.create_node(op, known, tuple(decode(args)), decode(kwargs), name)
+        known = function(target) if op == "call_function" else target_of(op, target, inside)
+        options = {identifier(key): one for key, one in decode(kwargs).items()}
+        node = graph.create_node(op, known, tuple(decode(args)), options, identifier(name))
         if described:
             node.meta["val"] = fakes.like(described[0])
         nodes.append(node)
-    inside = found["inside"].items()
-    attributes = {n: _module(a, fakes) if "nodes" in a else _tensor(*a) for n, a in inside}
+    attributes = {n: _module(a, fakes) if "nodes" in a else _tensor(*a) for n, a in inside.items()}
     return fx.GraphModule(attributes, graph)
 
 
@@ -98,43 +82,10 @@ def can_be_described(module: fx.GraphModule) -> bool:
     return all(_PRODUCT.fullmatch(str(size)) for size in sizes)
 
 
-def _name(node: fx.Node) -> str:
-    """
-    >>> graph = fx.Graph()
-    >>> _name(graph.call_function(torch.mm)), _name(graph.call_function(torch.ops.aten.mm.default))
-    ('torch.mm', 'ops.aten.mm.default')
-    """
-    if node.op != "call_function":
-        return _checked(node.op, node.target)
-    if isinstance(node.target, OpOverload):
-        return f"{_OPERATOR}{node.target}"
-    if isinstance(node.target, HigherOrderOperator):  # cond and the like
-        if node.target.name().startswith("triton"):  # its numbers of kernels differ by process
-            raise refusals.cannot_be_sent(node.target.name(), line(node))
-        return f"{_OPERATOR}higher_order.{node.target.name()}"
-    if node.target not in _NAMES:
-        raise refusals.cannot_be_sent(str(node.target), line(node))
-    return _NAMES[node.target]
-
-
-def _checked(op: str, name: Any) -> str:
-    """Apart from functions, only methods could do harm."""
-    if op == "call_module" or (op == "call_method" and name not in _METHODS):
-        raise refusals.cannot_be_sent(str(name))
-    return str(name)
-
-
-def _function(name: str) -> Callable:
-    if not name.startswith(_OPERATOR):
-        if name not in _BY_NAME:
-            raise refusals.cannot_be_sent(name)
-        return _BY_NAME[name]
-    found: Any = torch.ops
-    for part in name.removeprefix(_OPERATOR).split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, OpOverload | HigherOrderOperator):
-        raise refusals.cannot_be_sent(name)
-    return found
+def _name(node: fx.Node, inside: Collection[str]) -> str:
+    if node.op == "call_function":
+        return name_of(node.target, line(node))
+    return target_of(node.op, node.target, inside)
 
 
 def _encoded(numbers: dict[fx.Node, int], given: Any) -> Any:

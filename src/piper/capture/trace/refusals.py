@@ -130,6 +130,14 @@ def cannot_be_sent(what: str, where: str = "") -> CaptureError:
     )
 
 
+def damaged_graph(why: str) -> CaptureError:
+    return refusal(
+        "",
+        f"a graph that came as text is damaged ({why})",
+        "use the same versions of Piper and torch in every process",
+    )
+
+
 def random_operation(node: fx.Node) -> CaptureError:
     name = str(node.target).removeprefix("aten.").split(".")[0]
     inside = " dropout" in schema_text(node)
