@@ -65,6 +65,7 @@ def start(
         "RANK": str(rank), "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "PIPER_STORE": str(folder / "store"),
     }  # fmt: skip
     return Child(rank, subprocess.Popen(command, env=everything), report)
 

@@ -7,8 +7,10 @@ script gets the same environment as under torchrun, and the processes communicat
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,10 +52,25 @@ def run_on_ray(
 ) -> int:
     """Run a script in several actors. Returns the exit code of the one that failed first."""
     ray = load()
-    given = {**passed_on(os.environ), **(extra or {})}
-    with joined(ray, address, processes), sigterm_raises(), reserved(ray, processes) as actors:
+    with (
+        meeting_place(address) as store,
+        joined(ray, address, processes),
+        sigterm_raises(),
+        reserved(ray, processes) as actors,
+    ):
+        given = {**passed_on(os.environ), **store, **(extra or {})}
         workers = start(ray, actors, [str(Path(script).absolute()), *arguments], given)
         return verdict(watch(ray, workers))
+
+
+@contextmanager
+def meeting_place(address: str) -> Iterator[Mapping[str, str]]:
+    """How the processes find each other. On this machine: a file that only its user can read."""
+    if address != LOCAL:
+        yield {"PIPER_STORE_TOKEN": secrets.token_hex(16)}
+        return
+    with tempfile.TemporaryDirectory(prefix="piper-") as folder:
+        yield {"PIPER_STORE": f"{folder}/store"}
 
 
 def load() -> Any:

@@ -39,7 +39,6 @@ def storage_at(address: int, device: torch.device, size: int) -> torch.UntypedSt
     return torch._C._construct_storage_from_data_pointer(address, device, size)
 
 
-def timeout_of(options: Any) -> timedelta:
-    """The timeout in the options of a process group."""
-    found: timedelta = options._timeout
-    return found
+def set_timeout(options: Any, timeout: timedelta) -> None:
+    """Set the timeout in the options of a process group."""
+    options._timeout = timeout

@@ -15,6 +15,7 @@ from piper.plan.analyse.required_communicators import Link, RequiredCommunicator
 from piper.plan.instructions import Shape, is_dynamic
 from piper.runtime.comm.exchange_thread import ExchangeThread
 from piper.runtime.comm.token_routes import by_device, by_expert, by_source, local_counts, totals
+from piper.runtime.comm.world import patience
 
 Tensors = tuple[torch.Tensor, ...]
 Group = tuple[int, ...]  # devices of a collective, in rising order
@@ -180,7 +181,8 @@ class ProcessComm:
 
     def group(self, stream: str, devices: Group | None = None) -> dist.ProcessGroup | None:
         """A new process group of a stream, with all processes or some of them."""
-        return dist.new_group(devices and list(devices), backend=self.backend)
+        ranks = devices and list(devices)
+        return dist.new_group(ranks, backend=self.backend, timeout=patience())
 
     def new_thread(self, name: str) -> ExchangeThread:
         return ExchangeThread(name)

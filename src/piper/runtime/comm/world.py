@@ -12,18 +12,30 @@ import torch.distributed as dist
 
 from piper.errors import StrategyError
 from piper.names import amount
+from piper.runtime.comm.store import open_store
 
 Found = TypeVar("Found")
+_patience = timedelta(minutes=10)  # what the last Trainer was given
 
 
 def join(timeout: float, on_gpu: bool = False) -> int:
     """Join the other processes, if there are any. Returns the rank, which is the device."""
+    global _patience
+    _patience = timedelta(seconds=timeout)
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         # NCCL connects when a group is made, not during a step.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        dist.init_process_group(
+            backend, store=open_store(_patience), timeout=_patience,
+            rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
+        )  # fmt: skip
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def patience() -> timedelta:
+    """How long to wait for another process. torch's own default is half an hour."""
+    return _patience
 
 
 def world() -> int:

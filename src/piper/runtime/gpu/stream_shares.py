@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from piper.errors import StrategyError
 from piper.names import COMPUTE, HIGH, Share
 from piper.plan.instructions import Plan
 from piper.runtime.hardware import SHARED
-from piper.runtime.torch_private import timeout_of
+from piper.runtime.torch_private import set_timeout
 
 LOG = logging.getLogger("piper")
 
@@ -123,15 +124,16 @@ def nccl_options(share: Share, paired: bool = False) -> dict[str, int | bool]:
     return found
 
 
-def group_options(share: Share, paired: bool = False) -> dict[str, Any]:
+def group_options(share: Share, timeout: timedelta, paired: bool = False) -> dict[str, Any]:
     """Arguments of `dist.new_group` for this stream's communicators.
 
     If a group has several backends, the options go to NCCL; gloo has none. They contain a timeout
     too, and torch warns if it differs from the group's, so both are the same.
     """
     if share == Share(share.stream):
-        return {}
+        return {"timeout": timeout}
     options = dist.ProcessGroupNCCL.Options()
+    set_timeout(options, timeout)
     for name, value in nccl_options(share, paired).items():
         setattr(options.config if name == "max_ctas" else options, name, value)
-    return {"pg_options": options, "timeout": timeout_of(options)}
+    return {"pg_options": options, "timeout": timeout}

@@ -1,0 +1,152 @@
+"""A run in which one device meets a fault, for tests of launchers.
+
+--strategy NAME: one of STRATEGIES, on as many devices as there are. --fault KIND: one of FAULTS,
+on device --at in step --step. --checkpoint FOLDER: resume from there, and save after every step.
+Device 0 prints the loss of each step.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import piper
+from piper import strategies
+
+STRATEGIES = {
+    "1f1b": lambda n: strategies.one_f_one_b(pp=n, microbatches=4),
+    "zb-h1": lambda n: strategies.zb_h1(pp=n, microbatches=4),
+    "dp": lambda n: strategies.one_f_one_b(pp=1, dp=n, microbatches=2),
+    "zero3": lambda n: strategies.one_f_one_b(pp=1, dp=n, zero=3, microbatches=2),
+    "pp x dp": lambda n: strategies.one_f_one_b(pp=2, dp=n // 2, zero=1, microbatches=2),
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = tokens
+        for index, layer in enumerate(self.layers):
+            with piper.annotate("PP"):
+                x = self.embedding(x) if index == 0 else x
+                x = torch.tanh(layer(x))
+        return x
+
+
+def batch(step: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + replica)
+    tokens = torch.randint(0, 16, (4, 3), generator=generator)
+    return tokens, torch.randn(4, 3, 8, generator=generator)
+
+
+def optimizer(named: object) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(named, lr=0.1)
+
+
+def plain(replicas: int, steps: int) -> list[float]:
+    """The losses of one process and plain autograd."""
+    torch.manual_seed(0)
+    model = Net()
+    updates, found = optimizer(model.parameters()), []
+    for step in range(1, steps + 1):
+        batches = [batch(step, replica) for replica in range(replicas)]
+        tokens, target = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        loss = nn.functional.mse_loss(model(tokens), target)
+        loss.backward()
+        updates.step()
+        updates.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def fail(kind: str) -> None:
+    match kind:
+        case "kill" | "term" | "stop" | "segv":
+            number = {
+                "kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP,
+                "segv": signal.SIGSEGV,
+            }[kind]  # fmt: skip
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+        case "exit 0" | "exit 3":
+            sys.exit(int(kind[-1]))
+        case "os._exit":
+            os._exit(0)
+        case "exception":
+            raise ValueError("this device has had enough")
+        case "memory":
+            torch.empty(2**60, dtype=torch.uint8)
+        case "hang":
+            time.sleep(600)  # a data loader that waits for a file system
+        case "interrupt":
+            raise KeyboardInterrupt
+        case _:
+            raise AssertionError(f"there is no fault {kind!r}")
+
+
+def sockets() -> list[str]:
+    """The addresses on which this process listens, in the kernel's words."""
+    mine = {os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.exists()}
+    rows = [
+        row.split()
+        for file in ("tcp", "tcp6")
+        for row in Path(f"/proc/self/net/{file}").read_text().splitlines()[1:]
+    ]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", default="1f1b", choices=STRATEGIES)
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--at", type=int, default=1)
+    parser.add_argument("--step", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--once", help="a file: no fault if it is there already")
+    parser.add_argument("--pids", help="a folder for process ids")
+    parser.add_argument("--sockets", action="store_true")
+    chosen = parser.parse_args()
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if chosen.pids:
+        (Path(chosen.pids) / f"{rank}.new").write_text(str(os.getpid()))
+        (Path(chosen.pids) / f"{rank}.new").rename(Path(chosen.pids) / str(rank))
+    here = chosen.fault and rank == chosen.at
+    if here and chosen.once:
+        here = not Path(chosen.once).exists()
+        Path(chosen.once).touch()
+    if here and chosen.step == 0:
+        fail(chosen.fault)
+    torch.manual_seed(0)
+    trainer = piper.Trainer(
+        Net(), nn.functional.mse_loss, STRATEGIES[chosen.strategy](world), optimizer=optimizer,
+        example=batch(0, 0), timeout=chosen.timeout,
+    )  # fmt: skip
+    if chosen.checkpoint:
+        trainer.resume(chosen.checkpoint, missing_ok=True)
+    while trainer.steps < chosen.steps:
+        step = trainer.steps + 1
+        if here and step == chosen.step:
+            print(f"fault {time.time()}\n", end="", flush=True)
+            fail(chosen.fault)
+        metrics = trainer.step(*batch(step, trainer.replica))
+        if rank == 0:
+            print(f"step {step} loss {metrics.loss:.9f} {time.time()}\n", end="", flush=True)
+        if chosen.checkpoint:
+            trainer.save(chosen.checkpoint)
+    if chosen.sockets:
+        print(f"listens {' '.join(sockets())}\n", end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()
