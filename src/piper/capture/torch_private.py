@@ -112,13 +112,17 @@ def constant_of(tensor: Tensor) -> Tensor | None:
     return tensor
 
 
-def custom_operators() -> set[str]:
-    """Operators that the user's code made with torch.library.custom_op, as "space::name"."""
-    return {
-        name
-        for name, found in OPDEFS.items()
-        if not str(found._init_fn.__module__).startswith("torch.")
-    }
+def argument_types(operator: OpOverload) -> dict[str, str]:
+    """The types of an operator's arguments, by name. If it takes any number of them, "str" too."""
+    schema = operator._schema
+    more = {"...": "str"} if "..." in str(schema) else {}
+    return {**{one.name: str(one.type) for one in schema.arguments}, **more}
+
+
+def is_custom(operator: OpOverload) -> bool:
+    """Whether the user's code made it with torch.library.custom_op."""
+    found = OPDEFS.get(operator._schema.name)
+    return found is not None and not str(found._init_fn.__module__).startswith("torch.")
 
 
 def compile_graph(module: fx.GraphModule, inside: dict[OpOverload, Callable]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from piper.capture.kernels.codegen import FUNCTIONS, METHODS, release
-from piper.capture.torch_private import HigherOrderOperator, OpOverload, custom_operators
+from piper.capture.torch_private import HigherOrderOperator, OpOverload, argument_types, is_custom
 from piper.capture.trace import refusals
 
 _ARITHMETIC = (
@@ -111,10 +111,8 @@ def _only_computes(found: OpOverload) -> bool:
     >>> _only_computes(aten.gelu.default), _only_computes(aten.from_file.default)
     (True, False)
     """
-    arguments = found._schema.arguments
+    arguments = argument_types(found)
     if found.namespace in _COMPUTE:
-        return all(argument.name != "filename" for argument in arguments)
-    takes_text = any("str" in str(argument.type) for argument in arguments)
-    return found._schema.name in custom_operators() or not (
-        takes_text or "..." in str(found._schema)
-    )
+        return "filename" not in arguments
+    takes_text = any("str" in kind for kind in arguments.values())
+    return is_custom(found) or not takes_text
