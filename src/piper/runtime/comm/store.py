@@ -37,6 +37,6 @@ def own_store(given: Mapping[str, str], timeout: timedelta) -> dist.Store:
     address, port, world = given["MASTER_ADDR"], int(given["MASTER_PORT"]), int(given["WORLD_SIZE"])
     if int(given["RANK"]):
         return dist.TCPStore(address, port, world, False, timeout)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family, *_ = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     listener = socket.create_server((address, port), family=family, backlog=max(128, world))
     return dist.TCPStore(address, port, world, True, timeout, master_listen_fd=listener.detach())
