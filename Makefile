@@ -37,7 +37,7 @@ test: $(READY) lint
 	cat .row2.log .row3.log; exit $$status
 
 soak: $(READY)
-	$(BIN)/pytest -m soak
+	PIPER_SOAK=1 $(BIN)/pytest -m 'soak or drawn'
 
 bench: $(READY)
 	$(BIN)/python bench/all.py

@@ -9,6 +9,7 @@ from itertools import chain
 from random import Random
 
 import pytest
+from draws import drawn, draws
 from ir.mutations import KINDS, Sites, changed
 from plan.expert_programs import random_experts
 from plan.programs import Program, random_program, random_replicates
@@ -32,7 +33,7 @@ SHAPES = (
     rules.every_update_has_all_gradients,
 )
 WHOLE = rules.parameters_are_whole_where_they_are_used
-EACH = 160  # mutants of every kind
+EACH = draws(65, 160)  # mutants of every kind: over 1,000
 SEEDS = range(30)
 SKIPS = ((0, 2), (0, 3), (1, 3))
 
@@ -97,6 +98,7 @@ def test_what_directives_and_passes_make_fits(seed: int) -> None:
         assert not problems(sites.dag, checked)
 
 
+@drawn
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_mutation_is_found_and_named(kind: Callable[[Sites, Random], Dag | None]) -> None:
     for right, wrong, checked in mutants(kind, EACH):

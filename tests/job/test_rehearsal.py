@@ -6,6 +6,7 @@ import random
 from functools import cache, partial
 
 import torch
+from draws import drawn, draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared_capture import using
@@ -110,7 +111,8 @@ def legal_strategies(draw: st.DrawFn) -> Strategy:
     return Strategy([*places, Split("MB", parts), Order([as_filter(name) for name in order])])
 
 
-@settings(max_examples=40, deadline=None)
+@drawn
+@settings(max_examples=draws(12, 160), deadline=None)
 @given(legal_strategies())
 def test_any_legal_strategy_trains_as_plain_pytorch(strategy: Strategy) -> None:
     losses, parameters = reference()

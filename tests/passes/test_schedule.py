@@ -7,6 +7,7 @@ from itertools import chain as joined
 from random import Random
 
 import pytest
+from draws import drawn, draws
 from hypothesis import given, settings
 from plan.programs import Program, programs
 from synthetic import chain, network
@@ -84,7 +85,8 @@ def test_microbatches_go_through_in_order() -> None:
         assert numbers == [list(range(7))] * 2
 
 
-@settings(max_examples=60)
+@drawn
+@settings(max_examples=draws(20, 240))
 @given(programs())
 def test_every_schedule_is_legal(program: Program) -> None:
     dag = compile_strategy(program.model, program.directives).dag

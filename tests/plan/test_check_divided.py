@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from divided import KINDS, divided_chain
+from draws import drawn, draws
 from plan.devices import positions
 from plan.mutants import Plans, changed, other, rearranged, some, with_code
 
@@ -19,7 +20,7 @@ from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.check.check import check
 from piper.plan.instructions import Instruction, Load, Redistribute, Slice, Total
 
-EXAMPLES = 100
+EXAMPLES = draws(30, 100)
 STEPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 
 
@@ -213,6 +214,7 @@ def test_the_plans_are_accepted_as_they_are() -> None:
         check(compiled.dag, compiled.plans)
 
 
+@drawn
 @pytest.mark.parametrize("name", SLIPS)
 def test_plans_with_a_slip_are_refused(name: str) -> None:
     found = list(mutants(name))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from draws import drawn, draws
 from plan.expert_mutations import EXPERT_MUTATIONS
 from plan.mutants import mutants, with_experts
 from plan.mutation_checks import accepted, any_mutation, is_right, must_be_refused
 
 from piper.plan.check.check import check
 
-EXAMPLES = 60
+EXAMPLES = draws(40, 100)
 OFTEN_HARMLESS = ("a buffer ends while it is exchanged, a wait is missing",)  # readers waited, too
 
 
@@ -18,6 +19,7 @@ def test_the_plans_are_accepted_as_they_are() -> None:
         check(compiled.dag, compiled.plans)
 
 
+@drawn
 @pytest.mark.parametrize("name", EXPERT_MUTATIONS)
 def test_plans_with_a_mutation_are_refused(name: str) -> None:
     found = list(mutants(EXPERT_MUTATIONS[name], with_experts(), EXAMPLES))

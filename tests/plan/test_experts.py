@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from draws import drawn, draws
 from hypothesis import given, settings
 from plan.devices import EARLY, LATE, executed
 from plan.expert_programs import expert_programs, random_experts, scheduled
@@ -28,7 +29,8 @@ def must_be_right(program: Program) -> None:
         assert executed(program.model, plans, when, STEPS, program.feed_of) == right
 
 
-@settings(max_examples=35)
+@drawn
+@settings(max_examples=draws(12, 140))
 @given(expert_programs())
 def test_any_legal_strategy_computes_what_one_device_computes(program: Program) -> None:
     must_be_right(program)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from draws import drawn, draws
 from hypothesis import given, settings
 from plan.devices import EARLY, LATE, executed
 from plan.numbers import expected
@@ -29,13 +30,15 @@ def must_be_right(program: Program) -> None:
         assert executed(program.model, plans, when, STEPS, program.feed_of) == right
 
 
-@settings(max_examples=70)
+@drawn
+@settings(max_examples=draws(25, 280))
 @given(programs())
 def test_any_legal_strategy_computes_what_plain_training_computes(program: Program) -> None:
     must_be_right(program)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@drawn
+@pytest.mark.parametrize("seed", range(draws(10, 60)))
 def test_any_total_order_that_the_dataflow_allows_is_accepted(seed: int) -> None:
     random = Random(seed)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from draws import drawn as drawn_more
+from draws import draws
 from message_orders import Named
 from plan.devices import EARLY, LATE, executed
 from plan.expert_programs import random_experts
@@ -46,21 +48,24 @@ def must_be_right(program: Program, random: Random) -> None:
         assert first_blocked(found.plans) is None
 
 
-@pytest.mark.parametrize("seed", range(60))
+@drawn_more
+@pytest.mark.parametrize("seed", range(draws(25, 200)))
 def test_any_order_that_the_dataflow_allows_computes_the_same(seed: int) -> None:
     random = Random(seed)
 
     must_be_right(random_program(random, random.randint(1, 4), random.randint(1, 4)), random)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@drawn_more
+@pytest.mark.parametrize("seed", range(draws(5, 50)))
 def test_the_same_with_experts(seed: int) -> None:
     random = Random(seed)
 
     must_be_right(random_experts(random, random.randint(1, 2), 2, random.choice([2, 4])), random)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@drawn_more
+@pytest.mark.parametrize("seed", range(draws(8, 80)))
 def test_an_order_against_the_dataflow_is_refused(seed: int) -> None:
     random = Random(seed)
     program = random_program(random, random.randint(1, 4), random.randint(1, 4), copies=2)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from draws import levels_of
 from mixed_precision import (
     ADAMW,
     BF16,
@@ -75,17 +76,7 @@ def close(found: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
 # Sums in another order differ by the last digits of `compute` in activations: 1e-7 in float32.
 
 
-LEVELS_OF = {name: LEVELS[k % 2 :: 2] for k, name in enumerate(BUILDERS)}  # of others: soaks
-
-
-@pytest.mark.parametrize(
-    ("schedule", "zero"),
-    [
-        pytest.param(name, zero, marks=() if zero in LEVELS_OF[name] else pytest.mark.soak)
-        for name in BUILDERS
-        for zero in LEVELS
-    ],
-)
+@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, LEVELS))
 def test_every_schedule_with_every_level(schedule: str, zero: int) -> None:
     """Frozen and tied parameters, sizes that divide by nothing, and clipping at two levels."""
     strategy = legal(schedule, 2, dp=1 if schedule == "dualpipe" else 2, zero=zero)

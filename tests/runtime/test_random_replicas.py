@@ -6,6 +6,7 @@ import random
 from functools import cache, partial
 
 import torch
+from draws import drawn, draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job.test_rehearsal import a_legal_order, as_filter
@@ -89,7 +90,8 @@ def kept(draw: st.DrawFn, stage: int, home: list[int]) -> Replicate:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@drawn
+@settings(max_examples=draws(8, 100), deadline=None)
 @given(replicated())
 def test_any_replicated_strategy_trains_as_plain_pytorch(strategy: Strategy) -> None:
     losses, norms, parameters = reference()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from draws import levels_of
 from metered import measure
 from pool import run_on
 from replicas import (
@@ -66,8 +67,7 @@ def assert_bitwise(found: Rehearsal, kept: Rehearsal) -> None:
         assert torch.equal(found.parameters[name], tensor), name
 
 
-@pytest.mark.parametrize("zero", LEVELS)
-@pytest.mark.parametrize("schedule", BUILDERS)
+@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, LEVELS))
 def test_every_schedule_with_every_level_on_experts(schedule: str, zero: int) -> None:
     """PP=2 x DP=2 (DualPipe: DP=1, twice), EP=2; other regions at each level."""
     strategy = legal(schedule, 2, dp=1 if schedule == "dualpipe" else 2, ep=2, zero=zero)
@@ -79,8 +79,7 @@ def test_every_schedule_with_every_level_on_experts(schedule: str, zero: int) ->
     assert_bitwise(found, run(name, strategy, 2))
 
 
-@pytest.mark.parametrize("zero", LEVELS)
-@pytest.mark.parametrize("schedule", BUILDERS)
+@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, LEVELS))
 def test_every_schedule_with_every_level(schedule: str, zero: int) -> None:
     """Frozen and tied parameters, and sizes that divide by nothing."""
     given = {"dp": 1 if schedule == "dualpipe" else 2, "zero": zero}

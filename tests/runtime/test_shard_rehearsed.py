@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from draws import levels_of
 from replicas import ADAMW, STEPS, batches, captured, close, close_tensors, plain
 from runtime.test_replicate import LEVELS, legal, stages_of
 from runtime.test_shard import ROUTINGS
@@ -28,17 +29,7 @@ def rehearsed(strategy: Strategy, replicas: int, routing: str) -> None:
         close_tensors(found.parameters[part.name].flatten(), part.values, part.name)
 
 
-LEVELS_OF = {name: LEVELS[k % 2 :: 2] for k, name in enumerate(BUILDERS)}  # of others: soaks
-
-
-@pytest.mark.parametrize(
-    ("schedule", "zero"),
-    [
-        pytest.param(name, zero, marks=() if zero in LEVELS_OF[name] else pytest.mark.soak)
-        for name in BUILDERS
-        for zero in LEVELS
-    ],
-)
+@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, LEVELS))
 def test_every_schedule_with_every_level_on_experts(schedule: str, zero: int) -> None:
     """PP=2 x DP=4 (DualPipe: DP=2, twice), EP=2: two devices have the same experts."""
     dp = 2 if schedule == "dualpipe" else 4

@@ -1,0 +1,31 @@
+"""How many cases a test draws: few by default, and many under `make soak`.
+
+A test that asks for it is marked `drawn`, so that `make soak` runs it too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+SOAK = bool(os.environ.get("PIPER_SOAK"))
+
+drawn = pytest.mark.drawn
+
+
+def draws(few: int, many: int) -> int:
+    return many if SOAK else few
+
+
+def levels_of(names: Iterable[str], levels: Sequence[int]) -> list[object]:
+    """Every schedule with every level. Half of them are soaks, such that each name and each level
+    is among the rest."""
+    names = list(names)
+    kept = {name: levels[k % 2 :: 2] for k, name in enumerate(names)}
+    return [
+        pytest.param(name, level, marks=() if level in kept[name] else pytest.mark.soak)
+        for name in names
+        for level in levels
+    ]
