@@ -6,15 +6,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from replicas import ADAMW, Run, batches, known, optimizer_parts
+from replicas import ADAMW, Net, Run, batches, data, known, optimizer_parts
 from shared_capture import using
+from torch import nn
+from torch.nn import functional
 
-from piper.directives import Strategy
+from piper.directives import Place, Split, Strategy
+from piper.ir.filters import where
 from piper.job.division import feeds_of
 from piper.runtime.state.device_state import Part
 from piper.trainer import Trainer
 
 ROWS, SAVED = 8, 2  # rows of all replicas; steps before a run is saved
+PLACE = [Place(where(), [0])]
 HALVING = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
 
 
@@ -31,6 +35,18 @@ def made(rank: int, name: str, stages: int, text: str, **options: Any) -> tuple[
     options = {"optimizer": ADAMW, **options}
     with using(found):
         return Trainer(model, loss_fn, strategy, example=mine[0], **options), mine
+
+
+def alone(*middle: nn.Module, **options: Any) -> Trainer:
+    """A Trainer of a small model in this process."""
+    given = {"example": data()[0], "device": "cpu", "seed": 3, **options}
+    return Trainer(Net(*middle), functional.mse_loss, [Split("MB", 2), *PLACE], **given)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    found = trainer.state_dict()
+    assert found is not None
+    return {name: tensor.clone() for name, tensor in found.items()}
 
 
 def save_half(rank: int, name: str, stages: int, text: str, folder: str) -> None:

@@ -23,12 +23,15 @@ from piper.job.programs import Programs
 from piper.job.tracing import from_environment, recording
 from piper.job.tuning import tuned
 from piper.runtime.batch import StepInputs
+from piper.runtime.checkpoint.checkpoints import Checkpoints
+from piper.runtime.checkpoint.description import described
+from piper.runtime.checkpoint.folder import Keep
+from piper.runtime.checkpoint.save import Run
 from piper.runtime.comm.world import gather, join, world
 from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import Metrics
 from piper.runtime.observe.measure import measure
-from piper.runtime.state import checkpoint
 from piper.runtime.state.device_state import assembled
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
@@ -95,6 +98,7 @@ class Trainer:
         self._example = first.map(lambda tensor: tensor.to("meta"))  # its form is all that counts
         self._programs = Programs(job, self.rank, len(first.arguments))
         self._in_flight, self._recording = steps_on(job.device), from_environment()
+        self._checkpoints = Checkpoints()
         self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
         self._broken = False
         self._programs.get(first, job.kind(first), self.steps)
@@ -183,31 +187,50 @@ class Trainer:
         found = assembled(part for parts in everywhere for part in parts)
         return programs.state.whole(found, model.state_dict(), programs.aliases)
 
-    def save(self, folder: str | Path) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        wait: bool = True,
+        keep: int = 1,
+        keep_every: int | None = None,
+        loader: Any = None,
+    ) -> None:
         """Write a checkpoint for `resume`. Every process calls it.
 
         An older checkpoint in the folder stays until this one is complete. All processes must see
-        the same folder.
+        the same folder. With `wait=False`, it is written during the next steps. The newest `keep`
+        checkpoints stay, and those after every `keep_every` steps. `loader` knows its position in
+        the data: anything with `state_dict` and `load_state_dict`.
         """
         self._enter("save")
-        model, programs = checkpoint.described(self._job.model), self._programs
-        checkpoint.save(Path(folder), programs.state, programs.reported_states, model, self.steps)
+        programs, keeping = self._programs, Keep(keep, keep_every)
+        given = programs.state, programs.turns, keeping, loader, wait
+        self._checkpoints.save(Path(folder), self._run, *given)
 
-    def resume(self, folder: str | Path, missing_ok: bool = False) -> int:
+    def resume(self, folder: str | Path, missing_ok: bool = False, *, loader: Any = None) -> int:
         """Continue from what `save` wrote, under any strategy. Returns the steps done so far.
 
         Every process calls it, before the first step. `missing_ok`: start anew if there is nothing.
+        `loader` continues where the one that was saved had stopped.
         """
         self._enter("resume")
-        model, state = checkpoint.described(self._job.model), self._programs.state
-        self.steps = checkpoint.resume(Path(folder), state, model, self.steps, missing_ok)
+        given = self._run, self._programs.state, missing_ok, loader
+        self.steps = self._checkpoints.resume(Path(folder), *given)
         return self.steps
+
+    @property
+    def _run(self) -> Run:
+        return Run(self.steps, described(self._job.model), self.replica, self.replicas)
 
     def close(self) -> None:
         """Release the communicators. The process may make another Trainer."""
         self._recording.finish()
         self._in_flight.finish()
-        self._programs.close()
+        try:
+            self._checkpoints.close()
+        finally:
+            self._programs.close()
 
     def _enter(self, call: str) -> None:
         """Begin a call that all processes must make together. A step has its own check."""
@@ -235,7 +258,7 @@ class Trainer:
 
     def _total_weight(self, batch: Batch, kind: BatchKind, own: float) -> float:
         """The total weight of all replicas. Checks that all processes take the same step."""
-        everyone = own * self.replicas
+        everyone, lost = own * self.replicas, self._checkpoints.failed
         consistency.refuse_too_late(self._digests, self._job.model)
         if not self._stepped:
             self._job.try_mean(batch)  # on real data: an example may be zeros
@@ -243,7 +266,9 @@ class Trainer:
             data = batch.tensors
             if kind in self._stepped and any(one.is_cuda for one in data):
                 data = ()  # reading them would wait for the GPU
-            everyone = consistency.agree_on_step(kind, data, self.replica, self.replicas, own)
+            feed = self.replica, self.replicas
+            everyone, lost = consistency.agree_on_step(kind, data, *feed, own, lost)
+        self._checkpoints.refuse_failed(lost)
         self._stepped.add(kind)
         refuse_weightless(everyone)
         return everyone

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from hand_divided import MODELS, Result, plainly, together
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split
 from piper.errors import StrategyError
 from piper.ir.filters import where
+from piper.runtime.checkpoint.index import Index
+from piper.runtime.checkpoint.pieces import saved_pieces
+from piper.runtime.checkpoint.reader import Reader
+from piper.runtime.checkpoint.writer import write_pieces
 from piper.runtime.state.device_state import DeviceState
-from piper.runtime.state.tensor_pieces import Reader, saved
 
 STEPS, MAX_NORM = 3, 0.5
 
@@ -114,15 +116,15 @@ def test_a_checkpoint_goes_on_with_other_ways(
     copies = 4 // ways
     many = 4 // copies
     together(build(ways), program(ways, copies, 1, zero, many), many, 2, MAX_NORM, states)
-    pieces: dict[str, torch.Tensor] = {}
-    for state in states.values():
-        pieces.update(saved(state, list(state.buckets)))
-    dcp.save(pieces, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    held = (saved_pieces(one, dict.fromkeys(one.buckets, (0, 1))) for one in states.values())
+    pieces = {piece: tensor for each in held for piece, tensor in each}  # copies once
+    files, stored = write_pieces(tmp_path, 0, list(pieces.items()))
+    index = Index(2, "", 1, {}, (), (), tuple(files), tuple(stored), ())
 
     many = more
     found = together(
         build(more), program(more, 4 // more, 1, other, many), many, STEPS, MAX_NORM, first=2,
-        resume=Reader(tmp_path),
+        resume=Reader(tmp_path, index),
     )  # fmt: skip
 
     wanted = expected(name, 1, 4)

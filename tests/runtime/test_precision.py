@@ -37,8 +37,8 @@ from piper.job.options import Options
 from piper.job.rehearsal import Rehearsal
 from piper.plan.analyse.memory import BUFFERS, MASTERS, OPTIMIZER, PARAMETERS, lasting
 from piper.plan.instructions import Send
+from piper.runtime.checkpoint.resume import reader_of
 from piper.runtime.state.device_state import DeviceState
-from piper.runtime.state.tensor_pieces import Reader
 from piper.strategies import BUILDERS
 
 ONE = Strategy([Place(where(), [0]), Split("MB", 4)])
@@ -175,7 +175,7 @@ def test_a_run_goes_on_in_another_precision(
     assert whole is not None
     for name, master in whole.items():
         assert torch.equal(master, wanted.masters[name]), name
-    kinds = {found.properties.dtype for found in Reader(tmp_path / "run").metadata.values()}
+    kinds = {found.type for found in reader_of(tmp_path / "run").index.pieces}
     assert kinds <= {torch.float32, getattr(torch, types[-1].master)}
 
 

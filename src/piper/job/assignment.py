@@ -22,9 +22,9 @@ from piper.names import BucketId, Device, Phase, RegionId, ValueId
 from piper.plan.analyse.required_communicators import (
     RequiredCommunicators,
     RoleMeetings,
-    reported_states,
     required_communicators,
     role_meetings,
+    state_turns,
 )
 from piper.plan.binding import JobGroups, RolePlan, bind
 from piper.plan.inputs import input_buffers
@@ -71,9 +71,14 @@ class Assignment:
 
     plan: Plan
     needs: RequiredCommunicators
-    reported_states: tuple[str, ...]  # states that this device reports in a state dict
+    turns: Mapping[str, tuple[int, int]]  # of each state at home: its place among its holders
     common: CommonPart
     part: RolePart
+
+    @property
+    def reported_states(self) -> list[str]:
+        """The states that this device reports in a state dict."""
+        return [name for name, (place, _) in self.turns.items() if place == 0]
 
     def known(self, buffer: str) -> Tensors:
         """The tensors of a buffer."""
@@ -89,8 +94,8 @@ def assigned(common: CommonPart, part: RolePart, device: Device) -> Assignment:
     """The assignment of a device of a role."""
     plan = bind(part.role, common.groups, device)
     needs = required_communicators(common.met, common.groups, plan)
-    reported = tuple(reported_states(common.met, common.groups, plan))
-    return Assignment(plan, needs, reported, common, part)
+    turns = state_turns(common.met, common.groups, plan)
+    return Assignment(plan, needs, turns, common, part)
 
 
 def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:

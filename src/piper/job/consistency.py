@@ -138,31 +138,33 @@ def refuse_too_late(taken: Digests, model: torch.nn.Module) -> None:
 
 
 def agree_on_step(
-    kind: tuple[object, ...], batch: Sequence[torch.Tensor], feed: int, feeds: int, own: float
-) -> float:
+    kind: tuple[object, ...], batch: Sequence[torch.Tensor], feed: int, feeds: int, own: float,
+    lost: bool = False,
+) -> tuple[float, bool]:  # fmt: skip
     """One small all-reduce before each step. It checks that all processes take a step of the same
-    kind, and returns the total weight of the batches of all replicas.
+    kind, and returns the total weight of the batches of all replicas, and whether any of them has
+    `lost` a checkpoint that was being written.
 
     `kind` is what a program is compiled for. The processes of one replica must have the same data;
     `batch` is empty if reading it would wait for the GPU.
     """
-    mine = torch.full((2 + 3 * feeds,), float("-inf"), dtype=torch.float64)
-    mine[2 + feed] = own
+    mine = torch.full((3 + 3 * feeds,), float("-inf"), dtype=torch.float64)
+    mine[2 + feed], mine[-1] = own, float(lost)
     if batch:
         seen = fingerprint(batch)
         mine[2 + feeds + feed], mine[2 + 2 * feeds + feed] = seen, -seen
     most = agreed(kind, mine)
-    data = most[2 + feeds :].view(2, feeds)
+    data = most[2 + feeds : -1].view(2, feeds)
     other = (data[0] != -data[1]) & data[0].isfinite()  # infinite: no data was compared
     if other.any():
         raise different_data(int(other.nonzero()[0]))
-    return float(most[2 : 2 + feeds].sum())
+    return float(most[2 : 2 + feeds].sum()), bool(most[-1])
 
 
 def agree_on_call(call: str, feeds: int) -> None:
     """Check that all processes are in the same call, not in a step or another call."""
     if dist.is_initialized() and dist.get_world_size() > 1:
-        agreed((call,), torch.zeros(2 + 3 * feeds, dtype=torch.float64))
+        agreed((call,), torch.zeros(3 + 3 * feeds, dtype=torch.float64))
 
 
 def agreed(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:

@@ -101,6 +101,11 @@ class Programs:
         """The states that this device reports. Others may hold the same."""
         return {name for one in self.assigned.values() for name in one.reported_states}
 
+    @property
+    def turns(self) -> dict[str, tuple[int, int]]:
+        """Of each state: which of the devices that hold it this one is, of how many."""
+        return {name: turn for one in self.assigned.values() for name, turn in one.turns.items()}
+
     def close(self) -> None:
         if self.comm is not None:
             self.comm.close()

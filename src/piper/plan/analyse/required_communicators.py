@@ -87,14 +87,18 @@ def token_groups(plan: Plan) -> list[Team]:
     return sorted({(o.stream, o.group) for o in plan.instructions if isinstance(o, Exchange)})
 
 
-def reported_states(met: RoleMeetings, job: JobGroups, plan: Plan) -> list[str]:
-    """The states that a device reports. Of devices that hold the same, the first reports."""
-    return [
-        state.value
-        for state in plan.states
-        if state.home
-        and plan.device == min(holding(met.holders[state.bucket], job, state.shard, state.share))
-    ]
+def state_turns(met: RoleMeetings, job: JobGroups, plan: Plan) -> dict[str, tuple[int, int]]:
+    """Of each state at home: which of the devices that hold it this one is, of how many.
+
+    What is written once is divided between them; of what is reported whole, the first reports.
+    """
+    found = {}
+    for state in plan.states:
+        if state.home:
+            known = met.holders[state.bucket]
+            holders = sorted(set(holding(known, job, state.shard, state.share)))
+            found[state.value] = holders.index(plan.device), len(holders)
+    return found
 
 
 def holding(holders: Sequence[Holder], job: JobGroups, shard: int, share: int) -> Iterator[Device]:

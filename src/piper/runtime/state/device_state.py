@@ -103,11 +103,18 @@ class BucketState:
 class Origin(Protocol):
     """A checkpoint, which also fills buckets that are made later."""
 
+    @property
+    def known(self) -> Collection[str]:
+        """The names of its parameters and buffers."""
+        ...
+
     def fill(self, bucket: BucketState) -> None: ...
 
     def whole(self, name: str, like: torch.Tensor) -> torch.Tensor: ...
 
-    def rest(self, names: Collection[str]) -> dict[str, torch.Tensor]: ...
+    def pieces(self, names: Collection[str]) -> list[tuple[Any, torch.Tensor]]:
+        """All that it has of these, as it is saved again."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Checkpoints: files that any strategy reads and writes, and that run no code."""

@@ -1,0 +1,112 @@
+"""The checkpoints of one Trainer: at most one is being written, beside the steps that follow."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from piper.runtime.checkpoint.description import names_of
+from piper.runtime.checkpoint.folder import Keep
+from piper.runtime.checkpoint.lock import FolderLock
+from piper.runtime.checkpoint.peers import Peers, peers
+from piper.runtime.checkpoint.pieces import Turns
+from piper.runtime.checkpoint.problems import refused
+from piper.runtime.checkpoint.process_values import process_values, refuse_other_loader
+from piper.runtime.checkpoint.reader import Reader
+from piper.runtime.checkpoint.resume import resume
+from piper.runtime.checkpoint.save import Run, opened, snapshot, write
+from piper.runtime.state.device_state import DeviceState
+
+
+@dataclass(eq=False)
+class Checkpoints:
+    """Saves and resumes. All processes make the same calls."""
+
+    made: list[Peers] = field(default_factory=list)  # once they are needed
+    locks: dict[Path, FolderLock] = field(default_factory=dict)  # of this run, on the first process
+    thread: threading.Thread | None = None  # that writes a checkpoint
+    errors: list[BaseException] = field(default_factory=list)  # of that thread
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, release, self.locks)
+
+    @property
+    def peers(self) -> Peers:
+        if not self.made:
+            self.made.append(peers())
+        return self.made[0]
+
+    def save(
+        self, folder: Path, run: Run, state: DeviceState, turns: Turns, keep: Keep,
+        loader: Any, wait: bool,
+    ) -> None:  # fmt: skip
+        """An older checkpoint stays until the new one is complete."""
+        self.finish()
+        refuse_other_loader(loader)
+        everyone, rest = self.peers, self.unused(state)
+        values = everyone.each(partial(process_values, loader, state.device))
+        given = snapshot(everyone, run, state, turns, values, rest, copy=not wait)
+        part = opened(everyone, folder.resolve(), run.steps, self.locks)
+        writing = partial(write, everyone, part, self.locks.get(part.parent), given, keep)
+        if wait or rest:
+            writing()
+            state.origin = Reader(part) if rest else None  # the older one may be gone
+        else:
+            state.origin = None
+            self.thread = threading.Thread(target=self.attempt, args=(writing,))
+            self.thread.start()
+
+    def attempt(self, writing: Callable[[], None]) -> None:
+        try:
+            writing()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def unused(self, state: DeviceState) -> set[str]:
+        """Parameters of an older checkpoint that no step has used since."""
+        if state.origin is None:
+            return set()
+        used = set[str]().union(*self.peers.everyone(names_of(state)))
+        return set(state.origin.known) - used
+
+    def resume(
+        self, folder: Path, run: Run, state: DeviceState, missing_ok: bool, loader: Any
+    ) -> int:
+        self.finish()
+        refuse_other_loader(loader)
+        return resume(self.peers, folder.resolve(), state, run, missing_ok, loader)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the checkpoint that was being written is lost."""
+        return bool(self.errors)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is complete. An error of it is raised here."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.errors:
+            raise self.errors.pop()
+
+    def close(self) -> None:
+        try:
+            self.finish()
+        finally:
+            release(self.locks)
+
+    def refuse_failed(self, anywhere: bool) -> None:
+        """All processes raise in the same call, if a checkpoint of one of them is lost."""
+        if anywhere:
+            self.finish()
+            raise refused("the last one is lost: see the other processes", "save again")
+
+
+def release(locks: dict[Path, FolderLock]) -> None:
+    while locks:
+        locks.popitem()[1].release()

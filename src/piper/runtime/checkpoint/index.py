@@ -1,0 +1,182 @@
+"""The index of a checkpoint: what it is of, its files, and every piece with its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piper.runtime.checkpoint.problems import damaged
+from piper.runtime.checkpoint.sealed_json import sealed, unsealed
+from piper.runtime.state.element_order import NATURAL, ElementOrder
+
+INDEX = "index.json"
+VERSION = 2
+PARAMETER, WHOLE, NUMBER = "parameter", "tensor", "number"  # the kinds of pieces
+Described = dict[str, list[Any]]  # shape and dtype of every tensor of a model, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some elements of a parameter, or of a state of its optimizer; of no device."""
+
+    name: str
+    kind: str = PARAMETER
+    state: str = ""  # of the optimizer; "" is the parameter itself
+    first: int = 0
+    order: ElementOrder = NATURAL
+
+    def __str__(self) -> str:
+        """Its name in a file, which nothing reads.
+
+        >>> str(Piece("head.weight", state="exp_avg", first=12))
+        'head.weight|exp_avg|12'
+        """
+        return f"{self.name}|{self.state}|{self.first}{self.order}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPiece:
+    """A piece in a file."""
+
+    piece: Piece
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int  # in bytes
+    digest: str
+
+    @property
+    def length(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def type(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * self.type.itemsize
+
+    def row(self) -> list[Any]:
+        one, order = self.piece, self.piece.order
+        place = [one.name, one.kind, one.state, one.first, [order.dim, order.blocks, order.ways]]
+        return [*place, self.dtype, self.shape, self.file, self.start, self.digest]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a checkpoint. The digest is of its header; tensors have their own."""
+
+    name: str
+    nbytes: int
+    header: int  # bytes
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFile:
+    """What a process keeps beside tensors: its random state, the position of its data."""
+
+    rank: int
+    replica: int
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Everything about a checkpoint but the bytes of its tensors."""
+
+    steps: int
+    saved: str  # when
+    replicas: int  # parts of the data
+    model: Described
+    optimizers: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    files: tuple[StoredFile, ...]
+    pieces: tuple[StoredPiece, ...]
+    processes: tuple[ProcessFile, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.files)
+
+    def to_bytes(self) -> bytes:
+        return sealed(
+            {
+                "version": VERSION,
+                "steps": self.steps,
+                "saved": self.saved,
+                "replicas": self.replicas,
+                "optimizers": self.optimizers,
+                "options": self.options,
+                "model": self.model,
+                "files": [asdict(one) for one in self.files],
+                "processes": [asdict(one) for one in self.processes],
+                "pieces": [one.row() for one in self.pieces],
+            }
+        )
+
+
+def read_index(folder: Path) -> Index:
+    path = folder / INDEX
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise damaged(path, "is missing") from None
+    found = unsealed(path, content)
+    try:
+        return parsed(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"is not an index that this version of Piper reads ({str(error)[:80]})"
+        raise damaged(path, what) from None
+
+
+def parsed(found: Mapping[str, Any]) -> Index:
+    if found["version"] != VERSION:
+        raise ValueError(f"version {found['version']}")
+    return Index(
+        steps=int(found["steps"]),
+        saved=str(found["saved"]),
+        replicas=int(found["replicas"]),
+        model={str(name): [list(shape), str(dtype)] for name, (shape, dtype) in
+               found["model"].items()},
+        optimizers=tuple(map(str, found["optimizers"])),
+        options=tuple((str(name), str(value)) for name, value in found["options"]),
+        files=tuple(stored_file(**row) for row in found["files"]),
+        pieces=tuple(stored_piece(*row) for row in found["pieces"]),
+        processes=tuple(process_file(**row) for row in found["processes"]),
+    )  # fmt: skip
+
+
+def stored_file(name: str, nbytes: int, header: int, digest: str) -> StoredFile:
+    return StoredFile(plain_name(name), int(nbytes), int(header), str(digest))
+
+
+def process_file(rank: int, replica: int, name: str, digest: str) -> ProcessFile:
+    return ProcessFile(int(rank), int(replica), plain_name(name), str(digest))
+
+
+def stored_piece(
+    name: str, kind: str, state: str, first: int, order: list[int],
+    dtype: str, shape: list[int], file: str, start: int, digest: str,
+) -> StoredPiece:  # fmt: skip
+    if kind not in (PARAMETER, WHOLE, NUMBER) or min((first, start, *shape)) < 0:
+        raise ValueError(f"a piece of {name}")
+    if not isinstance(getattr(torch, dtype), torch.dtype):
+        raise ValueError(f"the type of {name}")
+    piece = Piece(str(name), kind, str(state), int(first), ElementOrder(*map(int, order)))
+    return StoredPiece(piece, dtype, tuple(map(int, shape)), plain_name(file), start, str(digest))
+
+
+def plain_name(name: str) -> str:
+    """The name of a file in the folder, and of none elsewhere."""
+    if name in ("", ".", "..") or Path(name).name != name:
+        raise ValueError(f"the name of a file, {name!r}")
+    return name

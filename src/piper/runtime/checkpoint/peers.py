@@ -1,0 +1,68 @@
+"""The processes of a run, as saving and resuming sees them: what fails on one fails on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from piper.errors import InputError, PeerLost
+from piper.runtime.checkpoint.problems import SPACE, refused
+from piper.runtime.comm.world import world
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A process among others. They have a group of their own: a save may run beside steps."""
+
+    rank: int = 0
+    count: int = 1
+    group: Any = None  # of torch.distributed
+
+    def everyone(self, mine: Found) -> list[Found]:
+        """The value of each process."""
+        if self.count == 1:
+            return [mine]
+        found: list[Any] = [None] * self.count
+        try:
+            dist.all_gather_object(found, mine, group=self.group)
+        except RuntimeError as error:
+            raise PeerLost(self.rank, "a checkpoint", str(error)) from error
+        return found
+
+    def each(self, act: Callable[[], Found]) -> Found:
+        """Run it on all processes. If it fails on one, it fails on all, so that none waits."""
+        error: Exception | None = None
+        result: list[Found] = []
+        try:
+            result.append(act())
+        except (OSError, InputError) as found:
+            error = found if isinstance(found, InputError) else refused(str(found), SPACE)
+        reasons = self.everyone(str(error or ""))
+        if error is not None:
+            raise error
+        for rank, reason in enumerate(reasons):
+            if reason:
+                raise refused(f"it failed on process {rank}", f"there: {reason}")
+        return result[0]
+
+    def on_first(self, act: Callable[[], Found]) -> Found | None:
+        """Run it on the first process. If it fails there, it fails on all."""
+        return self.each(lambda: act() if self.rank == 0 else None)
+
+    def from_first(self, act: Callable[[], Found]) -> Found:
+        """The same, and all get the result."""
+        found = self.everyone(self.on_first(act))[0]
+        assert found is not None
+        return found
+
+
+def peers() -> Peers:
+    """All processes make the group together."""
+    if world() == 1:
+        return Peers()
+    return Peers(dist.get_rank(), world(), dist.new_group(backend="gloo"))

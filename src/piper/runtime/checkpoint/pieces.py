@@ -1,0 +1,111 @@
+"""The pieces of tensors that a device writes, copied to host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from piper.runtime.checkpoint.index import NUMBER, PARAMETER, WHOLE, Piece
+from piper.runtime.checkpoint.problems import refused
+from piper.runtime.observe.measure import settle
+from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
+from piper.runtime.state.optimizers import SCHEDULED, settings
+
+STEP = "step"  # a count, in torch's optimizers; may have the shape of a one-element parameter
+CHUNK = 1 << 25  # bytes of a piece: whoever needs some of them reads all, to compare the digest
+Turns = Mapping[str, tuple[int, int]]  # of a state: which of the devices that hold it, of how many
+Pieces = list[tuple[Piece, torch.Tensor]]
+Copy = Callable[[torch.Tensor], torch.Tensor]  # to host memory
+
+
+@dataclass
+class Shifts:
+    """Devices that hold the same write it in shifts: each piece goes to who has least to write."""
+
+    position: int
+    loads: list[int]
+
+    def is_mine(self, size: int) -> bool:
+        least = self.loads.index(min(self.loads))
+        self.loads[least] += max(size, 1)
+        return least == self.position
+
+
+def saved_pieces(state: DeviceState, turns: Turns, copy: Copy | None = None) -> Pieces:
+    """What this device writes: its parameters, buffers and optimizer states.
+
+    Without `copy`, they may be the tensors themselves.
+    """
+    settle(state.device)
+    found = []
+    for value, bucket in state.buckets.items():
+        if value in turns:
+            refuse_counting(bucket)
+            position, count = turns[value]
+            shifts = Shifts(position, [0] * count)
+            for piece, tensor in bucket_pieces(bucket):
+                if shifts.is_mine(tensor.numel() * tensor.element_size()):
+                    found.append((piece, (copy or in_host_memory)(tensor)))
+    return found
+
+
+def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().contiguous()
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that later steps do not change. From a GPU, into pinned memory, which torch reuses."""
+    pinned = tensor.device.type == "cuda"
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+    return host.copy_(tensor, non_blocking=pinned)
+
+
+def bucket_pieces(bucket: BucketState) -> Iterator[tuple[Piece, torch.Tensor]]:
+    for part in bucket.parts():
+        yield from chunks(part, "", part.parameter.data)
+        yield from optimizer_pieces(bucket, part)
+
+
+def chunks(
+    part: HeldPart, state: str, tensor: torch.Tensor
+) -> Iterator[tuple[Piece, torch.Tensor]]:
+    """A tensor of the part's shape, in pieces that are not too long."""
+    flat = tensor.detach().reshape(-1)
+    size = max(CHUNK // flat.element_size(), 1)
+    for at in range(0, max(flat.numel(), 1), size):
+        yield Piece(part.name, PARAMETER, state, part.first + at, part.order), flat[at : at + size]
+
+
+def optimizer_pieces(bucket: BucketState, part: HeldPart) -> Iterator[tuple[Piece, torch.Tensor]]:
+    """A state with its parameter's shape is cut like it. Others (a step count) stay whole."""
+    name, parameter = part.name, part.parameter
+    held = bucket.optimizer.state.get(parameter, {}) if bucket.optimizer is not None else {}
+    for state, value in held.items():
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape and state != STEP:
+            yield from chunks(part, state, value)
+        elif isinstance(value, torch.Tensor):
+            yield Piece(name, WHOLE, state), value.detach()
+        elif isinstance(value, bool | int | float):
+            kind = torch.float64 if isinstance(value, float) else torch.int64
+            yield Piece(name, NUMBER, state), torch.tensor(value, dtype=kind)
+        elif value is not None:
+            raise refused(
+                f"the optimizer's {state!r} of {name} is a {type(value).__name__}",
+                "use an optimizer that keeps only tensors and numbers",
+            )
+
+
+def refuse_counting(bucket: BucketState) -> None:
+    """A count in a group belongs to no parameter, so it would start again after `resume`."""
+    if bucket.optimizer is None or bucket.first is None:
+        return
+    now = settings(bucket.optimizer, bucket.scheduler is not None)
+    for group, then in zip(now, bucket.first, strict=True):
+        changed = [key for key, value in group.items() if then.get(key, value) != value]
+        if changed or group.keys() - then.keys() - set(SCHEDULED):
+            raise refused(
+                f"the optimizer's groups changed during training ({', '.join(changed) or 'new'})",
+                "keep what changes in the optimizer's state, and set rates with lr_scheduler",
+            )

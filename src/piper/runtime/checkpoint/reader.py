@@ -1,0 +1,172 @@
+"""Reading a checkpoint under any strategy: a device reads the pieces that overlap what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piper.runtime.checkpoint.files import digest_of, read_part
+from piper.runtime.checkpoint.index import (
+    NUMBER,
+    PARAMETER,
+    Index,
+    StoredFile,
+    StoredPiece,
+    read_index,
+)
+from piper.runtime.checkpoint.pieces import STEP, Pieces
+from piper.runtime.checkpoint.problems import damaged
+from piper.runtime.checkpoint.safetensors_format import tensor_of
+from piper.runtime.state.device_state import BucketState, HeldPart
+from piper.runtime.state.element_runs import ElementRun, element_runs, overlaps
+
+States = dict[str, Any]  # of a part: its elements (""), and the states of its optimizer
+
+
+@dataclass
+class Reader:
+    """A checkpoint's pieces, by the name of the parameter that they belong to."""
+
+    folder: Path
+    index: Index = field(default=None)  # type: ignore[assignment]  # read from the folder
+    known: dict[str, list[StoredPiece]] = field(default_factory=dict)
+    checked: set[str] = field(default_factory=set)  # files whose headers were compared
+
+    def __post_init__(self) -> None:
+        self.index = self.index or read_index(self.folder)
+        self.files = {one.name: one for one in self.index.files}
+        for one in self.index.pieces:
+            self.known.setdefault(one.piece.name, []).append(one)
+
+    def fill(self, bucket: BucketState) -> None:
+        put(bucket, self.states_of(bucket))
+
+    def states_of(self, bucket: BucketState) -> list[States]:
+        """What belongs into a bucket, for each of its parts. Nothing is changed yet."""
+        cache: dict[StoredPiece, torch.Tensor] = {}
+        trained = bucket.optimizer is not None
+        return [self.states(part, trained, cache) for part in bucket.parts()]
+
+    def states(
+        self, part: HeldPart, trained: bool, cache: dict[StoredPiece, torch.Tensor]
+    ) -> States:
+        """A part of the parameter ("") and of each state of its optimizer."""
+        if not part.parameter.numel():
+            return {}
+        pieces: dict[tuple[str, str], list[StoredPiece]] = {}
+        for one in self.known.get(part.name, ()):
+            if trained or not one.piece.state:
+                pieces.setdefault((one.piece.kind, one.piece.state), []).append(one)
+        held: States = {}
+        for (kind, state), found in pieces.items():
+            if kind == PARAMETER:
+                held[state] = self.joined(found, part, cache)
+            else:
+                value = self.tensor(found[0], cache)
+                held[state] = value.item() if kind == NUMBER else value.clone()
+        return held
+
+    def joined(
+        self, pieces: Iterable[StoredPiece], part: HeldPart, cache: dict[StoredPiece, torch.Tensor]
+    ) -> torch.Tensor:
+        """The elements of a part, from the pieces that overlap it."""
+        whole, filled = None, 0
+        wanted = element_runs(part.order, part.shape, part.first, part.parameter.numel())
+        for one in pieces:
+            for source, target, length in overlaps(runs_of(one, part.shape), wanted):
+                tensor = self.tensor(one, cache)
+                if whole is None:
+                    whole = tensor.new_empty(part.parameter.numel())
+                whole[target : target + length] = tensor.view(-1)[source : source + length]
+                filled += length
+        if whole is None or filled != whole.numel():
+            raise damaged(self.folder, f"has only a part of {part.name}")
+        return whole.view(part.parameter.shape)
+
+    def tensor(self, one: StoredPiece, cache: dict[StoredPiece, torch.Tensor]) -> torch.Tensor:
+        """A piece, compared with its digest."""
+        if one not in cache:
+            self.check_header(self.files[one.file])
+            content = read_part(self.folder / one.file, one.start, one.nbytes)
+            if digest_of(content) != one.digest:
+                raise damaged(self.folder / one.file, f"is damaged, in {one.piece.name}")
+            cache[one] = tensor_of(content, one.type, one.shape)
+        return cache[one]
+
+    def check_header(self, file: StoredFile) -> None:
+        if file.name in self.checked:
+            return
+        self.check_size(file)
+        path = self.folder / file.name
+        if digest_of(read_part(path, 0, file.header)) != file.digest:
+            raise damaged(path, "is damaged, or of another checkpoint")
+        self.checked.add(file.name)
+
+    def check_size(self, file: StoredFile) -> None:
+        path = self.folder / file.name
+        if not path.is_file():
+            raise damaged(path, "is missing")
+        if path.stat().st_size != file.nbytes:
+            raise damaged(path, f"has {path.stat().st_size} bytes, not {file.nbytes}")
+
+    def whole(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """A parameter or buffer. Returns `like` if no step had used it."""
+        if name not in self.known or not like.numel():
+            return like
+        part = HeldPart(name, 0, like.shape, torch.nn.Parameter(like, requires_grad=False))
+        return torch.as_tensor(self.states(part, False, {})[""])
+
+    def pieces(self, names: Collection[str]) -> Pieces:
+        """All pieces of these parameters."""
+        found = [one for name in sorted(names) for one in self.known[name]]
+        return [(one.piece, self.tensor(one, {})) for one in found]
+
+
+def runs_of(one: StoredPiece, shape: torch.Size) -> list[ElementRun]:
+    return element_runs(one.piece.order, shape, one.piece.first, one.length)
+
+
+def put(bucket: BucketState, states: Iterable[States]) -> None:
+    """Put what was read into a bucket and its optimizer."""
+    for part, held in zip(bucket.parts(), states, strict=True):
+        if not held:
+            continue
+        parameter, rest = part.parameter, {key: held[key] for key in held if key}
+        parameter.data.copy_(held[""])
+        if bucket.optimizer is not None and rest:
+            moved = on_its_device(bucket.optimizer, parameter, rest)
+            bucket.optimizer.state[parameter] = in_its_type(parameter, held[""].dtype, moved)
+    bucket.round_masters()
+
+
+def on_its_device(
+    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, held: Mapping[str, Any]
+) -> dict[str, Any]:
+    """States on the parameter's device. Single numbers only if the optimizer reads them there."""
+    groups = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    group: dict[str, Any] = next(groups, {})
+    on_device = group.get("fused") or group.get("capturable")
+
+    def moved(state: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        single = value.dim() == 0 and (state == STEP or parameter.dim() > 0)
+        return value.to("cpu" if single and not on_device else parameter.device)
+
+    return {state: moved(state, value) for state, value in held.items()}
+
+
+def in_its_type(
+    parameter: torch.nn.Parameter, was: torch.dtype, held: Mapping[str, Any]
+) -> dict[str, Any]:
+    """States that had the type of their parameter when they were saved still have it."""
+
+    def typed(state: str, value: Any) -> Any:
+        follows = isinstance(value, torch.Tensor) and value.dtype == was and state != STEP
+        return value.to(parameter.dtype) if follows else value
+
+    return {state: typed(state, value) for state, value in held.items()}

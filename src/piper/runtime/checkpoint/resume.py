@@ -1,0 +1,142 @@
+"""Resuming: all processes read what they need; if that fails on one of them, nothing is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from piper.runtime.checkpoint.description import refuse_unlike, warn_of_changed_options
+from piper.runtime.checkpoint.files import digest_of
+from piper.runtime.checkpoint.folder import POINTER, current, is_checkpoint, kept_in
+from piper.runtime.checkpoint.index import INDEX, Index, ProcessFile
+from piper.runtime.checkpoint.peers import Peers
+from piper.runtime.checkpoint.plain_values import decoded
+from piper.runtime.checkpoint.problems import WHERE, damaged, refused
+from piper.runtime.checkpoint.process_values import Loader, restore_random_state
+from piper.runtime.checkpoint.reader import Reader, States, put
+from piper.runtime.checkpoint.save import Run
+from piper.runtime.checkpoint.sealed_json import unsealed
+from piper.runtime.state.device_state import BucketState, DeviceState
+from piper.runtime.state.optimizers import forward
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a process has read, before anything is changed."""
+
+    reader: Reader
+    buckets: list[tuple[BucketState, list[States]]]
+    random: Any  # None: of another number of processes
+    loader: Any
+
+
+def resume(
+    peers: Peers, folder: Path, state: DeviceState, run: Run, missing_ok: bool,
+    loader: Loader | None,
+) -> int:  # fmt: skip
+    """Fill all tensors of this device, and step the schedulers to where they were."""
+    if run.steps:
+        raise refused("this Trainer has already run steps", "resume with a new Trainer")
+    if not is_there(peers, folder, missing_ok):
+        return 0
+    found = peers.each(lambda: read(peers, folder, state, run, loader is not None))
+    for bucket, states in found.buckets:
+        put(bucket, states)
+        if bucket.scheduler is not None:
+            forward(bucket.scheduler, found.reader.index.steps)
+    state.origin = found.reader
+    if loader is not None:
+        loader.load_state_dict(decoded(found.loader))
+    if found.random is not None:
+        restore_random_state(found.random, state.device)
+    return found.reader.index.steps
+
+
+def is_there(peers: Peers, folder: Path, missing_ok: bool) -> bool:
+    """Whether there is a checkpoint. All processes must see the same one, or none."""
+    views = peers.everyone(peers.each(lambda: view(folder)))
+    if not any(views) and missing_ok:
+        return False
+    for rank, seen in enumerate(views):
+        if seen != views[0]:
+            there = "another checkpoint" if seen and views[0] else "none" if views[0] else "one"
+            raise refused(
+                f"{folder} is not the same for all processes: process {rank} finds {there}",
+                "give a folder that all hosts share",
+            )
+    if not any(views):
+        raise refused(f"{folder} is not a checkpoint", WHERE)
+    return True
+
+
+def view(folder: Path) -> str:
+    """What a process sees in a folder."""
+    if not is_checkpoint(folder):
+        return ""
+    path = folder / INDEX if (folder / INDEX).is_file() else folder / POINTER
+    return digest_of(path.read_bytes())
+
+
+def read(peers: Peers, folder: Path, state: DeviceState, run: Run, with_loader: bool) -> Found:
+    reader = reader_of(folder)
+    refuse_unlike(folder, reader.index, state, run.model)
+    if peers.rank == 0:
+        warn_of_changed_options(reader.index, state)
+        for file in reader.index.files:
+            reader.check_size(file)
+    buckets = [(bucket, reader.states_of(bucket)) for bucket in state.buckets.values()]
+    random = values_of(reader, own_process(reader.index, peers)).get("random")
+    return Found(reader, buckets, random, position(reader, run) if with_loader else None)
+
+
+def reader_of(folder: Path) -> Reader:
+    """The current checkpoint of a folder. Its index must be the one that was saved."""
+    part = current(folder)
+    for one in kept_in(folder):
+        if part.name == one.folder and part != folder:
+            path = part / INDEX
+            if not path.is_file():
+                raise damaged(path, "is missing")
+            if digest_of(path.read_bytes()) != one.digest:
+                raise damaged(path, "is damaged, or of another checkpoint")
+    return Reader(part)
+
+
+def own_process(index: Index, peers: Peers) -> ProcessFile | None:
+    """Of this process, if there were as many of them."""
+    if len(index.processes) != peers.count:
+        return None
+    return next((one for one in index.processes if one.rank == peers.rank), None)
+
+
+def values_of(reader: Reader, process: ProcessFile | None) -> dict[str, Any]:
+    if process is None:
+        return {}
+    path = reader.folder / process.name
+    if not path.is_file():
+        raise damaged(path, "is missing")
+    content = path.read_bytes()
+    if digest_of(content) != process.digest:
+        raise damaged(path, "is damaged, or of another checkpoint")
+    return unsealed(path, content)
+
+
+def position(reader: Reader, run: Run) -> Any:
+    """Where the loader of this replica was."""
+    index = reader.index
+    same = index.replicas == run.replicas
+    whose = [one for one in index.processes if one.replica == run.replica or not same]
+    found = [values_of(reader, one) for one in whose]
+    if not found or "loader" not in found[0]:
+        raise refused(
+            f"{reader.folder} has no position of a loader",
+            "save with loader=..., or leave it out and skip as many batches as steps are done",
+        )
+    if any(one["loader"] != found[0]["loader"] for one in found):
+        raise refused(
+            f"{reader.folder} was saved with the data in {index.replicas} parts, and now there "
+            f"are {run.replicas}: the positions of the loaders do not fit",
+            "leave out loader=, and skip as many batches as steps are done",
+        )
+    return found[0]["loader"]
