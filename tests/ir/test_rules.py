@@ -253,10 +253,9 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "device, or keeps some of them there that others leave\n"
         "  fix: give all stages lists of the same length that have no device in common",
     ),
-    rules.experts_are_not_in_a_divided_stage: (
+    rules.experts_of_a_team_take_parts_of_its_rows: (
         experts_among_weights,
-        "PP0.EP0 has experts on devices [0, 1], where other regions are divided\n"
-        "  fix: leave out the `Shard` of the experts, or that of the weights or tokens",
+        f"PP0.EP0 has experts, and computes all rows on every device of a team\n  fix: {BUG}",
     ),
     rules.cut_parameters_are_used_in_divided_regions: (
         cut_and_used_whole,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -42,6 +42,8 @@ class Shard(Directive):
     With "weights" and "tokens", all devices of a group get the same batch. Piper cuts parameters
     and activations so that devices send as little as possible. `plan` fixes how some parameters
     are cut, by patterns of their names or their modules' names: {"layers.*.up_proj": "colwise"}.
+
+    A region that both `Shard`s of experts and of weights or tokens match is one of experts.
 
     With "experts", tokens travel to the devices of their experts. An expert region reads tokens
     sorted by expert (one row per token and expert), and one vector of integers: the number of
@@ -88,13 +90,15 @@ class Shard(Directive):
         require_whole_regions(dag, self.filter, f"{self.what} serve")
         self.require_placed_here(nodes)
         regions = dict.fromkeys(node.region for node in nodes)
-        require_not_sharded(dag, regions)
+        require_not_sharded(regions, dag.shardings if self.what == "experts" else dag.divisions)
         more = dict.fromkeys(regions, self.sharding) if self.sharding.ways > 1 else {}
         if self.what != "experts":
-            return dag.known_to(replace(dag, divisions={**dag.divisions, **more}))
+            dense = {region: how for region, how in more.items() if region not in dag.shardings}
+            return dag.known_to(replace(dag, divisions={**dag.divisions, **dense}))
         for region in regions:
             self.require_experts(dag, region)
-        return dag.known_to(replace(dag, shardings={**dag.shardings, **more}))
+        rest = {region: how for region, how in dag.divisions.items() if region not in more}
+        return dag.known_to(replace(dag, divisions=rest, shardings={**dag.shardings, **more}))
 
     def require_placed_here(self, nodes: Iterable[Compute]) -> None:
         mine = list(self.sharding.devices)
@@ -121,8 +125,9 @@ class Shard(Directive):
             )
 
 
-def require_not_sharded(dag: Dag, regions: Iterable[RegionId]) -> None:
-    again = [r for r in regions if r in dag.shardings or r in dag.divisions]
+def require_not_sharded(regions: Iterable[RegionId], known: Container[RegionId]) -> None:
+    """Experts in a stage whose weights are divided stay experts: that is not twice."""
+    again = [region for region in regions if region in known]
     if again:
         fix = "match each region with exactly one `Shard`"
         raise Refused(Problem(f"{again[0]} is already sharded", fix))

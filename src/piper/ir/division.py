@@ -9,12 +9,16 @@ from typing import Literal
 from piper.ir.placements import Placement
 from piper.names import RegionId
 
-What = Literal["weights", "tokens"]
+What = Literal["weights", "tokens", "experts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivisionRequest:
-    """Regions of the undivided model that `ways` devices compute together."""
+    """Regions of the undivided model that `ways` devices compute together.
+
+    Of regions of experts, each device takes a part of the rows. `Shard` moves these to the devices
+    of their experts.
+    """
 
     regions: tuple[RegionId, ...]
     ways: int

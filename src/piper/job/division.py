@@ -35,7 +35,8 @@ def division_requests(model: Model, program: Sequence[Directive]) -> tuple[Divis
     """The regions of each `Shard` of weights or tokens, as they are where it stands.
 
     Those that are divided alike are one request, whatever devices they are on: strategies with
-    different stages share what is captured.
+    different stages share what is captured. Experts on devices that divide the work of a batch take
+    parts of its rows.
     """
     found: dict[tuple[int, str, str], DivisionRequest] = {}
     for number, directive in enumerate(program):
@@ -44,7 +45,22 @@ def division_requests(model: Model, program: Sequence[Directive]) -> tuple[Divis
             key = new.ways, new.what, repr(new.seeds)
             known = found.get(key, replace(new, regions=()))
             found[key] = replace(known, regions=(*known.regions, *new.regions))
-    return tuple(found.values())
+    return with_experts(model, program, tuple(found.values()))
+
+
+def with_experts(
+    model: Model, program: Sequence[Directive], dense: tuple[DivisionRequest, ...]
+) -> tuple[DivisionRequest, ...]:
+    """Regions that are sharded by experts are not divided otherwise."""
+    if not dense or not any(isinstance(d, Shard) and not is_dense(d) for d in program):
+        return dense
+    last = max(number for number, one in enumerate(program) if isinstance(one, Shard))
+    experts = tuple(apply(program, training_dag(model), upto=last + 1).shardings)
+    if not experts:
+        return dense
+    ways = dense[0].ways  # all teams are of one size
+    rest = (replace(d, regions=tuple(r for r in d.regions if r not in experts)) for d in dense)
+    return (*rest, DivisionRequest(regions=experts, ways=ways, what="experts"))
 
 
 def request_of(model: Model, program: Sequence[Directive], number: int) -> DivisionRequest:

@@ -10,8 +10,8 @@ from piper.ir.maker import Maker
 from piper.ir.nodes import Compute, Node, Precedence, Redistribute, Sum
 from piper.ir.placements import Conversion, Replicated, Step
 from piper.ir.residency import Residency
-from piper.ir.sharding import Sharding, among_holders
-from piper.names import BW, BucketId, F, NodeId, ValueId
+from piper.ir.sharding import among_holders
+from piper.names import BW, BucketId, F, NodeId, RegionId, ValueId
 
 CONVERSIONS = Maker("conversions")
 MESSAGE_BYTES = 25 * 2**20
@@ -107,12 +107,18 @@ def residencies(dag: Dag) -> Iterator[tuple[BucketId, Residency]]:
         if how is not None:
             yield bucket, among_holders(how, holding) if holding else how
         elif dag.model.buckets[bucket].placement is Replicated and bucket in trained:
-            yield bucket, of_one_team(dag.divisions[home])
+            yield bucket, of_one_team(dag, home)
 
 
-def of_one_team(how: Sharding) -> Residency:
-    """Nothing is sharded: one all-reduce per step, on the stream of the conversions."""
-    return Residency(
+def of_one_team(dag: Dag, home: RegionId) -> Residency:
+    """Nothing is sharded: one all-reduce per step, on the stream of the messages.
+
+    Of experts, only devices that hold the same ones add up gradients.
+    """
+    experts = dag.shardings.get(home)
+    how = experts or dag.divisions[home]
+    whole = Residency(
         groups=how.groups, zero=0, message_bytes=MESSAGE_BYTES, reduce_stream=how.stream,
         gather_stream=how.stream, gather_ahead=1, gather_buffers=2, once=True,
     )  # fmt: skip
+    return among_holders(whole, experts) if experts else whole

@@ -52,7 +52,8 @@ def assemble(
     """Each stage on its ranks of `dp` pipelines (`tp` or `cp` devices each), and its directives."""
     require_one_division(dp, tp, cp, ep, devices)
     width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
-    homes = homes_of(places, device_mesh(pp, dp, max(1, ep // width), mesh, devices), tp * cp)
+    pipelines = max(1, ep // (width * tp * cp))  # that divide experts together
+    homes = homes_of(places, device_mesh(pp, dp, pipelines, mesh, devices), tp * cp)
     how = Replicate(where(), [0], zero, bucket_mb, reduce_stream, gather_stream, gather_ahead,
                     gather_buffers, reduce)  # fmt: skip
     program = (
@@ -79,10 +80,10 @@ def replicates_of(homes: Places, how: Replicate) -> Iterator[Replicate]:
 def require_one_division(
     dp: int, tp: int, cp: int, ep: int, devices: Sequence[Device] | None
 ) -> None:
-    """Counts are counts, and stages are divided in one way."""
+    """Counts are counts, and stages are divided by weights or by tokens."""
     for name, count in (("dp", dp), ("tp", tp), ("cp", cp), ("ep", ep)):
         require_count(name, count)
-    asked = [f"{name}={n}" for name, n in (("tp", tp), ("cp", cp), ("ep", ep)) if n > 1]
+    asked = [f"{name}={n}" for name, n in (("tp", tp), ("cp", cp)) if n > 1]
     if len(asked) > 1:
         what = f"{' and '.join(asked)} divide the same stages"
         raise StrategyError.of("strategy", what, f"keep one of them, such as {asked[0]}")
@@ -165,7 +166,7 @@ def shards_of(homes: Places, ep: int, stream: str, stages: Iterable[int] | None)
     for stage in sorted(homes if stages is None else stages):
         devices = homes[stage]
         if len(devices) % ep:
-            what = f"ep={ep} does not divide the {amount(len(devices), 'replica')} of stage {stage}"
+            what = f"ep={ep} does not divide the {amount(len(devices), 'device')} of stage {stage}"
             raise StrategyError.of("strategy", what, f"write dp={ep}, or a multiple of it")
         groups = [devices[k : k + ep] for k in range(0, len(devices), ep)]
         yield Shard(where(PP=stage, EP="*"), groups[0] if len(groups) == 1 else groups, stream)

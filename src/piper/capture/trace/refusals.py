@@ -114,6 +114,22 @@ def unknown_size_in_division(where: str) -> CaptureError:
     )
 
 
+def uneven_rows(where: str, rows: int, ways: int) -> CaptureError:
+    return refusal(
+        where,
+        f"the {rows} rows of a region of experts cannot be divided evenly over {ways} devices",
+        f"use microbatches with a number of tokens that {ways} divides",
+    )
+
+
+def experts_beside_whole_regions(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "experts are in a stage of which some regions are divided, and their neighbours are not",
+        "let the Shard of weights or tokens match the regions before and behind the experts, too",
+    )
+
+
 def foreign_tensor(node: fx.Node) -> CaptureError:
     return refusal(
         line(node),

@@ -10,7 +10,7 @@ from piper.ir.rules.divisions import (
     cut_parameters_are_used_in_divided_regions,
     divided_regions_have_their_devices,
     every_redistribution_fits_its_conversion,
-    experts_are_not_in_a_divided_stage,
+    experts_of_a_team_take_parts_of_its_rows,
     groups_are_the_same_in_every_stage,
     jobs_with_divided_regions_have_one_replica_on_a_device,
 )
@@ -75,7 +75,7 @@ PLACED: tuple[Rule, ...] = (
     divided_regions_have_their_devices,
     jobs_with_divided_regions_have_one_replica_on_a_device,
     groups_are_the_same_in_every_stage,
-    experts_are_not_in_a_divided_stage,
+    experts_of_a_team_take_parts_of_its_rows,
     cut_parameters_are_used_in_divided_regions,
     replicas_are_kept_equal,
     replicas_update_no_buffers,

@@ -9,7 +9,7 @@ from math import prod
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
 from piper.ir.nodes import Redistribute
-from piper.ir.placements import Cut, Step
+from piper.ir.placements import Cut, Replicated, Step
 from piper.ir.replicas import distinct
 from piper.ir.rules.neighbours import neighbours, show
 from piper.ir.rules.shape import Graphs
@@ -69,14 +69,17 @@ def jobs_with_divided_regions_have_one_replica_on_a_device(dag: Dag) -> Iterator
         return
 
 
-def experts_are_not_in_a_divided_stage(dag: Dag) -> Iterator[Problem]:
-    """Tokens of one batch would be on several devices."""
-    if dag.divisions:
-        for region, how in dag.shardings.items():
-            yield Problem(
-                f"{region} has experts on {show(how.devices)}, where other regions are divided",
-                "leave out the `Shard` of the experts, or that of the weights or tokens",
-            )
+def experts_of_a_team_take_parts_of_its_rows(dag: Dag) -> Iterator[Problem]:
+    """Else every device of a team would compute all of them, and gradients would be counted twice.
+
+    Gradients of parameters are then parts of a sum.
+    """
+    for region in dag.shardings if dag.divisions else ():
+        for bucket in dag.model.by_id[region].buckets:
+            if dag.model.buckets[bucket].placement is not Replicated:
+                yield Problem(
+                    f"{region} has experts, and computes all rows on every device of a team", BUG
+                )
 
 
 def cut_parameters_are_used_in_divided_regions(dag: Dag) -> Iterator[Problem]:

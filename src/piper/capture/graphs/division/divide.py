@@ -11,6 +11,7 @@ from torch import fx
 from piper.capture.fx_nodes import insert, line, value
 from piper.capture.graphs.division import equivalents
 from piper.capture.graphs.division.calls import tensors
+from piper.capture.graphs.division.expert_rows import refuse_rows
 from piper.capture.graphs.division.local_graph import local_graph
 from piper.capture.graphs.division.search.plan import search
 from piper.capture.graphs.division.search.space import Space
@@ -31,6 +32,7 @@ def divided(traced: Traced, requests: Sequence[DivisionRequest]) -> Traced:
     asked = _asked(traced, requests)
     _rewrite(traced, _requests(traced, asked))
     _refuse(traced, _requests(traced, asked))
+    refuse_rows(_requests(traced, asked))
     joins = _join(traced, _requests(traced, asked))
     wanted = _requests(traced, asked)
     runs, _ = runs_of(traced, list(modes_of(traced.root.graph)))
@@ -72,7 +74,8 @@ def _rewrite(traced: Traced, wanted: Requests) -> None:
     with traced.mode:
         for request in {id(request): request for request in wanted.values()}.values():
             nodes = {node: modes[node] for node, mine in wanted.items() if mine is request}
-            equivalents.rewrite(nodes, request.ways, request.what)
+            if request.what != "experts":
+                equivalents.rewrite(nodes, request.ways, request.what)
     traced.root.graph.eliminate_dead_code(is_impure_node=_must_stay)
 
 
@@ -80,8 +83,8 @@ def _refuse(traced: Traced, wanted: Requests) -> None:
     for name, result in zip(traced.updated, traced.results[1:], strict=True):
         if result in wanted:
             raise refusals.updated_in_division(name)
-    for node in wanted:
-        if not all(map(_is_known, tensors(node))):
+    for node, request in wanted.items():
+        if request.what != "experts" and not all(map(_is_known, tensors(node))):
             raise refusals.unknown_size_in_division(line(node))
 
 
@@ -96,6 +99,8 @@ def _join(traced: Traced, wanted: Requests) -> set[fx.Node]:
     """
     joins = set[fx.Node]()
     for node, request in wanted.items():
+        if request.what == "experts":
+            continue  # which read and write rows, and nothing else
         others = [
             user
             for user in node.users

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.capture.fx_nodes import value
-from piper.capture.graphs.division.calls import Emitter, operands
+from piper.capture.fx_nodes import line, value
+from piper.capture.graphs.division import expert_rows
+from piper.capture.graphs.division.calls import Emitter, Option, operands
 from piper.capture.graphs.division.levels import Form, hosts_of, is_message, levels_of
 from piper.capture.graphs.division.notes import notes_of
 from piper.capture.graphs.division.pieces import own_piece, pack, unpack
@@ -22,6 +23,7 @@ from piper.capture.graphs.division.search.space import Space
 from piper.capture.kernels.conversion import CONVERT
 from piper.capture.regions.annotate import KEY
 from piper.capture.regions.runs import PIECE, Piece, Run
+from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import Mode, Switch, autocast, modes_of
 from piper.ir.placements import Conversion, Cut, Invariant, Placement, local_shape
@@ -62,6 +64,7 @@ class _Writer:
     copies: dict[fx.Node | None, fx.Node] = field(default_factory=dict)
     forms: dict[Form, fx.Node] = field(default_factory=dict)
     received: dict[Form, fx.Node] = field(default_factory=dict)  # by messages, as they came
+    counts: dict[fx.Node, fx.Node] = field(default_factory=dict)  # of a device's rows per expert
     numbers: int = 0  # of pieces so far
 
     def __post_init__(self) -> None:
@@ -97,6 +100,9 @@ class _Writer:
         """The nodes of a run, level by level, and behind each level the messages that it sends."""
         free = [node for node in run.nodes if node not in self.levels.nodes]
         ways = self.space.ways_in(run.nodes)
+        if any(map(self.space.is_expert, run.nodes)):
+            self._count_rows(run, ways)
+            ways = 1  # each device has rows of its own
         by_level: dict[int, list[fx.Node]] = {}
         for node in run.nodes:
             if node in self.levels.nodes:
@@ -139,12 +145,36 @@ class _Writer:
         with self._at(node, run, piece):
             if node not in self.space.requests:
                 made = self._copied(node, lambda need: self._form(need, Invariant()))
+            elif self.space.is_expert(node):
+                made = self._write_expert(node, option)
             else:
                 reads = dict(zip(operands(node), option.inputs, strict=True))
                 every = {need: self._form(need, read) for need, read in reads.items()}
                 args, kwargs = fx.map_arg((node.args, node.kwargs), every.__getitem__)
                 made = localized(self.space.call(node), option, self.emit, args, kwargs)
         self.forms[node, option.output] = made
+
+    def _count_rows(self, run: Run, ways: int) -> None:
+        """How many rows of each expert this device takes: a region of its own, before theirs."""
+        for counts in dict.fromkeys(expert_rows.counts_of(self.space, run.nodes)):
+            home = self.runs[self.run_of[counts]]
+            with self._at(counts, home, self._piece(ways)):
+                rows = expert_rows.rows_of(self.space, run.nodes) // ways
+                whole = self._form(counts, Invariant())
+                self.counts[counts] = expert_rows.own_counts(self.emit, whole, rows)
+
+    def _write_expert(self, node: fx.Node, option: Option) -> fx.Node:
+        """As it is, on the rows of this device."""
+        reads = zip(operands(node), option.inputs, strict=True)
+        every = {
+            need: self.counts[need] if need in self.counts else self._form(need, placement)
+            for need, placement in reads
+        }
+        args, kwargs = fx.map_arg((node.args, node.kwargs), every.__getitem__)
+        try:
+            return self.emit(node.target, *args, **kwargs)
+        except Exception as error:
+            raise refusals.fixed_rows(line(node), str(error)) from error
 
     def _copied(self, node: fx.Node, argument: Any) -> fx.Node:
         copy = self.graph.node_copy(node, argument)

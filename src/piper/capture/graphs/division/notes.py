@@ -33,7 +33,8 @@ def notes_of(space: Space, plan: Plan) -> dict[Form, str]:
 
 def _note(space: Space, made: fx.Node, reader: fx.Node | None) -> str:
     end = "the loss" if reader is None else _shown(reader)
-    unknown = reader in space.requests and not has_rule(space.call(reader)) if reader else False
+    dense = reader in space.requests and not space.is_expert(reader) if reader else False
+    unknown = dense and reader and not has_rule(space.call(reader))
     return f"{_shown(made)} -> {end}{', which has no rule' if unknown else ''}"
 
 

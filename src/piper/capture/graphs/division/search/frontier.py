@@ -207,7 +207,7 @@ class Frontier:
 
     def _work(self, node: fx.Node, option: Option) -> float:
         request, prices = self.space.requests.get(node), self.space.prices
-        if request is None:
+        if request is None or request.what == "experts":
             return 0.0
         ways = request.ways
         written = 0 if is_view(node) else sum(tensor.nbytes for tensor in tensors(node))

@@ -75,6 +75,7 @@ class _Search:
             made.reads += solution.conversion(segment)
         if end != Invariant():
             made.reads.append(Read(self.result, end, Invariant()))
+        made.reads = list(needed(made))
         self._hold(made)
         return made
 
@@ -122,6 +123,18 @@ class _Search:
     def _allowed(self, node: fx.Node, parameter: fx.Node, placement: Placement) -> bool:
         held = self.space.held(node, parameter, placement)
         return held is not None and held.placement == placement
+
+
+def needed(plan: Plan) -> Iterator[Read]:
+    """Each conversion once, and none to the placement that a value is made in.
+
+    A segment knows only one placement of what it begins with. Another that it needs may be there.
+    """
+    there = {(node, option.output) for node, option in plan.options.items()}
+    for read in plan.reads:
+        if (read.value, read.target) not in there:
+            there.add((read.value, read.target))
+            yield read
 
 
 def search(space: Space, result: fx.Node) -> Plan:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from torch import fx
 
 from piper.capture.fx_nodes import line, value
+from piper.capture.graphs.division import expert_rows
 from piper.capture.graphs.division.blocks import block_counts
 from piper.capture.graphs.division.calls import Call, Option, operands, shape, tensors
 from piper.capture.graphs.division.rules import options_of
@@ -47,9 +48,10 @@ class Space:
         self.free = _free(self.graph, self.parameters)
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         self.order = depth_first([node for node in calls if node not in self.free])
-        self.blocks = block_counts(self.order)
-        self.start = self.prices.message * _typical(self.order)
-        self.batch_cuts = self._batch_cuts(calls)
+        dense = [node for node in self.order if not self.is_expert(node)]
+        self.blocks = block_counts(dense)
+        self.start = self.prices.message * _typical(dense)
+        self.batch_cuts = self._batch_cuts([n for n in calls if not self.is_expert(n)])
         self.options = {node: list(self._options(node)) for node in self.order}
         self._refuse_seeds()
         uses: dict[fx.Node, int] = {}
@@ -61,6 +63,10 @@ class Space:
     def call(self, node: fx.Node) -> Call:
         request = self.requests[node]
         return Call(node, request.ways, self.blocks.every)
+
+    def is_expert(self, node: fx.Node) -> bool:
+        """Whether it is in a region of experts, of which each device takes some rows."""
+        return node in self.requests and self.requests[node].what == "experts"
 
     def ways_in(self, nodes: Iterable[fx.Node]) -> int:
         """Over how many devices the run of these nodes is divided."""
@@ -93,6 +99,9 @@ class Space:
     def _options(self, node: fx.Node) -> Iterator[Option]:
         if node not in self.requests or node in self.joins:
             yield Option((Invariant(),) * len(operands(node)), Invariant())
+            return
+        if self.is_expert(node):
+            yield expert_rows.option(self, node)
             return
         for option in options_of(self.call(node)):
             arguments = zip(operands(node), option.inputs, strict=True)
