@@ -135,9 +135,17 @@ def of_two_stages(middle: str, strategy: Strategy, compiled: bool = False) -> Re
     )
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("builder", "keep"), [(one_f_one_b, ()), (zb_h1, "matmuls")])
-@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize(
+    ("middle", "builder", "keep", "compiled"),
+    [
+        pytest.param(
+            *(middle, *kept, compiled), marks=pytest.mark.soak if compiled and odd % 2 else ()
+        )
+        for k, middle in enumerate(MIDDLES)
+        for odd, kept in enumerate([(one_f_one_b, ()), (zb_h1, "matmuls")], start=k)
+        for compiled in (False, True)
+    ],
+)
 def test_dropout_and_buffers(middle: str, builder: type, keep: Kept, compiled: bool) -> None:
     strategy = builder(pp=2, microbatches=4)
 
@@ -189,7 +197,12 @@ def test_a_checkpoint_is_the_same_with_and_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "keep"), [("1f1b", "auto"), ("zb-h1", "attention"), ("dualpipe", 0.4)]
+    ("schedule", "keep"),
+    [
+        ("1f1b", "auto"),
+        pytest.param("zb-h1", "attention", marks=pytest.mark.soak),
+        pytest.param("dualpipe", 0.4, marks=pytest.mark.soak),
+    ],
 )
 def test_memory_falls_and_is_as_computed(schedule: str, keep: Kept) -> None:
     strategy = BUILDERS[schedule](pp=2, microbatches=4)
