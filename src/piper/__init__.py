@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from piper.capture import annotate as annotate
     from piper.capture import tag as tag
     from piper.capture import tag_layers as tag_layers
+    from piper.directives import Offload as Offload
     from piper.directives import Order as Order
     from piper.directives import Place as Place
     from piper.directives import Remat as Remat
@@ -41,6 +42,7 @@ _HOMES = {
     "Replicate": "piper.directives",
     "Shard": "piper.directives",
     "Split": "piper.directives",
+    "Offload": "piper.directives",
     "Order": "piper.directives",
     "Stage": "piper.directives",
     "Stream": "piper.directives",

@@ -9,7 +9,7 @@ from random import Random
 
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
-from piper.ir.nodes import Collective, Compute, Node, Sum, Transfer, Update
+from piper.ir.nodes import Collective, Compute, Fetch, Node, Store, Sum, Transfer, Update
 from piper.ir.values import Role, TensorSpec, Value
 from piper.names import NodeId, ValueId
 from piper.passes.bucket_homes import bucket_homes
@@ -57,7 +57,7 @@ class Sites:
         if known.role in (Role.WEIGHTS, Role.WHOLE_WEIGHTS):
             return known.bucket
         node = self.dag.nodes[maker] if maker else None
-        if isinstance(node, Transfer) and len(node.reads[0]) == 1:
+        if isinstance(node, Transfer | Store | Fetch) and len(node.reads[0]) == 1:
             return self.root(node.reads[0][0])
         return value
 

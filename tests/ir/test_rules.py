@@ -11,7 +11,7 @@ import pytest
 from divided import divided_chain
 from synthetic import chain, moe_chain
 
-from piper.directives import Place, Replicate, Shard, Split, Stream, apply
+from piper.directives import Offload, Place, Replicate, Shard, Split, Stream, apply
 from piper.errors import BUG, Refused
 from piper.ir import rules
 from piper.ir.dag import Dag
@@ -20,7 +20,7 @@ from piper.ir.maker import Maker
 from piper.ir.model import Model
 from piper.ir.nodes import Precedence, Redistribute, Update
 from piper.ir.placements import Step
-from piper.ir.rules import CAPTURED, FINAL, GATHERED, PLACED, Rule, require
+from piper.ir.rules import CAPTURED, FINAL, OFFLOADED, PLACED, Rule, require
 from piper.ir.training import training_dag
 from piper.job.compiler import compile_strategy
 from piper.names import NodeId, ValueId
@@ -28,7 +28,7 @@ from piper.passes.bucket_homes import with_homes
 from piper.passes.reductions import place_reductions
 from piper.passes.transfers import insert_transfers
 
-RULES = tuple(dict.fromkeys((*CAPTURED, *PLACED, *GATHERED, *FINAL)))
+RULES = tuple(dict.fromkeys((*CAPTURED, *PLACED, *OFFLOADED, *FINAL)))
 
 
 def tiny() -> Dag:
@@ -49,6 +49,11 @@ def without(dag: Dag, node: str) -> Dag:
 
 def on(dag: Dag, node: str, *devices: int) -> Dag:
     return dag.with_nodes([replace(dag.nodes[NodeId(node)], devices=devices)])
+
+
+def on_the_host(value: str) -> Dag:
+    dag = Offload(where()).rewrite(tiny())
+    return dag.with_values({ValueId(value): replace(dag.values[ValueId(value)], host=True)})
 
 
 def reading(dag: Dag, node: str, k: int, *total: str) -> Dag:
@@ -292,6 +297,10 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         lambda: neighbours((0,), (1, 2)),
         "PP0 is on devices [0], PP1, which reads it, on devices [1, 2] (expected as many replicas "
         f"on both sides)\n  fix: {BUG}",
+    ),
+    rules.host_memory_is_read_by_copies_only: (
+        lambda: on_the_host("saved:PP0"),
+        f"PP0:B reads saved:PP0, which is in host memory\n  fix: {BUG}",
     ),
     rules.every_read_is_local: (
         lambda: on(on(tiny(), "PP0:F", 0), "PP0:B", 1),

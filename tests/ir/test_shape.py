@@ -12,7 +12,7 @@ import pytest
 from draws import drawn, draws
 from ir.mutations import KINDS, Sites, changed
 from plan.expert_programs import random_experts
-from plan.programs import Program, random_program, random_replicates
+from plan.programs import Program, random_program, random_replicates, with_offloads
 from synthetic import chain as chain_of
 
 from piper.costs import Costs
@@ -39,6 +39,11 @@ SKIPS = ((0, 2), (0, 3), (1, 3))
 
 
 def program(seed: int) -> Program:
+    found = plain_program(seed)
+    return with_offloads(found, Random(seed)) if seed % 2 else found
+
+
+def plain_program(seed: int) -> Program:
     random = Random(seed)
     if seed % 3 == 2:
         return skipping(random)

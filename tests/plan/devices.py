@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from plan.in_flight import (
     AllToAllMember,
     CollectiveInFlight,
+    CopyInFlight,
     GatheredView,
     Member,
     NormInFlight,
@@ -33,6 +34,7 @@ from piper.ir.values import ITEM_BYTES
 from piper.plan.instructions import (
     Add,
     Exchange,
+    Fetch,
     Free,
     Gather,
     Instruction,
@@ -44,11 +46,16 @@ from piper.plan.instructions import (
     Run,
     Send,
     State,
+    Store,
     Total,
     Update,
 )  # fmt: skip
 
 EARLY, LATE = "early", "late"  # data moves when all sides have started it, or when it is waited for
+
+
+InFlight = TransferInFlight | CollectiveInFlight | NormInFlight | CopyInFlight
+Communicating = Send | Reduce | Exchange | Store | Fetch
 
 
 @dataclass
@@ -60,9 +67,7 @@ class Host:
     feed: int = 0
     slots: dict[str, Number | GatheredView] = field(default_factory=dict)
     buffers: dict[int, Bundle] = field(default_factory=dict)  # what the last gather wrote
-    under_way: dict[int, TransferInFlight | CollectiveInFlight | NormInFlight | None] = field(
-        default_factory=dict
-    )
+    under_way: dict[int, InFlight | None] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
     known: dict[str, int] = field(
         default_factory=dict
@@ -176,6 +181,9 @@ class World:
             case Gather():
                 self.must_have_room(host, one)
                 self.join(Member(host, host.at, one))
+            case Store() | Fetch():
+                self.must_be_made(host, one, one.value)
+                self.copy(host, one)
             case Total():
                 self.total(host, one)
             case Update():
@@ -184,13 +192,18 @@ class World:
                 for buffer in one.values:
                     host.end(buffer)
 
-    def must_be_made(self, host: Host, one: Send | Reduce | Exchange, *buffers: str) -> None:
+    def must_be_made(self, host: Host, one: Communicating, *buffers: str) -> None:
         """A communication stream sees only results that it has waited for."""
         known = max(host.known.get(one.stream, -1), *one.waits, -1)
         host.known[one.stream] = known
         for buffer in buffers:
             if host.made.get(buffer, -1) > known:
                 raise Wrong(f"{buffer} may be sent before it is made")
+
+    def copy(self, host: Host, one: Store | Fetch) -> None:
+        copy = host.under_way[host.at] = CopyInFlight(one.value, one.into)
+        if self.when == EARLY:
+            copy.move(host)
 
     def must_have_room(self, host: Host, gather: Gather) -> None:
         needed = sum(padded * ITEM_BYTES[dtype] for dtype, _, padded in gather.messages)

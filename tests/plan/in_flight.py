@@ -53,6 +53,20 @@ class TransferInFlight:
 
 
 @dataclass
+class CopyInFlight:
+    """A copy between the memory of a device and of its host."""
+
+    buffer: str
+    into: str
+    moved: bool = False
+
+    def move(self, host: Host) -> None:
+        if not self.moved:
+            self.moved = True
+            host.slots[self.into] = host.get(self.buffer)
+
+
+@dataclass
 class Member:
     """One device in a collective."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from synthetic import chain, network, with_odd_parameters, without_buffers
 
-from piper.directives import Directive, Order, Place, Replicate, Shard, Split
+from piper.directives import Directive, Offload, Order, Place, Replicate, Shard, Split
 from piper.directives.order import Ahead
 from piper.ir.filters import Filter, where
 from piper.ir.model import Model
@@ -31,6 +31,7 @@ class Program:
     mirrored: bool = False  # every second replica goes through the devices the other way round
     replicates: tuple[tuple[int, Replicate], ...] = ()  # with their places among the directives
     shards: tuple[tuple[int, Shard], ...] = ()
+    offloads: tuple[tuple[int, Offload], ...] = ()
     clip: bool = False
     split: bool = True  # without it there is one microbatch and no MB
     halved: frozenset[tuple[int, int]] = frozenset()  # (stage, microbatch) with BI and BW
@@ -45,7 +46,7 @@ class Program:
         places = [Place(where(PP=s), self.devices(s)) for s in range(len(self.device_of))]
         split = [Split("MB", self.microbatches)] if self.split else []
         found: list[Directive] = [*places, *split, *self.orders]
-        for at, one in (*self.replicates, *self.shards):
+        for at, one in (*self.replicates, *self.shards, *self.offloads):
             found.insert(at, one)
         return found
 
@@ -222,6 +223,21 @@ def random_replicates(program: Program, random: Random) -> tuple[tuple[int, Repl
         groups = [devices[:2], devices[2:]] if grouped else devices
         found.append((random.randint(0, last), Replicate(wanted, groups, **random.choice(known))))
     return tuple(found)
+
+
+def with_offloads(program: Program, random: Random) -> Program:
+    """Some of the stages, each with settings of its own, or all of them together."""
+    stages, last = range(len(program.device_of)), len(program.directives)
+    some = [s for s in stages if random.random() < 0.7]
+    filters = [where()] if random.random() < 0.3 else [where(PP=s) for s in some]
+    found = tuple(
+        (random.randint(0, last), Offload(
+            wanted, stream=random.choice(("offload", *STREAMS)), ahead=random.randrange(3),
+            buffers=random.choice([1, 1, 2, 3]),
+        ))
+        for wanted in filters
+    )  # fmt: skip
+    return replace(program, offloads=found)
 
 
 def random_settings(random: Random) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class Costs(Rates):
 
     link: float = 1e9  # bytes per second, between any two devices
     latency: float = 1e-4  # of a message
+    host_link: float = 4e9  # bytes per second between a device and its host, in each direction
     figures: Figures = field(default_factory=dict)  # of regions, as far as they were measured
     mode: Mode = Mode.EAGER  # in which regions are to be run
     streams: Mapping[str, float] = field(default_factory=dict)  # stream -> bytes per second
@@ -51,7 +52,7 @@ class Costs(Rates):
     cores: float = 0.0  # that all devices of a node share; 0: each device has its own
 
     def __post_init__(self) -> None:
-        for name in ("flops", "memory", "link"):
+        for name in ("flops", "memory", "link", "host_link"):
             refuse_number(name, getattr(self, name), least=1e-30)
         for name in AT_LEAST_NOTHING:
             refuse_number(name, getattr(self, name))
@@ -92,6 +93,10 @@ class Costs(Rates):
     def transit(self, nbytes: float, stream: str) -> float:
         """The same without its latency."""
         return nbytes / self.streams.get(stream, self.link)
+
+    def host_copy(self, nbytes: float) -> float:
+        """A copy of so many bytes between a device and its host."""
+        return nbytes / self.host_link
 
     def addition(self, nbytes: float) -> float:
         """A gradient of so many bytes is added to another."""

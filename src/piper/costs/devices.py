@@ -32,6 +32,7 @@ class DeviceKind:
     memory: float  # bytes
     share: float = 0.65  # of the peak that large matrix products reach
     memory_share: float = 0.8
+    host_link: float = 50e9  # bytes per second to and from pinned memory: PCIe 5
     start: float = 6e-6  # seconds of an operator besides its work
     launch: float = 16e-6  # seconds of the host to start one: of graphs that PyTorch runs eagerly
 
@@ -56,7 +57,7 @@ DEVICES: Mapping[str, DeviceKind] = {
     "h100": DeviceKind("h100", HOPPER, 3.35e12, 80e9),
     "h200": DeviceKind("h200", HOPPER, 4.8e12, 141e9),
     "h800": DeviceKind("h800", {**HOPPER, "float64": 1e12}, 3.35e12, 80e9),
-    "a100": DeviceKind("a100", AMPERE, 2.039e12, 80e9),
+    "a100": DeviceKind("a100", AMPERE, 2.039e12, 80e9, host_link=24e9),
 }
 
 
@@ -94,6 +95,7 @@ def costs_of_device(device: DeviceKind, model: Model, network: Network) -> Costs
         memory=device.moved,
         link=network.inside.bandwidth,
         latency=network.inside.latency,
+        host_link=device.host_link,
         add=3 / device.moved,
         square=1 / device.moved,
         update=ADAM / device.moved,

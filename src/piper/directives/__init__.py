@@ -1,6 +1,7 @@
 """What users write: directives, one file each, and the strategy that lists them."""
 
 from piper.directives.base import Directive
+from piper.directives.offload import Offload
 from piper.directives.order import Order
 from piper.directives.place import Place
 from piper.directives.program import apply
@@ -13,7 +14,7 @@ from piper.directives.strategy import Strategy
 from piper.directives.stream import Stream
 
 __all__ = [
-    "Directive", "Order", "Place", "Remat", "Replicate", "Shard", "Split", "Stage", "Strategy",
-    "Stream",
+    "Directive", "Offload", "Order", "Place", "Remat", "Replicate", "Shard", "Split", "Stage",
+    "Strategy", "Stream",
     "apply",
 ]  # fmt: skip

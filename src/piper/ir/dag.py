@@ -11,6 +11,7 @@ from math import prod
 
 from piper.ir.filters import ANY, Both, Either, Filter, Not, Tag, Wanted, accepts, fits
 from piper.ir.graph import Topology, topology
+from piper.ir.host_copies import HostCopies, Offloaded
 from piper.ir.maker import Maker
 from piper.ir.message_order import MessageOrder
 from piper.ir.model import Model
@@ -50,6 +51,7 @@ class Dag:
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
     divisions: Shardings = field(default_factory=dict)  # how all other regions are divided
+    offloads: Mapping[tuple[Offloaded, RegionId], HostCopies] = field(default_factory=dict)
     streams: tuple[Share, ...] = ()  # SMs and priorities, by `Stream`; others use the rest
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected

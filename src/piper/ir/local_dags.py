@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from piper.ir.dag import Dag
 from piper.ir.naming import elsewhere, of_replica, replica_buffer, weights
@@ -19,9 +19,11 @@ from piper.ir.nodes import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Node,
     Precedence,
     Redistribute,
+    Store,
     Sum,
     Totals,
     Transfer,
@@ -33,6 +35,7 @@ from piper.names import Device, NodeId, ValueId
 
 Devices = tuple[Device, ...]
 Place = tuple[NodeId, int | None]  # a node, for one replica or for all
+Local = TypeVar("Local", bound=Compute | Store | Fetch)  # of each replica by itself
 Copies = dict[NodeId, list[NodeId]]  # of each node, on one device
 
 
@@ -114,7 +117,7 @@ class LocalDags:
 
     def local(self, node: Node, device: Device, replica: int | None) -> Iterator[Node]:
         match node:
-            case Compute():
+            case Compute() | Store() | Fetch():
                 here = self.where(node.devices or ()).get(device, [])
                 for one in here if replica is None else [replica]:
                     yield self.run(node, one, device)
@@ -131,7 +134,7 @@ class LocalDags:
             case _:
                 assert_never(node)
 
-    def run(self, node: Compute, replica: int, device: Device) -> Compute:
+    def run(self, node: Local, replica: int, device: Device) -> Local:
         devices = node.devices or ()
         return replace(
             node,
@@ -302,7 +305,7 @@ def shared_nodes(dag: Dag) -> dict[NodeId, NodeId]:
         return {name: name for name in dag.nodes}
     count = len(dag.replicas.feeds[0])
     numbers = {
-        name: count if isinstance(node, Compute | Transfer) else 1
+        name: count if isinstance(node, Compute | Transfer | Store | Fetch) else 1
         for name, node in dag.nodes.items()
     }
     return {of_replica(name, k): name for name, most in numbers.items() for k in range(most)}

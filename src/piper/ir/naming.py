@@ -65,6 +65,24 @@ def carry(region: RegionId) -> ValueId:
     return ValueId(f"carry:{region}")
 
 
+def on_host(value: ValueId) -> ValueId:
+    """The copy of a value in the memory of the host."""
+    return ValueId(f"host:{value}")
+
+
+def fetched(value: ValueId, number: int) -> ValueId:
+    """A value that is back from the host, for the first pass that reads it, or a later one."""
+    return ValueId(f"back:{value}{f'*{number}' if number else ''}")
+
+
+def store_id(value: ValueId) -> NodeId:
+    return NodeId(f"store {value}")
+
+
+def fetch_id(back: ValueId) -> NodeId:
+    return NodeId(f"fetch {back}")
+
+
 def value_grad(value: ValueId, region: RegionId) -> ValueId:
     """The part of a value's gradient that one of its uses contributes."""
     return ValueId(f"d:{value}/{region}")

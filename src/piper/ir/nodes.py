@@ -126,6 +126,31 @@ class Redistribute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """Copy a value to the memory of the host. The device's copy is freed `lag` passes later."""
+
+    id: NodeId
+    tags: Tags = ()
+    reads: tuple[Sum, ...]
+    writes: tuple[ValueId, ...]
+    devices: tuple[Device, ...]
+    stream: str
+    lag: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Copy a value from the memory of the host back to the device."""
+
+    id: NodeId
+    tags: Tags = ()
+    reads: tuple[Sum, ...]
+    writes: tuple[ValueId, ...]
+    devices: tuple[Device, ...]
+    stream: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """The all-reduce of the loss and the gradient norm over all devices.
 
@@ -152,7 +177,7 @@ class Update:
     devices: tuple[Device, ...] | None = None  # None until its first region is placed
 
 
-Node = Compute | Transfer | Collective | Exchange | Redistribute | Totals | Update
+Node = Compute | Transfer | Collective | Exchange | Redistribute | Store | Fetch | Totals | Update
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ from piper.ir.nodes import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Kind,
     Node,
     Redistribute,
+    Store,
     Totals,
     Transfer,
     Update,
@@ -84,7 +86,7 @@ def tag_tables(
 ) -> Iterator[TagTable]:
     """The tags of a node. Parameters that several regions use have those of each."""
     match node:
-        case Compute() | Redistribute() | Totals():
+        case Compute() | Redistribute() | Store() | Fetch() | Totals():
             return
         case Update():
             yield from bucket_tables(dag, users[node.bucket], Operation.UPDATE)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from piper.ir.nodes import Collective, Compute, Exchange, Node, Redistribute, Sum, Transfer
+from piper.ir.nodes import (
+    Collective,
+    Compute,
+    Exchange,
+    Fetch,
+    Node,
+    Redistribute,
+    Store,
+    Sum,
+    Transfer,
+)
 from piper.ir.values import LOADED, Value
 from piper.names import NodeId, ValueId
 
@@ -25,7 +35,7 @@ class Origins:
                 part = node.microbatch or 0
                 for value in node.writes:
                     self.microbatch[value] = part
-            elif isinstance(node, Transfer | Collective):
+            elif isinstance(node, Transfer | Collective | Store | Fetch):
                 for value, total in zip(node.writes, node.reads, strict=False):
                     self.brought[value] = total
             elif isinstance(node, Exchange):  # the last write may be a route, made of the counts

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
+from piper.ir.host_copies import HostCopies, Offloaded
 from piper.ir.maker import Maker
 from piper.ir.message_order import MessageOrder, OrderSlot
 from piper.ir.model import Model
@@ -18,10 +19,12 @@ from piper.ir.nodes import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Kind,
     Node,
     Precedence,
     Redistribute,
+    Store,
     Sum,
     Tags,
     Totals,
@@ -57,7 +60,7 @@ SINGLE = re.compile(rf"(?P<devices>{LIST})(?: \[(?P<stream>[^\[\]]*)\])?|nowhere
 SHARED = re.compile(
     rf"(?P<groups>{LIST}(?: {LIST})*)(?: => (?P<there>{LIST}))? \[(?P<stream>[^\[\]]*)\]"
     rf"(?:, replicas (?P<replicas>{LIST}))?(?:, messages(?P<messages>(?: \d+(?:\+\d+)*)*))?"
-    r"(?:, buffer (?P<slot>\d+))?(?:, (?P<way>[a-z-]+))?"
+    r"(?:, buffer (?P<slot>\d+))?(?:, lag (?P<lag>\d+))?(?:, (?P<way>[a-z-]+))?"
     r"(?:, then (?P<onward>\S+))?(?: \{(?P<tags>[^{}]*)\})?"
 )
 
@@ -88,6 +91,7 @@ class Reader:
     shardings: dict[RegionId, Sharding] = field(default_factory=dict)
     divisions: dict[RegionId, Sharding] = field(default_factory=dict)
     residencies: dict[BucketId, Residency] = field(default_factory=dict)
+    offloads: dict[tuple[Offloaded, RegionId], HostCopies] = field(default_factory=dict)
 
     def take(self, line: str) -> None:
         for form, keep in FORMS:
@@ -134,6 +138,13 @@ class Reader:
         self.known(names, self.model.buckets, "bucket")
         self.residencies.update((BucketId(name), how) for name in names)
 
+    def take_offload(self, found: Found) -> None:
+        names = found["names"].split(", ")
+        self.known([found["what"]], [*Offloaded], "kind of memory")
+        self.known(names, self.model.by_id, "region")
+        how = HostCopies(**self.settings(found["rest"], HostCopies))
+        self.offloads.update(((Offloaded(found["what"]), RegionId(name)), how) for name in names)
+
     def take_value(self, found: Found) -> None:
         self.known([found["role"]], [*Role], "role of a value")
         words = self.settings(found["rest"], Value)
@@ -141,7 +152,7 @@ class Reader:
         self.known((spec.dtype for spec in value.specs), ITEM_BYTES, "type of a tensor")
         self.special.update((ValueId(name), value) for name in found["names"].split(", "))
 
-    def settings(self, rest: str, kind: type[Value] | type[Residency]) -> dict[str, Any]:
+    def settings(self, rest: str, kind: type[Value | Residency | HostCopies]) -> dict[str, Any]:
         """`zero=3 once=True bundle`, by the types of the fields."""
         types, found = get_type_hints(kind), {}
         for word in rest.split():
@@ -173,7 +184,7 @@ class Reader:
             precedences=tuple(self.precedences(nodes)), makers=builder.makers,
             message_orders=tuple(self.waiting_orders(nodes)),
             residencies=self.residencies, replicated=self.replicated, shardings=self.shardings,
-            divisions=self.divisions, streams=self.streams,
+            divisions=self.divisions, streams=self.streams, offloads=self.offloads,
             sequence=tuple(nodes) if self.header["scheduled"] else (),
         )  # fmt: skip
 
@@ -241,7 +252,7 @@ class Builder:
         writes: Sum = tuple(map(ValueId, filter(None, found["writes"].split(", "))))
         self.reader.known([*chain.from_iterable(reads), *writes], self.values, "value")
         kind, name = found["kind"], NodeId(found["id"])
-        if kind in ("transfer", "exchange", "redistribute", *Kind):
+        if kind in ("transfer", "exchange", "redistribute", "store", "fetch", *Kind):
             where = self.where(SHARED, found)
             return self.message(kind, where, {"id": name, "reads": reads, "writes": writes})
         where = self.where(SINGLE, found)
@@ -279,6 +290,8 @@ class Builder:
     def message(self, kind: str, where: Found, flow: dict[str, Any]) -> Node:
         if kind == "transfer":
             return self.transfer(where, flow)
+        if kind in ("store", "fetch"):
+            return self.copy(kind, where, flow)
         if kind == "redistribute":
             return self.redistribute(where, flow)
         return (
@@ -291,6 +304,12 @@ class Builder:
         source, there = devices_of(where["groups"]), devices_of(where["there"])
         tags = tags_of(where)
         return Transfer(source=source, devices=there, stream=where["stream"], tags=tags, **flow)
+
+    def copy(self, kind: str, where: Found, flow: dict[str, Any]) -> Store | Fetch:
+        flow |= {"devices": devices_of(where["groups"]), "stream": where["stream"]}
+        if kind == "fetch":
+            return Fetch(tags=tags_of(where), **flow)
+        return Store(tags=tags_of(where), lag=int(where["lag"] or 1), **flow)
 
     def exchange(self, where: Found, flow: dict[str, Any]) -> Exchange:
         self.reader.known([where["way"] or "nothing"], [*Way], "way of an exchange")
@@ -356,6 +375,7 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[Reader, Found], None]], ...] = tup
             rf"buckets (?P<names>.+) on (?P<groups>{LIST}(?: {LIST})*): (?P<rest>.+)",
             Reader.take_buckets,
         ),
+        (r"offload (?P<what>\w+) of (?P<names>.+): (?P<rest>.+)", Reader.take_offload),
         (
             rf"value (?P<role>[a-z ]+?) \((?P<specs>(?:{SPEC}(?:, {SPEC})*)?)\)"
             r"(?P<rest>(?: \S+)*?): (?P<names>.+)",

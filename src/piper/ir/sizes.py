@@ -9,8 +9,10 @@ from piper.ir.nodes import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Node,
     Redistribute,
+    Store,
     Totals,
     Transfer,
     Update,
@@ -24,7 +26,7 @@ def node_bytes(dag: Dag, node: Node) -> int:
             return written_bytes(dag, node)
         case Exchange():
             return sum(dag.values[value].nbytes for value in node.rows)
-        case Transfer():  # brings what it reads
+        case Transfer() | Store() | Fetch():  # brings what it reads
             return dag.values[node.writes[0]].nbytes
         case Collective() | Redistribute() | Totals():
             read = sum(dag.values[parts[0]].nbytes for parts in node.reads if parts)

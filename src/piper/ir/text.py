@@ -12,14 +12,17 @@ from itertools import chain
 from typing import assert_never
 
 from piper.ir.dag import Dag
+from piper.ir.host_copies import HostCopies, Offloaded
 from piper.ir.message_order import MessageOrder
 from piper.ir.nodes import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Node,
     Precedence,
     Redistribute,
+    Store,
     Sum,
     Tags,
     Totals,
@@ -29,7 +32,7 @@ from piper.ir.nodes import (
 from piper.ir.residency import Residency
 from piper.ir.training import step_values
 from piper.ir.values import Value
-from piper.names import BucketId, ValueId, amount
+from piper.names import BucketId, RegionId, ValueId, amount
 
 STREAM = "pp"  # of what a region writes, unless it says otherwise
 
@@ -66,7 +69,7 @@ def kind_of(node: Node) -> str:
             return node.phase
         case Collective():
             return node.kind
-        case Transfer() | Exchange() | Redistribute() | Totals() | Update():
+        case Transfer() | Exchange() | Redistribute() | Store() | Fetch() | Totals() | Update():
             return type(node).__name__.lower()
         case _:
             assert_never(node)
@@ -92,6 +95,10 @@ def where(node: Node) -> str:
             usual = STREAM if node.devices else None
             stream = "" if node.stream == usual else f" [{node.stream or ''}]"
             return f"{list(node.devices)}{stream}" if node.devices else "nowhere yet"
+        case Store():
+            return f"{list(node.devices)} [{node.stream}], lag {node.lag}{tags(node.tags)}"
+        case Fetch():
+            return f"{list(node.devices)} [{node.stream}]{tags(node.tags)}"
         case Totals() | Update():
             return str(list(node.devices)) if node.devices else "nowhere yet"
         case _:
@@ -126,19 +133,29 @@ def message_order_text(order: MessageOrder) -> str:
 
 
 def settings(dag: Dag) -> Iterator[str]:
-    """What `Replicate` and `Shard` asked for."""
+    """What `Replicate`, `Shard` and `Offload` asked for."""
     if dag.replicated:
         yield f"replicated: {', '.join(dag.replicated)}"
     for region, cut in dag.shardings.items():
         yield f"experts {region} on {groups(cut.groups)} [{cut.stream}]"
     for region, cut in dag.divisions.items():
         yield f"divided {region} on {groups(cut.groups)} [{cut.stream}]"
+    yield from offloads(dag)
     shared: dict[Residency, list[BucketId]] = {}
     for bucket, how in dag.residencies.items():
         shared.setdefault(how, []).append(bucket)
     for how, buckets in shared.items():
         rest = " ".join(f"{f.name}={getattr(how, f.name)}" for f in fields(how)[1:])
         yield f"buckets {', '.join(buckets)} on {groups(how.groups)}: {rest}"
+
+
+def offloads(dag: Dag) -> Iterator[str]:
+    alike: dict[tuple[Offloaded, HostCopies], list[RegionId]] = {}
+    for (what, region), how in dag.offloads.items():
+        alike.setdefault((what, how), []).append(region)
+    for (what, how), regions in alike.items():
+        rest = " ".join(f"{f.name}={getattr(how, f.name)}" for f in fields(how))
+        yield f"offload {what} of {', '.join(regions)}: {rest}"
 
 
 def values(dag: Dag) -> Iterator[str]:

@@ -89,6 +89,7 @@ class Value:
     state: ValueId | None = None  # NEW_WEIGHTS: the parameters that they replace
     base: ValueId | None = None  # which value of the model it is, or is the gradient of
     region: RegionId | None = None  # which region keeps it, or contributes this gradient
+    host: bool = False  # it is in the memory of the host, not of the device
     experts: RegionId | None = None  # it is on the devices of this region's experts, not at home
 
     @property

@@ -23,6 +23,7 @@ from piper.plan.analyse.memory import peak
 from piper.plan.instructions import (
     Add,
     Exchange,
+    Fetch,
     Free,
     Gather,
     Instruction,
@@ -35,6 +36,7 @@ from piper.plan.instructions import (
     Run,
     Send,
     Slice,
+    Store,
     Total,
     Update,
 )
@@ -199,6 +201,8 @@ class Prices:
                 return self.costs.norm(self.bytes_processed(one))
             case Slice():
                 return self.costs.addition(self.bytes_processed(one))
+            case Store() | Fetch():
+                return self.costs.host_copy(one.copied)
             case Load() | Keep() | Free():
                 return 0.0
             case Send() | Recv() | Reduce() | Gather() | Exchange() | Redistribute():

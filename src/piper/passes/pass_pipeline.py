@@ -7,10 +7,21 @@ from collections.abc import Callable
 from piper.costs import Costs
 from piper.errors import DirectiveError, PassError, Refused
 from piper.ir.dag import Dag
-from piper.ir.rules import CAPTURED, FINAL, GATHERED, LOWERABLE, ORDERED, PLACED, Rule, require
+from piper.ir.rules import (
+    CAPTURED,
+    FINAL,
+    GATHERED,
+    LOWERABLE,
+    OFFLOADED,
+    ORDERED,
+    PLACED,
+    Rule,
+    require,
+)
 from piper.passes.bucket_homes import with_homes
 from piper.passes.conversions import insert_redistributions
 from piper.passes.gathers import place_gathers
+from piper.passes.host_copies import offload_activations
 from piper.passes.message_orders import place_message_orders
 from piper.passes.reductions import place_reductions
 from piper.passes.replica_lists import with_equal_lists
@@ -37,6 +48,7 @@ def steps(costs: Costs) -> tuple[Step, ...]:
         ("message orders", place_message_orders, ORDERED),
         ("schedule", lambda dag: schedule(dag, costs), ()),
         ("gathers", lambda dag: expect_messages(place_gathers(dag), costs), GATHERED),
+        ("offload", offload_activations, OFFLOADED),
         ("streams", lambda dag: dag, FINAL),
     )
 

@@ -24,8 +24,10 @@ from piper.ir.nodes import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Node,
     Redistribute,
+    Store,
     Totals,
     Transfer,
     Update,
@@ -171,7 +173,7 @@ class ListScheduler:
 
 def lane_of(node: Node, table: dict[tuple[int, ...], int]) -> int:
     match node:
-        case Transfer() | Collective() | Exchange() | Totals():
+        case Transfer() | Collective() | Exchange() | Store() | Fetch() | Totals():
             return ASYNCHRONOUS
         case Redistribute():
             return ASYNCHRONOUS if node.is_message else table[node.devices]
@@ -208,7 +210,7 @@ def durations(dag: Dag, costs: Costs) -> list[float]:
                 return costs.message(size, node.stream) if loose else 0.0
             case Update():
                 return update
-            case Collective() | Totals():
+            case Collective() | Store() | Fetch() | Totals():
                 return 0.0
             case _:
                 assert_never(node)

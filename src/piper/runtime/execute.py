@@ -12,6 +12,7 @@ from piper.errors import PeerLost, RunError
 from piper.plan.instructions import (
     Add,
     Exchange,
+    Fetch,
     Free,
     Gather,
     Instruction,
@@ -24,6 +25,7 @@ from piper.plan.instructions import (
     Run,
     Send,
     Slice,
+    Store,
     Total,
     Update,
     is_message,
@@ -36,6 +38,7 @@ from piper.runtime.comm.in_flight import Arrived, Shards, Single
 from piper.runtime.comm.redistribution import redistribute, sliced
 from piper.runtime.comm.token_routes import refuse_uncounted
 from piper.runtime.gradient_norm import as_tuple, clip, square
+from piper.runtime.host_memory import host_memory
 from piper.runtime.plan_values import counted, ending, exchanged, results
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.torch_private import foreach_add_
@@ -76,6 +79,7 @@ class Program:
         self.handles = [None] * len(self.plan.instructions)
         self.device = self.state.device
         self.buffers = [self.state.buffer(k, size) for k, size in enumerate(self.plan.buffers)]
+        self.host = host_memory(self.device)
         self.squares: dict[int, torch.Tensor] = {}
         self.gathered: dict[int, Tensors] = {}  # results of gathers, by position
         self.counted = dict(counted(self.plan))
@@ -176,6 +180,8 @@ class Program:
                 return self.exchange(k, instruction)
             case Redistribute():
                 return self.redistribute(k, instruction)
+            case Store() | Fetch():
+                return self.copy(k, instruction)
             case Total():
                 return self.total(k, instruction)
             case Update():
@@ -314,6 +320,15 @@ class Program:
         def act() -> None:
             given = slots[value]
             self.handles[k] = redistribute(self.comm, given, one.step, one.stream, one.group)
+
+        return act
+
+    def copy(self, k: int, one: Store | Fetch) -> Act:
+        slots, value = self.slots, self.slot(one.value)
+        start = self.host.store if isinstance(one, Store) else self.host.fetch
+
+        def act() -> None:
+            self.handles[k] = start(slots[value], one.stream)
 
         return act
 

@@ -18,7 +18,7 @@ from piper.costs.links import Network
 from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.plan.communicator import Communicator
-from piper.plan.instructions import Instruction, Plan, Send, Total
+from piper.plan.instructions import Fetch, Instruction, Plan, Send, Store, Total
 from piper.plan.rendezvous import Rendezvous
 from piper.sim.fair_sharing import Demand, FairSharing
 from piper.sim.message_queue import START, Event, Match, MessageQueue
@@ -156,7 +156,8 @@ class Clock:
             lane.issued = None
             lane.at += 1
             lane.last = self.causes[plan][at] = self.cause(lane, one.waits)
-            if (self.compute if one.stream == COMPUTE else self.post)(lane, at, one):
+            local = one.stream == COMPUTE or isinstance(one, Store | Fetch)
+            if (self.compute if local else self.post)(lane, at, one):
                 return
 
     def cause(self, lane: Lane, waits: Sequence[int]) -> Event:
@@ -169,7 +170,7 @@ class Clock:
         return lane.last
 
     def compute(self, lane: Lane, at: int, one: Instruction) -> bool:
-        """Start a computation. Returns whether it takes time."""
+        """Start a computation, or a copy to the host or back. Returns whether it takes time."""
         seconds = self.prices[lane.plan](one) or self.hosts[lane.plan].each
         event = (lane.plan, at)
         if not seconds:
@@ -270,4 +271,6 @@ class Clock:
 
 def queue_of(one: Instruction, device: Device) -> object:
     """The queue of an instruction on a device whose host runs ahead."""
+    if isinstance(one, Store | Fetch):
+        return one.stream, one.kind  # copies in both directions run at once
     return COMPUTE if isinstance(one, Total) else one.communicator(device) or COMPUTE

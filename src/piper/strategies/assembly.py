@@ -14,6 +14,7 @@ from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase, amount
 from piper.strategies.device_mesh import DeviceMesh, Mesh, device_mesh
+from piper.strategies.offloaded_stages import OffloadOption, offloads_of
 from piper.strategies.peak import stage_peaks
 from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.table import Action, Table
@@ -42,6 +43,7 @@ def assemble(
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
     remat: RematOption = False,
+    offload: OffloadOption = None,
     stream: str = "pp",
     tp_stream: str = "tp",
     cp_stream: str = "cp",
@@ -64,6 +66,7 @@ def assemble(
         *divisions_of(homes, cp, cp_stream, "tokens"),
         *shards_of(homes, ep, ep_stream, expert_stages),
         *remats_of(remat, table.stages),
+        *offloads_of(offload),
         Split("MB", table.microbatches),
         *orders_of(table, tp * cp * ep > 1 if ahead is None else ahead),
     )

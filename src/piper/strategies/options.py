@@ -9,6 +9,7 @@ from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
 from piper.names import Device
 from piper.strategies.device_mesh import Mesh
+from piper.strategies.offloaded_stages import OffloadOption
 from piper.strategies.recomputed_stages import RematOption
 
 
@@ -71,6 +72,9 @@ class PipelineOptions(TypedDict, total=False):
     """What backwards recompute: True for everything, "matmuls", "attention" or a share from 0 to 1
     for what is kept anyway (`keep` of `Remat`), "auto" for what does not fit in memory, or a list
     of stages. Default: False, nothing."""
+
+    offload: OffloadOption
+    """What waits in host memory, as `what` of `Offload`: "activations". Default: None, nothing."""
 
     stream: str
     """The stream of transfers between stages. Default: "pp"."""

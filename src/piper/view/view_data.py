@@ -13,8 +13,10 @@ from piper.ir.nodes import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Node,
     Redistribute,
+    Store,
     Totals,
     Transfer,
     Update,
@@ -233,6 +235,8 @@ def kind_of_node(node: Node) -> str:
             return "exchange"
         case Redistribute():
             return str(node.step)
+        case Store() | Fetch():
+            return type(node).__name__.lower()
         case Update():
             return "update"
         case Totals():
@@ -252,6 +256,8 @@ def made_by(node: Node) -> str:
             return "token all-to-all (a pass, because of shard)"
         case Redistribute():
             return "conversions (a pass, because of shard)"
+        case Store() | Fetch():
+            return "offload (a pass, because of offload)"
         case Compute() | Update() | Totals():
             return "capture"
         case _:

@@ -25,6 +25,7 @@ from piper.ir.rules.flow import (
     every_read_has_a_writer,
     every_read_is_local,
     every_value_is_written_once,
+    host_memory_is_read_by_copies_only,
     nothing_waits_for_itself,
     orders_name_all_microbatches_or_none,
 )
@@ -90,6 +91,10 @@ ORDERED: tuple[Rule, ...] = (nothing_waits_for_itself,)
 GATHERED: tuple[Rule, ...] = (
     *LOWERABLE,
     parameters_are_whole_where_they_are_used,
+)
+OFFLOADED: tuple[Rule, ...] = (
+    *GATHERED,
+    host_memory_is_read_by_copies_only,
 )
 FINAL: tuple[Rule, ...] = (every_stream_with_a_share_is_used,)
 

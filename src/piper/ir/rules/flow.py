@@ -8,7 +8,7 @@ from itertools import chain
 from piper.errors import BUG, Problem
 from piper.ir.cycles import DATA_FLOW, cycle
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Compute, Node, Totals, Transfer, Update
+from piper.ir.nodes import Collective, Compute, Fetch, Node, Totals, Transfer, Update
 from piper.ir.rules.neighbours import show
 from piper.ir.values import PER_DEVICE, Role
 from piper.names import BW, B, NodeId, Phase, RegionId, ValueId
@@ -87,6 +87,15 @@ def every_read_is_local(dag: Dag) -> Iterator[Problem]:
                 common = isinstance(node, Collective | Update) or is_per_device(dag, value)
                 if not common or not set(here or ()) <= set(maker.devices or ()):
                     yield Problem(f"{node.id} reads {value}, which is not on {show(here)}", BUG)
+
+
+def host_memory_is_read_by_copies_only(dag: Dag) -> Iterator[Problem]:
+    """What is in host memory has to be fetched before anything else reads it."""
+    for value, readers in dag.consumers.items() if dag.offloads else ():
+        if dag.values[value].host:
+            for name in dict.fromkeys(readers):
+                if not isinstance(dag.nodes[name], Fetch):
+                    yield Problem(f"{name} reads {value}, which is in host memory", BUG)
 
 
 def is_at(maker: Node, here: tuple[int, ...] | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from piper.errors import BUG, Problem
@@ -12,8 +13,10 @@ from piper.ir.nodes import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Kind,
     Redistribute,
+    Store,
     Sum,
     Totals,
     Transfer,
@@ -45,7 +48,9 @@ def brings_one(dag: Dag, node: Transfer) -> bool:
     return dag.values[node.reads[0][0]] is dag.values[node.writes[0]]
 
 
-def faults(dag: Dag, node: Transfer | Collective | Exchange | Totals | Update) -> Iterator[str]:
+def faults(
+    dag: Dag, node: Transfer | Collective | Exchange | Store | Fetch | Totals | Update
+) -> Iterator[str]:
     match node:
         case Transfer():
             yield from transfer_faults(dag, node)
@@ -53,6 +58,8 @@ def faults(dag: Dag, node: Transfer | Collective | Exchange | Totals | Update) -
             yield from collective_faults(dag, node)
         case Exchange():
             yield from exchange_faults(dag, node)
+        case Store() | Fetch():
+            yield from host_copy_faults(dag, node)
         case Totals() | Update():
             pass
         case _:
@@ -68,6 +75,19 @@ def transfer_faults(dag: Dag, node: Transfer) -> Iterator[str]:
         yield from copy_faults(dag, total, node.writes[0])
     else:
         yield from sum_faults(dag, total, node.writes[0])
+
+
+def host_copy_faults(dag: Dag, node: Store | Fetch) -> Iterator[str]:
+    """The same value in other memory: of the host after a store, of the device after a fetch."""
+    if len(node.reads) != 1 or len(node.writes) != 1:
+        yield counted(node, 1, 1)
+        return
+    total, new = node.reads[0], dag.values[node.writes[0]]
+    old, is_stored = dag.values[total[0]], isinstance(node, Store)
+    if len(total) != 1 or replace(old, host=new.host) != new:
+        yield f"reads {text(total)} as {node.writes[0]} (expected the same value)"
+    elif (old.host, new.host) != (not is_stored, is_stored):
+        yield f"reads {text(total)} and writes {node.writes[0]}, which is not where it copies to"
 
 
 def copy_faults(dag: Dag, total: Sum, copy: ValueId) -> Iterator[str]:
@@ -280,7 +300,9 @@ def microbatches(dag: Dag) -> int:
     return dag.dimensions[0][1] if dag.dimensions else 1
 
 
-def counted(node: Transfer | Collective | Exchange | Update, reads: int, writes: int) -> str:
+def counted(
+    node: Transfer | Collective | Exchange | Store | Fetch | Update, reads: int, writes: int
+) -> str:
     found = f"reads {amount(len(node.reads), 'value')} and writes {len(node.writes)}"
     return f"{found}: {', '.join(node.writes)} (expected {reads} and {writes})"
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Exchange, Redistribute, Transfer
+from piper.ir.nodes import Collective, Exchange, Fetch, Redistribute, Store, Transfer
 from piper.ir.rules.neighbours import neighbours, show
 from piper.names import COMPUTE, F, RegionId
 
@@ -76,7 +76,7 @@ def every_stream_with_a_share_is_used(dag: Dag) -> Iterator[Problem]:
     """Checked last, when all communication is in the DAG."""
     if not dag.streams:
         return
-    kinds = Transfer | Collective | Exchange | Redistribute
+    kinds = Transfer | Collective | Exchange | Redistribute | Store | Fetch
     messages = (node for node in dag.nodes.values() if isinstance(node, kinds))
     used = [COMPUTE, *sorted({node.stream for node in messages})]
     for share in dag.streams:

@@ -20,12 +20,14 @@ from piper.plan.instructions import (
     Reduce,
     Run,
     Slice,
+    Store,
     Update,
     is_message,
 )
 from piper.plan.instructions.sizes import message_bytes
 
 PARAMETERS, MASTERS, OPTIMIZER, BUFFERS = "parameters", "masters", "optimizer", "gather buffers"
+HOST = "host memory"
 GRADIENTS, ACTIVATIONS, MOVING, WORKSPACE = "gradients", "activations", "moving", "workspace"
 
 
@@ -36,12 +38,14 @@ class Peak:
     total: int
     at: int  # the instruction
     held: Mapping[str, int]  # bytes, by what they are for
+    host: int = 0  # the most bytes in host memory at any time
 
     def __str__(self) -> str:
         lines = [
             f"  {what:15} {size / 2**20:10.2f} MiB" for what, size in self.held.items() if size
         ]
-        return "\n".join([f"{self.total / 2**20:.2f} MiB at instruction {self.at}", *lines])
+        apart = [f"  and {self.host / 2**20:.2f} MiB in host memory"] if self.host else []
+        return "\n".join([f"{self.total / 2**20:.2f} MiB at instruction {self.at}", *lines, *apart])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak
         pass
     fixed = dict(lasting(dag, plan, optimizer))
     total = walk.worst + sum(fixed.values())
-    return Peak(total, walk.at, {**fixed, **walk.held})
+    return Peak(total, walk.at, {**fixed, **walk.held}, walk.most_on_host)
 
 
 def timeline(dag: Dag, plan: Plan, staging: int = 1) -> tuple[Moment, ...]:
@@ -121,6 +125,8 @@ class Walk:
     worst: int = 0
     at: int = 0
     held: dict[str, int] = field(default_factory=dict)
+    on_host: int = 0  # bytes in host memory
+    most_on_host: int = 0
     most: int = -1  # total bytes at the peak of this instruction
     seen: dict[str, int] = field(default_factory=dict)  # bytes by kind at that peak
 
@@ -147,6 +153,8 @@ class Walk:
                 self.reduce(position, one)
             case Slice():
                 self.put(one.into, ACTIVATIONS, self.size(one.into))
+            case Store():
+                self.put(one.into, HOST, self.size(one.into))
             case Update():
                 self.look(position, self.largest(one))
             case _:
@@ -226,11 +234,19 @@ class Walk:
 
     def put(self, value: str, kind: str, size: int) -> None:
         self.sizes[value] = (kind, size)
-        self.now[kind] += size
+        self.count(kind, size)
 
     def drop(self, value: str) -> None:
         kind, size = self.sizes.pop(value, (ACTIVATIONS, 0))
-        self.now[kind] -= size
+        self.count(kind, -size)
+
+    def count(self, kind: str, more: int) -> None:
+        """What is in host memory is counted apart."""
+        if kind == HOST:
+            self.on_host += more
+            self.most_on_host = max(self.most_on_host, self.on_host)
+        else:
+            self.now[kind] += more
 
     def look(self, position: int, more: int = 0) -> None:
         total = self.now.total() + more

@@ -10,7 +10,7 @@ from piper.errors import BUG, PlanError
 from piper.ir.dag import Dag
 from piper.ir.local_dags import View, views
 from piper.ir.naming import replica_buffer
-from piper.ir.nodes import Compute, Exchange, Precedence, Redistribute
+from piper.ir.nodes import Compute, Exchange, Fetch, Precedence, Redistribute, Store
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
 from piper.names import COMPUTE, amount
@@ -88,7 +88,7 @@ class BufferChecks(Interpreter[DeviceBuffers]):
         return super().pending(device, one)
 
     def expected(
-        self, device: DeviceBuffers, node: Compute | Exchange | Redistribute
+        self, device: DeviceBuffers, node: Compute | Exchange | Redistribute | Store | Fetch
     ) -> Sequence[Sequence[str]]:
         """What a node reads. Where replicas share a device, each reads the inputs of its own."""
         assert node.devices is not None

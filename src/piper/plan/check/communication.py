@@ -7,12 +7,15 @@ from typing import NoReturn
 from piper.ir.naming import sent
 from piper.ir.nodes import Collective, Kind, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
+from piper.ir.nodes import Fetch as FetchNode
 from piper.ir.nodes import Redistribute as RedistributeNode
+from piper.ir.nodes import Store as StoreNode
 from piper.ir.placements import Step
 from piper.plan.buffer_layout import offsets
 from piper.plan.check.buffer_contents import BufferChecks, DeviceBuffers
 from piper.plan.instructions import (
     Exchange,
+    Fetch,
     Gather,
     Instruction,
     Recv,
@@ -20,6 +23,7 @@ from piper.plan.instructions import (
     Reduce,
     Send,
     Slice,
+    Store,
 )
 from piper.plan.rendezvous import Event
 
@@ -169,5 +173,21 @@ class CommunicationChecks(BufferChecks):
         self.compare(device, [one.value], self.expected(device, node))
         if isinstance(one, Redistribute):
             device.used.setdefault(one.value, []).append(device.at)
+        self.write(device, one.into, {node.writes[0]})
+        self.meet(device, one)
+
+    def copy(self, device: DeviceBuffers, one: Store | Fetch) -> None:
+        """It copies what its node does. Its operand stays in use until it completes."""
+        node, here = device.wanted.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
+        kind = StoreNode if isinstance(one, Store) else FetchNode
+        if not isinstance(node, kind) or here not in node.devices:
+            self.refuse(device, f"{one.node} is not a copy of device {here}")
+        self.once(device, one.node)
+        specs = device.wanted.dag.values[node.writes[0]].specs
+        shapes = tuple((spec.shape, spec.dtype) for spec in specs)
+        if (one.shapes, one.stream) != (shapes, node.stream):
+            self.refuse(device, f"{one.node} is not as in the DAG")
+        self.compare(device, [one.value], self.expected(device, node))
+        device.used.setdefault(one.value, []).append(device.at)
         self.write(device, one.into, {node.writes[0]})
         self.meet(device, one)

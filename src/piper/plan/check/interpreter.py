@@ -80,9 +80,12 @@ class Interpreter(Generic[D]):
     def meet(self, device: D, one: Instruction) -> list[Event] | None:
         """Arrive at the instruction's communicator, if it has one.
 
-        If all members have arrived, their events complete; these are returned.
+        If all members have arrived, their events complete; these are returned. A copy between host
+        and device needs nobody else.
         """
         communicator = one.communicator(device.plan.device)
+        if communicator is None and is_message(one):
+            self.ended.add(device.here)
         met = None if communicator is None else self.rendezvous.arrive(communicator, device.here)
         if met:
             self.ended.update(met)

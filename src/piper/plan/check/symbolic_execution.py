@@ -25,6 +25,7 @@ from piper.plan.check.stream_order import stream_of
 from piper.plan.instructions import (
     Add,
     Exchange,
+    Fetch,
     Free,
     Gather,
     Instruction,
@@ -36,6 +37,7 @@ from piper.plan.instructions import (
     Run,
     Send,
     Slice,
+    Store,
     Total,
     Update,
 )
@@ -82,6 +84,8 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
                 self.exchange(device, one)
             case Redistribute() | Slice():
                 self.redistribute(device, one)
+            case Store() | Fetch():
+                self.copy(device, one)
             case Total():
                 self.total(device, one)
             case Update():

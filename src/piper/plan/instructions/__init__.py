@@ -3,8 +3,10 @@
 The host issues the instructions of a plan in order. Messages are asynchronous: `Send` and `Recv`
 run in order on their channel (stream, sender, receiver); `Reduce`, `Gather`, `Exchange` (the token
 all-to-all), `Redistribute` (of a divided region) and `Total` (the loss and norm all-reduce) run in
-order in their group. Everything else runs in order on the compute stream. `waits` are the positions
-of earlier instructions of the same plan, on other streams, that must have completed.
+order in their group. `Store` and `Fetch` copy between host and device, and need no other device;
+those of one stream and direction run in order. Everything else runs in order on the compute stream.
+`waits` are the positions of earlier instructions of the same plan, on other streams, that must have
+completed.
 
 An instruction knows what it uses, defines and ends, its communicator, how it prints and what
 differs on another device of its role. Code that walks a plan asks the instruction. A new
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from piper.names import COMPUTE, Device, Share
 from piper.plan.instructions.base import Buffers, Waits
 from piper.plan.instructions.compute import Add, Free, Keep, Load, Run, Slice, Update
+from piper.plan.instructions.copies import Fetch, Store
 from piper.plan.instructions.messages import (
     Exchange,
     Gather,
@@ -31,9 +34,9 @@ from piper.plan.instructions.messages import (
 from piper.plan.instructions.sizes import Layout, Shape, is_dynamic
 
 __all__ = [
-    "Add", "Buffers", "Exchange", "Free", "Gather", "Instruction", "Keep", "Layout", "Load",
-    "Plan", "Recv", "Redistribute", "Reduce", "Run", "Send", "Shape", "Slice", "State", "Total",
-    "Update", "Waits",
+    "Add", "Buffers", "Exchange", "Fetch", "Free", "Gather", "Instruction", "Keep", "Layout",
+    "Load", "Plan", "Recv", "Redistribute", "Reduce", "Run", "Send", "Shape", "Slice", "State",
+    "Store", "Total", "Update", "Waits",
     "is_dynamic", "is_message", "line",
 ]  # fmt: skip
 
@@ -49,6 +52,8 @@ Instruction = (
     | Gather
     | Exchange
     | Redistribute
+    | Store
+    | Fetch
     | Total
     | Update
     | Free

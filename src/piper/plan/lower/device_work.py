@@ -16,8 +16,10 @@ from piper.ir.nodes import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Node,
     Redistribute,
+    Store,
     Sum,
     Totals,
     Transfer,
@@ -78,10 +80,16 @@ class DeviceWork:
         return [node for node in nodes if isinstance(node, Collective)]
 
     @cached_property
-    def exchanges(self) -> list[Exchange | Redistribute]:
-        """Token all-to-alls and conversions: what they read may have other readers."""
+    def exchanges(self) -> list[Exchange | Redistribute | Fetch]:
+        """Token all-to-alls, conversions and fetches: what they read may have other readers."""
         nodes = chain.from_iterable(self.starts.values())
-        return [node for node in nodes if isinstance(node, Exchange | Redistribute)]
+        return [node for node in nodes if isinstance(node, Exchange | Redistribute | Fetch)]
+
+    @cached_property
+    def stores(self) -> list[tuple[int, Store]]:
+        """Each with the position of the node before it."""
+        found = ((at, node) for at, nodes in self.starts.items() for node in nodes)
+        return [(at - 1, node) for at, node in found if isinstance(node, Store)]
 
     @cached_property
     def first_operands(self) -> set[ValueId]:
@@ -89,7 +97,7 @@ class DeviceWork:
         nodes = (node for node in self.starts.get(0, ()) if not isinstance(node, Receive))
         return {value for node in nodes for total in node.reads for value in total}
 
-    def arrived(self, exchange: Exchange | Redistribute) -> int:
+    def arrived(self, exchange: Exchange | Redistribute | Fetch) -> int:
         """The first node that reads a result, which has completed by then."""
         readers = chain.from_iterable(self.dag.consumers.get(v, ()) for v in exchange.writes)
         found = [at for reader in readers if (at := self.read_at(reader)) is not None]
@@ -161,6 +169,9 @@ def distribute(dag: Dag, found: dict[Device, DeviceWork], orders: MessageStarts)
                     work = found[device]
                     work.started[node.id] = len(work.nodes)
                     work.start(node)
+            case Store() | Fetch():
+                for device in here.of(node.devices):
+                    found[device].start(node)
             case Compute() | Redistribute() | UpdateNode() | Totals():
                 for device in here.of(node.devices):
                     work = found[device]

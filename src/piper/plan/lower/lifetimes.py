@@ -39,6 +39,7 @@ def endings(work: DeviceWork, sums: Sums, proofs: dict[NodeId, int]) -> dict[int
     last: dict[str, int] = {transfer.writes[0]: len(work.nodes) for transfer in work.gets.values()}
     last.update((node.writes[0], len(work.nodes)) for node in work.collectives)
     last.update((value, -1) for node in work.exchanges for value in node.writes)
+    last.update((node.writes[0], -1) for _, node in work.stores)
     for position, node in enumerate(work.nodes):
         last.update((value, position) for value in node.writes)
         if isinstance(node, Totals):
@@ -51,6 +52,9 @@ def endings(work: DeviceWork, sums: Sums, proofs: dict[NodeId, int]) -> dict[int
         read = [sums.names.get(total, name) for total, name in work.names(exchange)]
         for value in (*read, *exchange.writes):
             last[value] = max(last.get(value, 0), arrived)
+    for position, store in work.stores:
+        value, until = store.reads[0][0], min(position + store.lag, len(work.nodes) - 1)
+        last[value] = max(last.get(value, 0), until)
     for transfer in work.sends:
         buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])
         proof = proofs.get(transfer.id, len(work.nodes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import assert_never
@@ -11,7 +11,9 @@ from piper.ir.dag import Dag
 from piper.ir.naming import TOTALS, gather_buffer
 from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
+from piper.ir.nodes import Fetch as FetchNode
 from piper.ir.nodes import Redistribute as RedistributeNode
+from piper.ir.nodes import Store as StoreNode
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.values import LOADED, Role, Value
 from piper.names import COMPUTE, Device, NodeId, ValueId
@@ -19,6 +21,7 @@ from piper.plan.buffer_layout import offsets, wire_shapes
 from piper.plan.instructions import (
     Add,
     Exchange,
+    Fetch,
     Free,
     Gather,
     Instruction,
@@ -32,15 +35,17 @@ from piper.plan.instructions import (
     Send,
     Slice,
     State,
+    Store,
     Total,
     Update,
     Waits,
 )
+from piper.plan.lower.arrivals import Arrivals
 from piper.plan.lower.counted_once import counts, losses_of
 from piper.plan.lower.device_work import DeviceWork, Work, device_work, proven_received
 from piper.plan.lower.held_state import held, layouts
 from piper.plan.lower.lifetimes import endings, local_sums
-from piper.plan.lower.message_starts import Receive, receiver, sender
+from piper.plan.lower.message_starts import Receive, needs_memory, receiver, sender
 from piper.plan.lower.order_waits import OrderWaits, orders_into
 
 
@@ -59,7 +64,7 @@ def lower(
 
 
 @dataclass
-class Lowering:
+class Lowering(Arrivals):
     """The plan of one device, being written."""
 
     dag: Dag
@@ -67,15 +72,10 @@ class Lowering:
     proofs: dict[NodeId, int]
     orders: OrderWaits
     code: list[Instruction] = field(default_factory=list)
-    made_by: dict[str, int] = field(default_factory=dict)  # buffer -> instruction to wait for
-    arriving: dict[str, int] = field(default_factory=dict)  # buffer -> message that fills it
-    waited: set[tuple[str, int]] = field(default_factory=set)  # stream, message it waited for
-    awaited: set[int] = field(default_factory=set)  # messages that any stream waited for
     added: set[str] = field(default_factory=set)  # received values that are part of a sum now
     readers: dict[str, list[int]] = field(default_factory=dict)  # of states and gather buffers
     slots: dict[str, str] = field(default_factory=dict)  # gathered value -> its buffer
     started: set[str] = field(default_factory=set)  # sums that have their first part
-    loaded: dict[str, int] = field(default_factory=dict)
     sent: dict[str, list[int]] = field(default_factory=dict)  # buffer -> sends that read it
     scattering: list[str] = field(default_factory=list)  # gradient shards in flight
     buffers: dict[int, int] = field(default_factory=dict)  # gather buffer -> bytes
@@ -101,9 +101,12 @@ class Lowering:
         return Plan(self.work.device, states, code, buffers, self.dag.streams)
 
     def start_and_free(self, position: int) -> None:
-        """Start messages first, because peers wait for them. A gather may need the freed memory."""
+        """Start messages first, because peers wait for them. Some may need the freed memory."""
         starts = self.work.starts.get(position + 1, ())
-        if any(isinstance(node, Collective) and node.kind is Kind.ALL_GATHER for node in starts):
+        for node in starts:
+            if isinstance(node, StoreNode):  # of what may be freed
+                self.copy(node)
+        if any(needs_memory(node) for node in starts):
             self.free(position)
             self.start(position + 1)
         else:
@@ -148,6 +151,10 @@ class Lowering:
                     self.exchange(node)
                 case RedistributeNode():
                     self.redistribute(node)
+                case FetchNode():
+                    self.copy(node)
+                case StoreNode():
+                    pass  # has started
                 case Receive():
                     self.receive(node.transfer)
                 case _:
@@ -209,14 +216,11 @@ class Lowering:
     def exchange(self, node: ExchangeNode) -> None:
         """Its operands come from the compute stream, or compute has waited for them."""
         reads = tuple(self.operand(total, node.devices) for total in node.reads)
-        makers = [self.made_by.get(value, self.loaded.get(value)) for value in reads]
-        made = max((k for k in makers if k is not None), default=None)
         shapes = tuple(chain.from_iterable(wire_shapes(self.dag.values[v]) for v in node.rows))
-        waits = self.wait_for(reads, node.stream)
         k = self.emit(
             Exchange(
                 node.id, node.way, reads, node.writes, shapes, self.group(node), node.stream,
-                tuple(sorted({*waits, *(() if made is None else (made,))})),
+                self.ready(reads, node.stream),
             )
         )  # fmt: skip
         for value in reads:
@@ -225,15 +229,23 @@ class Lowering:
 
     def redistribute(self, node: RedistributeNode) -> None:
         value = self.operand(node.reads[0], node.devices)
-        made = self.made_by.get(value, self.loaded.get(value))
-        waits = {*self.wait_for((value,), node.stream), *(() if made is None else (made,))}
         (shape,) = wire_shapes(self.dag.values[node.reads[0][0]])
         k = self.emit(
             Redistribute(
                 node.id, node.step, value, node.writes[0], shape, self.group(node), node.stream,
-                tuple(sorted(waits)),
+                self.ready((value,), node.stream),
             )
         )  # fmt: skip
+        self.sent.setdefault(value, []).append(k)
+        self.arriving[node.writes[0]] = k
+
+    def copy(self, node: StoreNode | FetchNode) -> None:
+        value, known = self.single(node.reads[0][0], node.devices), self.dag.values[node.writes[0]]
+        kind, waits = (
+            Store if isinstance(node, StoreNode) else Fetch,
+            self.ready((value,), node.stream),
+        )
+        k = self.emit(kind(node.id, value, node.writes[0], wire_shapes(known), node.stream, waits))
         self.sent.setdefault(value, []).append(k)
         self.arriving[node.writes[0]] = k
 
@@ -357,17 +369,6 @@ class Lowering:
         self.started.add(name)
         self.made_by[name] = self.emit((Keep if first else Add)(name, value, waits))
 
-    def wait_for(self, buffers: tuple[str, ...], stream: str = COMPUTE) -> Waits:
-        """The messages that fill these buffers and that the stream has not waited for yet."""
-        found = [self.arriving[buffer] for buffer in buffers if buffer in self.arriving]
-        return self.not_yet_waited(found, stream)
-
-    def not_yet_waited(self, positions: Iterable[int], stream: str) -> Waits:
-        new = sorted({k for k in positions if (stream, k) not in self.waited})
-        self.waited.update((stream, k) for k in new)
-        self.awaited.update(new)
-        return tuple(new)
-
     def note_reader(self, value: str, position: int) -> None:
         """Remember the readers of memory that is overwritten later: states and gather buffers."""
         if value in self.slots or value in self.states:
@@ -386,12 +387,3 @@ class Lowering:
             waits = {k for value in values for k in self.sent.get(value, ())}
             waits.update(self.unread(values))
             self.emit(Free(tuple(values), tuple(sorted(waits))))
-
-    def unread(self, buffers: Iterable[str]) -> Iterator[int]:
-        """The messages that fill these buffers and that nothing waits for: this device only takes
-        part in them for others."""
-        for buffer in buffers:
-            k = self.arriving.get(buffer)
-            if k is not None and k not in self.awaited:
-                self.awaited.add(k)
-                yield k

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from piper.ir.dag import Dag
-from piper.ir.nodes import Collective, Exchange, Kind, Node, Redistribute, Transfer
+from piper.ir.nodes import Collective, Exchange, Fetch, Kind, Node, Redistribute, Store, Transfer
 from piper.names import Device, NodeId
 from piper.plan.communicator import Channel
 
@@ -24,7 +24,7 @@ class Receive:
 
 
 # Asynchronous: started, and waited for later.
-Start = Transfer | Collective | Exchange | Redistribute | Receive
+Start = Transfer | Collective | Exchange | Redistribute | Store | Fetch | Receive
 
 
 class MessageStarts:
@@ -97,6 +97,8 @@ def urgency(dag: Dag, node: Start) -> int:
     """Sends first, because peers wait for them; then gathers, whose values are needed soon."""
     if isinstance(node, Exchange | Redistribute | Receive):
         return 0
+    if isinstance(node, Store | Fetch):
+        return 4 if isinstance(node, Store) else 1
     if isinstance(node, Collective):
         return 1 if node.kind is Kind.ALL_GATHER else 3
     makers = [dag.nodes[dag.producers[v]] for v in node.reads[0] if v in dag.producers]
@@ -113,3 +115,10 @@ def sender(transfer: Transfer, receiver: Device) -> Device:
 
 def receiver(transfer: Transfer, sender: Device) -> Device:
     return transfer.devices[transfer.source.index(sender)]
+
+
+def needs_memory(node: Start) -> bool:
+    """Whether it fills memory that may have to be freed first."""
+    if isinstance(node, Collective):
+        return node.kind is Kind.ALL_GATHER
+    return isinstance(node, Fetch)

@@ -22,6 +22,7 @@ from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
 from piper.plan.instructions import (
     Add,
     Exchange,
+    Fetch,
     Free,
     Gather,
     Keep,
@@ -32,6 +33,7 @@ from piper.plan.instructions import (
     Run,
     Send,
     Slice,
+    Store,
     Total,
     Update,
     is_dynamic,
@@ -282,7 +284,7 @@ class Recording:
                 Recv() | Load() | Keep() | Slice() | Send() | Exchange() | Redistribute() | Total()
             ):
                 pass
-            case Free():
+            case Store() | Fetch() | Free():
                 pass
             case _:
                 assert_never(one)

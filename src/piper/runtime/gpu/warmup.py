@@ -7,12 +7,12 @@ a deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
 
-from piper.plan.instructions import Run, Shape
+from piper.plan.instructions import Fetch, Plan, Run, Shape, Store
 from piper.runtime.comm.gloo import empty
 from piper.runtime.execute import Program
 
@@ -28,6 +28,7 @@ def warm(program: Program, known: Known, experts: Container[str] = ()) -> None:
     Bundles that a region returns go to its later phases: only its kernel knows their layout.
     """
     runs = [one for one in program.plan.instructions if isinstance(one, Run)]
+    stored = dict(copies(program.plan))
     maker = {name: (one.region, one.phase, k) for one in runs for k, name in enumerate(one.writes)}
     made: dict[Result | None, Any] = {}  # shared by all microbatches
     first = {
@@ -36,12 +37,22 @@ def warm(program: Program, known: Known, experts: Container[str] = ()) -> None:
     with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
         for (region, phase), one in reversed(first.items()):
             kernel = program.kernels(region, phase)
-            given = [made.get(maker.get(n)) or zeros(program, known, n) for n in one.reads]
+            makers = [maker.get(stored.get(name, name)) for name in one.reads]
+            pairs = zip(makers, one.reads, strict=True)
+            given = [made.get(key) or zeros(program, known, name) for key, name in pairs]
             found = kernel(*(all_to_first(given) if region in experts else given))
             bundles = [(k, tuple(value)) for k, value in enumerate(found) if is_bundle(value)]
             made |= {(region, phase, k): bundle for k, bundle in bundles}
     if program.device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def copies(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Values that come back from the host, and what they were before."""
+    stored = {one.into: one.value for one in plan.instructions if isinstance(one, Store)}
+    for one in plan.instructions:
+        if isinstance(one, Fetch):
+            yield one.into, stored.get(one.value, one.value)
 
 
 def is_bundle(value: Any) -> bool:
