@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from piper.errors import StrategyError
 from piper.names import Device
 
+MOST = 1_000_000  # devices
+
 
 def devices_by_name(text: str) -> dict[str, tuple[Device, ...]]:
     """Which devices are of which kind. No devices are listed if all are of one kind.
@@ -33,8 +35,11 @@ def devices_in(numbers: str, text: str) -> Iterator[Device]:
     """Ranges and single numbers, joined by plus signs."""
     for part in filter(None, numbers.split("+")):
         first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
+        if not first.isdecimal() or not (last or first).isdecimal():
             raise not_listed(text)
+        if int(last or first) >= MOST:
+            what = f"{text!r} names device {last or first}"
+            raise StrategyError.of("device", what, f"number devices from 0 to {MOST - 1}")
         yield from range(int(first), int(last or first) + 1)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from piper.cli.files import is_file
 from piper.cli.target import PASS_ON
 from piper.errors import InputError
 from piper.launch.local import run_local
@@ -71,7 +72,7 @@ def launcher(on: str | None, share_gpu: bool) -> Callable[..., int]:
 
 
 def written(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
+    return path.stat().st_mtime_ns if is_file(path) else 0
 
 
 def outcome(window: Window, wrote: bool, code: int, on: str | None = None) -> str:

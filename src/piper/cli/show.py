@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from piper.cli.files import write_text
 from piper.cli.simulate import chosen_network
 from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.directives import Order, apply
 from piper.directives.remat import policies_of
-from piper.errors import StrategyError
+from piper.errors import InputError, StrategyError
 from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes, mesh_notes
@@ -57,13 +58,13 @@ def show(
         return
     found = inspect(target, context.args)
     if after is not None:
-        directives = found.compiled.program[:after]
+        directives = found.compiled.program[: whole_number("--after", after)]
         model = found.captured.model_with(policies_of(found.compiled.program))
         print(text(apply(directives, training_dag(model))))
     elif svg is not None:
-        svg.write_text(picture(found.compiled.dag))
+        write_text(svg, picture(found.compiled.dag))
     elif plan is not None:
-        print(found.compiled.plan(plan))
+        print(found.compiled.plan(device_of(found, plan)))
     elif dag:
         print(text(found.compiled.dag))
     else:
@@ -84,6 +85,20 @@ def show(
         if between := chosen_network(network, per_node):
             for note in mesh_notes(found.compiled, between):
                 print(note)
+
+
+def device_of(found: Inspected, device: int) -> int:
+    count = len(found.compiled.roles.of)
+    if not 0 <= device < count:
+        fix = f"write one of 0 to {count - 1}" if count > 1 else "write --plan 0"
+        raise InputError.of("--plan", f"the strategy has no device {device}", fix)
+    return device
+
+
+def whole_number(option: str, number: int) -> int:
+    if number < 0:
+        raise InputError.of(option, f"{number} directives", "write a number from 0 on")
+    return number
 
 
 def show_schedule(found: Inspected) -> None:

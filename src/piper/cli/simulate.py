@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 
 from piper.cli.device_lists import devices_by_name
+from piper.cli.files import is_file, read_as, write_text, writing
 from piper.cli.target import PASS_ON, inspect
 from piper.costs import Costs
 from piper.costs.devices import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from piper.job.compiler import Compiled
 
 CPU = "cpu"
+MEASURE = "measure: `piper simulate train.py --profile costs.json`"
 
 
 class Sort(StrEnum):
@@ -158,8 +160,8 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then links between processes ...", flush=True)
     new = profile(found.job, found.example)
-    known = Costs.from_json(into.read_text()).figures if into.exists() else {}
-    into.write_text(replace(new, figures={**known, **new.figures}).to_json())
+    known = read_as(into, Costs.from_json, MEASURE).figures if into.exists() else {}
+    write_text(into, replace(new, figures={**known, **new.figures}).to_json())
     print(f"wrote {into}: {amount(len(new.figures), 'cost')} of regions and phases", flush=True)
     return network or kind_of(found.job.device)
 
@@ -190,12 +192,11 @@ def machine_of(
 
 def measured_costs(text: str) -> Iterator[tuple[Costs, Listed]]:
     """The costs of a file, or of several, with their devices."""
-    files = {text: ()} if Path(text).is_file() else devices_by_name(text)
+    files = {text: ()} if is_file(Path(text)) else devices_by_name(text)
     for name, devices in files.items():
-        if not Path(name).is_file():
-            fix = "measure: `piper simulate train.py --profile costs.json`"
-            raise StrategyError.of("costs", f"there is no file {name!r}", fix)
-        yield Costs.from_json(Path(name).read_text()), devices
+        if not is_file(Path(name)):
+            raise StrategyError.of("costs", f"there is no file {name!r}", MEASURE)
+        yield read_as(Path(name), Costs.from_json, MEASURE), devices
 
 
 def slowest_network(names: Sequence[str]) -> str | None:
@@ -215,10 +216,10 @@ def chosen_network(name: str | None, per_node: int | None) -> Network | None:
 def network_of(name: str) -> Network:
     if name in NETWORKS:
         return NETWORKS[name]
-    if not Path(name).is_file():
+    if not is_file(Path(name)):
         fix = f"choose one of {', '.join(NETWORKS)}, or give a file (see docs/simulate.md)"
         raise StrategyError.of("network", f"there is no network {name!r}", fix)
-    return Network.from_json(Path(name).read_text())
+    return read_as(Path(name), Network.from_json, "see docs/simulate.md for its form")
 
 
 def show_step(
@@ -238,14 +239,15 @@ def show_step(
         data = view_data(target.stem, compiled.dag, step.plans, [step.trace], notes=found.notes)
         write_views(view, chrome, data)
     if json_file is not None:
-        json_file.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
+        write_text(json_file, json.dumps(found.to_dict(), indent=1) + "\n")
 
 
 def write_views(view: Path | None, chrome: Path | None, data: ViewData) -> None:
     if view is not None:
-        view.write_text(page([data]), encoding="utf-8")
+        write_text(view, page([data]))
     if chrome is not None:
-        save_view(chrome, data)
+        with writing(chrome):
+            save_view(chrome, data)
 
 
 def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
@@ -306,9 +308,9 @@ def show_sweep(
     found = ranked(results, sort)
     print(sweep_table(found))
     if picture is not None:
-        picture.write_text(plot(found))
+        write_text(picture, plot(found))
     if json_file is not None:
-        json_file.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
+        write_text(json_file, json.dumps([row.to_dict() for row in found], indent=1) + "\n")
 
 
 def refuse_one_step(*files: Path | None) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from piper.cli.files import read_as
 from piper.directives import Strategy
 from piper.errors import StrategyError
 from piper.strategies import from_csv
@@ -20,8 +21,7 @@ WAYS = "give a .py script that makes a Trainer, a strategy .json, or a schedule 
 
 def strategy_of(path: Path) -> Strategy:
     """The strategy in a JSON or CSV file."""
-    text = path.read_text()
-    return from_csv(text) if path.suffix == ".csv" else Strategy.from_json(text)
+    return read_as(path, from_csv if path.suffix == ".csv" else Strategy.from_json, WAYS)
 
 
 def inspect(script: Path, arguments: list[str], memory: float | None = None) -> Inspected:
@@ -31,6 +31,8 @@ def inspect(script: Path, arguments: list[str], memory: float | None = None) -> 
     """
     from piper.job.inspection import Inspected, inspecting
 
+    if script.suffix != ".py":
+        raise StrategyError.of(str(script), f"`{script.suffix}` is not a training script", WAYS)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     with inspecting(memory):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from piper.cli.files import damage_reported, is_file, write_text, writing
 from piper.cli.target import PASS_ON, inspect
 from piper.errors import StrategyError
 from piper.job.pricing import cost_notes, price
 from piper.view.page import page
-from piper.view.run_file import load_run, save_view
+from piper.view.run_file import RECORD, load_run, save_view
 from piper.view.timeline_picture import png as as_png
 from piper.view.timeline_picture import svg as as_svg
 from piper.view.view_data import ViewData, view_data
@@ -36,17 +38,22 @@ def view(
 
     A target is a training script (.py) or a recorded run (.json); two are compared.
     """
-    runs = [data_of(path, rest) for path, rest in targets(target, context.args)]
+    named = targets(target, context.args)
+    runs = [data_of(path, rest) for path, rest in named]
     if output is None and not (svg or png or chrome):
         output = Path(f"{target.stem}.html")
-    if output:
-        output.write_text(page(runs), encoding="utf-8")
-    if svg:
-        svg.write_text(as_svg(runs[0]), encoding="utf-8")
-    if png:
-        as_png(runs[0], png)
-    if chrome:
-        save_view(chrome, runs[0])
+    drawn = [path for path, _ in named if path.suffix == ".json"]  # as their files say
+    with damage_reported(drawn[0], RECORD) if drawn else nullcontext():
+        if output:
+            write_text(output, page(runs))
+        if svg:
+            write_text(svg, as_svg(runs[0]))
+        if png:
+            with writing(png):
+                as_png(runs[0], png)
+        if chrome:
+            with writing(chrome):
+                save_view(chrome, runs[0])
     for path in filter(None, (output, svg, png, chrome)):
         print(path)
 
@@ -61,7 +68,7 @@ def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
     for before, word in zip(["", *words], words, strict=False):
         path = Path(word)
         is_value = before.startswith("-") and "=" not in before and before != "--"
-        if len(found) < 2 and path.suffix in SHOWN and path.is_file() and not is_value:
+        if len(found) < 2 and path.suffix in SHOWN and is_file(path) and not is_value:
             found.append((path, []))
         elif word != "--":
             found[-1][1].append(word)

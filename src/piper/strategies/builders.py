@@ -20,6 +20,7 @@ from piper.strategies.check import check
 from piper.strategies.export import table_of_orders
 from piper.strategies.options import PipelineOptions
 from piper.strategies.pytorch_csv import parse_csv
+from piper.strategies.schedules.sizes import require_possible
 from piper.strategies.table import Table, ranks_of
 
 Builder = TypeVar("Builder", bound=Callable[..., Strategy])
@@ -30,7 +31,17 @@ def builder(name: str) -> Callable[[Builder], Builder]:
     """List a builder."""
 
     def register(build: Builder) -> Builder:
-        BUILDERS[name] = checked = naming_options(build)
+        full = signature(build)
+
+        @wraps(build)
+        def sized(*args: Any, **options: Any) -> Strategy:
+            given = full.bind(*args, **options)
+            given.apply_defaults()
+            sizes = {size: n for size, n in given.arguments.items() if size != "options"}
+            require_possible(name, **sizes)
+            return build(*args, **options)
+
+        BUILDERS[name] = checked = naming_options(cast(Builder, sized))
         return checked
 
     return register

@@ -38,7 +38,7 @@ def load_run(path: Path) -> ViewData:
     """Read a run, or raise an error that says why it is not one."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise refusal(path, f"it cannot be read as JSON: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("piper"), dict):
         raise refusal(path, "it is JSON, but not a run that Piper recorded")
@@ -46,7 +46,7 @@ def load_run(path: Path) -> ViewData:
         raise refusal(path, "it was written by another version of Piper")
     try:
         return ViewData.from_dict(found["piper"])
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise refusal(path, f"part of it is missing or damaged ({error!r})") from None
 
 

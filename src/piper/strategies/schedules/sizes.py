@@ -1,11 +1,13 @@
 """The sizes that each schedule supports, and what to write instead of others."""
 
 import logging
+from math import prod
 
 from piper.errors import Problem, StrategyError
 from piper.names import amount
 
 LOG = logging.getLogger("piper")
+MOST_ACTIONS = 10_000_000  # forwards of one step, or replicas
 
 
 def require_at_least(name: str, least: int, **sizes: int) -> None:
@@ -16,6 +18,18 @@ def require_at_least(name: str, least: int, **sizes: int) -> None:
     )
     if few:
         raise StrategyError(name, *problems)
+
+
+def require_possible(name: str, dp: int, **sizes: int) -> None:
+    """Refuse what no machine can hold, before it is tried: 1f1b of a billion stages."""
+    given = {size: found for size, found in {**sizes, "dp": dp}.items() if isinstance(found, int)}
+    actions = prod(max(1, found) for size, found in given.items() if size != "dp")
+    if actions > MOST_ACTIONS or max(given.values(), default=0) > MOST_ACTIONS:
+        text = ", ".join(f"{size}={found}" for size, found in given.items() if found != 1)
+        raise StrategyError.of(
+            name, f"{text} is more than any machine has",
+            f"choose sizes whose product is {MOST_ACTIONS:,} or less",
+        )  # fmt: skip
 
 
 def require_virtual_stages(name: str, virtual: int, instead: str) -> None:
