@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +15,14 @@ from piper.directives.strategy import as_strategy
 from piper.job import consistency
 from piper.job.arguments import names_options
 from piper.job.batch import Batch
+from piper.job.evaluation import Evaluation, evaluated, predicted
+from piper.job.forward_programs import ForwardPrograms
 from piper.job.inspection import inspected, is_inspecting
 from piper.job.job import BatchKind, Job
 from piper.job.loss_reduction import refuse_weightless
 from piper.job.options import ADAMW, Loss, Options
 from piper.job.programs import Programs
+from piper.job.stale_model import StaleModel
 from piper.job.tracing import from_environment, recording
 from piper.job.tuning import tuned
 from piper.runtime.batch import StepInputs
@@ -97,12 +100,14 @@ class Trainer:
         self.steps = 0  # done so far, including those before `resume`
         self._example = first.map(lambda tensor: tensor.to("meta"))  # its form is all that counts
         self._programs = Programs(job, self.rank, len(first.arguments))
+        self._forwards = ForwardPrograms(self._programs)
         self._in_flight, self._recording = steps_on(job.device), from_environment()
         self._checkpoints = Checkpoints()
         self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
         self._broken = False
         self._programs.get(first, job.kind(first), self.steps)
         self._digests = consistency.digests(model)  # of the values that were copied
+        self._stale = StaleModel(model, self._digests)
 
     @property
     def _job(self) -> Job:
@@ -141,7 +146,7 @@ class Trainer:
             self._broken = world() > 1
             raise
         self._programs.state.advance()
-        self.steps, self._digests = self.steps + 1, {}
+        self.steps, self._digests, self._stale.stepped = self.steps + 1, {}, True
         metrics = Metrics(self.steps, self.replicas * given.tokens, self._in_flight.end(program))
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
         return metrics
@@ -172,6 +177,24 @@ class Trainer:
         self._programs.compile_again(costs)
         self._programs.get(given, kind, self.steps)
         return costs
+
+    def evaluate(self, batches: Iterable[Any]) -> Evaluation:
+        """The loss of these batches, in eval mode and without gradients, under the strategy.
+
+        A batch has the form of `example`; every process gives those of its replica, equally many.
+        """
+        self._enter("evaluate")
+        given = map(self._job.example, batches)
+        return evaluated(self._forwards, given, self._in_flight.moved)
+
+    def predict(self, *batch: Any, **named: Any) -> Any:
+        """The output of the model in eval mode, for the inputs of all replicas, on device 0.
+
+        Every process gives the inputs of its replica, without labels. The others get None.
+        """
+        self._enter("predict")
+        given = self._job.inputs_only(batch, named)
+        return predicted(self._forwards, given, self._in_flight.moved)
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """The whole model's parameters and buffers on device 0, for `model.load_state_dict`.
@@ -227,6 +250,7 @@ class Trainer:
         """Release the communicators. The process may make another Trainer."""
         self._recording.finish()
         self._in_flight.finish()
+        self._stale.close()
         try:
             self._checkpoints.close()
         finally:

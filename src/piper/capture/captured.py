@@ -1,6 +1,6 @@
 """`capture`: from a model to regions with explicit graphs, step by step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,10 @@ from piper.capture.regions.described_regions import DescribedRegions, RegionSour
 from piper.capture.regions.description import number_tags, region_ids
 from piper.capture.trace import refusals
 from piper.capture.trace.cleanup import clean
-from piper.capture.trace.forward import Loss, Output, Traced, trace
+from piper.capture.trace.forward import Loss, Traced, trace
 from piper.capture.trace.ignored_labels import Ignored, ignored_labels
 from piper.capture.trace.inputs import Inputs, spec_of
+from piper.capture.trace.outputs import Output
 from piper.capture.trace.randomness import make_reproducible
 from piper.ir.division import DivisionRequest
 from piper.ir.model import Model, Region
@@ -80,6 +81,7 @@ def capture(
     device: str = "cpu",
     divide: Sequence[DivisionRequest] = (),
     precision: Precision | None = None,
+    trained: Collection[str] | None = None,
 ) -> Captured:
     """Trace the model on one microbatch, cut it into regions, and differentiate each.
 
@@ -90,6 +92,9 @@ def capture(
     With `divide`, some regions are divided over devices. Requests name the regions of the model
     that is captured without it. Under a `precision`, the model is traced with parameters of its
     types, and the caller has converted the example.
+
+    With `trained`, no region has a backward: for evaluation. These are the names of the parameters
+    that training updates, which keep to their buckets.
     """
     _require(device)
     traced = trace(model, loss_fn, example, device, precision)
@@ -99,12 +104,12 @@ def capture(
     if divide:
         traced = divided(traced, divide)
     chunks = cut(traced)
-    lowered = lower(traced, chunks)
+    lowered = lower(traced, chunks, forward_only=trained is not None)
     tags = number_tags([chunk.path for chunk in chunks])
     ids, runs = region_ids(tags)
     _refuse_shared_updates(traced, chunks, ids)
     names, values = _values(traced, chunks, ids)
-    bucketed = make_buckets(traced, lowered, ids)
+    bucketed = make_buckets(traced, lowered, ids, trained)
     named = zip(ids, tags, runs, strict=True)
     sources = tuple(map(RegionSource, lowered, bucketed.parts, named))
     made = DescribedRegions(names, values, sources)

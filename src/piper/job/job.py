@@ -19,7 +19,7 @@ from piper.directives.remat import policies_of
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
-from piper.job.batch_arguments import batch_of, example_of
+from piper.job.batch_arguments import arguments_of, batch_of, example_of
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.device_costs import device_costs
@@ -128,6 +128,12 @@ class Job:
     def batch(self, example: Batch, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
         """The batch of a step, called with these arguments."""
         return batch_of(self.model, self.loss_fn, example, given, named)
+
+    def inputs_only(self, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
+        """What a model is called with, without labels for a loss function."""
+        inside = given[0] if len(given) == 1 and not named else None
+        given = tuple(inside) if isinstance(inside, list | tuple) else given
+        return Batch.of(arguments_of(self.model, None, given, named))
 
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model)

@@ -75,7 +75,6 @@ class Reductions:
 
     def __post_init__(self) -> None:
         self.homes = bucket_homes(self.dag)
-        self.trained = {node.bucket for node in updates(self.dag)}
 
     def layout(self, bucket: BucketId) -> tuple[Message, ...]:
         how = self.dag.residencies[bucket]
@@ -159,7 +158,7 @@ class Reductions:
         """
         for bucket, how in self.dag.residencies.items():
             known = self.dag.model.buckets[bucket]
-            shardable = not known.buffers and (bucket in self.trained or how.zero == 3)
+            shardable = not known.buffers and (known.trainable or how.zero == 3)
             self.residencies[bucket] = how if shardable else replace(how, zero=0)
             if self.residencies[bucket].sharded:
                 shard, state = shard_specs(self.layout(bucket), how.ways), weights(bucket)

@@ -341,14 +341,17 @@ class Program:
                 stacked = torch.stack([self.slots[k] for k, _ in losses])
                 self.losses = dict(zip((part for _, part in losses), stacked, strict=True))
             self.totals = torch.zeros(2, dtype=torch.float64, device=self.device)
-            for part, loss in self.losses.items():
-                self.totals[0] += loss.double() * self.batch.weights[part]
+            self.count_losses()
             for grad in grads:
                 found = self.squares.pop(grad, None)
                 self.totals[1] += square(self.slots[grad]) if found is None else found
             self.handles[k] = self.comm.add_up(self.totals)
 
         return act
+
+    def count_losses(self) -> None:
+        for part, loss in self.losses.items():
+            self.totals[0] += loss.double() * self.batch.weights[part]
 
     def update(self, k: int, update: Update) -> Act:
         bucket = self.home(update.bucket)

@@ -44,13 +44,15 @@ class Lowered:
         return replace(self, key=(*self.key, "recomputes", *kept), cut=cut, keep=keep)
 
 
-def lower(traced: Traced, chunks: Sequence[Chunk]) -> list[Lowered]:
+def lower(traced: Traced, chunks: Sequence[Chunk], forward_only: bool = False) -> list[Lowered]:
     """Lower all regions.
 
     First, in program order: which activations depend on parameters. Then, in reverse: which of them
     get a gradient. An output that needs no gradient is treated as detached.
     """
     lowering = _Lowering(traced)
+    if forward_only:
+        return lowering.without_gradients(chunks)
     wants = [lowering.forward(chunk) for chunk in chunks]
     if not lowering.wanted.get(traced.results[0]):
         raise refusals.loss_without_parameters(line(traced.results[0]))
@@ -87,6 +89,13 @@ class _Lowering:
         weights = self.traced.weights
         self.wanted = {weights[name]: want for name, want in self.traced.parameters.items()}
         self.given = {self.traced.results[0]}
+
+    def without_gradients(self, chunks: Sequence[Chunk]) -> list[Lowered]:
+        """No parameter wants a gradient, and no output gets one."""
+        self.wanted, self.given = {}, set()
+        for chunk in chunks:
+            self.names[id(chunk)] = fingerprint(chunk.graph)
+        return [self.backward(chunk, (False,) * len(chunk.arguments)) for chunk in chunks]
 
     def forward(self, chunk: Chunk) -> Flags:
         wants = tuple(self.wanted.get(node, False) for node in chunk.arguments)

@@ -1,6 +1,6 @@
 """Buckets: parameters that the same regions use and train. They live and move together."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -35,9 +35,17 @@ class _Key:
     placement: type[Placement] = Invariant  # pieces, and parts of gradients, are kept apart
 
 
-def make_buckets(traced: Traced, regions: Sequence[Lowered], ids: Sequence[RegionId]) -> Bucketed:
-    users = _users(regions)
+def make_buckets(
+    traced: Traced,
+    regions: Sequence[Lowered],
+    ids: Sequence[RegionId],
+    trained: Collection[str] | None = None,
+) -> Bucketed:
+    """`trained` are the parameters that training updates; None: those that get a gradient here."""
     names = {node: name for name, node in traced.weights.items()}
+    users = _users(regions)
+    if trained is not None:
+        users = {n: dict.fromkeys(uses, names[n] in trained) for n, uses in users.items()}
     keys = {
         node: _key(users[node], name not in traced.parameters, traced.placements.get(name))
         for node, name in names.items()

@@ -17,13 +17,13 @@ from piper.capture.trace import functions, refusals, side_effects
 from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
+from piper.capture.trace.outputs import Output, joined
 from piper.capture.trace.source_lines import is_transformed, line_of
 from piper.errors import CaptureError
 from piper.ir.placements import Placement
 from piper.ir.values import TensorSpec
 
 Loss = Callable[[Any, Any], Tensor]
-Output = tuple[list[Any], Any]  # leaves, with (shape, dtype) for tensors, and their tree
 
 
 @dataclass
@@ -178,6 +178,8 @@ def _loss(
     leaves, spec = torch_private.pytree.tree_flatten(output)
     seen.append(([_described(leaf) for leaf in leaves], spec))
     loss = own_loss(output) if loss_fn is None else loss_fn(output, arguments[-1])
+    if loss_fn is joined:
+        return loss
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise refusals.not_a_loss(loss, given=loss_fn is not None)
     scalar = loss.reshape(())

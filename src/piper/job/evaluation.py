@@ -1,0 +1,153 @@
+"""Evaluate a model, and predict with it, under the strategy that trains it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from piper.capture.trace.outputs import separated
+from piper.errors import InputError
+from piper.job import consistency
+from piper.job.batch import Batch
+from piper.job.forward_programs import ForwardPrograms
+from piper.job.job import Job
+from piper.job.loss_reduction import refuse_weightless
+from piper.runtime.comm.world import gather, world
+from piper.runtime.execute import Program
+from piper.runtime.gpu.stream_shares import on_compute_stream
+
+Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The loss over all batches together, and what it took."""
+
+    loss: float
+    batches: int  # of each replica
+    samples: int  # of all replicas
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def perplexity(self) -> float:
+        """Of a language model, whose loss is a mean of log-likelihoods."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    def __str__(self) -> str:
+        return (
+            f"loss: {self.loss:.5f}  batches: {self.batches}  samples: {self.samples:,}  "
+            f"tps: {self.tokens_per_second:,.0f}"
+        )
+
+
+@dataclass
+class LossSum:
+    """Adds up the losses of batches, each microbatch by its weight."""
+
+    job: Job
+    sums: list[torch.Tensor] = field(default_factory=list)  # on the device: nothing waits for it
+    weight: float = 0.0  # of all microbatches of all replicas
+    samples: int = 0
+    tokens: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def add(self, total: torch.Tensor, weight: float, batch: Batch) -> None:
+        self.sums.append(total)
+        self.weight += weight
+        self.samples += rows_of(batch) * self.job.replicas
+        self.tokens += batch.tokens * self.job.replicas
+
+    def result(self) -> Evaluation:
+        if not self.sums:
+            raise InputError.of("evaluate", "there are no batches", "give at least one batch")
+        reduction = self.job.reduction
+        plain_sum = reduction.kind == "sum" and reduction.weight is None
+        loss = float(torch.stack(self.sums).sum()) / (1.0 if plain_sum else self.weight)
+        seconds = time.perf_counter() - self.started
+        return Evaluation(loss, len(self.sums), self.samples, self.tokens, seconds)
+
+
+def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -> Evaluation:
+    """The loss of all batches of all replicas together."""
+    job = forwards.job
+    total = LossSum(job)
+    for batch in batches:
+        with in_eval_mode(job.model):
+            program, here = forwards.get(batch, "loss")
+            weights = microbatch_weights(here, batch)
+            everyone = agreed_weight(here, forwards.rank, batch, sum(weights))
+            refuse_weightless(everyone)
+            factors = [1.0] * len(weights) if job.reduction.kind == "sum" else weights
+            run(program, here, forwards.rank, batch, factors, move)
+            total.add(program.totals[0], everyone, batch)
+    consistency.agree_on_call("evaluate", job.replicas)
+    return total.result()
+
+
+def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
+    """The outputs for the batches of all replicas, on device 0. The others get None."""
+    with in_eval_mode(forwards.job.model):
+        program, job = forwards.get(batch, "outputs")
+        agreed_weight(job, forwards.rank, batch, 1.0)
+        run(program, job, forwards.rank, batch, [0.0] * job.microbatches, move)
+        first, kind = program.batch.first, job.kind(batch)
+    mine = {first + part: one.cpu() for part, one in program.losses.items()}
+    everywhere = gather(mine)
+    if everywhere is None:
+        return None
+    found = {part: one for parts in everywhere for part, one in parts.items()}
+    parts = [found[part] for part in sorted(found)]
+    return separated(forwards.outputs[kind], parts, rows_of(batch) // job.microbatches)
+
+
+def run(
+    program: Program, job: Job, rank: int, batch: Batch, factors: list[float], move: Move
+) -> None:
+    feed = job.feeds.feed(rank)
+    inputs = job.inputs(batch, factors, (), 0, feed, move)
+    with on_compute_stream(program.plan, program.device):
+        program.step(inputs)
+
+
+def microbatch_weights(job: Job, batch: Batch) -> list[float]:
+    """Without weights of the user's, every row counts the same, also in a smaller last batch."""
+    found = job.weights(batch)
+    if not job.reduction.is_plain_mean:
+        return found
+    return [weight * rows_of(batch) / len(found) for weight in found]
+
+
+def agreed_weight(job: Job, rank: int, batch: Batch, own: float) -> float:
+    """The total weight of all replicas. Checks that all processes have such a batch."""
+    if world() == 1:
+        return own * job.replicas
+    data = () if any(one.is_cuda for one in batch.tensors) else batch.tensors
+    feed = job.feeds.feed(rank)
+    return consistency.agree_on_step(job.kind(batch), data, feed, job.replicas, own)
+
+
+def rows_of(batch: Batch) -> int:
+    return next((tensor.shape[0] for tensor in batch.tensors if tensor.dim()), 1)
+
+
+@contextmanager
+def in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Every module gets its own mode back: some may be frozen in eval mode."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

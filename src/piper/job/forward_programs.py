@@ -1,0 +1,160 @@
+"""Programs that only go forward: the strategy of a job without its backward, order and updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from piper.capture import Captured, capture
+from piper.capture.kernels.callables import Kernels
+from piper.capture.trace.outputs import joined
+from piper.directives import Directive, Place, Replicate, Shard, Split, Stage, Strategy
+from piper.errors import InputError
+from piper.ir.filters import Both, Either, Not, accepts
+from piper.job.assignment import Assignment, assignment
+from piper.job.batch import Batch
+from piper.job.compiler import Compiled, compile_strategy
+from piper.job.division import division_requests
+from piper.job.job import BatchKind, Job
+from piper.job.programs import Programs
+from piper.names import PASS, F, Phase
+from piper.runtime.comm.world import world
+from piper.runtime.execute import Kernel, Program
+from piper.runtime.forward_program import OutputProgram
+from piper.runtime.state.device_state import DeviceState
+from piper.runtime.state.shared_state import shared_state
+
+Wanted = Literal["loss", "outputs"]
+WHERE = (Place, Replicate, Shard, Split, Stage)  # directives that are about the forward, too
+
+
+def forward_strategy(strategy: Iterable[Directive], microbatches: int) -> Strategy:
+    """Where everything is, without any order: there is no backward to put in between."""
+    return Strategy(
+        replace(one, n=microbatches) if isinstance(one, Split) else one
+        for one in strategy
+        if isinstance(one, WHERE) and not is_backward_only(one)
+    )
+
+
+def is_backward_only(directive: Directive) -> bool:
+    wanted = getattr(directive, "filter", None)
+    return wanted is not None and not may_be_forward(wanted)
+
+
+def may_be_forward(wanted: Any) -> bool:
+    match wanted:
+        case Either():
+            return any(map(may_be_forward, wanted.parts))
+        case Both():
+            return all(map(may_be_forward, wanted.parts))
+        case Not():
+            return True
+    return all(accepts(value, str(F)) for key, value in wanted.items if key == PASS)
+
+
+@dataclass
+class ForwardPrograms:
+    """The programs of this process that only go forward, by kind of batch."""
+
+    programs: Programs
+    ready: dict[tuple[BatchKind, Wanted], Program] = field(default_factory=dict)
+    outputs: dict[BatchKind, Any] = field(default_factory=dict)  # on device 0: their nesting
+    state: DeviceState | None = None  # in whose memory the programs of `ready` read
+
+    @property
+    def job(self) -> Job:
+        return self.programs.job
+
+    @property
+    def rank(self) -> int:
+        return self.programs.rank
+
+    def job_for(self, batch: Batch) -> Job:
+        """The job with as many microbatches as the batch can be cut into.
+
+        The last batch of a data set may be smaller than the others.
+        """
+        rows = next((tensor.shape[0] for tensor in batch.tensors if tensor.dim()), 1)
+        parts = self.job.feeds.parts
+        if rows % parts:
+            what = f"it has {rows} rows, for {parts} replicas that share it"
+            raise InputError.of("batch", what, f"give it a multiple of {parts} rows")
+        count = math.gcd(rows // parts, self.job.strategy.microbatches)
+        cut = forward_strategy(self.job.cut[0] if self.job.cut else self.job.strategy, count)
+        return replace(self.job.under(cut), cut=[cut])
+
+    def get(self, batch: Batch, wanted: Wanted) -> tuple[Program, Job]:
+        job = self.job_for(batch)
+        key = job.kind(batch), wanted
+        if self.state is not self.programs.state:  # another strategy may have moved everything
+            self.ready, self.state = {}, self.programs.state
+        if key not in self.ready:
+            self.ready[key] = self.build(job, batch, wanted)
+        return self.ready[key], job
+
+    def build(self, job: Job, batch: Batch, wanted: Wanted) -> Program:
+        mine, kernels = self.assign(job, batch, wanted)
+        comm = self.programs.comm
+        assert comm is not None
+        comm.extend(mine.needs)
+        part, options = mine.part, job.options
+        trainable = part.trainable.__getitem__
+        state = shared_state(
+            self.programs.state, mine.plan.states, part.contents, trainable, job.initial
+        )
+
+        def kernel(region: str, phase: str) -> Kernel:
+            return kernels.get(part.regions[region], Phase(phase), options.compiled)
+
+        kind = Program if wanted == "loss" else OutputProgram
+        program = kind(
+            mine.plan, kernel, state, comm, getattr(torch, mine.common.loss),
+            ignored=mine.common.ignored,
+        )  # fmt: skip
+        if job.device.type == "cuda":
+            self.programs.prepare(program, mine)
+        return program
+
+    def assign(self, job: Job, batch: Batch, wanted: Wanted) -> tuple[Assignment, Kernels]:
+        shipping, rank = self.programs.shipping, self.programs.rank
+        if rank:
+            return shipping.other(rank)
+        make = partial(self.compile, job, batch, wanted)
+        if world() > 1:
+            return shipping.first(make)
+        captured, compiled = make()
+        return assignment(captured, compiled, 0), captured.kernels
+
+    def compile(self, job: Job, batch: Batch, wanted: Wanted) -> tuple[Captured, Compiled]:
+        captured = captured_forward(job, batch, wanted, self.trained)
+        self.outputs[job.kind(batch)] = captured.output
+        program = job.strategy.directives
+        compiled = compile_strategy(captured.model, program, costs=job.costs, by_role=True)
+        return captured, compiled
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """The parameters that training updates, known on device 0."""
+        every = (*self.job.captures.values(), *self.job.divided.values())
+        buckets = (bucket for one in every for bucket in one.model.buckets.values())
+        return frozenset(p.name for b in buckets if b.trainable for p in b.parameters)
+
+
+def captured_forward(job: Job, batch: Batch, wanted: Wanted, trained: frozenset[str]) -> Captured:
+    """The model without gradients, divided as in training."""
+    one = batch.part(0, job.microbatches)
+    job.find_layers(one)
+    example = job.converted(one).arguments
+    loss_fn: Any = job.loss_fn
+    if wanted == "outputs":
+        loss_fn, example = joined, (*one.arguments, None)
+    given = job.model, loss_fn, example, job.device.type
+    whole = capture(*given, (), job.precision, trained)
+    requests = division_requests(whole.model, job.strategy.directives)
+    return capture(*given, requests, job.precision, trained) if requests else whole

@@ -1,0 +1,242 @@
+"""Evaluation and prediction give what plain PyTorch gives with the trained parameters."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache, partial
+
+import pytest
+import torch
+from evaluations import SGD, Blocks, Threads, block_loss, close, held_out
+from experts import WIDTH, Mixed
+from experts import loss as mixed_loss
+from torch import Tensor, nn
+from torch.nn import functional
+
+import piper
+from piper.directives.strategy import as_strategy
+from piper.errors import InputError
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.options import Options
+from piper.models.llama import cross_entropy
+from piper.strategies import (
+    dualpipev,
+    gpipe,
+    interleaved_one_f_one_b,
+    one_f_one_b,
+    zb_h1,
+    zbv,
+)
+
+ROWS, STEPS = 8, 2
+
+
+class Text(nn.Module):
+    """Attention layers, with the embedding as the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 8)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        with piper.annotate("L"):
+            x = self.embed(tokens)
+        for layer in self.layers:
+            with piper.annotate("L"):
+                x = layer(x)
+        with piper.annotate("L"):
+            return x @ self.embed.weight.T
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(8, 24, bias=False), nn.Linear(8, 8, bias=False)
+        self.norm, self.dropout = nn.LayerNorm(8), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.into(self.norm(x)).unflatten(-1, (3, 2, 4))
+        q, k, v = (one.transpose(1, 2) for one in heads.unbind(2))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+
+
+@cache
+def base(name: str) -> tuple[Job, list[tuple[Tensor, Tensor]]]:
+    torch.manual_seed(0)
+    options = Options(optimizer=SGD, device="cpu")
+    draw = partial(torch.randint, 0, 32, (ROWS, 6))
+    if name == "text":
+        model: nn.Module = Text().double()
+        data = [(draw(), draw()) for _ in range(STEPS + 1)]
+        return Job(model, cross_entropy, as_strategy(None), options), data
+    width = (ROWS, 6) if name.startswith("blocks") else (ROWS, 3, WIDTH)
+    data = [(torch.randn(width).double(), torch.randn(width).double()) for _ in range(STEPS + 1)]
+    if name == "experts":
+        return Job(Mixed(2, "spread").double(), mixed_loss, as_strategy(None), options), data
+    model = Blocks(norm=name == "blocks with batch norm").double()
+    return Job(model, block_loss, as_strategy(None), options), data
+
+
+STRATEGIES = {
+    "one device": ("text", None),
+    "1f1b": ("text", one_f_one_b(pp=2, microbatches=4)),
+    "1f1b, zero 1": ("text", one_f_one_b(pp=2, microbatches=2, dp=2, zero=1)),
+    "gpipe, zero 2": ("text", gpipe(pp=2, microbatches=2, dp=2, zero=2)),
+    "interleaved, zero 3": (
+        "text", interleaved_one_f_one_b(pp=2, microbatches=2, dp=2, zero=3, virtual=2)
+    ),
+    "tensor parallel": ("text", one_f_one_b(pp=1, microbatches=2, tp=2)),
+    "context parallel": ("text", one_f_one_b(pp=1, microbatches=2, cp=2)),
+    "tensor parallel, zero 3": ("text", gpipe(pp=1, microbatches=1, dp=2, tp=2, zero=3)),
+    "recomputed": ("text", one_f_one_b(pp=2, microbatches=2, remat=True)),
+    "split backward": ("blocks", zb_h1(pp=2, microbatches=4)),
+    "zbv": ("blocks", zbv(pp=2, microbatches=4)),
+    "dualpipev": ("blocks", dualpipev(pp=2, microbatches=4, dp=2)),
+    "batch norm": ("blocks with batch norm", one_f_one_b(pp=2, microbatches=2)),
+    "experts": ("experts", one_f_one_b(pp=2, microbatches=2, dp=2, ep=2)),
+    "experts, zero 3": ("experts", dualpipev(pp=1, microbatches=2, dp=2, ep=2, zero=3)),
+    "several replicas on a device": (
+        "blocks", [piper.Place(piper.where(), [0, 0, 1, 1]), piper.Replicate(piper.where(), [0, 1])]
+    ),
+    "passes on other streams": (
+        "blocks",
+        [
+            piper.Place(piper.where(), [0, 1]), piper.Replicate(piper.where(), [0, 1], zero=2),
+            piper.Stream("dp", sms=8), piper.Split("MB", 2),
+            piper.Order([[piper.where(MB=0, PASS="F")], [piper.where(MB=0, PASS="B")]]),
+            piper.Order([[piper.where(MB=1, PASS="F")], [piper.where(MB=1, PASS="B")]]),
+        ],
+    ),
+}  # fmt: skip
+
+
+USUAL = (
+    "1f1b, zero 1", "interleaved, zero 3", "tensor parallel", "batch norm", "experts",
+    "passes on other streams",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_a_strategy_evaluates_what_it_has_trained(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in USUAL])
+def test_other_strategies_do_so_too(name: str) -> None:
+    check(name)
+
+
+def check(name: str) -> None:
+    kind, strategy = STRATEGIES[name]
+    first, data = base(kind)
+    job = first.under(as_strategy(strategy))
+    devices = Threads(job, [Batch.of(one) for one in data[:STEPS]])
+
+    trained = devices.train()
+
+    model = copy.deepcopy(job.model)
+    before = job.loss_fn(model(data[-1][0]), data[-1][1])  # type: ignore[misc]
+    model.load_state_dict({**model.state_dict(), **trained}, strict=True)
+    model.eval()
+    with torch.no_grad():
+        wanted = model(data[-1][0])
+        loss = job.loss_fn(wanted, data[-1][1])  # type: ignore[misc]
+    assert abs(loss - before) > 1e-6 * abs(before), "training must have changed something"
+    for found in devices.forward(Batch.of(data[-1]), "loss"):
+        assert found == pytest.approx(loss.item(), rel=1e-12)
+    outputs = devices.forward(Batch.of(data[-1][:1]), "outputs")
+    close(outputs, wanted)
+
+
+def test_evaluation_is_over_all_rows_together() -> None:
+    torch.manual_seed(0)
+    model, data = Blocks().double(), held_out()
+    strategy = [piper.Place(piper.where(), [0]), piper.Split("MB", 4)]
+    trainer = piper.Trainer(model, block_loss, strategy, example=data[0], optimizer=SGD)
+    trainer.step(*data[0])
+    model.blocks[1].eval()  # one that the user has frozen
+
+    found = trainer.evaluate(data)
+
+    assert model.training and model.blocks[0].training and not model.blocks[1].training
+    weights = trainer.state_dict()
+    assert weights is not None
+    own = copy.deepcopy(model)
+    own.load_state_dict(weights)
+    own.eval()
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    with torch.no_grad():
+        assert found.loss == pytest.approx(block_loss(own(x), y).item(), rel=1e-12)
+        close(trainer.predict(x), own(x))
+        close(trainer.predict(x=data[2][0]), own(data[2][0]))
+    assert (found.batches, found.samples) == (3, 22)
+    assert trainer.step(*data[0]).step == 2
+    trainer.close()
+
+
+def test_weights_count_in_evaluation_as_they_do_in_steps() -> None:
+    """A mean over labels that count, and a sum of them divided by their number, are the same."""
+    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(1)
+    data = [
+        (torch.randn(4, 6, generator=draw), torch.randint(-1, 6, (4,), generator=draw).abs())
+        for _ in range(3)
+    ]
+    data = [(x, y.masked_fill(torch.arange(4) >= 1 + k, -100)) for k, (x, y) in enumerate(data)]
+    model = nn.Linear(6, 6)
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    wanted = functional.cross_entropy(model(x), y).item()
+    count = lambda x, y: (y != -100).sum()  # noqa: E731
+    total = partial(functional.cross_entropy, reduction="sum")
+    for loss_fn, reduction in ((functional.cross_entropy, "mean"), (total, "sum")):
+        trainer = piper.Trainer(
+            model, loss_fn, example=data[0], loss_weight=count, reduction=reduction
+        )  # fmt: skip
+        assert trainer.evaluate(data).loss == pytest.approx(wanted, rel=1e-6)
+        trainer.close()
+
+
+def test_an_empty_data_set_is_an_error() -> None:
+    trainer = piper.Trainer(nn.Linear(3, 3), functional.mse_loss, example=[torch.ones(2, 3)] * 2)
+    with pytest.raises(InputError, match="there are no batches"):
+        trainer.evaluate([])
+    trainer.close()
+
+
+def test_calling_the_model_after_a_step_warns_once(recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.ones(2, 3)
+    model = nn.Linear(3, 3)
+    trainer = piper.Trainer(model, functional.mse_loss, example=(x, x))
+    model(x)
+    trainer.step(x, x)
+    trainer.evaluate([(x, x)])
+    trainer.step(torch.ones(4, 3), torch.ones(4, 3))  # captures again
+    copy.deepcopy(model)(x)
+    assert not list(recwarn)
+
+    with pytest.warns(UserWarning, match="trainer.predict") as found:
+        model(x)
+        model(x)
+
+    assert len(found) == 1 and found[0].filename == __file__
+    trainer.close()
+    assert not model._forward_pre_hooks
+
+
+def test_a_model_with_loaded_weights_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.ones(2, 3)
+    model = nn.Linear(3, 3)
+    trainer = piper.Trainer(model, functional.mse_loss, example=(x, x))
+    trainer.step(x, x)
+
+    weights = trainer.state_dict()
+    assert weights is not None
+    model.load_state_dict(weights)
+    model(x)
+
+    assert not list(recwarn)
+    trainer.close()

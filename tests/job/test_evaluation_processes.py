@@ -1,0 +1,25 @@
+"""Evaluation and prediction in real processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from evaluations import Blocks, block_loss, close, evaluate_on, held_out
+from pool import run_on
+
+
+def test_processes_evaluate_their_replicas_together() -> None:
+    results = run_on(4, evaluate_on)
+
+    losses = {loss for loss, *_ in results}
+    *_, outputs, weights = results[0]
+    assert len(losses) == 1 and {samples for _, samples, *_ in results} == {22}
+    assert all(one is None for *_, one, _ in results[1:])
+    model = Blocks().double()
+    model.load_state_dict(weights)
+    model.eval()
+    data = held_out()
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    with torch.no_grad():
+        assert losses.pop() == pytest.approx(block_loss(model(x), y).item(), rel=1e-12)
+        close(outputs, model(data[1][0]))
