@@ -134,7 +134,8 @@ def agreed_weight(job: Job, rank: int, batch: Batch, own: float) -> float:
         return own * job.replicas
     data = () if any(one.is_cuda for one in batch.tensors) else batch.tensors
     feed = job.feeds.feed(rank)
-    return consistency.agree_on_step(job.kind(batch), data, feed, job.replicas, own)
+    everyone, _ = consistency.agree_on_step(job.kind(batch), data, feed, job.replicas, own)
+    return everyone
 
 
 def rows_of(batch: Batch) -> int:
