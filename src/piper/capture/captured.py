@@ -99,10 +99,7 @@ def capture(
     _require(device)
     traced = trace(model, loss_fn, example, device, precision)
     ignored = ignored_labels(traced)
-    clean(traced)
-    make_reproducible(traced)
-    if divide:
-        traced = divided(traced, divide)
+    traced = _cleaned(traced, divide)
     chunks = cut(traced)
     lowered = lower(traced, chunks, forward_only=trained is not None)
     tags = number_tags([chunk.path for chunk in chunks])
@@ -127,6 +124,12 @@ def capture(
         output=traced.output,
         described=made,
     )
+
+
+def _cleaned(traced: Traced, divide: Sequence[DivisionRequest]) -> Traced:
+    clean(traced)
+    make_reproducible(traced)
+    return divided(traced, divide) if divide else traced
 
 
 def _experts(
