@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from itertools import cycle
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from replicas import ADAMW, Net, Run, batches, data, known, optimizer_parts
@@ -14,10 +18,12 @@ from torch.nn import functional
 from piper.directives import Place, Split, Strategy
 from piper.ir.filters import where
 from piper.job.division import feeds_of
+from piper.runtime.checkpoint.files import written
 from piper.runtime.state.device_state import Part
 from piper.trainer import Trainer
 
 ROWS, SAVED = 8, 2  # rows of all replicas; steps before a run is saved
+MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 PLACE = [Place(where(), [0])]
 HALVING = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
 
@@ -72,13 +78,84 @@ def go_on(rank: int, name: str, stages: int, text: str, folder: str) -> Run:
     return run
 
 
-def refused_there(rank: int, text: str, folder: str) -> str:
+def refused_there(rank: int, text: str, folder: str, missing_ok: bool) -> str:
     """What a process says that looks for a checkpoint where there is none, or another."""
     trainer, _ = made(rank, "uneven", 2, text)
     try:
-        trainer.resume(f"{folder}/{rank}")
+        trainer.resume(f"{folder}/{rank}", missing_ok)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
         trainer.close()
     return "nothing"
+
+
+def save_unseen(rank: int, text: str, folder: str) -> tuple[str, int]:
+    """The second process is on a host that does not share the folder; after a save that worked."""
+    trainer, mine = made(rank, "uneven", 2, text)
+    trainer.save(folder)
+    trainer.step(*mine[0])
+    apart = (lambda path: False) if rank else Path.is_file
+    with (
+        patch.object(Path, "is_file", apart),
+        patch("piper.runtime.checkpoint.save.SHOWN", 0.1),
+    ):
+        said = saying(lambda: trainer.save(folder))
+    trainer.close()
+    return said, len(list(Path(folder).iterdir()))
+
+
+def save_in_vain(rank: int, text: str, folder: str) -> list[str]:
+    """The second process cannot write: what each says in the steps that follow."""
+    trainer, mine = made(rank, "uneven", 2, text)
+    trainer.step(*mine[0])
+    with patch("piper.runtime.checkpoint.files.written", full if rank else written):
+        trainer.save(folder, wait=False)
+        thread = trainer._checkpoints.thread
+        assert thread is not None
+        thread.join()
+    said = [saying(lambda: trainer.step(*mine[1])) for _ in range(2)]
+    trainer.save(folder, wait=False)
+    trainer.close()
+    return said
+
+
+def full(*given: Any) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def saying(act: Callable[[], Any]) -> str:
+    """Its error, or nothing."""
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def save_often(folder: str) -> None:
+    """Steps and saves beside them, until someone ends the process."""
+    trainer = alone(optimizer=MOMENTUM)
+    for batch in cycle(data()):
+        trainer.step(*batch)
+        trainer.save(folder, wait=False, keep=2)
+
+
+def export_half(rank: int, name: str, stages: int, text: str, folder: str) -> Any:
+    """The weights after two steps, in files of a few tensors; and as a state dict."""
+    trainer, mine = made(rank, name, stages, text)
+    for batch in mine[:SAVED]:
+        trainer.step(*batch)
+    trainer.export(folder, max_file_gib=2e-6)
+    found = trainer.state_dict()
+    trainer.close()
+    return found
+
+
+def load_there(rank: int, name: str, stages: int, text: str, folder: str) -> Any:
+    trainer, mine = made(rank, name, stages, text)
+    trainer.load(folder)
+    found = trainer.state_dict()
+    trainer.step(*mine[0])
+    trainer.close()
+    return found

@@ -29,6 +29,7 @@ from piper.runtime.batch import StepInputs
 from piper.runtime.checkpoint.checkpoints import Checkpoints
 from piper.runtime.checkpoint.description import described
 from piper.runtime.checkpoint.folder import Keep
+from piper.runtime.checkpoint.model_names import model_tensors
 from piper.runtime.checkpoint.save import Run
 from piper.runtime.comm.world import gather, join, world
 from piper.runtime.execute import Program
@@ -241,6 +242,34 @@ class Trainer:
         given = self._run, self._programs.state, missing_ok, loader
         self.steps = self._checkpoints.resume(Path(folder), *given)
         return self.steps
+
+    def load(
+        self,
+        path: str | Path,
+        *,
+        rename: Callable[[str], str] | None = None,
+        strict: bool = True,
+    ) -> None:
+        """Load weights before the first step, under any strategy. Every process calls it.
+
+        `path` is a safetensors file, a folder of them as Hugging Face writes it, or what `save`
+        wrote. `rename` gives the name in the files for a name in the model. With `strict=False`,
+        names may be missing or unknown.
+        """
+        self._enter("load")
+        tensors = model_tensors(self._job.model)
+        given = self._run, self._programs.state, tensors, rename, strict
+        self._checkpoints.load(Path(path), *given)
+
+    def export(self, folder: str | Path, max_file_gib: float = 5.0) -> None:
+        """Write the weights as Hugging Face does: safetensors, with the names of the model.
+
+        Every process calls it, and writes what it holds. All must see the same folder.
+        """
+        self._enter("export")
+        programs, job = self._programs, self._job
+        given = programs.state, programs.turns, model_tensors(job.model), job.initial
+        self._checkpoints.export(Path(folder), *given, int(max_file_gib * 2**30))
 
     @property
     def _run(self) -> Run:

@@ -303,12 +303,13 @@ def test_only_a_new_trainer_resumes(tmp_path: Path) -> None:
         trainer.resume(tmp_path / "run")
 
 
-def test_all_processes_are_told_what_one_of_them_misses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing_ok", [False, True])
+def test_all_processes_are_told_what_one_of_them_misses(missing_ok: bool, tmp_path: Path) -> None:
     """The second one looks elsewhere."""
     trainer, _ = made(0, "uneven", 2, ONE.to_json())
     trainer.save(tmp_path / "0")
 
-    first, second = run_on(2, refused_there, TWO.to_json(), str(tmp_path))
+    first, second = run_on(2, refused_there, TWO.to_json(), str(tmp_path), missing_ok)
 
     for rank, said in enumerate((first, second)):
         folder = tmp_path / str(rank)

@@ -17,6 +17,7 @@ from checkpoints import alone, weights
 from replicas import data
 
 from piper import Trainer
+from piper.cli.checkpoint import show
 from piper.errors import InputError
 from piper.runtime.checkpoint.files import digest_of
 from piper.runtime.checkpoint.index import plain_name
@@ -270,3 +271,22 @@ def test_every_type_is_written_as_others_write_it(tmp_path: Path) -> None:
     for name, tensor in made.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert bytes_of(found[name]) == bytes_of(tensor)
+
+
+# Command line
+
+
+def test_a_checkpoint_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(run, tensors=True, verify=True)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step-1: 1 step, saved 20")
+    assert "  first.bias  float64 [6]" in lines
+    assert lines[-1].startswith("verified: all ")
+
+
+def test_what_is_damaged_is_not_verified(run: Path) -> None:
+    flip(next(run.rglob("*.safetensors")), 9000)
+
+    with pytest.raises(InputError, match="0.safetensors is damaged"):
+        show(run, verify=True)

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from piper.cli import check, run, schedule, show, simulate, view
+from piper.cli import check, checkpoint, run, schedule, show, simulate, view
 from piper.errors import PiperError
 
 app = typer.Typer(
@@ -13,7 +13,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, show, check, schedule, simulate, view):
+for command in (run, show, check, schedule, simulate, view, checkpoint):
     command.add_to(app)
 
 

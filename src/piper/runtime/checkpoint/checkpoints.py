@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from piper.runtime.checkpoint.description import names_of
+from piper.runtime.checkpoint.export import Initial, export
 from piper.runtime.checkpoint.folder import Keep
+from piper.runtime.checkpoint.load import load
 from piper.runtime.checkpoint.lock import FolderLock
+from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.peers import Peers, peers
 from piper.runtime.checkpoint.pieces import Turns
 from piper.runtime.checkpoint.problems import refused
@@ -20,6 +23,7 @@ from piper.runtime.checkpoint.process_values import process_values, refuse_other
 from piper.runtime.checkpoint.reader import Reader
 from piper.runtime.checkpoint.resume import resume
 from piper.runtime.checkpoint.save import Run, opened, snapshot, write
+from piper.runtime.checkpoint.weights import Rename
 from piper.runtime.state.device_state import DeviceState
 
 
@@ -80,6 +84,22 @@ class Checkpoints:
         self.finish()
         refuse_other_loader(loader)
         return resume(self.peers, folder.resolve(), state, run, missing_ok, loader)
+
+    def load(
+        self, path: Path, run: Run, state: DeviceState, tensors: Sequence[ModelTensor],
+        rename: Rename | None, strict: bool,
+    ) -> None:  # fmt: skip
+        self.finish()
+        if run.steps:
+            raise refused("this Trainer has already run steps", "load before the first step")
+        load(self.peers, path.resolve(), state, tensors, rename, strict)
+
+    def export(
+        self, folder: Path, state: DeviceState, turns: Turns, tensors: list[ModelTensor],
+        initial: Initial, limit: int,
+    ) -> None:  # fmt: skip
+        self.finish()
+        export(self.peers, folder.resolve(), state, turns, tensors, initial, limit)
 
     @property
     def failed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -43,12 +44,16 @@ def saved_pieces(state: DeviceState, turns: Turns, copy: Copy | None = None) -> 
     for value, bucket in state.buckets.items():
         if value in turns:
             refuse_counting(bucket)
-            position, count = turns[value]
-            shifts = Shifts(position, [0] * count)
+            shifts = shifts_of(bucket, *turns[value])
             for piece, tensor in bucket_pieces(bucket):
                 if shifts.is_mine(tensor.numel() * tensor.element_size()):
                     found.append((piece, (copy or in_host_memory)(tensor)))
     return found
+
+
+def shifts_of(bucket: BucketState, position: int, count: int) -> Shifts:
+    """Not the same device is the first for every bucket."""
+    return Shifts((position + zlib.crc32(bucket.bucket.encode())) % count, [0] * count)
 
 
 def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:

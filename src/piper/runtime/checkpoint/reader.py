@@ -33,6 +33,7 @@ class Reader:
 
     folder: Path
     index: Index = field(default=None)  # type: ignore[assignment]  # read from the folder
+    only_weights: bool = False  # without the states of optimizers
     known: dict[str, list[StoredPiece]] = field(default_factory=dict)
     checked: set[str] = field(default_factory=set)  # files whose headers were compared
 
@@ -40,6 +41,8 @@ class Reader:
         self.index = self.index or read_index(self.folder)
         self.files = {one.name: one for one in self.index.files}
         for one in self.index.pieces:
+            if one.piece.state and self.only_weights:
+                continue
             self.known.setdefault(one.piece.name, []).append(one)
 
     def fill(self, bucket: BucketState) -> None:

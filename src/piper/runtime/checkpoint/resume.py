@@ -90,7 +90,7 @@ def read(peers: Peers, folder: Path, state: DeviceState, run: Run, with_loader: 
     return Found(reader, buckets, random, position(reader, run) if with_loader else None)
 
 
-def reader_of(folder: Path) -> Reader:
+def reader_of(folder: Path, only_weights: bool = False) -> Reader:
     """The current checkpoint of a folder. Its index must be the one that was saved."""
     part = current(folder)
     for one in kept_in(folder):
@@ -100,7 +100,7 @@ def reader_of(folder: Path) -> Reader:
                 raise damaged(path, "is missing")
             if digest_of(path.read_bytes()) != one.digest:
                 raise damaged(path, "is damaged, or of another checkpoint")
-    return Reader(part)
+    return Reader(part, only_weights=only_weights)
 
 
 def own_process(index: Index, peers: Peers) -> ProcessFile | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,16 +77,20 @@ def opened(peers: Peers, folder: Path, steps: int, locks: dict[Path, FolderLock]
     do not see it: each host may have a folder of this name.
     """
 
-    def prepare() -> str:
+    def prepare() -> tuple[str, str]:
         refuse_foreign(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if folder not in locks:
             locks[folder] = take_lock(folder)
-        return str(begin(folder, locks[folder], steps))
+        part, sign = begin(folder, locks[folder], steps), secrets.token_hex(16)
+        (part / sign).touch()
+        return str(part), sign
 
-    part = Path(peers.from_first(prepare))
+    name, sign = peers.from_first(prepare)
+    part = Path(name)
     try:
-        peers.each(lambda: refuse_unseen(part))
+        peers.each(lambda: refuse_unseen(part, sign))
+        peers.on_first((part / sign).unlink)
     except BaseException:
         if peers.rank == 0:
             remove(part)
@@ -93,9 +98,9 @@ def opened(peers: Peers, folder: Path, steps: int, locks: dict[Path, FolderLock]
     return part
 
 
-def refuse_unseen(part: Path) -> None:
+def refuse_unseen(part: Path, sign: str) -> None:
     until = time.monotonic() + SHOWN
-    while not part.is_dir():
+    while not (part / sign).is_file():
         if time.monotonic() > until:
             raise refused(
                 f"{part} was made by process 0, and is not seen here",

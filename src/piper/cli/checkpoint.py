@@ -1,0 +1,35 @@
+"""piper checkpoint: what is in a checkpoint, and whether it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Folder = Annotated[Path, typer.Argument(help="what trainer.save wrote, or one of its step-N")]
+
+
+def add_to(app: typer.Typer) -> None:
+    group = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
+    group.callback()(lambda: None)  # so that `show` is a command of its own
+    group.command("show")(show)
+    app.add_typer(group, name="checkpoint")
+
+
+def show(
+    folder: Folder,
+    tensors: Annotated[bool, typer.Option("--tensors", help="list the model's tensors")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="read everything, and compare it with its digests")
+    ] = False,
+) -> None:
+    """Show what is in FOLDER. Nothing of it is executed."""
+    from piper.runtime.checkpoint.summary import summary, tensor_lines, verified  # imports torch
+
+    for line in summary(folder):
+        print(line)
+    for line in tensor_lines(folder) if tensors else ():
+        print(line)
+    if verify:
+        print(f"verified: all {verified(folder)} pieces are as they were written")

@@ -1,0 +1,107 @@
+"""Loading weights alone, before training: of Hugging Face, or of a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from piper.names import amount
+from piper.runtime.checkpoint.files import digest_of
+from piper.runtime.checkpoint.folder import is_checkpoint
+from piper.runtime.checkpoint.model_names import ModelTensor
+from piper.runtime.checkpoint.peers import Peers
+from piper.runtime.checkpoint.problems import refused
+from piper.runtime.checkpoint.reader import Reader, States, put
+from piper.runtime.checkpoint.resume import reader_of
+from piper.runtime.checkpoint.safetensors_format import read_header
+from piper.runtime.checkpoint.weights import Rename, Weights, entries, files_of, weights_at
+from piper.runtime.state.device_state import BucketState, DeviceState
+
+LOG = logging.getLogger("piper")
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def load(
+    peers: Peers, path: Path, state: DeviceState, tensors: Sequence[ModelTensor],
+    rename: Rename | None, strict: bool,
+) -> None:  # fmt: skip
+    """Fill all parameters and buffers of this device. If that fails, nothing is changed."""
+
+    def read() -> tuple[Reader | Weights, list[tuple[BucketState, list[States]]]]:
+        known = shapes_at(path)
+        notes = list(mismatches(known, tensors, rename))
+        refuse_shapes(path, known, tensors, rename)
+        if notes and strict:
+            more = f" (and {len(notes) - 3} more)" if notes[3:] else ""
+            raise refused(
+                f"{path} does not fit the model: {'; '.join(notes[:3])}{more}",
+                "give rename=, a function from names of the model to names in the files; or "
+                "strict=False, to load what there is",
+            )
+        if notes and peers.rank == 0:
+            LOG.warning("%s in %s do not fit the model", amount(len(notes), "name"), path)
+        source = source_at(path, tensors, rename)
+        return source, [(one, source.states_of(one)) for one in state.buckets.values()]
+
+    refuse_different(peers, path)
+    source, buckets = peers.each(read)
+    for bucket, states in buckets:
+        put(bucket, states)
+    state.origin = source
+
+
+def source_at(
+    path: Path, tensors: Sequence[ModelTensor], rename: Rename | None
+) -> Reader | Weights:
+    if is_checkpoint(path):
+        return reader_of(path, only_weights=True)
+    return weights_at(path, tensors, rename)
+
+
+def shapes_at(path: Path) -> Shapes:
+    """The tensors that are there."""
+    if is_checkpoint(path):
+        return {name: tuple(shape) for name, (shape, _) in reader_of(path).index.model.items()}
+    return {name: entry.shape for name, (_, entry) in entries(path)}
+
+
+def mismatches(there: Shapes, tensors: Sequence[ModelTensor], rename: Rename | None) -> list[str]:
+    """Names of the model that are not there, and those there that the model does not have."""
+    names = {name: rename(name) if rename else name for one in tensors for name in one.names}
+    missing = [
+        f"{one.name} is missing" for one in tensors if not any(names[n] in there for n in one.names)
+    ]
+    return missing + [f"{name} is unknown" for name in sorted(set(there) - set(names.values()))]
+
+
+def refuse_shapes(
+    path: Path, there: Shapes, tensors: Sequence[ModelTensor], rename: Rename | None
+) -> None:
+    for one in tensors:
+        for name in one.names:
+            shape = there.get(rename(name) if rename else name, one.shape)
+            if shape != one.shape:
+                raise refused(
+                    f"{path} has {name} as {list(shape)}, the model as {list(one.shape)}",
+                    "build the model that was saved",
+                )
+
+
+def refuse_different(peers: Peers, path: Path) -> None:
+    """All processes must see the same files."""
+    views = peers.everyone(peers.each(lambda: view(path)))
+    for rank, one in enumerate(views):
+        if one != views[0]:
+            raise refused(
+                f"{path} is not the same for all processes: process {rank} sees other files",
+                "give a path that all hosts share, or the same files on each of them",
+            )
+
+
+def view(path: Path) -> str:
+    """What a process sees: the headers of all files."""
+    if is_checkpoint(path):
+        return digest_of(reader_of(path).index.to_bytes())
+    headers = [sorted(read_header(one).entries.items()) for one in files_of(path)]
+    return digest_of(repr(headers).encode())

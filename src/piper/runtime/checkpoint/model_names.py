@@ -1,0 +1,40 @@
+"""The names of a model's tensors, as its state dict has them, and which of them are one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ModelTensor:
+    """A parameter or buffer of a state dict. Tied parameters are one, with several names."""
+
+    name: str  # the first one
+    names: tuple[str, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def model_tensors(model: torch.nn.Module) -> list[ModelTensor]:
+    """Of the whole model, in the order of its state dict. Also of a model on `meta`."""
+    kept = model.state_dict(keep_vars=True)
+    names: dict[int, list[str]] = {}
+    for name, tensor in kept.items():
+        if isinstance(tensor, torch.Tensor):
+            names.setdefault(id(tensor), []).append(name)
+    return [
+        ModelTensor(first, tuple(every), kept[first].dtype, tuple(kept[first].shape))
+        for every in names.values()
+        for first in every[:1]
+    ]
+
+
+def by_name(tensors: list[ModelTensor]) -> Mapping[str, ModelTensor]:
+    return {name: one for one in tensors for name in one.names}

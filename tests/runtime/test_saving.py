@@ -1,0 +1,236 @@
+"""Saving beside steps, next to other runs, and up to the moment at which a process is killed."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import random
+import threading
+import time
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import (
+    MOMENTUM,
+    alone,
+    full,
+    save_half,
+    save_in_vain,
+    save_often,
+    save_unseen,
+    weights,
+)
+from pool import HEAVY, run_on
+from replicas import data
+from torch import nn
+
+from piper import Place, Replicate, Split, Strategy, where
+from piper.errors import InputError
+from piper.runtime.checkpoint.folder import kept_in
+from piper.runtime.checkpoint.resume import reader_of
+from piper.runtime.checkpoint.writer import write_pieces
+
+TWO = Strategy([Place(where(), [0, 1]), Replicate(where(), [0, 1]), Split("MB", 2)])
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is what was there when it was saved."""
+    gate, batches = threading.Event(), [*data(), *data()]
+
+    def later(*given: Any) -> Any:
+        gate.wait()
+        return write_pieces(*given)
+
+    monkeypatch.setattr("piper.runtime.checkpoint.save.write_pieces", later)
+    first = alone(nn.Dropout(0.4), optimizer=MOMENTUM)
+    first.step(*batches[0])
+    first.save(tmp_path / "run", wait=False)
+    wanted = [first.step(*batch).loss for batch in batches[1:]]
+    assert not (tmp_path / "run" / "piper.json").exists()
+    gate.set()
+    first.close()
+
+    second = alone(nn.Dropout(0.4), optimizer=MOMENTUM)
+    assert second.resume(tmp_path / "run") == 1
+    assert [second.step(*batch).loss for batch in batches[1:]] == wanted
+    second.close()
+
+
+@pytest.mark.parametrize("call", ["step", "save", "close"])
+def test_an_error_is_raised_by_the_next_call(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, folder = alone(), tmp_path / "run"
+    trainer.save(folder)
+    trainer.step(*data()[0])
+    with monkeypatch.context() as patch:
+        patch.setattr("piper.runtime.checkpoint.files.written", full)
+        trainer.save(folder, wait=False)
+        assert trainer._checkpoints.thread is not None
+        trainer._checkpoints.thread.join()
+
+    calls = {"step": lambda: trainer.step(*data()[0]), "save": lambda: trainer.save(folder),
+             "close": trainer.close}  # fmt: skip
+    with pytest.raises(InputError, match="No space left on device"):
+        calls[call]()
+
+    assert [one.steps for one in kept_in(folder)] == [0]
+    assert sorted(path.name for path in folder.iterdir()) == ["piper.json", "piper.lock", "step-0"]
+    trainer.close() if call == "close" else calls[call]()  # it was raised once
+    trainer.close()
+
+
+def test_what_fails_on_one_process_is_raised_by_all_in_the_same_step(tmp_path: Path) -> None:
+    first, second = run_on(2, save_in_vain, TWO.to_json(), str(tmp_path / "run"))
+
+    assert "it failed on process 1" in first[0]
+    assert "No space left on device" in second[0]
+    assert first[1] == second[1] == ""
+    assert [one.steps for one in kept_in(tmp_path / "run")] == [2]
+
+
+def test_a_folder_that_a_host_does_not_see_is_noticed_in_time(tmp_path: Path) -> None:
+    """The old checkpoint is still there, and nothing beside it."""
+    (first, left), (second, _) = run_on(2, save_unseen, TWO.to_json(), str(tmp_path / "run"))
+
+    assert "step-1 was made by process 0, and is not seen here" in second
+    assert "it failed on process 1" in first
+    assert left == 3
+    assert [one.steps for one in kept_in(tmp_path / "run")] == [0]
+
+
+def test_copies_divide_the_writing(tmp_path: Path) -> None:
+    run_on(2, save_half, "uneven", 2, TWO.to_json(), str(tmp_path / "run"))
+
+    sizes = [
+        sum(one.nbytes for one in reader_of(tmp_path / "run").index.pieces if one.file == name)
+        for name in ("0.safetensors", "1.safetensors")
+    ]
+    assert 0 < max(sizes) < 2 * min(sizes)
+
+
+def test_the_newest_stay_and_every_third(tmp_path: Path) -> None:
+    trainer, folder = alone(), tmp_path / "run"
+    for batch in islice(cycle(data()), 8):
+        trainer.step(*batch)
+        trainer.save(folder, keep=2, keep_every=3, wait=False)
+    trainer.close()
+
+    assert [one.steps for one in kept_in(folder)] == [3, 6, 7, 8]
+    assert sorted(path.name for path in folder.glob("step-*")) == [
+        "step-3", "step-6", "step-7", "step-8",
+    ]  # fmt: skip
+    older = alone()
+    assert older.resume(folder / "step-3") == 3
+    with pytest.raises(InputError, match="keep nothing"):
+        older.save(folder, keep=0)
+
+
+class Positions:
+    """A loader that knows where it is. Its batches also depend on the random state."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, 3: (b"bytes", None, [1.5, torch.arange(2)])}
+
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
+        assert state[3][0] == b"bytes" and state[3][2][1].tolist() == [0, 1]
+        self.at = state["at"]
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = data()[self.at % len(data())]
+        self.at += 1
+        return x + torch.randn_like(x) * random.random(), y
+
+
+def test_the_data_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The position of a loader, and the random state; after a run that drew other numbers."""
+    torch.manual_seed(5)
+    random.seed(5)
+    first, loader = alone(), Positions()
+    for _ in range(2):
+        first.step(*next(loader))
+    first.save(tmp_path / "run", loader=loader)
+    wanted = [first.step(*next(loader)).loss for _ in range(2)]
+    first.close()
+
+    torch.manual_seed(6)
+    second, fresh = alone(), Positions()
+    second.resume(tmp_path / "run", loader=fresh)
+    assert [second.step(*next(fresh)).loss for _ in range(2)] == wanted
+    second.close()
+
+
+def test_a_loader_without_a_position_is_refused(tmp_path: Path) -> None:
+    trainer = alone()
+    with pytest.raises(InputError, match="loader=list has no state_dict"):
+        trainer.save(tmp_path / "run", loader=data())
+    trainer.save(tmp_path / "run")
+    with pytest.raises(InputError, match="has no position of a loader"):
+        trainer.resume(tmp_path / "run", loader=Positions())
+    odd = Positions()
+    odd.state_dict = lambda: {"at": object()}  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="contains a object, which cannot be saved safely"):
+        trainer.save(tmp_path / "run", loader=odd)
+    trainer.close()
+
+
+# Other runs
+
+
+def process(target: Any, *args: Any) -> Any:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(HEAVY)
+    made = context.Process(target=target, args=args, daemon=True)
+    made.start()
+    return made
+
+
+def begun(target: Any, run: Path) -> Any:
+    """A process that has saved at least once."""
+    child = process(target, str(run))
+    while not (run / "piper.json").exists():
+        assert child.is_alive()
+        time.sleep(0.01)
+    return child
+
+
+def killed_runs_are_whole(folder: Path, kills: int, seed: int) -> None:
+    """As soon as a run is dead, another one may save to its folder."""
+    draw, wanted, trainer = random.Random(seed), list[Any](), alone(optimizer=MOMENTUM)
+    batches = cycle(data())
+    for kill in range(kills):
+        run = folder / str(kill)
+        child = begun(save_often, run)
+        if kill == 0:
+            with pytest.raises(InputError, match=f"is in use by process {child.pid} of "):
+                trainer.save(run)
+        time.sleep(draw.uniform(0.0, 0.3))
+        child.kill()
+        child.join()
+        found = alone(optimizer=MOMENTUM)
+        steps = found.resume(run)
+        while len(wanted) < steps:
+            trainer.step(*next(batches))
+            wanted.append(weights(trainer))
+        ours = weights(found)
+        assert all(torch.equal(ours[name], wanted[steps - 1][name]) for name in ours), kill
+        found.save(run)  # over whatever is left
+        assert len(list(run.glob("step-*"))) == 1
+        found.close()
+    trainer.close()
+
+
+def test_a_kill_beside_a_save_leaves_a_whole_checkpoint_and_no_lock(tmp_path: Path) -> None:
+    killed_runs_are_whole(tmp_path, 1, seed=1)
+
+
+@pytest.mark.soak
+def test_200_kills_beside_saves_leave_whole_checkpoints(tmp_path: Path) -> None:
+    killed_runs_are_whole(tmp_path, 200, seed=2)
