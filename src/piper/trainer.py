@@ -20,6 +20,8 @@ from piper.job.forward_programs import ForwardPrograms
 from piper.job.inspection import inspected, is_inspecting
 from piper.job.job import BatchKind, Job
 from piper.job.loss_reduction import refuse_weightless
+from piper.job.metric_log import Log, metric_log
+from piper.job.model_flops import best_seconds
 from piper.job.options import ADAMW, Loss, Options
 from piper.job.programs import Programs
 from piper.job.stale_model import StaleModel
@@ -61,6 +63,8 @@ class Trainer:
     such models; `costs` is what `tune` gave, or a file
     of it. `memory_gib` is the memory of a device: a strategy that needs more is an error, with a
     table of what would fit (on a GPU, a warning by default if it needs more than the GPU has).
+    `no_decay` names parameters without weight decay, such as ["bias", "norm"]. `log` is where the
+    metrics of all steps go: "print", "tensorboard", "wandb", a .csv file, or your function.
     `device` is "cuda" or "cpu", by default a GPU if there is one. Waiting for another process fails
     after `timeout` seconds.
     """
@@ -75,6 +79,7 @@ class Trainer:
         example: Any,
         optimizer: MakeOptimizer = ADAMW,
         lr_scheduler: MakeScheduler | None = None,
+        no_decay: Sequence[str] = (),
         reduction: Literal["mean", "sum"] | None = None,
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
@@ -86,10 +91,11 @@ class Trainer:
         costs: Costs | str | Path | None = None,
         memory_gib: float | None = None,
         device: str | None = None,
+        log: Log = None,
         timeout: float = 600.0,
     ) -> None:
         options = Options(
-            optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
+            optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
             loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
             graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
         )  # fmt: skip
@@ -105,10 +111,12 @@ class Trainer:
         self._in_flight, self._recording = steps_on(job.device), from_environment()
         self._checkpoints = Checkpoints()
         self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
+        self._best: dict[BatchKind, float | None] = {}  # seconds of a step at the peak
         self._broken = False
         self._programs.get(first, job.kind(first), self.steps)
         self._digests = consistency.digests(model)  # of the values that were copied
         self._stale = StaleModel(model, self._digests)
+        self._log = metric_log(log, self.rank)
 
     @property
     def _job(self) -> Job:
@@ -146,9 +154,14 @@ class Trainer:
             self._in_flight.forget()
             self._broken = world() > 1
             raise
+        lr = self._programs.state.learning_rate
         self._programs.state.advance()
         self.steps, self._digests, self._stale.stepped = self.steps + 1, {}, True
-        metrics = Metrics(self.steps, self.replicas * given.tokens, self._in_flight.end(program))
+        if kind not in self._best:
+            self._best[kind] = best_seconds(self._job, given)
+        read, tokens = self._in_flight.end(program), self.replicas * given.tokens
+        metrics = Metrics(self.steps, tokens, read, lr, self._best[kind])
+        self._log.add(metrics)
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
         return metrics
 
@@ -279,6 +292,7 @@ class Trainer:
         """Release the communicators. The process may make another Trainer."""
         self._recording.finish()
         self._in_flight.finish()
+        self._log.close()
         self._stale.close()
         try:
             self._checkpoints.close()

@@ -13,7 +13,7 @@ from piper import Trainer, rehearse
 from piper.errors import InputError
 from piper.job.options import Options
 
-OWN = {"model", "loss_fn", "strategy", "example", "timeout", "batches", "watch"}
+OWN = {"model", "loss_fn", "strategy", "example", "timeout", "batches", "watch", "log"}
 DEFAULTS = {one.name: one.default for one in fields(Options)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
@@ -14,6 +14,7 @@ from piper.errors import InputError, no_option
 from piper.job.batch import Batch
 from piper.names import amount
 from piper.runtime.state.optimizers import SCHEDULER
+from piper.runtime.state.parameter_groups import is_named
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -56,6 +57,22 @@ def refuse_wrong_options(optimizer: Any, lr_scheduler: Any, max_norm: Any) -> No
         raise InputError.of(
             "max_norm", f"{max_norm!r} is not a norm", "write a number above 0, or None"
         )
+
+
+def refuse_wrong_patterns(found: Any) -> None:
+    if isinstance(found, str) or not all(isinstance(one, str) for one in found):
+        what = f"{found!r} is not a list of names"
+        raise InputError.of("no_decay", what, 'write no_decay=["bias", "norm"]')
+
+
+def refuse_unmatched(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    """A misspelt pattern would silently change nothing."""
+    names = [name for name, _ in model.named_parameters()]
+    for one in patterns:
+        if not any(is_named(name, [one]) for name in names):
+            what = f"no parameter has {one!r} in its name"
+            fix = f"the model has {', '.join(names[:3])}, ...: write a part of such a name"
+            raise InputError.of("no_decay", what, fix)
 
 
 def refuse_wrong_memory(found: Any) -> None:

@@ -17,7 +17,7 @@ from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Directive, Remat, Stage, Strategy
 from piper.directives.remat import policies_of
 from piper.ir.replicas import Replicas
-from piper.job.arguments import refuse_wrong_model
+from piper.job.arguments import refuse_unmatched, refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.batch_arguments import arguments_of, batch_of, example_of
 from piper.job.compiler import Compiled, compile_strategy
@@ -62,6 +62,7 @@ class Job:
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
         refuse_wrong_model(self.model, self.loss_fn)
+        refuse_unmatched(self.model, self.options.no_decay)
         _ = self.device, self.reduction, self.costs, self.initial
 
     @cached_property

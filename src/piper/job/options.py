@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,15 @@ import torch
 from piper.capture import Precision
 from piper.capture.precision import precision_of
 from piper.costs import Costs
-from piper.job.arguments import refuse_wrong_memory, refuse_wrong_options
+from piper.job.arguments import (
+    refuse_wrong_memory,
+    refuse_wrong_options,
+    refuse_wrong_patterns,
+)
 from piper.job.loss_reduction import Reduction, Weight
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
+from piper.runtime.state.parameter_groups import WithoutDecay
 
 Loss = Callable[..., torch.Tensor]  # of the model's output and the last argument of a step
 ADAMW = partial(torch.optim.AdamW, lr=3e-4)
@@ -27,6 +32,7 @@ class Options:
 
     optimizer: MakeOptimizer = ADAMW
     lr_scheduler: MakeScheduler | None = None
+    no_decay: Sequence[str] = ()
     reduction: Reduction | None = None
     loss_weight: Weight | None = None
     max_norm: float | None = None
@@ -41,5 +47,9 @@ class Options:
 
     def __post_init__(self) -> None:
         refuse_wrong_options(self.optimizer, self.lr_scheduler, self.max_norm)
+        refuse_wrong_patterns(self.no_decay)
+        if self.no_decay and not isinstance(self.optimizer, WithoutDecay):
+            grouped = WithoutDecay(self.optimizer, tuple(self.no_decay))
+            object.__setattr__(self, "optimizer", grouped)
         precision_of(self.precision)
         refuse_wrong_memory(self.memory_gib)

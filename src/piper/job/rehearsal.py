@@ -53,6 +53,7 @@ def rehearse(
     *,
     optimizer: MakeOptimizer = ADAMW,
     lr_scheduler: MakeScheduler | None = None,
+    no_decay: Sequence[str] = (),
     reduction: Literal["mean", "sum"] | None = None,
     loss_weight: Callable[..., Any] | None = None,
     max_norm: float | None = None,
@@ -73,7 +74,7 @@ def rehearse(
     called with every bucket on every device after each of its updates; gradients are still there.
     """
     options = Options(
-        optimizer=optimizer, lr_scheduler=lr_scheduler, reduction=reduction,
+        optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
         loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
         graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,15 +18,36 @@ class Readings:
     losses: Mapping[int, float] = field(default_factory=dict)
 
 
+NAMES = (
+    "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second", "memory_gib",
+    "mfu",
+)  # fmt: skip
+
+
 class Metrics:
-    """The metrics of a step.
+    """The metrics of a step. `for name, value in metrics` and `asdict()` leave out the unknown.
 
     Reading a metric waits for its step to finish. If you do not read it, the next step starts
     right away.
+
+    >>> found = Metrics(3, 1024, lambda: Readings(2.5, 1.25, 0.5, 1.0), lr=3e-4)
+    >>> found
+    step: 3  loss: 2.50000  grad_norm: 1.2500  lr: 3.00e-04  memory: 1.00GiB  tps: 2,048
+    >>> dict(found)["tokens_per_second"], found.mfu
+    (2048.0, None)
     """
 
-    def __init__(self, step: int, tokens: int, read: Callable[[], Readings]) -> None:
+    def __init__(
+        self,
+        step: int,
+        tokens: int,
+        read: Callable[[], Readings],
+        lr: float | None = None,
+        best_seconds: float | None = None,
+    ) -> None:
         self.step, self.tokens, self.read = step, tokens, read
+        self.lr = lr  # of the first parameter group on this process, if it has one
+        self.best_seconds = best_seconds  # at the peak of all devices, where that is known
 
     @cached_property
     def readings(self) -> Readings:
@@ -57,10 +78,29 @@ class Metrics:
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization: the share of the peak of all devices, on the first process.
+
+        None where the peak is not known. What is recomputed does not count.
+        """
+        return None if self.best_seconds is None else self.best_seconds / self.seconds
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        for name in NAMES:
+            value = getattr(self, name)
+            if value is not None:
+                yield name, value
+
+    def asdict(self) -> dict[str, float]:
+        return dict(self)
+
     def __str__(self) -> str:
+        lr = "" if self.lr is None else f"  lr: {self.lr:.2e}"
+        mfu = "" if self.mfu is None else f"  mfu: {self.mfu:.1%}"
         return (
-            f"step: {self.step}  loss: {self.loss:.5f}  grad_norm: {self.grad_norm:.4f}  "
-            f"memory: {self.memory_gib:.2f}GiB  tps: {self.tokens_per_second:,.0f}"
+            f"step: {self.step}  loss: {self.loss:.5f}  grad_norm: {self.grad_norm:.4f}{lr}  "
+            f"memory: {self.memory_gib:.2f}GiB  tps: {self.tokens_per_second:,.0f}{mfu}"
         )
 
     __repr__ = __str__

@@ -220,6 +220,14 @@ class DeviceState:
             for name, first, shape, parameter, order in bucket.parts()
         ]
 
+    @property
+    def learning_rate(self) -> float | None:
+        """Of the first parameter group on this device; None if nothing is trained here."""
+        groups = (group for one in self.optimizers().values() for group in one.param_groups)
+        found = next((group["lr"] for group in groups if "lr" in group), None)
+        waits = isinstance(found, torch.Tensor) and found.is_cuda
+        return None if found is None or waits else float(found)
+
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {v: b.optimizer for v, b in self.buckets.items() if b.optimizer is not None}
 

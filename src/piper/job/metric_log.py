@@ -1,0 +1,162 @@
+"""Where the metrics of steps go: a CSV file, TensorBoard, Weights & Biases, or the terminal."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from piper.errors import InputError
+from piper.runtime.metrics import NAMES, Metrics
+
+KINDS = 'log="print", "tensorboard", "wandb", "runs/a.csv", a function of Metrics, or a list'
+Log = str | Path | Callable[[Metrics], None] | Sequence[Any] | None
+
+
+class Sink(Protocol):
+    def write(self, metrics: Metrics) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricLog:
+    """Writes the metrics of a step when the next one has begun: no step waits for it.
+
+    Only the first process writes.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sinks = sinks
+        self.last: Metrics | None = None
+
+    def add(self, metrics: Metrics) -> None:
+        self.flush()
+        self.last = metrics if self.sinks else None
+
+    def flush(self) -> None:
+        last, self.last = self.last, None
+        for sink in self.sinks if last is not None else ():
+            sink.write(last)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.flush()
+        for sink in self.sinks:
+            sink.close()
+        self.sinks = ()
+
+
+def metric_log(given: Log, rank: int) -> MetricLog:
+    """Wrong names are an error on every process."""
+    several = list(given) if isinstance(given, list | tuple) else [given]
+    makers = [maker(one) for one in several if one is not None]
+    return MetricLog([make() for make in makers] if rank == 0 else [])
+
+
+def maker(given: Any) -> Callable[[], Sink]:
+    match given:
+        case "print":
+            return Printed
+        case "tensorboard":
+            require("torch.utils.tensorboard", "tensorboard")
+            return TensorBoard
+        case "wandb":
+            require("wandb", "wandb")
+            return WandB
+        case "csv":
+            return lambda: CsvFile(Path("metrics.csv"))
+        case str() | Path() if Path(given).suffix == ".csv":
+            return lambda: CsvFile(Path(given))
+    if callable(given):
+        return lambda: Function(given)
+    raise InputError.of("log", f"{given!r} is not a log", f"write {KINDS}")
+
+
+def require(module: str, name: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        fix = f'pip install {name}, or "piper-train[log]"'
+        raise InputError.of("log", f"{name} is not installed", fix) from None
+
+
+class Function:
+    """The user's own."""
+
+    def __init__(self, function: Callable[[Metrics], None]) -> None:
+        self.function = function
+
+    def write(self, metrics: Metrics) -> None:
+        self.function(metrics)
+
+    def close(self) -> None: ...
+
+
+class Printed:
+    """A line for each step; in a terminal, one line that changes."""
+
+    def __init__(self) -> None:
+        self.live = sys.stdout.isatty()
+        self.width = 0
+
+    def write(self, metrics: Metrics) -> None:
+        line = str(metrics)
+        end = "\r" if self.live else "\n"
+        print(line.ljust(self.width), end=end, flush=True)
+        self.width = len(line) if self.live else 0
+
+    def close(self) -> None:
+        if self.width:
+            print(flush=True)
+
+
+class CsvFile:
+    """One row for each step. A run that resumes adds rows."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists() or not path.stat().st_size
+        self.file = path.open("a", newline="")
+        self.rows = csv.DictWriter(self.file, NAMES)
+        if new:
+            self.rows.writeheader()
+
+    def write(self, metrics: Metrics) -> None:
+        self.rows.writerow(metrics.asdict())
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoard:
+    """Scalars in runs/, where `tensorboard --logdir runs` finds them."""
+
+    def __init__(self) -> None:
+        self.writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter()
+
+    def write(self, metrics: Metrics) -> None:
+        for name, value in metrics:
+            if name != "step":
+                self.writer.add_scalar(name, value, metrics.step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    """The run that the script has begun with wandb.init(...), or a new one."""
+
+    def __init__(self) -> None:
+        self.wandb: Any = importlib.import_module("wandb")
+        self.own = self.wandb.run is None
+        self.run = self.wandb.init() if self.own else self.wandb.run
+
+    def write(self, metrics: Metrics) -> None:
+        self.run.log(metrics.asdict(), step=metrics.step)
+
+    def close(self) -> None:
+        if self.own:
+            self.run.finish()

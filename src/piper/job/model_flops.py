@@ -1,0 +1,26 @@
+"""How long a step would take at the peak of all devices, for MFU."""
+
+from __future__ import annotations
+
+from piper.costs.devices import DEVICES, dtype_of
+from piper.ir.model import Model
+from piper.job.batch import Batch
+from piper.job.device_costs import kind_of
+from piper.job.job import Job
+from piper.names import B, F
+from piper.runtime.comm.world import world
+
+
+def best_seconds(job: Job, batch: Batch) -> float | None:
+    """None where the model or the peak is not known: on other processes, and on a CPU."""
+    captured, kind = job.captured(batch), kind_of(job.device)
+    if captured is None or kind is None:
+        return None
+    peak = DEVICES[kind].flops
+    rate = peak.get(dtype_of(captured.model), peak["float32"])
+    return model_flops(captured.model) * job.all_microbatches / (rate * world())
+
+
+def model_flops(model: Model) -> float:
+    """Of the forward and backward of one microbatch, without what is recomputed."""
+    return sum(region.flops.get(phase, 0.0) for region in model.regions for phase in (F, B))

@@ -1,0 +1,171 @@
+"""Metrics of steps go where the user wants them, and parameter groups follow names."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import types
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import piper
+from piper.errors import InputError
+from piper.job.metric_log import Printed, metric_log
+from piper.job.model_flops import model_flops
+from piper.runtime.metrics import NAMES, Metrics, Readings
+
+X = torch.ones(4, 3)
+
+
+def metrics(step: int, **given: Any) -> Metrics:
+    return Metrics(step, 8, lambda: Readings(2.0, 1.0, 0.5, 0.25), **given)
+
+
+def test_a_run_writes_a_row_for_each_step(tmp_path: Path) -> None:
+    path, seen = tmp_path / "logs" / "a.csv", []
+    halving = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    trainer = piper.Trainer(
+        nn.Linear(3, 3), functional.mse_loss, example=(X, X), lr_scheduler=halving,
+        optimizer=partial(torch.optim.SGD, lr=0.5), log=[path, lambda one: seen.append(one.step)],
+    )  # fmt: skip
+
+    given = [trainer.step(X, X) for _ in range(3)]
+
+    assert seen == [1, 2], "the last step is written when the next begins, or at the end"
+    trainer.close()
+    rows = list(csv.DictReader(path.open()))
+    assert seen == [1, 2, 3] and [float(row["loss"]) for row in rows] == [m.loss for m in given]
+    assert [float(row["lr"]) for row in rows] == [0.5, 0.25, 0.125] == [m.lr for m in given]
+    assert list(rows[0]) == list(NAMES) and rows[0]["mfu"] == ""
+
+
+def test_a_run_that_resumes_adds_rows(tmp_path: Path) -> None:
+    for step in (1, 2):
+        log = metric_log(str(tmp_path / "a.csv"), rank=0)
+        log.add(metrics(step))
+        log.close()
+
+    text = (tmp_path / "a.csv").read_text().splitlines()
+
+    assert len(text) == 3 and text[0].startswith("step,loss")
+
+
+def test_other_processes_write_nothing(tmp_path: Path) -> None:
+    log = metric_log(tmp_path / "a.csv", rank=1)
+    log.add(metrics(1))
+    log.close()
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_or_one_live_line(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, live = Printed(), Printed()
+    live.live = True
+    for sink in (plain, live):
+        sink.write(metrics(1))
+        sink.write(metrics(2))
+        sink.close()
+
+    first = "step: 1  loss: 2.00000  grad_norm: 1.0000  memory: 0.25GiB  tps: 16"
+    lines = f"{first}\n{first.replace('1', '2', 1)}\n"
+    assert capsys.readouterr().out == lines + f"{first}\r{first.replace('1', '2', 1)}\r\n"
+
+
+def test_weights_and_biases_gets_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[Any] = []
+    run = types.SimpleNamespace(
+        log=lambda row, step: rows.append((step, row)), finish=lambda: rows.append("over")
+    )
+    fake = types.SimpleNamespace(run=None, init=lambda: run)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+
+    log = metric_log("wandb", rank=0)
+    log.add(metrics(1, lr=0.1, best_seconds=0.25))
+    log.close()
+
+    assert rows == [
+        (1, {
+            "step": 1, "loss": 2.0, "grad_norm": 1.0, "lr": 0.1, "tokens": 8, "seconds": 0.5,
+            "tokens_per_second": 16.0, "memory_gib": 0.25, "mfu": 0.5,
+        }),
+        "over",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_wrong_logs_are_an_error_on_every_process(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match="wandb is not installed"):
+        metric_log("wandb", rank)
+    with pytest.raises(InputError, match="'tensorbord' is not a log"):
+        metric_log("tensorbord", rank)
+
+
+def test_flops_are_those_of_forward_and_backward() -> None:
+    """A linear layer: 2 x rows x in x out, and twice that for both gradients."""
+    captured = piper.capture.capture(
+        nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)),
+        functional.mse_loss, (torch.ones(4, 8), torch.ones(4, 8)),
+    )  # fmt: skip
+
+    assert model_flops(captured.model) == 2 * 4 * 8 * 8 * (2 + 3)  # x needs no gradient
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)) for _ in range(2)
+        )
+        for one in self.parameters():
+            nn.init.normal_(one)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            with piper.annotate("L"):
+                x = block(x)
+        return x
+
+
+def test_patterns_make_groups_without_decay() -> None:
+    adamw = partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5)
+    draw = torch.Generator().manual_seed(1)
+    data = [tuple(torch.randn(2, 4, 3, generator=draw).double()) for _ in range(3)]
+    model = Net().double()
+    named = dict(model.named_parameters())
+    bare = [name for name in named if "bias" in name or name.endswith(".1.weight")]
+    decayed = [one for name, one in named.items() if name not in bare]
+    plain = {"params": [named[name] for name in bare], "weight_decay": 0.0}
+    optimizer = adamw([{"params": decayed}, plain])
+    for x, y in data:
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    strategy = piper.strategies.one_f_one_b(pp=2, dp=2, microbatches=2, zero=3)
+    found = piper.rehearse(
+        Net().double(), functional.mse_loss, strategy, data, optimizer=adamw,
+        no_decay=["bias", "blocks.*.1.WEIGHT"],
+    )  # fmt: skip
+
+    for name, wanted in model.named_parameters():
+        torch.testing.assert_close(found.parameters[name], wanted.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_pattern_of_no_parameter_is_an_error() -> None:
+    with pytest.raises(InputError, match="no parameter has 'nrom' in its name"):
+        piper.Trainer(Net(), functional.mse_loss, example=(X, X), no_decay=["bias", "nrom"])
+
+
+def test_a_text_is_not_a_list_of_patterns() -> None:
+    with pytest.raises(InputError, match="'bias' is not a list of names"):
+        piper.Trainer(Net(), functional.mse_loss, example=(X, X), no_decay="bias")
