@@ -111,4 +111,14 @@ def is_echo(error: Exception) -> bool:
 
 
 class PeerLost(RunError):
-    """A device that cannot continue because another one is gone: a symptom, not the cause."""
+    """A device that cannot continue because another one is gone: a symptom, not the cause.
+
+    `culprit` is the device that it waited for, if that is known.
+    """
+
+    def __init__(
+        self, device: int, instruction: str, reason: str, culprit: int | None = None
+    ) -> None:
+        super().__init__(device, instruction, reason)
+        self.args = (device, instruction, reason, culprit)
+        self.culprit = culprit

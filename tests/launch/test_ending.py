@@ -9,7 +9,7 @@ import pytest
 
 from piper.errors import ECHO
 from piper.launch import child
-from piper.launch.ending import SYMPTOM, Ended, verdict
+from piper.launch.ending import SYMPTOM, Ended, Report, verdict
 
 
 def test_a_cause_comes_before_symptoms(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,7 +27,7 @@ def test_who_leaves_the_others_alone_is_told(capsys: pytest.CaptureFixture[str])
 
 def test_of_symptoms_one_with_a_reason_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """A process that was told to stop has no report, and seems to have ended first."""
-    stopped = Ended(1, -signal.SIGTERM)
+    stopped = Ended(1, -signal.SIGTERM, asked=True)
 
     assert verdict([Ended(0, SYMPTOM, 1.0, "  an exchange failed"), stopped]) == SYMPTOM
     assert capsys.readouterr().err == "piper: device 0 failed\n  an exchange failed\n"
@@ -58,3 +58,45 @@ def test_an_error_that_another_device_met_is_a_symptom(
 
     assert child.main(tmp_path / "report", 0, "train.py", []) == code
     assert "ValueError: of the model" in (tmp_path / "report").read_text()
+
+
+def test_a_signal_from_outside_is_a_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verdict([Ended(0, SYMPTOM, 1.0, "  lost"), Ended(1, -signal.SIGTERM)]) == 143
+    assert capsys.readouterr().err == ("piper: device 1 failed\n  it was ended by signal SIGTERM\n")
+
+
+def test_the_device_that_the_others_wait_for_is_blamed(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = Ended(0, SYMPTOM, 1.0, "device 0 stopped at\n  device 2 does not answer", 2)
+    stopped = Ended(2, -signal.SIGKILL, asked=True)
+
+    assert verdict([lost, Ended(1, SYMPTOM, 0.5, "  lost"), stopped]) == 1
+    assert capsys.readouterr().err == (
+        "piper: device 2 held up the others\n  device 0 stopped at\n  device 2 does not answer\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "reason"),
+    [
+        ("import sys; sys.exit(3)", 3, "its script ended with sys.exit(3)"),
+        ("import sys; sys.exit('bad')", 1, "its script ended with sys.exit('bad')"),
+        ("import sys; sys.exit()", 0, ""),
+        ("raise KeyboardInterrupt", 130, "it was interrupted"),
+        ("raise MemoryError", 1, "it is out of memory"),
+        ("raise RuntimeError('[/pytorch/gloo/transport/tcp/pair.cc:5] closed')", SYMPTOM, "pair"),
+    ],
+)
+def test_every_end_of_a_script_is_reported(
+    script: str, code: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.setattr(child, "die_with", lambda _: None)
+    monkeypatch.setattr(child.sys, "argv", [])
+    monkeypatch.setattr(child.sys, "path", [])
+
+    assert child.main(tmp_path / "report", 0, str(tmp_path / "train.py"), []) == code
+    assert reason in ((tmp_path / "report").read_text() if code else "")
+
+
+def test_half_a_report_is_none() -> None:
+    assert Report.from_json('{"reason": "x"') == Report.from_json("") == Report()

@@ -155,7 +155,7 @@ def test_a_supervisor_forwards_what_is_printed_and_why_it_failed(
     lines, code, reason = [], None, ""
     while code is None:
         update = supervisor.update()
-        lines, code, reason = [*lines, *update.lines], update.code, update.reason
+        lines, code, reason = [*lines, *update.lines], update.code, update.report.reason
 
     assert [text for is_error, text in lines if not is_error] == ["from C", f"{tmp_path} ['--x']"]
     assert [text for is_error, text in lines if is_error] == ["no newline"]
@@ -168,7 +168,7 @@ def test_a_supervisor_says_that_its_node_has_no_such_script(supervisor: Supervis
     update = supervisor.update()
 
     assert update.code == 1
-    assert "there is no /nowhere/train.py on the node 127.0.0.1\n  fix: " in update.reason
+    assert "there is no /nowhere/train.py on the node 127.0.0.1\n  fix: " in update.report.reason
 
 
 def test_gloo_is_told_the_interface_that_has_the_address() -> None:

@@ -12,7 +12,8 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from piper.errors import InputError, PeerLost, Problem, StrategyError
+from piper.errors import InputError, Problem, StrategyError
+from piper.runtime.comm.waits import peers_needed
 
 SAMPLE = 1024  # elements of each parameter that are compared: enough to tell two random ones apart
 SHORT = 60  # characters that a message can show; a digest is longer
@@ -27,7 +28,9 @@ def refuse_disagreement(given: Mapping[str, str], model: torch.nn.Module) -> Non
     texts = {name: ADDRESS.sub("", text) for name, text in given.items()}
     mine = {name: short_or_digest(text) for name, text in texts.items()}
     everyone: list[tuple[Digests, Digests]] = [({}, {})] * dist.get_world_size()
-    dist.all_gather_object(everyone, (mine, digests(model)))
+    mine_too = mine, digests(model)
+    with peers_needed("the comparison of models and options"):
+        dist.all_gather_object(everyone, mine_too)
     wanted, weights = everyone[0]
     for rank, (theirs, values) in enumerate(everyone):
         for name, found in wanted.items():
@@ -171,10 +174,8 @@ def agreed(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:
     """The maximum over processes of each number. The first two encode the kind of call."""
     most = mine.clone()
     most[0], most[1] = kind_number(kind), -kind_number(kind)
-    try:
+    with peers_needed(f"the start of {call_of(kind)}"):
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    except RuntimeError as error:  # a lost peer is a symptom here, too
-        raise PeerLost(dist.get_rank(), f"the start of {call_of(kind)}", str(error)) from error
     if most[0] != -most[1]:
         raise different_steps(kind)
     return most
@@ -193,7 +194,8 @@ def number(text: str) -> int:
 
 def different_steps(kind: tuple[object, ...]) -> Exception:
     everyone: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, kind)
+    with peers_needed("the comparison of calls"):
+        dist.all_gather_object(everyone, kind)
     other = next(rank for rank, theirs in enumerate(everyone) if theirs != everyone[0])
     calls = [call_of(kind) for kind in (everyone[other], everyone[0])]
     if calls[0] != calls[1]:

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 from piper.errors import PeerLost, PiperError, is_echo
-from piper.launch.ending import SYMPTOM
+from piper.launch.ending import SYMPTOM, Report
 from piper.launch.trace_window import FILE
 
 
@@ -28,15 +28,49 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     try:
         runpy.run_path(script, run_name="__main__")
     except PeerLost as error:
-        report.write_text(str(error))
+        tell(report, str(error), error.culprit)
         return SYMPTOM
     except PiperError as error:
-        report.write_text(indent(str(error)))
+        tell(report, indent(str(error)))
+        return 1
+    except SystemExit as error:
+        return left(report, error)
+    except KeyboardInterrupt:
+        tell(report, "  it was interrupted (KeyboardInterrupt)")
+        return 128 + signal.SIGINT
+    except MemoryError:
+        tell(report, indent(f"it is out of memory\n{traceback.format_exc()}"))
         return 1
     except Exception as error:
-        report.write_text(indent(traceback.format_exc()))
-        return SYMPTOM if is_echo(error) else 1
+        tell(report, indent(traceback.format_exc()))
+        return SYMPTOM if is_echo(error) or lost_a_peer(error) else 1
     return 0
+
+
+def tell(report: Path, reason: str, culprit: int | None = None) -> None:
+    report.write_text(Report(reason, culprit).to_json())
+
+
+def left(report: Path, error: SystemExit) -> int:
+    """The script called `sys.exit`. Its argument is a code, nothing, or a message."""
+    if error.code is None or isinstance(error.code, int):
+        code = error.code or 0
+    else:
+        print(error.code, file=sys.stderr)
+        code = 1
+    if code:
+        frames = traceback.extract_tb(error.__traceback__)
+        tell(report, f"  its script ended with sys.exit({error.code!r})\n{indent(last(frames))}")
+    return code
+
+
+def last(frames: traceback.StackSummary) -> str:
+    return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+
+
+def lost_a_peer(error: Exception) -> bool:
+    """Whether gloo raised it: in calls of torch.distributed that the script makes itself."""
+    return isinstance(error, RuntimeError) and "gloo/transport" in str(error)
 
 
 def log_progress() -> None:

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 SYMPTOM = 75  # exit code of a process that stopped because another one did
 GRACE = 3.0  # seconds for the others to stop by themselves
+HINTS: dict[int, str] = {
+    signal.SIGKILL: " (by a person, or by the kernel if the host ran out of memory: see `dmesg`)",
+    signal.SIGSEGV: " (in code that is not Python: an extension, or torch itself)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Why a process failed, and the device that it waited for, if it was one."""
+
+    reason: str = ""
+    culprit: int | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """A process that is killed while it writes leaves half a report."""
+        try:
+            return Report(**json.loads(text))
+        except (TypeError, ValueError):
+            return Report()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +44,13 @@ class Ended:
     code: int
     when: float = 0.0
     reason: str = ""
+    culprit: int | None = None
+    asked: bool = False  # the launcher ended it
 
     @property
     def is_cause(self) -> bool:
-        """Not if the process was asked to stop, or only lost a peer."""
-        return self.code not in (SYMPTOM, -signal.SIGTERM)
+        """Not if the launcher ended the process, or it only lost a peer."""
+        return self.code != SYMPTOM and not self.asked
 
 
 def verdict(processes: Sequence[Ended]) -> int:
@@ -37,6 +63,12 @@ def verdict(processes: Sequence[Ended]) -> int:
     if not failed:
         return 0
     causes = [process for process in failed if process.is_cause]
+    named = [process for process in failed if process.culprit is not None]
+    if not causes and named:
+        first = named[0]
+        print(f"piper: device {first.culprit} held up the others", file=sys.stderr)
+        print(f"  {first.reason.strip()}", file=sys.stderr)
+        return 1
     over = [process.rank for process in processes if process.code == 0]
     if not causes and over:
         print(f"piper: {unequal_ends(over[0], failed[0].rank)}", file=sys.stderr)
@@ -58,11 +90,12 @@ def unequal_ends(over: int, other: int) -> str:
 def exit_text(code: int) -> str:
     """How a process ended that gave no reason.
 
-    >>> exit_text(-9)
-    '  it was ended by signal SIGKILL'
+    >>> exit_text(-15)
+    '  it was ended by signal SIGTERM'
     """
-    way = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    return f"  it was ended {way}"
+    if code >= 0:
+        return f"  it ended with exit code {code}"
+    return f"  it was ended by signal {signal.Signals(-code).name}{HINTS.get(-code, '')}"
 
 
 @contextmanager

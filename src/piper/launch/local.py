@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from piper.launch.ending import GRACE, Ended, sigterm_raises, verdict
+from piper.launch.ending import GRACE, Ended, Report, sigterm_raises, verdict
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Child:
     rank: int
     process: subprocess.Popen[bytes]
     report: Path
+    asked: bool = False  # to end, by this launcher
 
 
 def run_local(
@@ -71,19 +72,24 @@ def start(
 
 
 def watch(children: Sequence[Child]) -> None:
-    """Wait until all have ended, or one has failed."""
+    """Wait until all have ended, or one has failed. Tell the others of each end."""
     while any(child.process.poll() is None for child in children):
         if any(child.process.poll() for child in children):
             return
+        for child in children:
+            if child.process.poll() == 0:
+                child.report.with_name(f"ended-{child.rank}").touch()
         time.sleep(0.02)
 
 
 def stop(children: Sequence[Child]) -> None:
     """End the processes that still run: wait after a failure, then SIGTERM, then SIGKILL."""
-    failed = any(child.process.poll() for child in children)
-    wait_all(children, GRACE if failed else 0.0)
+    failed = [child for child in children if child.process.poll()]
+    known = any(ended(child).culprit is not None for child in failed)
+    wait_all(children, (1.0 if known else GRACE) if failed else 0.0)
     for child in children:
         if child.process.poll() is None:
+            child.asked = True
             child.process.terminate()
     wait_all(children, GRACE)
     for child in children:
@@ -102,4 +108,5 @@ def ended(child: Child) -> Ended:
     """A process without a report was killed. That is earlier than what its peers report."""
     code, reported = child.process.returncode, child.report.exists()
     when = child.report.stat().st_mtime if reported else 0.0
-    return Ended(child.rank, code, when, child.report.read_text() if reported else "")
+    why = Report.from_json(child.report.read_text()) if reported else Report()
+    return Ended(child.rank, code, when, why.reason, why.culprit, child.asked)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from piper.errors import InputError, Problem
-from piper.launch.ending import GRACE, Ended, sigterm_raises, verdict
+from piper.launch.ending import GRACE, Ended, Report, sigterm_raises, verdict
 from piper.launch.rank_assignment import assign_ranks
 from piper.launch.supervisor import Supervisor, Update
 from piper.names import amount
@@ -225,7 +225,8 @@ def watch(ray: Any, workers: Sequence[Worker]) -> list[Ended]:
             if update.code is None:
                 asked[workers[rank].actor.update.remote()] = rank
                 continue
-            ended.append(Ended(rank, update.code, time.monotonic(), update.reason))
+            why = update.report
+            ended.append(Ended(rank, update.code, time.monotonic(), why.reason, why.culprit))
             until = min(until, time.monotonic() + time_after(ended[-1]))
     return ended
 
@@ -257,7 +258,7 @@ def next_update(ray: Any, reference: Any, address: str, failed: bool) -> Update:
 
 def lost(reason: str) -> Update:
     lines = textwrap.fill(reason, 100, initial_indent="  ", subsequent_indent="  ")
-    return Update(code=1, reason=lines)
+    return Update(code=1, report=Report(lines))
 
 
 def why(error: Exception) -> str:

@@ -19,6 +19,7 @@ from threading import Condition, Thread
 from typing import IO
 
 from piper.errors import Problem
+from piper.launch.ending import Report
 from piper.launch.local import free_port
 from piper.launch.rank_assignment import Place
 
@@ -32,7 +33,7 @@ class Update:
 
     lines: tuple[tuple[bool, str], ...] = ()
     code: int | None = None
-    reason: str = ""
+    report: Report = Report()
 
 
 class Supervisor:
@@ -41,7 +42,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.changed = Condition()
         self.lines: list[tuple[bool, str]] = []
-        self.end: tuple[int, str] | None = None
+        self.end: tuple[int, Report] | None = None
 
     def place(self) -> Place:
         import ray
@@ -64,7 +65,7 @@ class Supervisor:
         if not Path(script[0]).is_file():
             fix = "put it in a folder that all nodes share, or copy it to the same path on each"
             problem = Problem(f"there is no {script[0]} on the node {address}", fix)
-            self.end = (1, f"  {problem}")
+            self.end = (1, Report(f"  {problem}"))
             return
         report = tempfile.TemporaryFile("w+")  # has no name, so nothing is left behind  # noqa: SIM115
         where = [f"/dev/fd/{report.fileno()}", str(os.getpid())]
@@ -88,7 +89,7 @@ class Supervisor:
             reader.join(DRAIN)
         report.seek(0)
         with self.changed:
-            self.end = (code, report.read())
+            self.end = (code, Report.from_json(report.read()))
             self.changed.notify()
 
     def read(self, is_error: bool, pipe: IO[str]) -> None:
@@ -102,7 +103,7 @@ class Supervisor:
         with self.changed:
             self.changed.wait_for(lambda: self.lines or self.end, PATIENCE)
             lines, self.lines = tuple(self.lines), []
-            return Update(lines, *(self.end or (None, "")))
+            return Update(lines, *(self.end or (None, Report())))
 
 
 def defaults(address: str) -> dict[str, str]:

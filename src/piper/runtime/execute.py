@@ -8,7 +8,7 @@ from typing import Any, Protocol, assert_never
 
 import torch
 
-from piper.errors import PeerLost, RunError
+from piper.errors import RunError
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -32,14 +32,16 @@ from piper.plan.instructions import (
     line,
 )
 from piper.runtime.batch import StepInputs, part_of
+from piper.runtime.comm.activity import activity
 from piper.runtime.comm.flat_messages import message_views, packed, unpacked, whole_shapes
 from piper.runtime.comm.gloo import Comm, Handle, Tensors
 from piper.runtime.comm.in_flight import Arrived, Shards, Single
 from piper.runtime.comm.redistribution import redistribute, sliced
 from piper.runtime.comm.token_routes import refuse_uncounted
+from piper.runtime.comm.waits import lost
 from piper.runtime.gradient_norm import as_tuple, clip, square
 from piper.runtime.host_memory import host_memory
-from piper.runtime.plan_values import counted, ending, exchanged, results
+from piper.runtime.plan_values import counted, ending, exchanged, results, waited_for
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.torch_private import foreach_add_
 
@@ -89,21 +91,23 @@ class Program:
         self.acts = [self.act(k, one) for k, one in enumerate(self.plan.instructions)]
         self.own = self.acts  # tools replace `acts` for a while
         self.graphs: Graphs | None = None
+        self.position = 0  # the instruction that runs
 
     def step(self, batch: StepInputs) -> None:
         """Run the plan once. Afterwards no message is in flight."""
         self.batch = batch
         self.losses = {}
-        position = 0
+        self.position = 0
         try:
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-                for position, act in self.todo(batch):  # noqa: B007
+                for position, act in self.todo(batch):
+                    self.position = position
                     act()
                 self.finish()
         except RunError:
             raise
         except Exception as error:
-            raise self.explain(position, error) from error
+            raise self.explain(self.position, error) from error
 
     def todo(self, batch: StepInputs) -> Iterable[tuple[int, Act]]:
         recorded = self.graphs if self.acts is self.own else None
@@ -117,9 +121,11 @@ class Program:
     def explain(self, position: int, error: Exception) -> RunError:
         """An error that names the instruction. A lost peer is not this device's own failure."""
         instruction = self.plan.instructions[position]
-        kind = PeerLost if isinstance(error, ConnectionError) else RunError
         self.handles = [None] * len(self.handles)
-        return kind(self.plan.device, line(instruction), f"{type(error).__name__}: {error}")
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ConnectionError):
+            return lost(self.plan.device, line(instruction), reason)
+        return RunError(self.plan.device, line(instruction), reason)
 
     def slot(self, value: str) -> int:
         if value not in self.numbers:
@@ -130,8 +136,10 @@ class Program:
     def wait_one(self, k: int) -> None:
         handle, self.handles[k] = self.handles[k], None
         if handle is not None:
+            activity.begin(lambda: waited_for(self.plan, k, self.position))
             try:
                 arrived: Any = handle.wait()
+                activity.end()
             except OWN:
                 raise
             except Exception as error:

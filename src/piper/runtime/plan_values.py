@@ -44,3 +44,10 @@ def counted(plan: Plan) -> Iterator[tuple[str, int]]:
     for k, one in enumerate(plan.instructions):
         if isinstance(one, Total):
             yield from ((grad, k) for grad in one.grads)
+
+
+def waited_for(plan: Plan, k: int, position: int) -> tuple[str, tuple[int, ...]]:
+    """What message `k` is needed for at a position of the plan, and the devices it is between."""
+    message, reader = plan.instructions[k], plan.instructions[position]
+    queue = message.communicator(plan.device)
+    return f"{message.text}, for {reader.node or reader.text}", queue.members if queue else ()

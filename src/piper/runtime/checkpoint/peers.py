@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from piper.errors import InputError, PeerLost
+from piper.errors import InputError
 from piper.runtime.checkpoint.problems import SPACE, refused
-from piper.runtime.comm.world import world
+from piper.runtime.comm.waits import peers_needed
+from piper.runtime.comm.world import patience, world
 
 Found = TypeVar("Found")
 
@@ -28,10 +29,8 @@ class Peers:
         if self.count == 1:
             return [mine]
         found: list[Any] = [None] * self.count
-        try:
+        with peers_needed("a checkpoint"):
             dist.all_gather_object(found, mine, group=self.group)
-        except RuntimeError as error:
-            raise PeerLost(self.rank, "a checkpoint", str(error)) from error
         return found
 
     def each(self, act: Callable[[], Found]) -> Found:
@@ -65,4 +64,4 @@ def peers() -> Peers:
     """All processes make the group together."""
     if world() == 1:
         return Peers()
-    return Peers(dist.get_rank(), world(), dist.new_group(backend="gloo"))
+    return Peers(dist.get_rank(), world(), dist.new_group(backend="gloo", timeout=patience()))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
-from piper.errors import PeerLost
+from piper.runtime.comm.waits import peers_needed
 
 FIRST = 0
+SENDING = "the sending of plans"
 
 
 def broadcast_text(text: str = "") -> str:
     """The first process passes its text; the others pass nothing. All return the same text."""
-    with peer_loss_reported():
+    with peers_needed(SENDING, None if text else (FIRST,)):
         size = torch.tensor([len(text.encode())])
         dist.broadcast(size, FIRST)
         content = bytearray(text.encode()) or bytearray(int(size))
@@ -29,7 +29,7 @@ def relay_text(text: str, ranks: Sequence[int]) -> str:
     Each rank passes it on to two others at most, so that no process sends it to everyone.
     """
     here = ranks.index(dist.get_rank())
-    with peer_loss_reported():
+    with peers_needed(SENDING, ranks):
         content = bytearray(text.encode()) if here == 0 else received(ranks[(here - 1) // 2])
         for rank in ranks[2 * here + 1 : 2 * here + 3]:
             dist.send(torch.tensor([len(content)]), rank)
@@ -43,15 +43,6 @@ def received(rank: int) -> bytearray:
     content = bytearray(int(size))
     dist.recv(on_the_cpu(content), rank)
     return content
-
-
-@contextmanager
-def peer_loss_reported() -> Iterator[None]:
-    """An error in here means that a peer was lost, not that this process failed."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLost(dist.get_rank(), "the sending of plans", str(error)) from error
 
 
 def on_the_cpu(content: bytearray) -> torch.Tensor:

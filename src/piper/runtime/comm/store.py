@@ -32,6 +32,16 @@ def open_store(timeout: timedelta, given: Mapping[str, str] = os.environ) -> dis
     return dist.PrefixStore(f"attempt {given.get(ATTEMPT, '0')}", found)
 
 
+def second_connection(given: Mapping[str, str] = os.environ) -> dist.Store:
+    """The same store, for another thread: a wait in the first connection would block it."""
+    soon = timedelta(seconds=5)
+    if path := given.get(FILE):
+        return dist.FileStore(path, -1)  # one more user, who never deletes the file
+    attempt = given.get(TOKEN) or f"attempt {given.get(ATTEMPT, '0')}"
+    address, port = given["MASTER_ADDR"], int(given["MASTER_PORT"])
+    return dist.PrefixStore(attempt, dist.TCPStore(address, port, None, False, soon))
+
+
 def own_store(given: Mapping[str, str], timeout: timedelta) -> dist.Store:
     """A store that listens on one address only. By default it would listen on all of them."""
     address, port, world = given["MASTER_ADDR"], int(given["MASTER_PORT"]), int(given["WORLD_SIZE"])

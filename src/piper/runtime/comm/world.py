@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from piper.errors import StrategyError
 from piper.names import amount
-from piper.runtime.comm.store import open_store
+from piper.runtime.comm.arrivals import wait_for_all
+from piper.runtime.comm.store import open_store, second_connection
+from piper.runtime.comm.waits import open_board, peers_needed
 
 Found = TypeVar("Found")
 _patience = timedelta(minutes=10)  # what the last Trainer was given
@@ -26,10 +28,11 @@ def join(timeout: float, on_gpu: bool = False) -> int:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         # NCCL connects when a group is made, not during a step.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
-        dist.init_process_group(
-            backend, store=open_store(_patience), timeout=_patience,
-            rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
-        )  # fmt: skip
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = open_store(_patience)
+        wait_for_all(store, rank, size, timeout)
+        dist.init_process_group(backend, store=store, timeout=_patience, rank=rank, world_size=size)
+        open_board(second_connection(), rank, size, _patience)
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -51,7 +54,8 @@ def gather(mine: Found) -> list[Found] | None:
     found: list[Any] = [None] * world()
     file = io.BytesIO()
     torch.save(mine, file)  # pickle would write and read a small file for every tensor
-    dist.gather_object(file.getvalue(), found if first else None)
+    with peers_needed("the gathering of values", None if first else (0,)):
+        dist.gather_object(file.getvalue(), found if first else None)
     return [torch.load(io.BytesIO(one), weights_only=False) for one in found] if first else None
 
 
