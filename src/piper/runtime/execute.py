@@ -38,11 +38,11 @@ from piper.runtime.comm.gloo import Comm, Handle, Tensors
 from piper.runtime.comm.in_flight import Arrived, Shards, Single
 from piper.runtime.comm.redistribution import redistribute, sliced
 from piper.runtime.comm.token_routes import refuse_uncounted
-from piper.runtime.comm.waits import lost
 from piper.runtime.gradient_norm import as_tuple, clip, square
 from piper.runtime.host_memory import host_memory
 from piper.runtime.plan_values import counted, ending, exchanged, results, waited_for
 from piper.runtime.state.device_state import BucketState, DeviceState
+from piper.runtime.step_errors import step_error
 from piper.runtime.torch_private import foreach_add_
 
 Act = Callable[[], None]
@@ -107,7 +107,9 @@ class Program:
         except RunError:
             raise
         except Exception as error:
-            raise self.explain(self.position, error) from error
+            held = {name: self.slots[k] for name, k in self.numbers.items()}
+            self.handles = [None] * len(self.handles)
+            raise step_error(self.plan, self.position, error, held) from error
 
     def todo(self, batch: StepInputs) -> Iterable[tuple[int, Act]]:
         recorded = self.graphs if self.acts is self.own else None
@@ -117,15 +119,6 @@ class Program:
         for k, handle in enumerate(self.handles):
             if handle is not None:
                 self.wait_one(k)
-
-    def explain(self, position: int, error: Exception) -> RunError:
-        """An error that names the instruction. A lost peer is not this device's own failure."""
-        instruction = self.plan.instructions[position]
-        self.handles = [None] * len(self.handles)
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, ConnectionError):
-            return lost(self.plan.device, line(instruction), reason)
-        return RunError(self.plan.device, line(instruction), reason)
 
     def slot(self, value: str) -> int:
         if value not in self.numbers:

@@ -1,0 +1,57 @@
+"""Errors of a step: which instruction failed, and why; if memory ran out, what held it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from piper.errors import RunError
+from piper.plan.instructions import Plan, line
+from piper.runtime.comm.waits import lost
+from piper.runtime.torch_private import pytree
+
+LARGEST = 3  # buffers that are named
+NO_MEMORY = "can't allocate memory"  # as torch says it of a CPU
+
+
+def step_error(plan: Plan, position: int, error: Exception, held: Mapping[str, Any]) -> RunError:
+    """An error that names the instruction. A lost peer is not this device's own failure.
+
+    `held` are the buffers of the plan at that moment, by name.
+    """
+    where, reason = line(plan.instructions[position]), f"{type(error).__name__}: {error}"
+    if isinstance(error, ConnectionError):
+        return lost(plan.device, where, reason)
+    if is_out_of_memory(error):
+        states = {state.value for state in plan.states}
+        reason = f"out of memory: {held_text(held, states)}\n  {reason}"
+    return RunError(plan.device, where, reason)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error)
+
+
+def held_text(held: Mapping[str, Any], states: set[str]) -> str:
+    """
+    >>> held_text({"w": torch.zeros(2**18), "h0": (torch.zeros(2**19),), "h1": None}, {"w"})
+    'the step holds 1.0 MiB of parameters and 2.0 MiB in 1 buffer (h0: 2.0 MiB)'
+    """
+    sizes = {name: total_bytes(value) for name, value in held.items() if value is not None}
+    parameters = sum(size for name, size in sizes.items() if name in states)
+    rest = sorted(((n, s) for n, s in sizes.items() if n not in states), key=lambda one: -one[1])
+    named = ", ".join(f"{name}: {mebibytes(size)}" for name, size in rest[:LARGEST])
+    buffers = f"{len(rest)} buffer" + ("s" if len(rest) != 1 else "")
+    text = f"{mebibytes(sum(size for _, size in rest))} in {buffers} ({named})" if rest else "none"
+    return f"the step holds {mebibytes(parameters)} of parameters and {text}"
+
+
+def total_bytes(value: Any) -> int:
+    tensors: Sequence[Any] = pytree.tree_leaves(value)
+    return sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
+
+
+def mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
