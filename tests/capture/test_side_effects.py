@@ -87,13 +87,16 @@ class Inference(Net):
         ),
         (
             Counts,
-            "model: its forward changes self.count, which a captured step would not repeat\n"
+            "test_side_effects.py:50: the forward changes model.count, which a captured step would "
+            "not repeat\n"
             '  fix: make it a buffer: self.register_buffer("count", torch.tensor(...))',
         ),
         (
             Collects,
-            "model: its forward changes self.seen, which a captured step would not repeat\n"
-            '  fix: make it a buffer: self.register_buffer("seen", torch.tensor(...))',
+            "test_side_effects.py:56: the forward changes model.seen, which a captured step would "
+            "not repeat\n"
+            "  fix: keep it in a buffer, or change it in your training loop: Piper reads it in "
+            "each step",
         ),
         (
             WritesToItsInput,

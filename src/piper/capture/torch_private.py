@@ -105,6 +105,11 @@ def is_unfinished(value: object) -> bool:
     return isinstance(value, FunctionalTensor)
 
 
+def is_real(tensor: Tensor) -> bool:
+    """Whether a tensor has values, or could have them: it is neither fake nor being traced."""
+    return not isinstance(tensor, FakeTensor | FunctionalTensor)
+
+
 def constant_of(tensor: Tensor) -> Tensor | None:
     """The real tensor behind a fake one that was made from Python numbers, if any."""
     if isinstance(tensor, FakeTensor):

@@ -11,6 +11,10 @@ from torch import Tensor, fx, nn
 
 from piper.capture import torch_private
 from piper.capture.precision import TYPES, Precision
+from piper.capture.python_state import carried
+from piper.capture.python_state.carried import Once
+from piper.capture.python_state.reach import reach_of
+from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
 from piper.capture.trace import functions, refusals, side_effects
@@ -18,11 +22,13 @@ from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
 from piper.capture.trace.outputs import Output, joined
+from piper.capture.trace.side_effects import has_memory, span
 from piper.capture.trace.source_lines import is_transformed, line_of
 from piper.errors import CaptureError
 from piper.ir.placements import Placement
 from piper.ir.values import TensorSpec
 
+COPIED = 2**24  # elements of an attribute; larger ones are shared with the trace
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -77,45 +83,108 @@ def trace(
     side_effects.refuse_hooks(model)
     side_effects.refuse_shared_memory(model)
     inputs = inputs_of(example)
-    mode = torch_private.new_fake_mode()
-    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    types, view = parameter_types(model, precision), throw_away(model)
-    output = TYPES[precision.output] if precision else None
-    updated, seen = list[str](), list[Output]()
+    attempt = _Attempt(model, loss_fn, inputs, device, precision)
+    root = attempt.root()
+    if attempt.carried:  # from step to step, which buffers are
+        make_buffers(model, attempt.carried)
+        attempt = _Attempt(model, loss_fn, inputs, device, precision)
+        root = attempt.root()
+    side_effects.refuse_registered_constants(root, model)
+    return Traced(
+        root=root,
+        mode=attempt.mode,
+        parameters={name: tensor.requires_grad for name, tensor in attempt.parameters.items()},
+        buffers=tuple(attempt.buffers),
+        updated=tuple(attempt.updated),
+        aliases=_aliases(model, {**attempt.parameters, **attempt.buffers}),
+        inputs=attempt.inputs,
+        device=device,
+        output=attempt.seen[-1],
+        precision=precision,
+    )
 
-    def forward(weights: list[Tensor], states: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
-        before = dict(zip([*parameters, *buffers], [*weights, *states], strict=True))
+
+class _Attempt:
+    """Traces a model, and once more if its forward changed Python state."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss | None,
+        inputs: Inputs,
+        device: str,
+        precision: Precision | None,
+    ) -> None:
+        self.model, self.loss_fn, self.inputs, self.device = model, loss_fn, inputs, device
+        self.precision, self.mode = precision, torch_private.new_fake_mode()
+        self.types = parameter_types(model, precision)
+        self.parameters, self.buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        self.view = throw_away(model)
+        self.reach = reach_of(("model", self.view), ("loss_fn", loss_fn))
+        self.updated, self.seen = list[str](), list[Output]()
+        self.carried: list[str] = []  # attributes that must be buffers, found by `judge`
+
+    def root(self) -> fx.GraphModule:
+        """The graph of one step, if the next step computes the same."""
+        once = self.once()
+        try:
+            if once.changes:
+                self.judge(once)
+        finally:
+            once.before.restore()
+        return once.finish()
+
+    def judge(self, once: Once) -> None:
+        """Refuse a forward whose next step would differ, unless buffers make it right."""
+        made = carried.with_new_tensors(once, self.mode)
+        try:
+            again = self.once()
+            same = carried.same_step(once, again, made)
+        except CaptureError:
+            raise
+        except Exception as error:  # with the state of the first step, it does not run
+            raise carried.refusal(once.changes[0], self.reach) from error
+        wrong = carried.written_in_place(once) + carried.still_changing(once, again, self.reach)
+        if not same or wrong:
+            self.carried = carried.buffers_of(self.view, once.changes)
+            if not self.carried:
+                raise carried.refusal((wrong or once.changes)[0], self.reach)
+
+    def once(self) -> Once:
+        left: list[Snapshot] = []
+
+        def forward(*given: list[Tensor]) -> list[Tensor]:
+            found = self.forward(*given)
+            left.append(Snapshot(self.reach))
+            return [*found, *(place.value for place in left[-1].traced())]
+
+        with _tracing(self.model, self.view, self.mode, self.precision):
+            before = Snapshot(self.reach)
+            root = _trace(
+                forward,
+                [fake(one, self.device, self.types[n]) for n, one in self.parameters.items()],
+                [fake(tensor, self.device) for tensor in self.buffers.values()],
+                [_fake_input(spec, self.device) for spec in self.inputs.tensors],
+            )
+        return Once(root, tuple(self.updated), before, left[-1], left[-1].traced())
+
+    def forward(
+        self, weights: list[Tensor], states: list[Tensor], batch: list[Tensor]
+    ) -> list[Tensor]:
+        """The loss, and the new values of updated buffers."""
+        before = dict(zip([*self.parameters, *self.buffers], [*weights, *states], strict=True))
         after = dict(before)  # torch puts new values here that the model assigns to attributes
-        loss = _loss(view, after, loss_fn, inputs.join(batch), seen, output)
-        updated[:] = [
+        output = TYPES[self.precision.output] if self.precision else None
+        arguments = self.inputs.join(batch)
+        loss = _loss(self.view, after, self.loss_fn, arguments, self.seen, output)
+        self.updated[:] = [
             name
             for name, tensor in before.items()
             if after[name] is not tensor or torch_private.was_updated(tensor)
         ]
-        _refuse_updated_parameters([name for name in updated if name in parameters])
+        _refuse_updated_parameters([name for name in self.updated if name in self.parameters])
         _refuse_updated_inputs(batch)
-        return [loss, *(after[name] for name in updated)]
-
-    with _tracing(model, view, mode, precision):
-        root = _trace(
-            forward,
-            [fake(tensor, device, types[name]) for name, tensor in parameters.items()],
-            [fake(tensor, device) for tensor in buffers.values()],
-            [_fake_input(spec, device) for spec in inputs.tensors],
-        )
-    side_effects.refuse_registered_constants(root, model)
-    return Traced(
-        root=root,
-        mode=mode,
-        parameters={name: tensor.requires_grad for name, tensor in parameters.items()},
-        buffers=tuple(buffers),
-        updated=tuple(updated),
-        aliases=_aliases(model, {**parameters, **buffers}),
-        inputs=inputs,
-        device=device,
-        output=seen[-1],
-        precision=precision,
-    )
+        return [loss, *(after[name] for name in self.updated)]
 
 
 @contextmanager
@@ -125,7 +194,7 @@ def _tracing(
     """While this is open, the view can be traced, and the model must not change."""
     with ExitStack() as stack:
         stack.enter_context(functions.intercepted())
-        stack.enter_context(side_effects.unchanged(model, view))
+        stack.enter_context(side_effects.unchanged(model))
         stack.enter_context(side_effects.no_python_randomness())
         stack.enter_context(side_effects.no_inference_mode())
         stack.enter_context(recording())
@@ -191,17 +260,42 @@ def _described(leaf: Any) -> Any:
 
 
 def throw_away(model: nn.Module) -> nn.Module:
-    """A copy of all modules that shares all tensors. What a trace caches dies with it."""
+    """A copy of all modules that shares parameters, buffers and what is in their memory.
+
+    What a trace caches or writes elsewhere dies with it.
+    """
+    registered = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    memories = {span(one)[0] for one in registered.values() if has_memory(one)}
     shared = {
         id(value): value
         for module in model.modules()
-        for value in (*torch_private.own_tensors(module), *vars(module).values())
-        if isinstance(value, Tensor)
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not can_be_copied(value, memories)
     }
     try:
-        return copy.deepcopy(model, shared)
+        return copy.deepcopy(model, registered | shared)
     except Exception as error:
         raise refusals.cannot_copy(model, error) from error
+
+
+def can_be_copied(tensor: Tensor, memories: set[int]) -> bool:
+    """Whether a trace may get its own copy of an attribute. Views of parameters stay views."""
+    return (
+        tensor.is_leaf
+        and has_memory(tensor)
+        and torch_private.is_real(tensor)
+        and span(tensor)[0] not in memories
+        and tensor.numel() <= COPIED
+    )
+
+
+def make_buffers(model: nn.Module, names: list[str]) -> None:
+    """Register attributes that a forward carries from step to step. State dicts stay the same."""
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        tensor = vars(module).pop(leaf)
+        module.register_buffer(leaf, tensor, persistent=False)
 
 
 def fake(tensor: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:

@@ -230,9 +230,9 @@ def shared_memory(one: str, other: str) -> CaptureError:
     )
 
 
-def drawn_number() -> CaptureError:
+def drawn_number(where: str = "") -> CaptureError:
     return refusal(
-        "model",
+        where,
         "its forward draws random numbers from Python or numpy, which a captured step would "
         "not repeat",
         "leave layers out with nn.Dropout, or draw in the loader and pass the number with the "
@@ -240,12 +240,18 @@ def drawn_number() -> CaptureError:
     )
 
 
-def changed_attribute(path: str, name: str) -> CaptureError:
-    owner = f"module {path}" if path else "model"
+def changed_state(where: str, path: str, value: Any) -> CaptureError:
+    """`path` is what changed: an attribute, or an item of what an attribute holds."""
+    owner, item, _ = path.partition("[")
+    name = owner.rpartition(".")[2]
+    if item or not isinstance(value, Tensor | int | float):
+        fix = "keep it in a buffer, or change it in your training loop: Piper reads it in each step"
+    elif isinstance(value, Tensor):
+        fix = f'let it start with this shape: self.register_buffer("{name}", torch.zeros(...))'
+    else:
+        fix = f'make it a buffer: self.register_buffer("{name}", torch.tensor(...))'
     return refusal(
-        owner,
-        f"its forward changes self.{name}, which a captured step would not repeat",
-        f'make it a buffer: self.register_buffer("{name}", torch.tensor(...))',
+        where, f"the forward changes {owner}, which a captured step would not repeat", fix
     )
 
 

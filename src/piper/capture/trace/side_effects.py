@@ -21,8 +21,6 @@ from piper.capture.torch_private import (
 )
 from piper.capture.trace import refusals
 
-Counts = dict[tuple[str, str], float]
-
 
 def refuse_hooks(model: nn.Module) -> None:
     """Explicit backward graphs never call hooks on gradients."""
@@ -59,14 +57,10 @@ def span(tensor: Tensor) -> tuple[int, int, int]:
 
 
 @contextmanager
-def unchanged(model: nn.Module, view: nn.Module) -> Iterator[None]:
-    """A forward that counts, collects or writes attributes would do so only in the trace."""
-    counts, versions = numbers(view), tensor_versions(model)
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """A forward that writes to parameters and buffers by another path would do so only once."""
+    versions = tensor_versions(model)
     yield
-    after = numbers(view)
-    for key, number in counts.items():
-        if after.get(key, number) != number:
-            raise refusals.changed_attribute(*key)
     for name, version in tensor_versions(model).items():
         if versions.get(name, version) != version:
             raise refusals.changed_tensor(name)
@@ -87,23 +81,9 @@ def generator_states() -> list[Any]:
     return [random.getstate(), *(getattr(row, "tobytes", lambda r=row: r)() for row in rows)]
 
 
-def numbers(model: nn.Module) -> Counts:
-    """Numbers and lengths of lists among the attributes of all modules."""
-    found: Counts = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if type(value) in (int, float):
-                found[path, name] = value
-            elif isinstance(value, list):
-                found[path, name] = len(value)
-    return found
-
-
 def tensor_versions(model: nn.Module) -> dict[str, int]:
-    named: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
-    for path, module in model.named_modules():
-        named += [(f"{path}.{name}".lstrip("."), value) for name, value in vars(module).items()]
-    return {name: version_of(value) for name, value in named if isinstance(value, Tensor)}
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: version_of(value) for name, value in named}
 
 
 def refuse_registered_constants(root: fx.GraphModule, model: nn.Module) -> None:

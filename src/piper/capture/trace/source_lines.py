@@ -40,7 +40,7 @@ def current_line() -> str:
         if frame.f_code.co_filename.startswith(_CAPTURE) and not _is_passed_through(frame):
             return ""
         frame = frame.f_back
-    return "" if frame is None else _short(frame.f_code.co_filename, frame.f_lineno)
+    return "" if frame is None else short_line(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _is_passed_through(frame: FrameType) -> bool:
@@ -51,7 +51,7 @@ def _is_passed_through(frame: FrameType) -> bool:
 def line_of(trace: TracebackType | None) -> str:
     """The innermost line of the user's code in an error's traceback."""
     lines = [
-        _short(frame.f_code.co_filename, number)
+        short_line(frame.f_code.co_filename, number)
         for frame, number in traceback.walk_tb(trace)
         if is_users(frame.f_code.co_filename)
     ]
@@ -65,5 +65,5 @@ def is_transformed(trace: TracebackType | None) -> bool:
     return any(name in _TRANSFORMS for name in files[first:])
 
 
-def _short(filename: str, number: int) -> str:
+def short_line(filename: str, number: int) -> str:
     return f"{os.path.basename(filename)}:{number}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ def initial_values(
     or else the module's own `reset_parameters`, seeded by the module's path. So a parameter starts
     the same on every device and in every order. Trained parameters start as masters of that type.
     """
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = named_tensors(model)
 
     def get(name: str) -> torch.Tensor:
         tensor = tensors[name]
@@ -43,6 +44,14 @@ def initial_values(
         return reset(model, name, seed)
 
     return own if master is None else get
+
+
+def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, buffers, and tensors in other attributes: capture may make these buffers."""
+    named: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
+    for path, module in model.named_modules():
+        named += [(f"{path}.{name}".lstrip("."), value) for name, value in vars(module).items()]
+    return {name: value for name, value in named if isinstance(value, torch.Tensor)}
 
 
 def reset(model: torch.nn.Module, name: str, seed: int) -> torch.Tensor:

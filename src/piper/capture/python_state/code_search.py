@@ -1,0 +1,53 @@
+"""Where code stores a name, and whether it reads it for anything but to count on."""
+
+import dis
+from collections.abc import Iterable, Iterator
+from types import CodeType
+
+from piper.capture.trace.source_lines import short_line
+
+_STORES = {"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR"}
+_LOADS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME", "LOAD_METHOD", "LOAD_CLASSDEREF"}
+# What may stand between the load and the store of a counter:
+_COUNTING = {"LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "BINARY_OP", "SWAP", "COPY"}
+
+
+def line_that_changes(name: str, codes: Iterable[CodeType]) -> str:
+    """The line that stores a name, or else one that reads it, to change what it holds."""
+    known = [code for code in codes if name in _names(code) and code.co_name != "__init__"]
+    for wanted in (_STORES, _LOADS, {"LOAD_FAST"}):
+        for code in known:
+            for instruction, line in _instructions(code):
+                if instruction.opname in wanted and instruction.argval == name:
+                    return short_line(code.co_filename, line)
+    return ""
+
+
+def only_counts(name: str, codes: Iterable[CodeType]) -> bool:
+    """Whether code reads a name only to add a constant to it, as in `self.count += 1`."""
+    return all(
+        _is_counted(name, [one for one, _ in _instructions(code)])
+        for code in codes
+        if name in _names(code) and code.co_name != "__init__"
+    )
+
+
+def _is_counted(name: str, code: list[dis.Instruction]) -> bool:
+    for index, instruction in enumerate(code):
+        if instruction.opname in _LOADS and instruction.argval == name:
+            rest = (one for one in code[index + 1 :] if one.opname not in _COUNTING)
+            end = next(rest, None)
+            if end is None or end.opname not in _STORES or end.argval != name:
+                return False
+    return True
+
+
+def _names(code: CodeType) -> set[str]:
+    return {*code.co_names, *code.co_freevars, *code.co_cellvars, *code.co_varnames}
+
+
+def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, int]]:
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        line = (instruction.positions and instruction.positions.lineno) or line
+        yield instruction, line

@@ -1,0 +1,69 @@
+"""Whose code is it? State of the user's classes, functions and globals counts, torch's does not."""
+
+import sys
+from functools import cache
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from piper.capture.trace.source_lines import is_users
+
+# Of Python's own classes, those that hold what a program puts into them.
+_HOLDERS = {"argparse", "collections", "dataclasses", "functools", "queue", "types", "weakref"}
+
+
+def is_own_function(value: Any) -> bool:
+    """Whether a function is the user's own, and not that of a library."""
+    return isinstance(value, FunctionType) and is_own_file(value.__code__.co_filename)
+
+
+@cache
+def is_own_file(name: str) -> bool:
+    return is_users(name) and not is_library(name)
+
+
+def is_library(name: str) -> bool:
+    return "site-packages" in name or "dist-packages" in name
+
+
+def is_own_class(cls: type) -> bool:
+    return is_users_class(cls) and not is_library(file_of(cls))
+
+
+def is_users_class(cls: type) -> bool:
+    """Whether a class is neither torch's nor Python's: the user's own, or of a library."""
+    return _is_users(str(cls.__module__))
+
+
+@cache
+def _is_users(module: str) -> bool:
+    root = module.split(".")[0]
+    if root in sys.stdlib_module_names and root != "__main__":
+        return False
+    return is_users(_file(module))
+
+
+def file_of(cls: type) -> str:
+    """The file in which a class was defined."""
+    return _file(str(cls.__module__))
+
+
+@cache
+def _file(module: str) -> str:
+    return getattr(sys.modules.get(module), "__file__", None) or "<user>"
+
+
+def is_own_module(module: ModuleType) -> bool:
+    return is_own_file(getattr(module, "__file__", None) or "site-packages")
+
+
+def is_walked(cls: type) -> bool:
+    """Whether the fields of an object are looked at, one by one."""
+    return is_users_class(cls) or str(cls.__module__).split(".")[0] in _HOLDERS
+
+
+def codes_of(code: CodeType) -> list[CodeType]:
+    """A code object and those of the functions that are defined in it."""
+    inner = [
+        one for const in code.co_consts if isinstance(const, CodeType) for one in codes_of(const)
+    ]
+    return [code, *inner]

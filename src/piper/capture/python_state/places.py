@@ -1,0 +1,230 @@
+"""Where values are kept: attributes, items, variables of closures, globals, class attributes."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from piper.capture.python_state.leaves import SIMPLE, Token, is_generator, token
+from piper.capture.python_state.ownership import (
+    is_own_class,
+    is_own_function,
+    is_walked,
+)
+
+MOST = 2_000_000  # places that are looked at: an endless structure must not stop a capture
+_OF_TORCH = frozenset(vars(nn.Module())) - {"training", "_forward_hooks", "_forward_pre_hooks"}
+_OF_CLASSES = {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__slots__",
+               "__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__",
+               "__dataclass_params__", "__match_args__", "__hash__", "__static_attributes__",
+               "__firstlineno__"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A key of a container, with what is there."""
+
+    container: Any
+    key: Any
+    path: str  # as a user would write it
+    names: tuple[str, ...]  # names of attributes and variables, by which code reads it
+    value: Any
+
+    @property
+    def token(self) -> Token:
+        return (
+            token(self.value) if is_leaf(self.value) else ("holder", type(self.value).__qualname__)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Root:
+    """A place from which the user's code begins to read, such as a global."""
+
+    container: Any
+    key: Any
+    path: str
+    names: tuple[str, ...]
+
+
+@dataclass
+class Walk:
+    """Goes through everything that can be reached from some roots, each value once."""
+
+    seen: dict[int, Any] = field(default_factory=dict)  # values by id; kept, so that ids stay valid
+    met: list[Any] = field(default_factory=list)  # functions and classes on the way
+
+    def of(self, roots: Iterable[Root]) -> Iterator[Place]:
+        for root in roots:
+            if (held := get(root.container, root.key)) is not ABSENT:
+                yield from self.below(Place(root.container, root.key, root.path, root.names, held))
+
+    def below(self, first: Place) -> Iterator[Place]:
+        stack = [first]
+        while stack and len(self.seen) < MOST:
+            place = stack.pop()
+            yield place
+            value = place.value
+            if is_leaf(value) or id(value) in self.seen:
+                continue
+            self.seen[id(value)] = value
+            if isinstance(value, type | FunctionType | nn.Module) or is_own_class(type(value)):
+                self.met.append(value)
+            inner = [below(place, key, one) for key, one in children(value) if not is_code(one)]
+            stack.extend(reversed(inner))
+
+
+def is_code(value: Any) -> bool:
+    """Functions of torch, of Python and of Piper, such as those that tag regions."""
+    return isinstance(value, FunctionType) and not is_own_function(value)
+
+
+def is_leaf(value: Any) -> bool:
+    return (
+        type(value) in SIMPLE
+        or isinstance(value, Tensor)
+        or is_generator(value)
+        or not (isinstance(value, _HOLDING) or _has_fields(value))
+    )
+
+
+_HOLDING = (nn.Module, dict, list, tuple, deque, CellType, MethodType, partial, staticmethod,
+            classmethod)  # fmt: skip
+
+
+def _has_fields(value: Any) -> bool:
+    if isinstance(value, type):
+        return is_own_class(value)
+    if isinstance(value, FunctionType):
+        return is_own_function(value)
+    return is_walked(type(value)) and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
+
+
+def children(value: Any) -> list[tuple[Any, Any]]:
+    """What a value holds, by key."""
+    match value:
+        case nn.Module():
+            own = [(key, one) for key, one in vars(value).items() if not _is_internal(key)]
+            return [*own, *value._modules.items()]
+        case dict():
+            return list(dict.items(value)) + (_fields(value) if type(value) is not dict else [])
+        case list() | tuple() | deque():
+            items = list(enumerate(_base(value).__iter__(value)))
+            return items + (_fields(value) if type(value) is not _base(value) else [])
+        case CellType():
+            return _of_cell(value)
+        case FunctionType():
+            return _of_function(value)
+        case MethodType():
+            return [("__self__", value.__self__), ("__func__", value.__func__)]
+        case partial():
+            return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+        case staticmethod() | classmethod():
+            return [("__func__", value.__func__)]
+        case type():
+            return [(key, one) for key, one in vars(value).items() if key not in _OF_CLASSES]
+    return _fields(value)
+
+
+def _base(value: Any) -> Any:
+    """Python's own class of a list, tuple or deque. What a subclass overrides may do anything."""
+    return next(base for base in (list, tuple, deque) if isinstance(value, base))
+
+
+def _is_internal(key: str) -> bool:
+    return key in _OF_TORCH or key.startswith("_piper")
+
+
+def _of_cell(cell: CellType) -> list[tuple[Any, Any]]:
+    try:
+        return [("cell_contents", cell.cell_contents)]
+    except ValueError:  # empty
+        return []
+
+
+def _of_function(function: FunctionType) -> list[tuple[Any, Any]]:
+    code = function.__code__
+    cells = list(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    defaults = function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
+    held = [*zip(positional, defaults, strict=True), *(function.__kwdefaults__ or {}).items()]
+    changeable = [(name, value) for name, value in held if not is_leaf(value)]
+    return [*cells, *changeable, *vars(function).items()]
+
+
+def _fields(value: Any) -> list[tuple[Any, Any]]:
+    found = list(vars(value).items()) if hasattr(value, "__dict__") else []
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found.append((name, getattr(value, name)))
+    return found
+
+
+def below(place: Place, key: Any, value: Any) -> Place:
+    """A place inside what another place holds."""
+    holder = place.value
+    if isinstance(holder, dict | list | tuple | deque) and not isinstance(key, str):
+        return Place(holder, key, f"{place.path}[{key!r}]", place.names, value)
+    if isinstance(holder, dict):
+        return Place(holder, key, f"{place.path}[{key!r}]", place.names, value)
+    if isinstance(holder, CellType | MethodType | partial | staticmethod | classmethod):
+        return Place(holder, key, place.path, place.names, value)
+    if isinstance(holder, FunctionType):
+        return Place(holder, key, f"{key} in {holder.__qualname__}", (key,), value)
+    if isinstance(holder, type):
+        return Place(holder, key, f"{holder.__name__}.{key}", (key,), value)
+    if isinstance(holder, nn.Module):
+        return Place(holder, key, f"{place.path}.{key}".lstrip("."), _names_in(holder, key), value)
+    names = (*place.names, key) if is_own_class(type(holder)) else place.names
+    return Place(holder, key, f"{place.path}.{key}", names, value)
+
+
+def _names_in(module: nn.Module, key: str) -> tuple[str, ...]:
+    """Modules of torch and of libraries are assumed to read all of their attributes."""
+    return (key,) if is_own_class(type(module)) else ()
+
+
+ABSENT = object()
+
+
+def get(container: Any, key: Any) -> Any:
+    """What is at a key now, or ABSENT."""
+    if isinstance(container, dict):
+        return container.get(key, ABSENT)
+    return next((value for name, value in children(container) if name == key), ABSENT)
+
+
+def put(container: Any, key: Any, value: Any) -> None:
+    """Put a value into a place, or ABSENT to empty it. Tuples stay as they are."""
+    match container:
+        case nn.Module() if key in container._modules:
+            container._modules[key] = value
+        case nn.Module():
+            _put_item(vars(container), key, value)
+        case dict() if key in container or not hasattr(container, "__dict__"):
+            _put_item(container, key, value)
+        case list() | deque() if isinstance(key, int):
+            container[key] = value
+        case FunctionType() if key not in vars(container):
+            return
+        case tuple() | MethodType() | partial() | staticmethod() | classmethod():
+            return
+        case _ if value is ABSENT:
+            delattr(container, key)
+        case type():
+            setattr(container, key, value)
+        case _:
+            object.__setattr__(container, key, value)
+
+
+def _put_item(held: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is ABSENT:
+        held.pop(key, None)
+    else:
+        held[key] = value

@@ -1,0 +1,158 @@
+"""Which code can run in a forward, and which globals it names."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from piper.capture.python_state.ownership import (
+    codes_of,
+    file_of,
+    is_own_class,
+    is_own_file,
+    is_own_module,
+    is_users_class,
+)
+from piper.capture.python_state.places import Place, Root, Walk
+
+_READ_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "__getattribute__", "attrgetter",
+                 "setattr", "delattr", "globals", "__getattr__"}  # fmt: skip
+
+
+@dataclass
+class Reach:
+    """The user's code that a forward may run, the names in it, and where it begins to read."""
+
+    roots: list[Root] = field(default_factory=list)
+    codes: dict[CodeType, None] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)  # constants beside getattr and the like
+
+    def reads(self, names: Iterable[str]) -> bool:
+        """Whether some code reads all of these names, directly or by a text with a part of one."""
+        return all(name in self.names or self._is_built(name) for name in names)
+
+    def _is_built(self, name: str) -> bool:
+        return any(text in name for text in self.texts)
+
+
+class _Search:
+    """Functions lead to globals, globals to objects, objects to classes, classes to methods."""
+
+    def __init__(self, reach: Reach) -> None:
+        self.reach, self.walk = reach, Walk()
+        self.methods: dict[str, list[FunctionType]] = {}
+        self.done: set[int] = set()
+        self.files: set[str] = set()  # of libraries, with classes of the model's modules
+        self.named: set[tuple[int, str]] = set()
+        self.pending: deque[FunctionType] = deque()
+        self.unseen = deque(reach.roots)
+
+    def run(self) -> None:
+        while self.unseen or self.pending:
+            if self.unseen:
+                self.look(self.unseen.popleft())
+            else:
+                self.read(self.pending.popleft())
+
+    def look(self, root: Root) -> None:
+        for _ in self.walk.of([root]):
+            pass
+        met, self.walk.met = self.walk.met, []
+        for value in met:
+            self.meet(value)
+
+    def add(self, root: Root) -> None:
+        self.reach.roots.append(root)
+        self.unseen.append(root)
+
+    def meet(self, value: Any) -> None:
+        match value:
+            case FunctionType():
+                self.enqueue(value)
+            case type():
+                self.learn(value)
+            case nn.Module() if is_users_class(type(value)):
+                self.files.add(file_of(type(value)))
+                self.learn(type(value))
+            case _:
+                self.learn(type(value))
+
+    def learn(self, cls: type) -> None:
+        """A class that the program uses. Its methods run if some code names them."""
+        for base in cls.__mro__:
+            followed = is_own_class(base) or file_of(base) in self.files
+            if id(base) in self.done or not followed:
+                continue
+            self.done.add(id(base))
+            self.add(Root({"class": base}, "class", base.__name__, ()))
+            for name, value in list(vars(base).items()):
+                for function in _functions(value):
+                    self.methods.setdefault(name, []).append(function)
+                    if name in self.reach.names or name.startswith("__") or name == "forward":
+                        self.enqueue(function)
+
+    def enqueue(self, function: FunctionType) -> None:
+        file = function.__code__.co_filename
+        if id(function) not in self.done and (is_own_file(file) or file in self.files):
+            self.done.add(id(function))
+            self.pending.append(function)
+
+    def read(self, function: FunctionType) -> None:
+        for code in codes_of(function.__code__):
+            if code in self.reach.codes:
+                continue
+            self.reach.codes[code] = None
+            new = {*code.co_names, *code.co_freevars} - self.reach.names
+            self.reach.names |= new
+            if not _READ_BY_TEXT.isdisjoint(code.co_names):
+                self.reach.texts |= {c for c in code.co_consts if isinstance(c, str) and len(c) > 1}
+            for name in new:
+                for method in self.methods.get(name, ()):
+                    self.enqueue(method)
+        for root in _globals(function):
+            if (id(root.container), root.key) not in self.named:
+                self.named.add((id(root.container), root.key))
+                self.add(root)
+
+
+def reach_of(*given: tuple[str, Any]) -> Reach:
+    """What can be reached from a model and a loss function, by the name of each."""
+    reach = Reach([Root({"given": value}, "given", path, ()) for path, value in given])
+    _Search(reach).run()
+    return reach
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    if isinstance(value, property):
+        yield from (f for f in (value.fget, value.fset) if isinstance(f, FunctionType))
+    inner = (
+        getattr(value, "__func__", value)
+        if isinstance(value, staticmethod | classmethod)
+        else value
+    )
+    if isinstance(inner, FunctionType):
+        yield inner
+
+
+def _globals(function: FunctionType) -> Iterator[Root]:
+    """The globals that a function names, and what it names of the user's modules."""
+    scope = function.__globals__
+    names = sorted({name for code in codes_of(function.__code__) for name in code.co_names})
+    for name in names:
+        if name not in scope:
+            continue
+        value = scope[name]
+        if not isinstance(value, ModuleType):
+            yield Root(scope, name, name, (name,))
+        elif is_own_module(value):
+            for inner in names:
+                if inner in vars(value):
+                    yield Root(vars(value), inner, f"{name}.{inner}", (inner,))
+
+
+def places(reach: Reach, walk: Walk | None = None) -> Iterator[Place]:
+    return (walk or Walk()).of(reach.roots)

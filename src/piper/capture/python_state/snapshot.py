@@ -1,0 +1,92 @@
+"""All Python state that a forward can reach, at one time; and how two of them differ."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from piper.capture.python_state.leaves import Token, is_tensor_token, token
+from piper.capture.python_state.places import ABSENT, Place, Walk, children, get, is_leaf, put
+from piper.capture.python_state.reach import Reach
+
+Key = tuple[str, int]  # a path, and a number: closures may have the same names
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A place that differs. None: it is not there."""
+
+    before: Place | None
+    after: Place | None
+
+    @property
+    def place(self) -> Place:
+        found = self.after or self.before
+        assert found is not None
+        return found
+
+
+class Snapshot:
+    """Places with the tokens that their values have now."""
+
+    def __init__(self, reach: Reach) -> None:
+        walk, again = Walk(), Counter[str]()
+        self.tokens: dict[Key, Token] = {}
+        self.places: dict[Key, Place] = {}
+        for place in walk.of(reach.roots):
+            key = place.path, again[place.path]
+            again[place.path] += 1
+            self.tokens[key], self.places[key] = place.token, place
+        self.holders = [(one, children(one)) for one in walk.seen.values()]
+        self.roots = [(root, get(root.container, root.key)) for root in reach.roots]
+
+    def changes(self, after: "Snapshot") -> Iterator[Change]:
+        """What differs in a later snapshot."""
+        for key in {**self.tokens, **after.tokens}:
+            if self.tokens.get(key) != after.tokens.get(key):
+                yield Change(self.places.get(key), after.places.get(key))
+
+    def traced(self) -> list[Place]:
+        """The places that hold tensors of a trace, which end with it."""
+        return [self.places[key] for key, one in self.tokens.items() if one[0] == "traced"]
+
+    def restore(self) -> None:
+        """Put everything back, so that a trace leaves nothing behind."""
+        for root, value in self.roots:
+            put(root.container, root.key, value)
+        for holder, before in self.holders:
+            if not _is_same(children(holder), before):
+                _refill(holder, before)
+        for key, place in self.places.items():
+            state = self.tokens[key]
+            if is_leaf(place.value) and not is_tensor_token(state):
+                _rewind(place.value, state)
+
+
+def _is_same(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
+    return len(now) == len(before) and all(
+        a is b and one == other if isinstance(one, str | int) else a is b
+        for (one, a), (other, b) in zip(now, before, strict=True)
+    )
+
+
+def _refill(holder: Any, before: list[tuple[Any, Any]]) -> None:
+    match holder:
+        case list():
+            holder[:] = [value for key, value in before if isinstance(key, int)]
+        case deque():
+            holder.clear()
+            holder.extend(value for key, value in before if isinstance(key, int))
+        case _:
+            known = {key for key, _ in before}
+            for key, _ in children(holder):
+                if key not in known:
+                    put(holder, key, ABSENT)
+            for key, value in before:
+                put(holder, key, value)
+
+
+def _rewind(value: Any, state: Token) -> None:
+    """Generators of random numbers, sets: what they held is in their tokens."""
+    if hasattr(value, "setstate") and token(value) != state:
+        value.setstate(state[1])
