@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from piper.directives.strategy import as_strategy
 from piper.job import consistency
 from piper.job.arguments import names_options
 from piper.job.batch import Batch
+from piper.job.consistency import Agreed
 from piper.job.evaluation import Evaluation, evaluated, predicted
 from piper.job.forward_programs import ForwardPrograms
 from piper.job.inspection import inspected, is_inspecting
@@ -146,7 +148,7 @@ class Trainer:
         given, kind = self._batch_of(batch, named)
         own = self._job.weights(given)
         self._in_flight.begin()
-        program, inputs = self._ready(given, kind, own)
+        program, inputs, kind = self._ready(given, kind, own)
         try:
             with on_compute_stream(program.plan, program.device):
                 recorded = self._recording.step(self.steps + 1, program, inputs)
@@ -183,7 +185,7 @@ class Trainer:
         """
         self._enter("tune")
         given, kind = self._batch_of(batch, named)
-        program, inputs = self._ready(given, kind, self._job.weights(given))
+        program, inputs, kind = self._ready(given, kind, self._job.weights(given))
         with on_compute_stream(program.plan, program.device):
             seen = measure(program, inputs, rounds)
         codes, made = self._programs.assigned[kind].codes, self._programs.made.get(kind)
@@ -314,18 +316,20 @@ class Trainer:
 
     def _ready(
         self, batch: Batch, kind: BatchKind, own: Sequence[float]
-    ) -> tuple[Program, StepInputs]:
-        """The program for a batch, and its inputs."""
-        shares = self._job.reduction.shares(own, self._total_weight(batch, kind, sum(own)))
+    ) -> tuple[Program, StepInputs, BatchKind]:
+        """The program for a batch, its inputs, and the kind that all processes agree on."""
+        weight, kind = self._agreed(batch, kind, sum(own))
+        shares = self._job.reduction.shares(own, weight)
         program = self._programs.get(batch, kind, self.steps)
         inputs = self._job.inputs(
             batch, shares, program.ignored, self.steps, self.replica, self._in_flight.moved
         )
-        return program, inputs
+        return program, inputs, kind
 
-    def _total_weight(self, batch: Batch, kind: BatchKind, own: float) -> float:
-        """The total weight of all replicas. Checks that all processes take the same step."""
-        everyone, lost = own * self.replicas, self._checkpoints.failed
+    def _agreed(self, batch: Batch, kind: BatchKind, own: float) -> tuple[float, BatchKind]:
+        """The total weight of all replicas, and the kind of this step in all processes."""
+        shapes, flags, state = kind
+        found = Agreed(own * self.replicas, self._checkpoints.failed, state)
         consistency.refuse_too_late(self._digests, self._job.model)
         if not self._stepped:
             self._job.try_mean(batch)  # on real data: an example may be zeros
@@ -333,9 +337,10 @@ class Trainer:
             data = batch.tensors
             if kind in self._stepped and any(one.is_cuda for one in data):
                 data = ()  # reading them would wait for the GPU
-            feed = self.replica, self.replicas
-            everyone, lost = consistency.agree_on_step(kind, data, *feed, own, lost)
-        self._checkpoints.refuse_failed(lost)
+            mine, feed = replace(found, weight=own), (self.replica, self.replicas)
+            found = consistency.agree_on_step((shapes, flags), data, *feed, mine)
+        self._job.python_state.agreed = found.state
+        self._checkpoints.refuse_failed(found.lost)
         self._stepped.add(kind)
-        refuse_weightless(everyone)
-        return everyone
+        refuse_weightless(found.weight)
+        return found.weight, (shapes, flags, found.state)

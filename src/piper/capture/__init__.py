@@ -3,6 +3,7 @@
 from piper.capture.captured import Captured, capture
 from piper.capture.kernels.dropout import dropout_mask
 from piper.capture.precision import Precision
+from piper.capture.python_state.watch import Watch
 from piper.capture.regions.annotate import annotate
 from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
 from piper.capture.regions.tags import tag
@@ -11,6 +12,7 @@ __all__ = [
     "Captured",
     "Layers",
     "Precision",
+    "Watch",
     "annotate",
     "capture",
     "dropout_mask",

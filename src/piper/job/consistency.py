@@ -7,6 +7,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -140,34 +141,44 @@ def refuse_too_late(taken: Digests, model: torch.nn.Module) -> None:
         )
 
 
-def agree_on_step(
-    kind: tuple[object, ...], batch: Sequence[torch.Tensor], feed: int, feeds: int, own: float,
-    lost: bool = False,
-) -> tuple[float, bool]:  # fmt: skip
-    """One small all-reduce before each step. It checks that all processes take a step of the same
-    kind, and returns the total weight of the batches of all replicas, and whether any of them has
-    `lost` a checkpoint that was being written.
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all processes know before a step."""
 
-    `kind` is what a program is compiled for. The processes of one replica must have the same data;
+    weight: float  # of the batches of all replicas
+    lost: bool = False  # some process has lost a checkpoint that was being written
+    state: int = 0  # of what the model of the first process keeps in Python
+
+
+def agree_on_step(
+    kind: tuple[object, ...], batch: Sequence[torch.Tensor], feed: int, feeds: int, mine: Agreed
+) -> Agreed:
+    """One small all-reduce before each step. It checks that all processes take a step of the same
+    kind, and returns what they have together.
+
+    `kind` is what a program is compiled for, but for the state in Python: only the first process,
+    which compiles, knows what matters of it. The processes of one replica must have the same data;
     `batch` is empty if reading it would wait for the GPU.
     """
-    mine = torch.full((3 + 3 * feeds,), float("-inf"), dtype=torch.float64)
-    mine[2 + feed], mine[-1] = own, float(lost)
+    row = torch.full((4 + 3 * feeds,), float("-inf"), dtype=torch.float64)
+    row[2 + feed], row[-2] = mine.weight, float(mine.lost)
+    if dist.get_rank() == 0:
+        row[-1] = mine.state
     if batch:
         seen = fingerprint(batch)
-        mine[2 + feeds + feed], mine[2 + 2 * feeds + feed] = seen, -seen
-    most = agreed(kind, mine)
-    data = most[2 + feeds : -1].view(2, feeds)
+        row[2 + feeds + feed], row[2 + 2 * feeds + feed] = seen, -seen
+    most = agreed(kind, row)
+    data = most[2 + feeds : -2].view(2, feeds)
     other = (data[0] != -data[1]) & data[0].isfinite()  # infinite: no data was compared
     if other.any():
         raise different_data(int(other.nonzero()[0]))
-    return float(most[2 : 2 + feeds].sum()), bool(most[-1])
+    return Agreed(float(most[2 : 2 + feeds].sum()), bool(most[-2]), int(most[-1]))
 
 
 def agree_on_call(call: str, feeds: int) -> None:
     """Check that all processes are in the same call, not in a step or another call."""
     if dist.is_initialized() and dist.get_world_size() > 1:
-        agreed((call,), torch.zeros(3 + 3 * feeds, dtype=torch.float64))
+        agreed((call,), torch.zeros(4 + 3 * feeds, dtype=torch.float64))
 
 
 def agreed(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from piper.capture.trace.outputs import separated
 from piper.errors import InputError
 from piper.job import consistency
 from piper.job.batch import Batch
+from piper.job.consistency import Agreed
 from piper.job.forward_programs import ForwardPrograms
 from piper.job.job import Job
 from piper.job.loss_reduction import refuse_weightless
@@ -84,10 +85,11 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
     total = LossSum(job)
     for batch in batches:
         with in_eval_mode(job.model):
-            program, here = forwards.get(batch, "loss")
+            here = forwards.job_for(batch)
             weights = microbatch_weights(here, batch)
             everyone = agreed_weight(here, forwards.rank, batch, sum(weights))
             refuse_weightless(everyone)
+            program, here = forwards.get(batch, "loss")
             factors = [1.0] * len(weights) if job.reduction.kind == "sum" else weights
             run(program, here, forwards.rank, batch, factors, move)
             total.add(program.totals[0], everyone, batch)
@@ -98,8 +100,8 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
 def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
     """The outputs for the batches of all replicas, on device 0. The others get None."""
     with in_eval_mode(forwards.job.model):
+        agreed_weight(forwards.job_for(batch), forwards.rank, batch, 1.0)
         program, job = forwards.get(batch, "outputs")
-        agreed_weight(job, forwards.rank, batch, 1.0)
         run(program, job, forwards.rank, batch, [0.0] * job.microbatches, move)
         first, kind = program.batch.first, job.kind(batch)
     mine = {first + part: one.cpu() for part, one in program.losses.items()}
@@ -134,8 +136,11 @@ def agreed_weight(job: Job, rank: int, batch: Batch, own: float) -> float:
         return own * job.replicas
     data = () if any(one.is_cuda for one in batch.tensors) else batch.tensors
     feed = job.feeds.feed(rank)
-    everyone, _ = consistency.agree_on_step(job.kind(batch), data, feed, job.replicas, own)
-    return everyone
+    *kind, state = job.kind(batch)
+    mine = Agreed(own, state=state)
+    found = consistency.agree_on_step(tuple(kind), data, feed, job.replicas, mine)
+    job.python_state.agreed = found.state
+    return found.weight
 
 
 def rows_of(batch: Batch) -> int:

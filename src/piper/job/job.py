@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piper.capture import Captured, capture, tag_unannotated
+from piper.capture import Captured, Watch, capture, tag_unannotated
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Directive, Remat, Stage, Strategy
@@ -29,6 +29,7 @@ from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.memory_check import refuse_too_large
 from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
 from piper.job.options import Loss, Options
+from piper.job.python_state import PythonState
 from piper.job.remat_choice import fitted
 from piper.job.stage_weights import stage_lines
 from piper.names import amount
@@ -38,9 +39,8 @@ from piper.runtime.state.initial_values import initial_values
 from piper.strategies.cuts import with_cuts
 
 LOG = logging.getLogger("piper")
-BatchKind = tuple[
-    Shapes, tuple[bool, ...]
-]  # what a program is compiled for: shapes, and model flags
+# What a program is compiled for: shapes, flags of the model, and the number of its Python state.
+BatchKind = tuple[Shapes, tuple[bool, ...], int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +58,7 @@ class Job:
         default_factory=dict, repr=False
     )  # by kind of microbatch, and what is divided
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
+    python_state: PythonState = field(default_factory=PythonState, repr=False)
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
@@ -137,7 +138,7 @@ class Job:
         return Batch.of(arguments_of(self.model, None, given, named))
 
     def kind(self, batch: Batch) -> BatchKind:
-        return batch.shapes, flags(self.model)
+        return batch.shapes, flags(self.model), self.python_state.now()
 
     def capture(self, batch: Batch, costs: Costs | None = None) -> Captured:
         """Capture the model for microbatches of this batch, once for each kind of microbatch.
@@ -165,6 +166,8 @@ class Job:
             example = self.converted(one).arguments
             made = capture(self.model, self.loss_fn, example, self.device.type, (), self.precision)
             self.captures[kind] = made
+            if self.python_state.watch is None:
+                self.python_state.watch = Watch(self.model, self.loss_fn)
         return self.captures[kind]
 
     def directives(self, batch: Batch, costs: Costs | None = None) -> tuple[Directive, ...]:

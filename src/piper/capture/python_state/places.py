@@ -55,7 +55,7 @@ class Root:
 class Walk:
     """Goes through everything that can be reached from some roots, each value once."""
 
-    seen: dict[int, Any] = field(default_factory=dict)  # values by id; kept, so that ids stay valid
+    seen: dict[int, Place] = field(default_factory=dict)  # by id of the value, which stays alive
     met: list[Any] = field(default_factory=list)  # functions and classes on the way
 
     def of(self, roots: Iterable[Root]) -> Iterator[Place]:
@@ -71,11 +71,15 @@ class Walk:
             value = place.value
             if is_leaf(value) or id(value) in self.seen:
                 continue
-            self.seen[id(value)] = value
+            self.seen[id(value)] = place
             if isinstance(value, type | FunctionType | nn.Module) or is_own_class(type(value)):
                 self.met.append(value)
-            inner = [below(place, key, one) for key, one in children(value) if not is_code(one)]
-            stack.extend(reversed(inner))
+            stack.extend(reversed([below(place, key, inner) for key, inner in contents(value)]))
+
+
+def contents(value: Any) -> list[tuple[Any, Any]]:
+    """What a value holds, but for code that is not the user's."""
+    return [(key, inner) for key, inner in children(value) if not is_code(inner)]
 
 
 def is_code(value: Any) -> bool:
@@ -207,7 +211,7 @@ def put(container: Any, key: Any, value: Any) -> None:
             container._modules[key] = value
         case nn.Module():
             _put_item(vars(container), key, value)
-        case dict() if key in container or not hasattr(container, "__dict__"):
+        case dict() if key in container or key not in getattr(container, "__dict__", {}):
             _put_item(container, key, value)
         case list() | deque() if isinstance(key, int):
             container[key] = value

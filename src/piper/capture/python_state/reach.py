@@ -106,7 +106,8 @@ class _Search:
             if code in self.reach.codes:
                 continue
             self.reach.codes[code] = None
-            new = {*code.co_names, *code.co_freevars} - self.reach.names
+            arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            new = {*code.co_names, *code.co_freevars, *arguments} - self.reach.names
             self.reach.names |= new
             if not _READ_BY_TEXT.isdisjoint(code.co_names):
                 self.reach.texts |= {c for c in code.co_consts if isinstance(c, str) and len(c) > 1}

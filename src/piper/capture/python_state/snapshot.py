@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from piper.capture.python_state.leaves import Token, is_tensor_token, token
-from piper.capture.python_state.places import ABSENT, Place, Walk, children, get, is_leaf, put
+from piper.capture.python_state.places import ABSENT, Place, Walk, contents, get, is_leaf, put
 from piper.capture.python_state.reach import Reach
 
 Key = tuple[str, int]  # a path, and a number: closures may have the same names
@@ -37,7 +37,7 @@ class Snapshot:
             key = place.path, again[place.path]
             again[place.path] += 1
             self.tokens[key], self.places[key] = place.token, place
-        self.holders = [(one, children(one)) for one in walk.seen.values()]
+        self.holders = [(one, contents(one.value)) for one in walk.seen.values()]
         self.roots = [(root, get(root.container, root.key)) for root in reach.roots]
 
     def changes(self, after: "Snapshot") -> Iterator[Change]:
@@ -54,9 +54,9 @@ class Snapshot:
         """Put everything back, so that a trace leaves nothing behind."""
         for root, value in self.roots:
             put(root.container, root.key, value)
-        for holder, before in self.holders:
-            if not _is_same(children(holder), before):
-                _refill(holder, before)
+        for place, before in self.holders:
+            if not _is_same(contents(place.value), before):
+                _refill(place.value, before)
         for key, place in self.places.items():
             state = self.tokens[key]
             if is_leaf(place.value) and not is_tensor_token(state):
@@ -79,7 +79,7 @@ def _refill(holder: Any, before: list[tuple[Any, Any]]) -> None:
             holder.extend(value for key, value in before if isinstance(key, int))
         case _:
             known = {key for key, _ in before}
-            for key, _ in children(holder):
+            for key, _ in contents(holder):
                 if key not in known:
                     put(holder, key, ABSENT)
             for key, value in before:

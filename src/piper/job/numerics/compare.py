@@ -33,6 +33,7 @@ from piper.job.numerics.model import (
     without_dropout,
 )
 from piper.job.numerics.reference import Reference, plain
+from piper.job.python_state import PythonState
 from piper.job.rehearsal import Rehearsal, rehearsed
 from piper.runtime.state.device_state import BucketState, Part
 
@@ -126,7 +127,9 @@ def on_cpu(job: Job, model: torch.nn.Module) -> Job:
     options = replace(
         job.options, device="cpu", compiled=False, graphs=False, init=None, precision=None
     )
-    return replace(job, model=model, options=options, captures={}, divided={})
+    return replace(
+        job, model=model, options=options, captures={}, divided={}, python_state=PythonState()
+    )
 
 
 def unmixed(job: Job) -> list[str]:

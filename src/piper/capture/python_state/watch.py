@@ -1,0 +1,170 @@
+"""Watches Python state from step to step: what a training loop changes is compiled anew."""
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from operator import is_, itemgetter
+from types import CellType, MethodType
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from piper.capture.python_state.leaves import SIMPLE, Token, token
+from piper.capture.python_state.places import ABSENT, Place, below, children, get, is_leaf
+from piper.capture.python_state.reach import Reach, reach_of
+from piper.capture.python_state.snapshot import Snapshot
+from piper.capture.torch_private import is_real
+from piper.errors import InputError
+
+LOG = logging.getLogger("piper")
+WARNED, MOST = 4, 64  # different states, each with its own program
+
+MODE = "training"  # of modules: a kind of batch has it already
+
+State = int  # 0: as at the first capture; another number for each other state
+
+
+class Watch:
+    """The state of a model and its loss function. Cheap to ask if nothing has changed."""
+
+    def __init__(self, model: nn.Module, loss_fn: Any) -> None:
+        self.reach = reach_of(("model", model), ("loss_fn", loss_fn))
+        self.first = Snapshot(self.reach)
+        self.state: State = 0
+        self.known: set[State] = {0}
+        self.look(self.first)
+
+    def look(self, now: Snapshot) -> None:
+        """Remember what each container holds, by identity."""
+        self.roots = [(root.container, root.key, value) for root, value in now.roots]
+        self.held = [
+            held
+            for place, _ in now.holders
+            if self.reach.reads(place.names) and (held := held_by(place, self.reach)) is not None
+        ]
+        self.leaves = [
+            (place.value, now.tokens[key])
+            for key, place in now.places.items()
+            if is_leaf(place.value)
+            and type(place.value) not in SIMPLE
+            and self.reach.reads(place.names)
+        ]
+
+    def now(self) -> State:
+        """A number for the present state."""
+        if not self.is_as_before():
+            current = Snapshot(self.reach)
+            self.look(current)
+            self.state = self.number(current)
+        return self.state
+
+    def is_as_before(self) -> bool:
+        return (
+            all(get(container, key) is value for container, key, value in self.roots)
+            and all(one.is_as_before() for one in self.held)
+            and all(token(leaf) == before for leaf, before in self.leaves)
+        )
+
+    def number(self, current: Snapshot) -> State:
+        """The same number for the same state, in every process."""
+        changed = {
+            change.place.path: text_of(change.after)
+            for change in self.first.changes(current)
+            if change.place.key != MODE and self.reach.reads(change.place.names)
+        }
+        if not changed:
+            return 0
+        number = int(hashlib.sha256(repr(sorted(changed.items())).encode()).hexdigest()[:12], 16)
+        if number not in self.known:
+            self.known.add(number)
+            self.report(", ".join(list(changed)[:3]))
+        return number
+
+    def report(self, changed: str) -> None:
+        LOG.info("%s changed: the model is captured anew", changed)
+        if len(self.known) == WARNED:
+            LOG.warning(
+                "%s changed %d times, and each time the model is compiled anew; pass it to the "
+                "model with the batch, as a tensor", changed, WARNED - 1,
+            )  # fmt: skip
+        if len(self.known) > MOST:
+            raise InputError.of(
+                "model",
+                f"{changed} changed {MOST} times, and each time the model was compiled anew",
+                "pass it to the model with the batch, as a tensor: torch.tensor(...) without "
+                "dimensions is the same for all rows",
+            )
+
+
+@dataclass(slots=True)
+class Held:
+    """What a container holds: values that are compared by identity, and how many there are."""
+
+    size: Callable[[], int]
+    values: Callable[[], Iterable[Any]]
+    length: int
+    before: tuple[Any, ...]
+
+    def is_as_before(self) -> bool:
+        return self.size() == self.length and all(map(is_, self.values(), self.before))
+
+
+def held_by(place: Place, reach: Reach) -> Held | None:
+    """What of a container matters. None: it cannot change."""
+    holder = place.value
+    match holder:
+        case list() | deque():
+            return _held(partial(len, holder), holder.__iter__)
+        case CellType():
+            return _held(lambda: 1, lambda: (get(holder, "cell_contents"),))
+        case dict():
+            return _held(partial(len, holder), partial(dict.values, holder))
+        case nn.Module():
+            children_ = _held(partial(len, holder._modules), holder._modules.values)
+            fields = _of_fields(vars(holder), place, reach)
+            return _held(
+                lambda: children_.size() + fields.size(),
+                lambda: (*children_.values(), *fields.values()),
+            )
+        case type():
+            return _held(lambda: len(vars(holder)), lambda: vars(holder).values())
+        case _ if hasattr(holder, "__dict__"):
+            return _of_fields(vars(holder), place, reach)
+        case tuple() | MethodType() | partial():
+            return None
+    return _held(lambda: 0, lambda: [value for _, value in children(holder)])
+
+
+def _held(size: Callable[[], int], values: Callable[[], Iterable[Any]]) -> Held:
+    return Held(size, values, size(), tuple(values()))
+
+
+def _of_fields(fields: dict[str, Any], place: Place, reach: Reach) -> Held:
+    """The attributes that some code reads."""
+    keys = [key for key in fields if key != MODE and reach.reads(below(place, key, None).names)]
+    if not keys:
+        return _held(partial(len, fields), tuple)
+    pick = itemgetter(*keys) if len(keys) > 1 else lambda all: (all[keys[0]],)
+
+    def values() -> Iterable[Any]:
+        try:
+            return cast(tuple[Any, ...], pick(fields))
+        except KeyError:  # it was deleted
+            return ()
+
+    return _held(partial(len, fields), values)
+
+
+def text_of(place: Place | None) -> str:
+    """A value as text that is the same in every process."""
+    value = ABSENT if place is None else place.value
+    if value is ABSENT:
+        return "absent"
+    if isinstance(value, Tensor) and is_real(value) and not value.is_meta:
+        content = value.detach().cpu().flatten().tolist()
+        return hashlib.sha256(repr((value.dtype, tuple(value.shape), content)).encode()).hexdigest()
+    found: Token = token(value) if is_leaf(value) else ("holder", type(value).__qualname__)
+    return repr(found)
