@@ -221,6 +221,11 @@ def own_tensors(module: nn.Module) -> tuple[Tensor | None, ...]:
     return (*module._parameters.values(), *module._buffers.values())
 
 
+def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The children of a module, by name. Changes of this dict are changes of the module."""
+    return module._modules
+
+
 def has_hooks(owner: nn.Module | nn.Parameter) -> bool:
     """Whether autograd would call the user's hooks on its gradients."""
     names = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")

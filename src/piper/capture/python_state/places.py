@@ -15,6 +15,7 @@ from piper.capture.python_state.ownership import (
     is_own_function,
     is_walked,
 )
+from piper.capture.torch_private import own_modules
 
 MOST = 2_000_000  # places that are looked at: an endless structure must not stop a capture
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training", "_forward_hooks", "_forward_pre_hooks"}
@@ -113,7 +114,7 @@ def children(value: Any) -> list[tuple[Any, Any]]:
     match value:
         case nn.Module():
             own = [(key, one) for key, one in vars(value).items() if not _is_internal(key)]
-            return [*own, *value._modules.items()]
+            return [*own, *own_modules(value).items()]
         case dict():
             return list(dict.items(value)) + (_fields(value) if type(value) is not dict else [])
         case list() | tuple() | deque():
@@ -207,8 +208,8 @@ def get(container: Any, key: Any) -> Any:
 def put(container: Any, key: Any, value: Any) -> None:
     """Put a value into a place, or ABSENT to empty it. Tuples stay as they are."""
     match container:
-        case nn.Module() if key in container._modules:
-            container._modules[key] = value
+        case nn.Module() if key in own_modules(container):
+            own_modules(container)[key] = value
         case nn.Module():
             _put_item(vars(container), key, value)
         case dict() if key in container or key not in getattr(container, "__dict__", {}):

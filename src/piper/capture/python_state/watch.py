@@ -16,7 +16,7 @@ from piper.capture.python_state.leaves import SIMPLE, Token, token
 from piper.capture.python_state.places import ABSENT, Place, below, children, get, is_leaf
 from piper.capture.python_state.reach import Reach, reach_of
 from piper.capture.python_state.snapshot import Snapshot
-from piper.capture.torch_private import is_real
+from piper.capture.torch_private import is_real, own_modules
 from piper.errors import InputError
 
 LOG = logging.getLogger("piper")
@@ -123,7 +123,7 @@ def held_by(place: Place, reach: Reach) -> Held | None:
         case dict():
             return _held(partial(len, holder), partial(dict.values, holder))
         case nn.Module():
-            children_ = _held(partial(len, holder._modules), holder._modules.values)
+            children_ = _held(partial(len, own_modules(holder)), own_modules(holder).values)
             fields = _of_fields(vars(holder), place, reach)
             return _held(
                 lambda: children_.size() + fields.size(),
