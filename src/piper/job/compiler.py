@@ -57,27 +57,31 @@ def compile_strategy(
     clip: bool = False,
     costs: Costs | None = None,
     by_role: bool = False,
+    late: bool = False,
 ) -> Compiled:
     """Compile a model and a strategy to plans.
 
     `by_role`: make and check plans for one device of each role only. Other devices make theirs from
-    it (`Compiled.plan`), so that a job with very many devices costs what its roles cost.
+    it (`Compiled.plan`), so that a job with very many devices costs what its roles cost. `late`:
+    post receives when their messages are about to be sent, as is best on GPUs.
     """
     with collector_off():
         known = Costs() if costs is None else costs
         program = with_cuts(strategy, model, known)
         dag = run_passes(apply(program, training_dag(model, clip)), known)
         found = roles(dag) if by_role else own_roles(dag.devices)
-        plans = lowered(dag, found)
+        plans = lowered(dag, found, late)
         check(dag, plans, found.first)
     return Compiled(dag, plans, found, known, program)
 
 
-def lowered(dag: Dag, found: Roles) -> tuple[Plan, ...]:
-    """The fast plans if they finish with one hardware queue, else careful ones if these do."""
-    fast = lower(dag, found.first)
+def lowered(dag: Dag, found: Roles, late: bool = False) -> tuple[Plan, ...]:
+    """The fastest plans that finish with one hardware queue, or plans that need several."""
+    fast = lower(dag, found.first, late=late)
     if first_blocked(fast) is None:
         return fast
+    if late:
+        return lowered(dag, found)
     safe = lower(dag, found.first, careful=True)
     return safe if first_blocked(safe) is None else fast
 

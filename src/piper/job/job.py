@@ -226,10 +226,12 @@ class Job:
     def apply(self, captured: Captured, costs: Costs, by_role: bool) -> Compiled:
         """The strategy, with whatever it leaves to the memory of a device."""
         model = captured.model_with(policies_of(self.strategy))
-        clip = self.options.max_norm is not None
+        clip, late = self.options.max_norm is not None, self.device.type == "cuda"
 
         def compile(program: Sequence[Directive]) -> Compiled:
-            return compile_strategy(model, program, clip=clip, costs=costs, by_role=by_role)
+            return compile_strategy(
+                model, program, clip=clip, costs=costs, by_role=by_role, late=late
+            )
 
         program = (self.cut[0] if self.cut else self.strategy).directives
         if not any(isinstance(one, Remat) and one.is_auto for one in program):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, chain
+from math import inf
 from typing import assert_never
 
 from piper.ir.dag import Dag
@@ -28,7 +29,7 @@ from piper.ir.nodes import Update as UpdateNode
 from piper.ir.replicas import Replicas
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
-from piper.names import Device, NodeId, ValueId
+from piper.names import Device, NodeId, RegionId, ValueId
 from piper.plan.communicator import Channel
 from piper.plan.lower.message_starts import (
     MessageStarts,
@@ -42,6 +43,7 @@ from piper.plan.lower.message_starts import (
 Work = Compute | Redistribute | UpdateNode | Totals
 
 
+NEVER = (inf, inf)
 EARLIEST = 12  # nodes by which a receive may be posted ahead of its use
 
 
@@ -103,6 +105,11 @@ class DeviceWork:
         found = [at for reader in readers if (at := self.read_at(reader)) is not None]
         return min(found, default=len(self.nodes))
 
+    def readers(self, node: Collective) -> list[int]:
+        """The positions of the nodes here that read its results."""
+        readers = chain.from_iterable(self.dag.consumers.get(v, ()) for v in node.writes)
+        return [self.position[reader] for reader in readers if reader in self.position]
+
     def read_at(self, reader: NodeId) -> int | None:
         """The position by which a node has read its operands; None if that is not known."""
         if reader in self.position:
@@ -125,12 +132,12 @@ class DeviceWork:
 
 
 def device_work(
-    dag: Dag, devices: Sequence[Device] | None = None, careful: bool = False
+    dag: Dag, devices: Sequence[Device] | None = None, careful: bool = False, late: bool = False
 ) -> dict[Device, DeviceWork]:
     """The work of all devices, or of a subset that communicates only among itself.
 
     `careful`: each channel has at most one receive in flight, posted when the one before it is
-    used.
+    used. `late`: a receive is posted only when its message is about to be sent.
     """
     found: dict[Device, DeviceWork] = {}
     for view in views(dag, dag.devices if devices is None else devices):
@@ -141,7 +148,7 @@ def device_work(
             for starts in work.starts.values():
                 starts.sort(key=orders.urgency)
             first_uses(view.dag, work)
-            post_receives(work, careful, orders)
+            post_receives(work, careful, late, orders)
         found |= works
     return found
 
@@ -189,13 +196,13 @@ def first_uses(dag: Dag, work: DeviceWork) -> None:
         work.uses[transfer.id] = min(here, default=None)
 
 
-def post_receives(work: DeviceWork, careful: bool, orders: MessageStarts) -> None:
+def post_receives(work: DeviceWork, careful: bool, late: bool, orders: MessageStarts) -> None:
     """Post each receive early enough for its value to arrive before it is used.
 
     On each channel, receives keep the order of the sends. If an order names one of them, all of the
     channel are posted where the sequence has them.
     """
-    when = carefully if careful else in_time
+    when = carefully if careful else partial(in_time, late=late)
     channels: dict[Channel, list[Transfer]] = {}
     for transfer in work.gets.values():
         channel = channel_of(transfer, work.device)
@@ -208,12 +215,13 @@ def post_receives(work: DeviceWork, careful: bool, orders: MessageStarts) -> Non
             work.posts.setdefault(position, []).append(transfer)
 
 
-def in_time(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
+def in_time(work: DeviceWork, queue: Sequence[Transfer], late: bool = False) -> list[float]:
+    starts = sequence_starts(work)
     uses = [work.uses[transfer.id] for transfer in queue]
     return [
         len(work.nodes) if use is None
         else -0.5 if use == 0 and is_for_a_collective(work, transfer)
-        else ahead(work, use, transfer)
+        else posted(work, use, transfer, starts, late)
         for use, transfer in zip(uses, queue, strict=True)
     ]  # fmt: skip
 
@@ -236,6 +244,62 @@ def carefully(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
         elif free <= use:
             found[k] = min(found[k], free)
         free = use + 1
+    return found
+
+
+def posted(
+    work: DeviceWork, use: int, transfer: Transfer, starts: Sequence[int], late: bool
+) -> float:
+    """Where a kernel sequence starts, so that the receive does not cut it in two."""
+    early = ahead(work, use, transfer)
+    if early < 0:
+        return early
+    first = starts[int(early)]
+    if not late or is_for_a_collective(work, transfer):
+        return first
+    return last_moment(work, use, transfer, starts, first)
+
+
+def last_moment(
+    work: DeviceWork, use: int, transfer: Transfer, starts: Sequence[int], early: int
+) -> int:
+    """The first sequence that starts when the value has been made, at the latest the use itself.
+
+    On a GPU, a receive that waits for its message keeps some SMs busy.
+    """
+    dag, position = work.dag, use
+    makers = (dag.producers.get(value) for value in transfer.reads[0])
+    made = max((dag.times.get(maker, NEVER)[1] for maker in makers if maker), default=0.0)
+    while position > early:
+        before = starts[position - 1]
+        if before < early or dag.times.get(work.nodes[before].id, NEVER)[0] < made:
+            break
+        position = before
+    return position
+
+
+def sequence_starts(work: DeviceWork) -> list[int]:
+    """For each position, where its kernel sequence starts: see `plan/analyse/kernel_sequences`.
+
+    A sequence runs one phase of several regions. It ends where a message starts or is needed.
+    """
+    comes = {use for use in work.uses.values() if use is not None}
+    comes.update(work.arrived(node) for node in work.exchanges)
+    comes.update(min(at, default=0) for at in map(work.readers, work.collectives))
+    found: list[int] = []
+    phase, regions = None, set[RegionId]()  # of the sequence so far
+    for position, node in enumerate(work.nodes):
+        if not isinstance(node, Compute):
+            phase, regions = None, set()
+            found.append(position)
+            continue
+        cut = position in comes or bool(work.starts.get(position))
+        if cut or node.phase is not phase or node.region in regions:
+            phase, regions = node.phase, set()
+            found.append(position)
+        else:
+            found.append(found[-1])
+        regions.add(node.region)
     return found
 
 

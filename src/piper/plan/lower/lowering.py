@@ -50,11 +50,11 @@ from piper.plan.lower.order_waits import OrderWaits, orders_into
 
 
 def lower(
-    dag: Dag, devices: Sequence[Device] | None = None, careful: bool = False
+    dag: Dag, devices: Sequence[Device] | None = None, careful: bool = False, late: bool = False
 ) -> tuple[Plan, ...]:
     """The plans of all devices, or of one device per role, in the order of the devices."""
     assert dag.sequence, "schedule the DAG before lowering it"
-    found = device_work(dag, devices, careful)
+    found = device_work(dag, devices, careful, late)
     dags = {id(work.dag): work.dag for work in found.values()}
     orders = {key: orders_into(one) for key, one in dags.items()}
     return tuple(

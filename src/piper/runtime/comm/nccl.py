@@ -29,7 +29,7 @@ from piper.runtime.comm.gloo import (
 )
 from piper.runtime.comm.token_routes import by_source, refuse_uncounted
 from piper.runtime.comm.world import patience
-from piper.runtime.gpu.stream_shares import group_options, priority_of, share_of
+from piper.runtime.gpu.stream_shares import few_ctas, group_options, priority_of, share_of
 from piper.runtime.torch_private import pytree
 
 
@@ -117,6 +117,8 @@ class CudaComm(ProcessComm):
         exchanges = (stream, devices) in self.threads
         served = exchanges or (backend and devices and (stream, *devices) in self.dynamic_links)
         share = self.share_of_thread(stream) if served else share_of(self.shares, stream)
+        if backend is not None:
+            share = few_ctas(share)
         options = group_options(share, patience(), backend is not None or exchanges)
         ranks = devices and sorted(devices)
         return dist.new_group(ranks, backend=backend or self.backend, **options)

@@ -124,6 +124,18 @@ def nccl_options(share: Share, paired: bool = False) -> dict[str, int | bool]:
     return found
 
 
+FEW = 2  # CTAs of a point-to-point communicator, unless the strategy or the user says otherwise
+
+
+def few_ctas(share: Share) -> Share:
+    """A share for messages between two devices, which wait for each other on SMs of both.
+
+    Whatever a strategy or the environment says about CTAs stays.
+    """
+    said = share.sms is not None or "NCCL_MAX_CTAS" in os.environ or "NCCL_MIN_CTAS" in os.environ
+    return share if said else replace(share, sms=FEW)
+
+
 def group_options(share: Share, timeout: timedelta, paired: bool = False) -> dict[str, Any]:
     """Arguments of `dist.new_group` for this stream's communicators.
 
