@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from gpu_arena import DTYPES, Arena
+from gpu_defaults import joined, receives
 from gpu_experts import OURS, PIPERS, ep
 from gpu_groups import REPLICAS, dp, one, pp
 from gpu_memory import host, memory
@@ -27,6 +28,8 @@ from gpu_waits import waits
 
 GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
     "one": (one, lambda world: world == 1),
+    "joined": (joined, lambda world: world == 1),
+    "receives": (receives, lambda world: world > 1),
     "dp": (dp, lambda world: world > 1),
     "pp": (pp, lambda world: world > 1),
     "ep": (ep, lambda world: world == 4),

@@ -142,10 +142,7 @@ class Arena:
         save(self.out, before)
 
     def ours(self, model: Any, strategy: Any, data: Any, **options: Any) -> Contender:
-        """Piper. Rank 0 captures a model once for each shape of microbatch."""
-        if self.rank == 0:
-            parts = piper.Strategy(strategy).microbatches
-            options.setdefault("captured", self.captured(model, data, parts))
+        """Piper."""
         trainer = piper.Trainer(
             model, model.loss, strategy, optimizer=self.adamw, example=data,
             device=self.device.type, **options,

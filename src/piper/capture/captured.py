@@ -71,7 +71,12 @@ class Captured:
             return share
         reads = ((phase, _random_position(region, phase)) for phase in Phase)
         random = tuple((phase, read) for phase, read in reads if read is not None)
-        return RegionCode(region.code, dropout=self.dropouts[region.id], random=random)
+        return RegionCode(
+            region.code,
+            dropout=self.dropouts[region.id],
+            random=random,
+            recomputes=region.recomputes is not None,
+        )
 
 
 def capture(

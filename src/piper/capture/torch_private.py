@@ -130,8 +130,10 @@ def is_custom(operator: OpOverload) -> bool:
     return found is not None and not str(found._init_fn.__module__).startswith("torch.")
 
 
-def compile_graph(module: fx.GraphModule, inside: dict[OpOverload, Callable]) -> Callable[..., Any]:
-    """Inductor's version of a graph from tensors to a tuple of tensors.
+def compile_graph(
+    module: fx.GraphModule, inside: dict[OpOverload, Callable]
+) -> Callable[[list[Any]], Any]:
+    """Inductor's version of a graph, from a list of tensors, which it empties, to a tuple of them.
 
     `inside` maps Piper's own operators to their decompositions, so that Inductor can fuse them.
     """
@@ -141,7 +143,21 @@ def compile_graph(module: fx.GraphModule, inside: dict[OpOverload, Callable]) ->
     example = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     with torch.no_grad():
         found = compile_fx(module, example, decompositions={**select_decomp_table(), **inside})
-    return _without_guard(found)
+    return _taking_a_list(_without_guard(found), module)
+
+
+def _taking_a_list(
+    function: Callable[..., Any], module: fx.GraphModule
+) -> Callable[[list[Any]], Any]:
+    """The function behind the one that keeps its arguments alive during the call.
+
+    That one puts the constants of the module before them, so there must be none.
+    """
+    inner: Callable[[list[Any]], Any] | None = getattr(function, "__wrapped__", None)
+    constants = [*module.parameters(), *module.buffers()]
+    if inner is not None and getattr(inner, "_boxed_call", False) and not constants:
+        return inner
+    return lambda arguments: function(*arguments)
 
 
 def _without_guard(function: Callable[..., Any]) -> Callable[..., Any]:

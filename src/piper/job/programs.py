@@ -19,6 +19,8 @@ from piper.job.compiler import Compiled
 from piper.job.job import BatchKind, Job
 from piper.job.shipping import PlanShipping
 from piper.names import Phase
+from piper.plan.analyse.kernel_sequences import KernelSequence
+from piper.plan.instructions import Run
 from piper.runtime.comm.gloo import Comm, ProcessComm
 from piper.runtime.comm.transport import communicators
 from piper.runtime.comm.world import refuse_wrong_world, world
@@ -26,6 +28,7 @@ from piper.runtime.execute import Kernel, Program
 from piper.runtime.gpu.cuda_graphs import record_graphs
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.gpu.warmup import warm
+from piper.runtime.joined_runs import Joins, join_runs
 from piper.runtime.state.device_state import DeviceState
 
 LOG = logging.getLogger("piper")
@@ -64,8 +67,7 @@ class Programs:
             self.comm = communicators(self.job.device)
         self.comm.extend(mine.needs)
         program = load(self.job, mine, kernels, self.state, self.comm, steps)
-        if self.job.device.type == "cuda":
-            self.prepare(program, mine)
+        self.prepare(program, mine, joins(mine, kernels) if self.job.options.compiled else None)
         return program
 
     def assign(self, batch: Batch, kind: BatchKind) -> tuple[Assignment, Kernels]:
@@ -85,12 +87,20 @@ class Programs:
         captured, compiled = make()
         return assignment(captured, compiled, 0), captured.kernels
 
-    def prepare(self, program: Program, mine: Assignment) -> None:
-        """Run every kernel once and record graphs, before any message is in flight."""
+    def prepare(self, program: Program, mine: Assignment, joins: Joins | None) -> None:
+        """Join runs. On a GPU, run every kernel once and record graphs.
+
+        No message may be in flight then.
+        """
+        if joins is not None:
+            program.faster = join_runs(program, joins)
+            program.each_alone = partial(warm, program, mine.known, mine.part.experts)
+        if self.job.device.type != "cuda":
+            return
         with on_compute_stream(program.plan, program.device):
-            warm(program, mine.known, mine.part.experts)
+            warm(program, mine.known, mine.part.experts, joins)
             if self.job.options.graphs:
-                program.graphs = record_graphs(program, mine.known)
+                program.faster = record_graphs(program, mine.known, joins=joins)
 
     def compile_again(self, costs: Costs) -> None:
         """Compile again with these costs, at the next batch."""
@@ -124,8 +134,25 @@ def load(
     def kernel(region: str, phase: str) -> Kernel:
         return kernels.get(mine.part.regions[region], Phase(phase), options.compiled)
 
+    if not options.compiled:  # else runs are joined first, and fewer kernels are needed
+        for region, phase in mine.part.runs:
+            kernel(region, phase)
     loss = getattr(torch, mine.common.loss)
     return Program(mine.plan, kernel, state, comm, loss, ignored=mine.common.ignored)
+
+
+def joins(mine: Assignment, kernels: Kernels) -> Joins:
+    """How runs of this device are joined."""
+
+    def fits(run: Run) -> bool:
+        return kernels.can_join(mine.part.regions[run.region], Phase(run.phase))
+
+    def kernel(sequence: KernelSequence) -> Kernel:
+        regions = [mine.part.regions[run.region] for run in sequence.runs]
+        phase, wiring = Phase(sequence.runs[0].phase), sequence.wiring
+        return kernels.join(regions, phase, wiring.reads, wiring.results)
+
+    return Joins(fits, kernel)
 
 
 def common_arguments(job: Job, batch: Batch) -> dict[str, str]:

@@ -21,11 +21,12 @@ from piper.job.batch import Batch, refuse_uneven
 from piper.job.job import Job
 from piper.job.loss_reduction import refuse_weightless
 from piper.job.options import ADAMW, Loss, Options
-from piper.job.programs import load
+from piper.job.programs import joins, load
 from piper.plan.instructions import Plan
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gloo import Comm
 from piper.runtime.execute import Program
+from piper.runtime.joined_runs import join_runs
 from piper.runtime.state.device_state import BucketState, DeviceState, assembled
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
@@ -93,6 +94,8 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
 
     def ready(plan: Plan, comm: Comm) -> Program:
         program = load(job, parts[plan.device], captured.kernels, states[plan.device], comm)
+        if job.options.compiled:
+            program.faster = join_runs(program, joins(parts[plan.device], captured.kernels))
         if watch is not None:
             program.watch = watch  # type: ignore[method-assign,assignment]
         return program

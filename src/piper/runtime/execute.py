@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Protocol, assert_never
 
 import torch
@@ -48,8 +49,8 @@ from piper.runtime.torch_private import foreach_add_
 Act = Callable[[], None]
 
 
-class Graphs(Protocol):
-    """CUDA graphs of segments of a plan, which need fewer launches."""
+class Faster(Protocol):
+    """What a step runs instead of one function per instruction: joined kernels, CUDA graphs."""
 
     def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]: ...
 
@@ -90,7 +91,8 @@ class Program:
         self.ending = ending(self.plan)
         self.acts = [self.act(k, one) for k, one in enumerate(self.plan.instructions)]
         self.own = self.acts  # tools replace `acts` for a while
-        self.graphs: Graphs | None = None
+        self.faster: Faster | None = None
+        self.each_alone: Act = lambda: None  # makes the kernels that tools run and a step does not
         self.position = 0  # the instruction that runs
 
     def step(self, batch: StepInputs) -> None:
@@ -112,8 +114,8 @@ class Program:
             raise step_error(self.plan, self.position, error, held) from error
 
     def todo(self, batch: StepInputs) -> Iterable[tuple[int, Act]]:
-        recorded = self.graphs if self.acts is self.own else None
-        return enumerate(self.acts) if recorded is None else recorded.begin(batch)
+        faster = self.faster if self.acts is self.own else None
+        return enumerate(self.acts) if faster is None else faster.begin(batch)
 
     def finish(self) -> None:
         for k, handle in enumerate(self.handles):
@@ -212,7 +214,7 @@ class Program:
         return torch.tensor(counter).to(self.device, non_blocking=True)  # does not wait for the GPU
 
     def run(self, position: int, run: Run) -> Act:
-        kernel, slots = self.kernels(run.region, run.phase), self.slots
+        kernel, slots = cache(partial(self.kernels, run.region, run.phase)), self.slots
         reads = tuple(map(self.slot, run.reads))
         writes = tuple(map(self.slot, run.writes))
         given = [self.slot(value) for value in run.reads if value in self.ending[position]]
@@ -221,7 +223,7 @@ class Program:
             for k in given:
                 if isinstance(slots[k], tuple):
                     slots[k] = list(slots[k])
-            results = kernel(*[slots[k] for k in reads])
+            results = kernel()(*[slots[k] for k in reads])
             for k, result in zip(writes, results, strict=True):
                 slots[k] = result
 

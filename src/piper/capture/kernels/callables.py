@@ -12,11 +12,15 @@ from piper.capture.fx_nodes import is_symbolic, value
 from piper.capture.kernels import shipping
 from piper.capture.kernels.codegen import quickened, release
 from piper.capture.kernels.dropout import INSIDE
+from piper.capture.kernels.joining import Sources, joined
 from piper.capture.torch_private import below_autograd, compile_graph, is_plain, pytree
 from piper.names import Phase
 
 Kernel = Callable[..., tuple]
 Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
+Result = tuple[int, int]  # number of a graph, and which of its results
+Pick = tuple[Any, int | None]  # an argument; of random numbers, also a region's first dropout
+Joint = tuple[tuple[str, ...], Phase, Sources, tuple[Result, ...]]  # graphs, and how values flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class RegionCode:
     ways: int = 1  # shares of its experts, of which this computes one
     dropout: int = 0  # number of its first dropout
     random: tuple[tuple[Phase, int], ...] = ()  # the read of a phase that random numbers start from
+    recomputes: bool = False  # its backward does: it is not joined with others, which costs memory
 
     @property
     def graph(self) -> str:
@@ -42,6 +47,7 @@ class Kernels:
     made: dict[Key, Kernel] = field(default_factory=dict)
     quick: dict[tuple[str, Phase], fx.GraphModule] = field(default_factory=dict)
     came: dict[Key, fx.GraphModule] = field(default_factory=dict)  # from another process
+    joined: dict[Joint, Kernel] = field(default_factory=dict)
 
     def get(self, region: RegionCode, phase: Phase, compiled: bool) -> Kernel:
         """What computes a phase of a region."""
@@ -51,13 +57,50 @@ class Kernels:
         kernel = self.made[key]
         return kernel if random is None else numbered(kernel, random, region.dropout)
 
+    def can_join(self, region: RegionCode, phase: Phase) -> bool:
+        """Whether it can be compiled together with its neighbours."""
+        key = region.graph, phase, True
+        if region.recomputes:
+            return False
+        return shipping.is_described(self.came[key]) if key in self.came else self._is_fused(*key)
+
+    def join(
+        self,
+        regions: Sequence[RegionCode],
+        phase: Phase,
+        reads: Sources,
+        results: tuple[Result, ...],
+    ) -> Kernel:
+        """One compiled kernel for a phase of several regions. Equal sequences are compiled once.
+
+        Random numbers are arguments of their own: equal regions differ in them.
+        """
+        picked: dict[Pick, int] = {}
+        rows = tuple(
+            tuple(
+                one if isinstance(one, tuple) else picked.setdefault(pick, len(picked))
+                for one, pick in zip(row, picks(region, phase, row), strict=True)
+            )
+            for region, row in zip(regions, reads, strict=True)
+        )
+        names = tuple(region.graph for region in regions)
+        key = names, phase, rows, results
+        if key not in self.joined:
+            modules = [self._described(name, phase) for name in names]
+            self.joined[key] = _function(joined(modules, rows, results), fused=True)
+        return picking(self.joined[key], list(picked))
+
+    def _described(self, code: str, phase: Phase) -> fx.GraphModule:
+        found = self.came.get((code, phase, True))
+        return self.graphs[code][phase] if found is None else found
+
     def _own(self, key: Key) -> Kernel:
         code, phase, _ = key
         fused = self._is_fused(*key)
         return _function(self.graphs[code][phase] if fused else self._quick(code, phase), fused)
 
     def _received(self, key: Key) -> Kernel:
-        module = self.came.pop(key)
+        module = self.came[key]
         return _function(module, shipping.is_described(module))
 
     def to_json(self, code: str, phase: Phase, compiled: bool) -> str:
@@ -91,6 +134,31 @@ def numbered(kernel: Kernel, position: int, first: int) -> Kernel:
         return kernel(*reads[:position], random, *reads[position + 1 :])
 
     return call
+
+
+def picks(region: RegionCode, phase: Phase, reads: Sequence[Any]) -> list[Pick]:
+    """What a region reads of the arguments of a sequence."""
+    position = dict(region.random).get(phase)
+    return [(one, region.dropout if k == position else None) for k, one in enumerate(reads)]
+
+
+def picking(kernel: Kernel, wanted: Sequence[Pick]) -> Kernel:
+    """A kernel of arguments that are picked from those given."""
+    if wanted == [(k, None) for k in range(len(wanted))]:
+        return kernel
+
+    def call(*reads: Any) -> tuple:
+        return kernel(
+            *[reads[k] if first is None else counted(reads[k], first) for k, first in wanted]
+        )
+
+    return call
+
+
+def counted(random: Any, first: int) -> Any:
+    """What random numbers start from, and the number of a region's first dropout."""
+    seed = random[0] if isinstance(random, list) else random  # in a list if nothing else reads it
+    return functional.pad(seed, (0, 1), value=first)
 
 
 def _function(module: fx.GraphModule, fused: bool) -> Kernel:
@@ -134,8 +202,10 @@ def _compiled(module: fx.GraphModule) -> Kernel:
     return _packing(compile_graph(fx.GraphModule(module, flat), INSIDE), sizes)
 
 
-def _packing(kernel: Callable[..., Any], sizes: Sequence[int | None]) -> Kernel:
-    """Wrap a function of plain tensors: unpack its bundles, and pack its results.
+def _packing(kernel: Callable[[list[Any]], Any], sizes: Sequence[int | None]) -> Kernel:
+    """Wrap a function of a list of tensors: unpack its bundles, and pack its results.
+
+    The kernel empties the list, so that tensors which only it has die after their last use.
 
     `sizes` are those of the result bundles (None: not a bundle).
     """
@@ -148,7 +218,7 @@ def _packing(kernel: Callable[..., Any], sizes: Sequence[int | None]) -> Kernel:
                 release(read)
             else:
                 flat.append(read)
-        left = iter(kernel(*flat))
+        left = iter(kernel(flat))
         return tuple(next(left) if size is None else tuple(islice(left, size)) for size in sizes)
 
     return call

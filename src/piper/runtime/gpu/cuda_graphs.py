@@ -44,6 +44,7 @@ from piper.runtime.comm.in_flight import Single
 from piper.runtime.execute import Act, Program
 from piper.runtime.gpu.warmup import Known, zeros
 from piper.runtime.gradient_norm import as_tuple
+from piper.runtime.joined_runs import Joins, plain_acts
 from piper.runtime.torch_private import pytree, release_pool, storage_at
 
 LOG = logging.getLogger("piper")
@@ -130,8 +131,13 @@ class Graphs:
         return self.acts
 
 
-def record_graphs(program: Program, known: Known, tape: Callable[[], Tape] = CudaTape) -> Graphs:
-    """Record what can be recorded. The host runs the rest, which is logged."""
+def record_graphs(
+    program: Program,
+    known: Known,
+    tape: Callable[[], Tape] = CudaTape,
+    joins: Joins | None = None,
+) -> Graphs:
+    """Record what can be recorded, with joined runs. The host runs the rest, which is logged."""
     not_recordable: set[tuple[str, str]] = set()
     before = list(program.slots)
     while True:
@@ -142,7 +148,7 @@ def record_graphs(program: Program, known: Known, tape: Callable[[], Tape] = Cud
                 torch.autocast(program.device.type, enabled=False),
                 collector_off(),
             ):
-                return Recording(program, known, tape(), not_recordable).graphs()
+                return Recording(program, known, tape(), not_recordable, joins).graphs()
         except NotRecordable as error:
             names = ", ".join(sorted(f"{phase} of {region}" for region, phase in error.names))
             LOG.info("%s cannot be a CUDA graph: %s", names, error)
@@ -170,6 +176,7 @@ class Recording:
     known: Known
     tape: Tape
     not_recordable: set[tuple[str, str]]
+    joins: Joins | None = None
     loads: list[tuple[Load, int, torch.Tensor]] = field(default_factory=list)
     held: dict[int, Any] = field(default_factory=dict)  # operands of messages in flight
     pinned: list[Any] = field(default_factory=list)  # memory that results may alias
@@ -230,8 +237,7 @@ class Recording:
 
     def replayed(self, at: tuple[int, ...]) -> Act:
         code = self.program.plan.instructions
-        acts = [(k, self.program.plain(k, code[k])) for k in at]
-        now = at[0]
+        acts, now = plain_acts(self.program, at, self.joins), at[0]
 
         def do() -> None:
             nonlocal now

@@ -8,41 +8,56 @@ a deadlock.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from piper.plan.instructions import Fetch, Plan, Run, Shape, Store
+from piper.plan.analyse.kernel_sequences import KernelSequence, sequences
+from piper.plan.instructions import Buffers, Fetch, Plan, Run, Shape, Store
 from piper.runtime.comm.gloo import empty
-from piper.runtime.execute import Program
+from piper.runtime.execute import Kernel, Program
+from piper.runtime.joined_runs import Joins
 
-Result = tuple[str, str, int]  # region, phase, index of the result
+Result = tuple[object, int]  # of a call, and its number
 Known = Callable[
     [str], tuple[tuple[Shape, ...], bool]
 ]  # value -> its tensors; whether it is a bundle
 
 
-def warm(program: Program, known: Known, experts: Container[str] = ()) -> None:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a kernel: of a run, or of several at once."""
+
+    what: object  # the same for all microbatches
+    kernel: Callable[[], Kernel]
+    reads: Buffers
+    writes: Buffers
+    regions: tuple[str, ...]
+
+
+def warm(
+    program: Program, known: Known, experts: Container[str] = (), joins: Joins | None = None
+) -> None:
     """Run all kernels on zeros. Dynamic sizes are 0, and the first of `experts` gets all tokens.
 
     Bundles that a region returns go to its later phases: only its kernel knows their layout.
     """
-    runs = [one for one in program.plan.instructions if isinstance(one, Run)]
+    found = list(calls(program, joins))
     stored = dict(copies(program.plan))
-    maker = {name: (one.region, one.phase, k) for one in runs for k, name in enumerate(one.writes)}
+    maker = {name: (one.what, k) for one in found for k, name in enumerate(one.writes)}
     made: dict[Result | None, Any] = {}  # shared by all microbatches
-    first = {
-        (one.region, one.phase): one for one in reversed(runs)
-    }  # the first run of each, in reverse
+    first = {one.what: one for one in reversed(found)}  # the first call of each, in reverse
     with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
-        for (region, phase), one in reversed(first.items()):
-            kernel = program.kernels(region, phase)
+        for what, one in reversed(first.items()):
             makers = [maker.get(stored.get(name, name)) for name in one.reads]
             pairs = zip(makers, one.reads, strict=True)
             given = [made.get(key) or zeros(program, known, name) for key, name in pairs]
-            found = kernel(*(all_to_first(given) if region in experts else given))
-            bundles = [(k, tuple(value)) for k, value in enumerate(found) if is_bundle(value)]
-            made |= {(region, phase, k): bundle for k, bundle in bundles}
+            of_experts = any(region in experts for region in one.regions)
+            results = one.kernel()(*(all_to_first(given) if of_experts else given))
+            bundles = [(k, tuple(value)) for k, value in enumerate(results) if is_bundle(value)]
+            made |= {(what, k): bundle for k, bundle in bundles}
     if program.device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -53,6 +68,21 @@ def copies(plan: Plan) -> Iterator[tuple[str, str]]:
     for one in plan.instructions:
         if isinstance(one, Fetch):
             yield one.into, stored.get(one.value, one.value)
+
+
+def calls(program: Program, joins: Joins | None) -> Iterator[Call]:
+    """All calls of a step, in order."""
+    code = program.plan.instructions
+    everything = range(len(code))
+    for part in everything if joins is None else sequences(program.plan, everything, joins.fits):
+        one = code[part] if isinstance(part, int) else part
+        if isinstance(one, Run):
+            kernel = partial(program.kernels, one.region, one.phase)
+            yield Call((one.region, one.phase), kernel, one.reads, one.writes, (one.region,))
+        elif isinstance(one, KernelSequence) and joins is not None:
+            regions = tuple(run.region for run in one.runs)
+            what = regions, one.runs[0].phase, one.wiring
+            yield Call(what, partial(joins.kernel, one), one.reads, one.writes, regions)
 
 
 def is_bundle(value: Any) -> bool:

@@ -33,6 +33,7 @@ class Measured:
 
 def measure(program: Program, batch: StepInputs, rounds: int) -> Measured:
     """Run the program for some rounds without its updates, then its token all-to-alls alone."""
+    program.each_alone()
     seen = Measured()
     before = [(t, t.clone()) for b in program.state.buckets.values() for t in changing(b)]
     laps: dict[RegionPhase, list[Lap]] = {}

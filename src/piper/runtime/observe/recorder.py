@@ -51,6 +51,7 @@ class Recorder:
         self, program: Program, clock: Clock = time.perf_counter_ns, named: bool = False
     ) -> None:
         count = len(program.plan.instructions)
+        program.each_alone()
         self.program, self.clock, self.named = program, clock, named
         self.issued, self.started = [0] * count, [0] * count
         self.came, self.waited = [0] * count, [0] * count  # when the host began and ended its wait

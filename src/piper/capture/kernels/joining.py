@@ -1,0 +1,85 @@
+"""Several graphs as one, so that Inductor can fuse over their borders."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from piper.capture.fx_nodes import value
+from piper.capture.torch_private import new_fake_mode, pytree
+
+Source = int | tuple[int, int]  # an argument, or a result of an earlier graph
+Sources = tuple[tuple[Source, ...], ...]  # of each graph
+
+
+def joined(
+    modules: Sequence[fx.GraphModule], reads: Sources, results: Sequence[tuple[int, int]]
+) -> fx.GraphModule:
+    """The graphs one after the other. A bundle between two of them is taken apart here."""
+    joiner = _Joiner()
+    joiner.describe(modules, reads)
+    for number, (module, sources) in enumerate(zip(modules, reads, strict=True)):
+        joiner.add(number, module, sources)
+    joiner.graph.output(tuple(joiner.made[number][k] for number, k in results))
+    return fx.GraphModule(joiner.attributes, joiner.graph)
+
+
+class _Joiner:
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.mode = new_fake_mode()
+        self.arguments: dict[int, fx.Node] = {}
+        self.made: list[tuple[Any, ...]] = []  # results of each graph: nodes, or tuples of them
+        self.attributes: dict[str, Any] = {}
+
+    def describe(self, modules: Sequence[fx.GraphModule], reads: Sources) -> None:
+        """Arguments in order, with the types that the graphs know. Their fakes share a mode."""
+        vals = {
+            source: value(node)
+            for module, sources in zip(modules, reads, strict=True)
+            for node, source in zip(arguments_of(module), sources, strict=True)
+            if isinstance(source, int)
+        }
+        for source in range(max(vals, default=-1) + 1):
+            node = self.arguments[source] = self.graph.placeholder(f"argument_{source}")
+            node.meta["val"] = pytree.tree_map(self.like, vals.get(source, ()))
+
+    def like(self, known: Tensor) -> Tensor:
+        with self.mode:
+            return torch.empty_strided(
+                known.shape, known.stride(), dtype=known.dtype, device=known.device
+            )
+
+    def add(self, number: int, module: fx.GraphModule, sources: tuple[Source, ...]) -> None:
+        copies = dict(zip(arguments_of(module), map(self.found, sources), strict=True))
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                name = f"of_{number}_{node.target}"
+                self.attributes[name] = getattr(module, node.target)
+                copies[node] = self.graph.get_attr(name)
+            elif node.op not in ("placeholder", "output"):
+                copies[node] = self.copy(node, copies)
+        results: Any = module.graph.output_node().args[0]
+        self.made.append(tuple(self.result(one, copies) for one in results))
+
+    def result(self, one: Any, copies: dict[fx.Node, Any]) -> Any:
+        """A node, or a bundle of them."""
+        return copies[one] if isinstance(one, fx.Node) else tuple(copies[item] for item in one)
+
+    def found(self, source: Source) -> Any:
+        return (
+            self.arguments[source] if isinstance(source, int) else self.made[source[0]][source[1]]
+        )
+
+    def copy(self, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:
+        first = copies[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
+        if isinstance(first, tuple):  # an item of a bundle
+            return first[node.args[1]]
+        found = self.graph.node_copy(node, copies.__getitem__)
+        found.meta = {}
+        return found
+
+
+def arguments_of(module: fx.GraphModule) -> list[fx.Node]:
+    return list(module.graph.find_nodes(op="placeholder"))

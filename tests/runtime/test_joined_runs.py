@@ -1,0 +1,175 @@
+"""Joined regions train like plain PyTorch. Inductor is left out: what it compiles is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+import piper
+from piper.capture.kernels import callables
+from piper.directives.strategy import as_strategy
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.options import Options
+from piper.job.rehearsal import Rehearsal, rehearse, rehearsed
+from piper.plan.analyse import kernel_sequences
+from piper.runtime import joined_runs
+
+STEPS, ROWS, WIDTH = 3, 16, 4
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+class Block(nn.Module):
+    """A layer with dropout; one with batch norm has buffers that the forward updates."""
+
+    def __init__(self, dropout: float, batch_norm: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH) if batch_norm else nn.LayerNorm(WIDTH)
+        self.wide, self.back = nn.Linear(WIDTH, 6), nn.Linear(6, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.back(self.dropout(functional.silu(self.wide(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """Four layers; the third also reads what the first wrote. The head has the first's weights."""
+
+    def __init__(self, dropout: float = 0.0, batch_norm: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(Block(dropout, batch_norm) for _ in range(4))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        seen = []
+        for number, layer in enumerate(self.layers):
+            with piper.annotate("L"):
+                x = layer(x + seen[0] if number == 2 else x)
+                seen.append(x)
+        return functional.linear(x, self.first.weight)
+
+
+def data() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    draw = partial(torch.randn, ROWS, WIDTH, dtype=torch.float64, generator=generator)
+    return [(draw(), draw()) for _ in range(STEPS)]
+
+
+def called(module: fx.GraphModule, inside: Any) -> Any:
+    """In place of Inductor."""
+
+    def call(given: list[Any]) -> Any:
+        arguments = list(given)
+        given.clear()
+        return module(*arguments)
+
+    return call
+
+
+@pytest.fixture
+def sequences_seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of all sequences that are made."""
+    seen: list[int] = []
+    plain = joined_runs.joined
+
+    def joined(program: Any, sequence: Any, *rest: Any) -> Any:
+        seen.append(len(sequence.runs))
+        return plain(program, sequence, *rest)
+
+    monkeypatch.setattr(callables, "compile_graph", called)
+    monkeypatch.setattr(joined_runs, "joined", joined)
+    return seen
+
+
+ONE = [piper.Place(piper.where(), [0]), piper.Split("MB", 2)]
+FOUR = [piper.Place(piper.where(), [0])]
+BUILT = piper.strategies.BUILDERS
+STRATEGIES: dict[str, Any] = {
+    "one device": ONE,
+    "halves": [*ONE, piper.Order([[piper.where(PASS=p)] for p in ("F", "BI", "BW")])],
+    "1f1b": BUILT["1f1b"](pp=2, microbatches=4),
+    "zbv, zero 1": BUILT["zbv"](pp=2, dp=2, zero=1, microbatches=2),
+    "dualpipev, zero 2": BUILT["dualpipev"](pp=2, dp=2, zero=2, microbatches=4),
+    "1f1b, zero 3": BUILT["1f1b"](pp=2, dp=2, zero=3, microbatches=2),
+    "recomputed": [*ONE, piper.Remat(piper.where(L=1))],
+}
+
+
+@cache
+def job(dropout: float, batch_norm: bool) -> Job:
+    """One for each model: it is captured once for each shape of microbatch."""
+    model = Net(dropout, batch_norm)
+    return Job(model, functional.mse_loss, as_strategy(ONE), Options(optimizer=SGD, device="cpu"))
+
+
+def trained(strategy: Any, compiled: bool, dropout: float, batch_norm: bool) -> Rehearsal:
+    known = job(dropout, batch_norm).under(as_strategy(strategy))
+    options = replace(known.options, compiled=compiled)
+    return rehearsed(replace(known, options=options), [Batch.of(one) for one in data()])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_joined_regions_train_as_regions_alone(name: str, sequences_seen: list[int]) -> None:
+    strategy = STRATEGIES[name]
+    for dropout, batch_norm in [(0.5, False)] + [(0.0, True)] * (strategy is ONE):
+        alone = trained(strategy, False, dropout, batch_norm)
+        found = trained(strategy, True, dropout, batch_norm)
+
+        torch.testing.assert_close(found.losses, alone.losses, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found.grad_norms, alone.grad_norms, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found.parameters, alone.parameters, rtol=1e-12, atol=1e-12)
+    assert sequences_seen or "zero 3" in name
+
+
+def test_joined_regions_train_as_plain_pytorch(sequences_seen: list[int]) -> None:
+    """Batch norm sees microbatches, so the plain loop does, too."""
+    model = Net(batch_norm=True)
+    optimizer, losses = SGD(model.parameters()), []
+    for x, y in data():
+        halves = zip(x.chunk(2), y.chunk(2), strict=True)
+        optimizer.zero_grad()
+        parts = []
+        for a, b in halves:
+            parts.append(functional.mse_loss(model(a), b) / 2)
+            parts[-1].backward()
+        optimizer.step()
+        losses.append(sum(part.item() for part in parts))
+
+    found = trained(ONE, True, 0.0, True)
+
+    assert max(sequences_seen) == 4
+    torch.testing.assert_close(list(found.losses), losses, rtol=1e-12, atol=1e-12)
+    state = {k: v for k, v in model.state_dict().items() if k in found.parameters}
+    assert len(state) == len(found.parameters)
+    torch.testing.assert_close(found.parameters, state, rtol=1e-12, atol=1e-12)
+
+
+def test_recomputed_regions_stay_alone(sequences_seen: list[int]) -> None:
+    trained(STRATEGIES["recomputed"], True, 0.5, False)
+
+    assert max(sequences_seen) == 2  # L=2 and L=3, on one side of L=1
+
+
+@pytest.mark.soak
+def test_joined_regions_have_fewer_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Inductor: what lies on both sides of a border becomes one kernel."""
+    from torch._inductor import config, metrics
+
+    monkeypatch.setattr(config, "force_disable_caches", True)
+    counts = []
+    for most in (1, 8):
+        monkeypatch.setattr(kernel_sequences, "MOST", most)
+        metrics.reset()
+        rehearse(Net(), functional.mse_loss, FOUR, data()[:1], optimizer=SGD, compiled=True)
+        counts.append(metrics.generated_kernel_count)
+
+    assert counts[1] < counts[0]
