@@ -87,7 +87,7 @@ class Programs:
         captured, compiled = make()
         return assignment(captured, compiled, 0), captured.kernels
 
-    def prepare(self, program: Program, mine: Assignment, joins: Joins | None) -> None:
+    def prepare(self, program: Program, mine: Assignment, joins: Joins | None = None) -> None:
         """Join runs. On a GPU, run every kernel once and record graphs.
 
         No message may be in flight then.
