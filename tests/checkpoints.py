@@ -159,3 +159,54 @@ def load_there(rank: int, name: str, stages: int, text: str, folder: str) -> Any
     trainer.step(*mine[0])
     trainer.close()
     return found
+
+
+def retarget_often(rank: int, name: str, stages: int, texts: list[str]) -> tuple[Run, list[Any]]:
+    """Every step under another strategy; and what moved in between, with what had to."""
+    trainer, _ = made(rank, name, stages, texts[0])
+    run, moved = Run(), []
+    for text, batch in zip(texts, batches(name, ROWS), strict=True):
+        if text != texts[0] or run.loss:
+            before = owned_elements(trainer)
+            sent = trainer.retarget(Strategy.from_json(text))
+            moved.append((sent, *missing_elements(trainer, before)))
+        mine = tuple(t.chunk(trainer.replicas)[trainer.replica] for t in batch)
+        run.loss.append(trainer.step(*mine).loss)
+    state = trainer._programs.state
+    run.parameters = [
+        Part(p.name, p.first, p.shape, p.values.clone(), p.order) for p in state.parts()
+    ]
+    run.optimizer = optimizer_parts(state)
+    trainer.close()
+    return run, moved
+
+
+Elements = dict[tuple[str, str], set[int]]  # of a parameter or a state of its optimizer
+
+
+def owned_elements(trainer: Trainer) -> Elements:
+    """What this device holds at home, element by element."""
+    programs = trainer._programs
+    home = {value: programs.state.buckets[value] for value in programs.turns}
+    return elements_of(home.values())
+
+
+def elements_of(buckets: Any) -> Elements:
+    found: Elements = {}
+    for bucket in buckets:
+        for name, first, shape, parameter, order in bucket.parts():
+            there = order.indices(shape)[first : first + parameter.numel()].tolist()
+            found.setdefault((name, ""), set()).update(there)
+            held = bucket.optimizer.state.get(parameter, {}) if bucket.optimizer else {}
+            for state, value in held.items():
+                single = state == "step" or value.shape != parameter.shape
+                where = range(value.numel()) if single else there
+                found.setdefault((name, state), set()).update(where)
+    return found
+
+
+def missing_elements(trainer: Trainer, before: Elements) -> tuple[int, int]:
+    """Elements that a device has now and had not before: all, and those that are float32."""
+    now = elements_of(trainer._programs.state.buckets.values())
+    counts = {key: len(there - before.get(key, set())) for key, there in now.items()}
+    return sum(counts.values()), sum(n for (_, state), n in counts.items() if state == "step")

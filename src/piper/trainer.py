@@ -26,6 +26,7 @@ from piper.job.metric_log import Log, metric_log
 from piper.job.model_flops import best_seconds
 from piper.job.options import ADAMW, Loss, Options
 from piper.job.programs import Programs
+from piper.job.retarget import retargeted
 from piper.job.stale_model import StaleModel
 from piper.job.tracing import from_environment, recording
 from piper.job.tuning import tuned
@@ -285,6 +286,22 @@ class Trainer:
         programs, job = self._programs, self._job
         given = programs.state, programs.turns, model_tensors(job.model), job.initial
         self._checkpoints.export(Path(folder), *given, int(max_file_gib * 2**30))
+
+    def retarget(self, strategy: Strategy | Sequence[Any]) -> int:
+        """Go on with another strategy. Returns how many bytes moved between devices.
+
+        Every process calls it, between steps. Parameters and optimizer states move in memory; the
+        following losses are the same. Load the data by the new `replica` and `replicas`.
+        """
+        self._enter("retarget")
+        self._in_flight.finish()
+        self._recording.finish()
+        peers, chosen = self._checkpoints.peers, as_strategy(strategy)
+        given = peers, self._programs, chosen, self._example, self.steps
+        self._programs, example, sent = retargeted(*given)
+        self._example = example.map(lambda tensor: tensor.to("meta"))
+        self._forwards, self._stepped = ForwardPrograms(self._programs), set()
+        return sent
 
     @property
     def _run(self) -> Run:

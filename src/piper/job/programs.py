@@ -42,6 +42,7 @@ class Programs:
     rank: int
     arguments: int  # of the example
     costs: Costs | None = None  # measured by `tune`
+    agreed: bool = False  # whether all processes are known to have the same job
     ready: dict[BatchKind, Program] = field(default_factory=dict)
     assigned: dict[BatchKind, Assignment] = field(default_factory=dict)  # this device's part
     made: dict[BatchKind, Compiled] = field(default_factory=dict)  # on device 0
@@ -59,7 +60,7 @@ class Programs:
         return self.ready[kind]
 
     def build(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
-        if self.comm is None:
+        if self.comm is None and not self.agreed:
             consistency.refuse_disagreement(common_arguments(self.job, batch), self.job.model)
         mine, kernels = self.assign(batch, kind)
         self.assigned[kind] = mine

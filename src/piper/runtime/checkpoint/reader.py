@@ -24,6 +24,7 @@ from piper.runtime.checkpoint.safetensors_format import tensor_of
 from piper.runtime.state.device_state import BucketState, HeldPart
 from piper.runtime.state.element_runs import ElementRun, element_runs, overlaps
 
+Cache = dict[StoredPiece, torch.Tensor]  # what was read
 States = dict[str, Any]  # of a part: its elements (""), and the states of its optimizer
 
 
@@ -50,13 +51,11 @@ class Reader:
 
     def states_of(self, bucket: BucketState) -> list[States]:
         """What belongs into a bucket, for each of its parts. Nothing is changed yet."""
-        cache: dict[StoredPiece, torch.Tensor] = {}
+        cache: Cache = {}
         trained = bucket.optimizer is not None
         return [self.states(part, trained, cache) for part in bucket.parts()]
 
-    def states(
-        self, part: HeldPart, trained: bool, cache: dict[StoredPiece, torch.Tensor]
-    ) -> States:
+    def states(self, part: HeldPart, trained: bool, cache: Cache) -> States:
         """A part of the parameter ("") and of each state of its optimizer."""
         if not part.parameter.numel():
             return {}
@@ -73,9 +72,7 @@ class Reader:
                 held[state] = value.item() if kind == NUMBER else value.clone()
         return held
 
-    def joined(
-        self, pieces: Iterable[StoredPiece], part: HeldPart, cache: dict[StoredPiece, torch.Tensor]
-    ) -> torch.Tensor:
+    def joined(self, pieces: Iterable[StoredPiece], part: HeldPart, cache: Cache) -> torch.Tensor:
         """The elements of a part, from the pieces that overlap it."""
         whole, filled = None, 0
         wanted = element_runs(part.order, part.shape, part.first, part.parameter.numel())
@@ -90,7 +87,7 @@ class Reader:
             raise damaged(self.folder, f"has only a part of {part.name}")
         return whole.view(part.parameter.shape)
 
-    def tensor(self, one: StoredPiece, cache: dict[StoredPiece, torch.Tensor]) -> torch.Tensor:
+    def tensor(self, one: StoredPiece, cache: Cache) -> torch.Tensor:
         """A piece, compared with its digest."""
         if one not in cache:
             self.check_header(self.files[one.file])

@@ -63,3 +63,25 @@ def overlaps(sources: Sequence[ElementRun], targets: Sequence[ElementRun]) -> It
             s += 1
         else:
             t += 1
+
+
+def without(runs: Sequence[ElementRun], taken: Sequence[ElementRun]) -> list[ElementRun]:
+    """What remains of a part. Both lists are sorted by where runs start.
+
+    >>> without([ElementRun(0, 10, 0)], [ElementRun(2, 3, 0)])
+    [ElementRun(start=0, length=2, offset=0), ElementRun(start=5, length=5, offset=5)]
+    """
+    found, t = [], 0
+    for start, length, offset in runs:
+        at, end = start, start + length
+        while t < len(taken) and taken[t].start + taken[t].length <= at:
+            t += 1
+        k = t
+        while k < len(taken) and taken[k].start < end:
+            if taken[k].start > at:
+                found.append(ElementRun(at, taken[k].start - at, offset + at - start))
+            at = max(at, taken[k].start + taken[k].length)
+            k += 1
+        if at < end:
+            found.append(ElementRun(at, end - at, offset + at - start))
+    return found
