@@ -117,6 +117,8 @@ class World:
         for host in self.hosts.values():
             for state in host.plan.states:
                 host.slots[state.value] = at_first(self.model, state)
+                if state.host:
+                    host.slots[f"o:{state.bucket}"] = token(state.bucket, 0)
 
     def run(self) -> None:
         """One step."""
@@ -267,9 +269,18 @@ class World:
         norm = None
         if update.clip:
             norm = host.meeting.sums[1] if host.meeting else host.local[1]
+        if update.optimizer:
+            if host.get(update.optimizer) != token(update.bucket, self.step):
+                raise Wrong(f"{update.optimizer} is not the state of {update.bucket}")
+            host.put(update.optimizer, token(update.bucket, self.step + 1), host.at)
         state = f"w:{update.bucket}"
         new = updated(update.bucket, host.get(state), host.get(update.grad), norm)
         host.put(state, new, host.at)
+
+
+def token(bucket: str, step: int) -> int:
+    """The state of an optimizer after so many steps."""
+    return sum(map(ord, bucket)) * 1000 + step
 
 
 def positions(plan: Plan, kind: type) -> list[int]:

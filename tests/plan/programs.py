@@ -232,10 +232,11 @@ def with_offloads(program: Program, random: Random) -> Program:
     filters = [where()] if random.random() < 0.3 else [where(PP=s) for s in some]
     found = tuple(
         (random.randint(0, last), Offload(
-            wanted, stream=random.choice(("offload", *STREAMS)), ahead=random.randrange(3),
+            wanted, what, stream=random.choice(("offload", *STREAMS)), ahead=random.randrange(3),
             buffers=random.choice([1, 1, 2, 3]),
         ))
         for wanted in filters
+        for what in random.choice([["activations"], ["optimizer"], ["activations", "optimizer"]])
     )  # fmt: skip
     return replace(program, offloads=found)
 

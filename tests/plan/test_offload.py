@@ -28,7 +28,7 @@ from piper.directives import Offload, Order, Place, Split
 from piper.ir.filters import where
 from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.analyse.memory import peak
-from piper.plan.instructions import Fetch, Free, Plan, Run, Store
+from piper.plan.instructions import Fetch, Free, Plan, Run, Store, Update
 from piper.sim.clock import simulate
 
 EXAMPLES = 60
@@ -100,6 +100,7 @@ MUTATIONS: dict[str, Mutation] = {
             "has other shapes": other_shapes(kind),
         }.items()
     },
+    "an Update changes another optimizer's state": wrong_field(Update, "optimizer"),
     "a buffer ends before its last use": free_before_the_last_use,
 }
 WAITS: dict[str, Mutation] = {

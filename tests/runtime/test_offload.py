@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 from pool import run_on
-from replicas import assert_same, plain, train_all
+from replicas import ADAMW, assert_same, data, plain, train_all
 from runtime.test_remat import (
     MIDDLES,
     assert_bitwise,
     assert_plain,
+    net,
     of_two_stages,
     position,
     run,
 )
 from runtime.test_replicate import LEVELS, legal, stages_of
 from runtime.test_shard import ROUTINGS
+from torch.nn import functional
 
-from piper import Offload, where
+from piper import Offload, Place, Split, Trainer, rehearse, where
 from piper.runtime.host_memory import OtherMemory, copied
-from piper.strategies import BUILDERS, gpipe, zb_h1
+from piper.strategies import BUILDERS, gpipe, one_f_one_b, zb_h1
 
 WHERE = (where(), where(EP="*"), where(EP=None), where(PP=0))
 AHEAD = ((1, 2), (0, 1), (2, 1), (0, 2))  # and buffers
@@ -43,7 +47,7 @@ def copies() -> Iterator[Counter[str]]:
 
     def counted(name: str, start: object) -> object:
         def copy(self: OtherMemory, value: object, stream: str) -> object:
-            found[name] += 1
+            found[name if stream else "at first"] += 1
             return start(self, value, stream)  # type: ignore[operator]
 
         return copy
@@ -118,6 +122,76 @@ def test_in_processes() -> None:
     runs = run_on(4, train_all, "moe skewed", stages, parts, [strategy.to_json()])
 
     assert_same([row[0] for row in runs], plain("moe skewed", stages, parts, parts))
+
+
+# Optimizer state
+
+
+@pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 0), ("zb-h1", 1), ("zbv", 3)])
+def test_optimizer_state_of_every_level_on_experts(
+    schedule: str, zero: int, copies: Counter[str]
+) -> None:
+    """Experts, shards and whole parameters; AdamW has a step count beside its moments."""
+    strategy = legal(schedule, 2, dp=2, ep=2, zero=zero)
+    name = f"moe {ROUTINGS[zero]}"
+
+    found = run(name, strategy + Offload(WHERE[zero], "optimizer", ahead=zero), 2)
+
+    assert copies["store"] == copies["fetch"] > 0
+    assert_plain(found, name, strategy, 2)
+    assert_bitwise(found, run(name, strategy, 2))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_masters_wait_with_the_optimizer(zero: int) -> None:
+    strategy = one_f_one_b(pp=2, dp=2, zero=zero, microbatches=4)
+
+    kept, found = (
+        rehearse(
+            net("dropout"), functional.mse_loss, one, data(), optimizer=ADAMW, precision="bf16"
+        )
+        for one in (strategy, strategy + Offload(where(), "optimizer"))
+    )
+
+    assert_bitwise(found, kept)
+
+
+def test_clipping_and_everything_at_once() -> None:
+    strategy = gpipe(pp=2, dp=2, zero=2, microbatches=4, remat="matmuls")
+    offloaded = gpipe(
+        pp=2, dp=2, zero=2, microbatches=4, remat="matmuls", offload=["activations", "optimizer"]
+    )
+
+    kept, found = (
+        rehearse(net("dropout"), functional.mse_loss, one, data(), optimizer=ADAMW, max_norm=0.1)
+        for one in (strategy, offloaded)
+    )
+
+    assert_bitwise(found, kept)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_goes_on_from_a_checkpoint(resumed: bool, tmp_path: Path) -> None:
+    """Saved with optimizer state in host memory, and resumed there or on the device."""
+    batches = [*data(), *data()]
+    options = {"optimizer": ADAMW, "example": data()[0], "device": "cpu", "precision": "bf16"}
+    place = [Place(where(), [0]), Split("MB", 2)]
+    moved = [*place, Offload(where(), "optimizer")]
+
+    with closing(Trainer(net("dropout"), functional.mse_loss, place, **options)) as whole:
+        wanted = [whole.step(*batch).loss for batch in batches]
+        theirs = whole.state_dict()
+    with closing(Trainer(net("dropout"), functional.mse_loss, moved, **options)) as first:
+        found = [first.step(*batch).loss for batch in batches[:2]]
+        first.save(tmp_path / "run")
+    again = place if resumed else moved
+    with closing(Trainer(net("dropout"), functional.mse_loss, again, **options)) as second:
+        second.resume(tmp_path / "run")
+        found += [second.step(*batch).loss for batch in batches[2:]]
+        ours = second.state_dict()
+
+    assert found == wanted
+    assert ours and theirs and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 # Copies keep shapes, strides and aliases

@@ -19,6 +19,9 @@ def test_they_are_written_as_for_a_builder() -> None:
         'remat="matmuls"',
         'remat="attention"',
         "remat=True",
+        'offload="activations"',
+        'offload="optimizer"',
+        'offload=["activations", "optimizer"]',
         "zero=3",
         'zero=3, remat="auto"',
         "microbatches=8",
@@ -28,6 +31,8 @@ def test_they_are_written_as_for_a_builder() -> None:
     ]
     assert found["zero=3"] == one_f_one_b(**given, zero=3)
     assert set(found["remat=True"]) == set(one_f_one_b(**given, zero=2, remat=True))
+    both = one_f_one_b(**given, zero=2, offload=["activations", "optimizer"])
+    assert set(found['offload=["activations", "optimizer"]']) == set(both)
     assert found["microbatches=8"] == one_f_one_b(**{**given, "microbatches": 8}, zero=2)
 
 

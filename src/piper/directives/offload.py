@@ -13,7 +13,7 @@ from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.host_copies import HostCopies, Offloaded
 
-What = Literal["activations"]
+What = Literal["activations", "optimizer"]
 
 
 @directive(omit_defaults=("ahead", "buffers"))
@@ -23,6 +23,8 @@ class Offload(Directive):
 
     "activations" are what a region keeps from its forward to its backward: they are stored after
     the forward and fetched before the backward. A value that would come back at once stays.
+    "optimizer" is the optimizer state of the regions' parameters, with their masters: it is fetched
+    before the update and stored after it.
 
     Copies run on `stream`. Those to the device start `ahead` passes before they are used. A device
     holds the copies of at most `buffers` passes at once, in each direction.
@@ -31,6 +33,10 @@ class Offload(Directive):
         F ... B                                 Offload(where(PP=0))
         -->
         F -> store ... fetch -> B
+
+        B -> Update                             Offload(where(PP=0), "optimizer")
+        -->
+        B, fetch -> Update -> store
     """
 
     filter: Filter

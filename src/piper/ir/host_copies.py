@@ -10,6 +10,7 @@ class Offloaded(StrEnum):
     """What `Offload` moves to host memory."""
 
     ACTIVATIONS = "activations"  # what a region keeps from its forward to its backward
+    OPTIMIZER = "optimizer"  # optimizer state and masters, from one update to the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

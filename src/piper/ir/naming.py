@@ -43,6 +43,10 @@ def weights(bucket: BucketId) -> ValueId:
     return ValueId(f"w:{bucket}")
 
 
+def optimizer_state(bucket: BucketId) -> ValueId:
+    return ValueId(f"o:{bucket}")
+
+
 def updated(state: ValueId) -> ValueId:
     """The parameters after the update. They replace the old ones."""
     return ValueId(f"{state}'")

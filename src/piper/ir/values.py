@@ -55,6 +55,8 @@ class Role(StrEnum):
     WEIGHTS = "weights"  # the parameters of a bucket, at its home or as a copy
     NEW_WEIGHTS = "new weights"  # the same after the update, in the same memory
     WHOLE_WEIGHTS = "whole weights"  # gathered from the shards of all replicas
+    OPTIMIZER = "optimizer"  # state of the optimizer of a bucket, if it is copied in a step
+    NEW_OPTIMIZER = "new optimizer"  # the same after the update, in the same memory
     SAVED = "saved"  # kept from F to B
     CARRY = "carry"  # kept from BI to BW
     GRADIENT = "gradient"  # of an activation: the contribution of one region
@@ -66,10 +68,10 @@ class Role(StrEnum):
 
 
 LOADED = (Role.BATCH, Role.SEED, Role.RANDOM, Role.RANK)
-GIVEN = (*LOADED, Role.WEIGHTS)
+GIVEN = (*LOADED, Role.WEIGHTS, Role.OPTIMIZER)
 PER_DEVICE = (  # one for all replicas on a device; of all else, each replica has its own
     Role.WEIGHTS, Role.NEW_WEIGHTS, Role.WHOLE_WEIGHTS, Role.GRADIENT_SHARD, Role.GRADIENT_SUM,
-    Role.TOTALS,
+    Role.TOTALS, Role.OPTIMIZER, Role.NEW_OPTIMIZER,
 )  # fmt: skip
 OF_THE_STEP = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # shared by all microbatches
 
@@ -86,7 +88,7 @@ class Value:
     bundle: bool = False  # a tuple of tensors, even if there is one or none
     bucket: BucketId | None = None  # whose parameters or gradients these are
     copy: bool = False  # WEIGHTS and NEW_WEIGHTS: a copy away from home, kept equal
-    state: ValueId | None = None  # NEW_WEIGHTS: the parameters that they replace
+    state: ValueId | None = None  # NEW_WEIGHTS, NEW_OPTIMIZER: what they replace
     base: ValueId | None = None  # which value of the model it is, or is the gradient of
     region: RegionId | None = None  # which region keeps it, or contributes this gradient
     host: bool = False  # it is in the memory of the host, not of the device

@@ -23,6 +23,7 @@ from piper.passes.conversions import insert_redistributions
 from piper.passes.gathers import place_gathers
 from piper.passes.host_copies import offload_activations
 from piper.passes.message_orders import place_message_orders
+from piper.passes.offloaded_optimizer import offload_optimizer
 from piper.passes.reductions import place_reductions
 from piper.passes.replica_lists import with_equal_lists
 from piper.passes.schedule import expect_messages, schedule
@@ -48,7 +49,7 @@ def steps(costs: Costs) -> tuple[Step, ...]:
         ("message orders", place_message_orders, ORDERED),
         ("schedule", lambda dag: schedule(dag, costs), ()),
         ("gathers", lambda dag: expect_messages(place_gathers(dag), costs), GATHERED),
-        ("offload", offload_activations, OFFLOADED),
+        ("offload", lambda dag: offload_optimizer(offload_activations(dag)), OFFLOADED),
         ("streams", lambda dag: dag, FINAL),
     )
 

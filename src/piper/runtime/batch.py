@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from piper.plan.instructions import Load
+
 
 @dataclass
 class StepInputs:
@@ -18,6 +20,16 @@ class StepInputs:
     seed: int = 0
     max_norm: float | None = None
     first: int = 0  # number of its first microbatch among those of all replicas
+
+    def loaded(self, load: Load, loss_dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if load.role == "batch":
+            return part_of(self.inputs[load.index], load.part, load.parts)
+        if load.role == "seed":
+            return torch.full((), self.weights[load.part], dtype=loss_dtype, device=device)
+        if load.role == "rank":
+            return torch.full((), load.index, dtype=torch.int64, device=device)
+        counter = [self.seed, self.first + load.part]
+        return torch.tensor(counter).to(device, non_blocking=True)  # does not wait for the GPU
 
 
 def part_of(tensor: torch.Tensor, part: int, parts: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ from piper.plan.instructions import (
     is_message,
     line,
 )
-from piper.runtime.batch import StepInputs, part_of
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.activity import activity
 from piper.runtime.comm.flat_messages import message_views, packed, unpacked, whole_shapes
 from piper.runtime.comm.gloo import Comm, Handle, Tensors
@@ -43,6 +43,7 @@ from piper.runtime.gradient_norm import as_tuple, clip, square
 from piper.runtime.host_memory import host_memory
 from piper.runtime.plan_values import counted, ending, exchanged, results, waited_for
 from piper.runtime.state.device_state import BucketState, DeviceState
+from piper.runtime.state.offloaded_optimizer import copied_state
 from piper.runtime.step_errors import step_error
 from piper.runtime.torch_private import foreach_add_
 
@@ -203,15 +204,7 @@ class Program:
         return act
 
     def loaded(self, load: Load) -> torch.Tensor:
-        if load.role == "batch":
-            return part_of(self.batch.inputs[load.index], load.part, load.parts)
-        if load.role == "seed":
-            weight = self.batch.weights[load.part]
-            return torch.full((), weight, dtype=self.loss_dtype, device=self.device)
-        if load.role == "rank":
-            return torch.full((), load.index, dtype=torch.int64, device=self.device)
-        counter = [self.batch.seed, self.batch.first + load.part]
-        return torch.tensor(counter).to(self.device, non_blocking=True)  # does not wait for the GPU
+        return self.batch.loaded(load, self.loss_dtype, self.device)
 
     def run(self, position: int, run: Run) -> Act:
         kernel, slots = cache(partial(self.kernels, run.region, run.phase)), self.slots
@@ -329,9 +322,14 @@ class Program:
     def copy(self, k: int, one: Store | Fetch) -> Act:
         slots, value = self.slots, self.slot(one.value)
         start = self.host.store if isinstance(one, Store) else self.host.fetch
+        bucket = self.home(one.bucket) if one.bucket else None
 
         def act() -> None:
-            self.handles[k] = start(slots[value], one.stream)
+            self.handles[k] = (
+                start(slots[value], one.stream)
+                if bucket is None
+                else copied_state(bucket, start, one.stream)
+            )
 
         return act
 

@@ -13,18 +13,26 @@ from typing import Any, Protocol
 
 import torch
 
-from piper.runtime.comm.gloo import Handle
-
 Block = tuple[int, torch.dtype]  # memory that tensors share, and their type
 Copy = Callable[[torch.Tensor], torch.Tensor]  # of a flat tensor, to other memory
 
 
+class Copying(Protocol):
+    """A copy that has started."""
+
+    def wait(self) -> Any:
+        """The copy, which this device may use from now on."""
+
+    def finish(self) -> None:
+        """Block until the host may read it, too."""
+
+
 class HostMemory(Protocol):
-    """Starts copies of a tensor or a bundle. `wait` of the handle returns the copy."""
+    """Starts copies of a tensor or a bundle."""
 
-    def store(self, value: Any, stream: str) -> Handle: ...
+    def store(self, value: Any, stream: str) -> Copying: ...
 
-    def fetch(self, value: Any, stream: str) -> Handle: ...
+    def fetch(self, value: Any, stream: str) -> Copying: ...
 
 
 def host_memory(device: torch.device) -> HostMemory:
@@ -39,6 +47,9 @@ class Copied:
 
     def wait(self) -> Any:
         return self.value
+
+    def finish(self) -> None:
+        pass
 
 
 @dataclass
@@ -64,6 +75,9 @@ class CudaCopy:
         torch.cuda.current_stream().wait_event(self.done)
         self.source = None
         return self.value
+
+    def finish(self) -> None:
+        self.done.synchronize()
 
 
 @dataclass

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from piper.directives import Directive, Order, Remat, Replicate, Split, Strategy
+from piper.directives import Directive, Offload, Order, Remat, Replicate, Split, Strategy
+from piper.directives.offload import What
 from piper.errors import StrategyError
 from piper.ir.filters import where
 from piper.strategies import schedules
@@ -25,6 +26,10 @@ def smaller(strategy: Strategy) -> Iterator[Change]:
     for keep in ("auto", "matmuls", "attention"):
         yield f'remat="{keep}"', recomputed(strategy, keep)
     yield "remat=True", recomputed(strategy, ())
+    yield 'offload="activations"', offloaded(strategy, ["activations"])
+    yield 'offload="optimizer"', offloaded(strategy, ["optimizer"])
+    both: list[What] = ["activations", "optimizer"]
+    yield 'offload=["activations", "optimizer"]', offloaded(strategy, both)
     yield from ((f"zero={level}", at_level(strategy, level)) for level in higher)
     if higher:
         yield 'zero=3, remat="auto"', recomputed(at_level(strategy, 3), "auto")
@@ -41,6 +46,12 @@ def recomputed(strategy: Strategy, keep: str | tuple[str, ...]) -> Strategy:
     return Strategy(
         [*(one for one in strategy if not isinstance(one, Remat)), Remat(where(), keep)]
     )
+
+
+def offloaded(strategy: Strategy, what: list[What]) -> Strategy:
+    """These wait in host memory, of all regions."""
+    others = [one for one in strategy if not isinstance(one, Offload) or one.what not in what]
+    return Strategy([*others, *(Offload(where(), one) for one in what)])
 
 
 def at_level(strategy: Strategy, zero: int) -> Strategy:

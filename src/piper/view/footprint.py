@@ -27,7 +27,8 @@ def footprint(dag: Dag, plans: Sequence[Plan], roles: Roles) -> str:
 def line(found: Peak, sent: dict[str, int]) -> str:
     held = ", ".join(f"{what} {size_text(size)}" for what, size in found.held.items() if size)
     moved = ", ".join(f"{size_text(size)} on {stream}" for stream, size in sorted(sent.items()))
-    return f"peak {size_text(found.total)} ({held}); sends {moved or 'nothing'}"
+    host = f" and {size_text(found.host)} of the host" if found.host else ""
+    return f"peak {size_text(found.total)} ({held}){host}; sends {moved or 'nothing'}"
 
 
 def devices_text(devices: Sequence[int]) -> str:

@@ -43,6 +43,8 @@ def memory(found: Prediction) -> str:
     """The devices that are fullest, and whether it fits."""
     full = found.fullest
     text = f"peak memory {size_text(found.peaks[full].total)} on {devices_text(found.alike[full])}"
+    if host := found.peaks[full].host:
+        text += f", and {size_text(host)} of the host"
     known = found.room(full)
     if known is None:
         return text

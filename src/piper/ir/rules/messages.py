@@ -84,7 +84,7 @@ def host_copy_faults(dag: Dag, node: Store | Fetch) -> Iterator[str]:
         return
     total, new = node.reads[0], dag.values[node.writes[0]]
     old, is_stored = dag.values[total[0]], isinstance(node, Store)
-    if len(total) != 1 or replace(old, host=new.host) != new:
+    if len(total) != 1 or replace(old, host=new.host, state=new.state) != new:
         yield f"reads {text(total)} as {node.writes[0]} (expected the same value)"
     elif (old.host, new.host) != (not is_stored, is_stored):
         yield f"reads {text(total)} and writes {node.writes[0]}, which is not where it copies to"
@@ -233,7 +233,7 @@ def every_update_has_all_gradients(dag: Dag) -> Iterator[Problem]:
     for region in dag.model.regions:
         for bucket in dag.model.trained(region):
             uses.setdefault(bucket, []).append(region.id)
-    clipped = any(len(step.reads) > 1 for step in steps)
+    clipped = any(is_clipped(dag, step) for step in steps)
     for step in steps:
         for fault in update_faults(dag, step, uses.get(step.bucket, []), clipped):
             yield Problem(f"{step.id} {fault}", BUG)
@@ -244,9 +244,12 @@ def every_update_has_all_gradients(dag: Dag) -> Iterator[Problem]:
 
 
 def update_faults(dag: Dag, node: Update, regions: list[RegionId], clipped: bool) -> Iterator[str]:
-    if len(node.reads) != 1 + clipped or len(node.writes) != 1:
-        yield counted(node, 1 + clipped, 1)
+    moved = any(dag.values[value].role is Role.NEW_OPTIMIZER for value in node.writes[1:])
+    if len(node.reads) != 1 + clipped + moved or len(node.writes) != 1 + moved:
+        yield counted(node, 1 + clipped + moved, 1 + moved)
         return
+    if moved:
+        yield from optimizer_faults(dag, node)
     new, bucket = dag.values[node.writes[0]], node.bucket
     state = dag.values[new.state] if new.state else None
     if state is None or state.copy or (new.role, new.bucket) != (Role.NEW_WEIGHTS, bucket):
@@ -261,6 +264,21 @@ def update_faults(dag: Dag, node: Update, regions: list[RegionId], clipped: bool
     yield from gradient_faults(dag, node, regions)
     if clipped and (len(node.reads[1]) != 1 or dag.values[node.reads[1][0]].role != Role.TOTALS):
         yield f"reads {text(node.reads[1])} as the norm that clips {bucket}"
+
+
+def is_clipped(dag: Dag, node: Update) -> bool:
+    return any(dag.values[total[0]].role is Role.TOTALS for total in node.reads[1:])
+
+
+def optimizer_faults(dag: Dag, node: Update) -> Iterator[str]:
+    """Optimizer state that is copied: of this bucket, on the device, changed in place."""
+    (old, *more), new = node.reads[-1], dag.values[node.writes[1]]
+    known = dag.values[old]
+    right = replace(known, role=Role.NEW_OPTIMIZER, state=old)
+    if more or known.role is not Role.OPTIMIZER or known.host or known.bucket != node.bucket:
+        yield f"reads {text(node.reads[-1])} as the optimizer state of {node.bucket}"
+    elif new != right:
+        yield f"writes {node.writes[1]} (expected the new optimizer state of {node.bucket})"
 
 
 def gradient_faults(dag: Dag, node: Update, regions: list[RegionId]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from piper.ir.naming import weights
 from piper.ir.values import Role, TensorSpec
 from piper.names import BucketId, Phase, RegionId, ValueId
 from piper.plan.instructions import (
+    Fetch,
     Gather,
     Instruction,
     Keep,
@@ -20,6 +21,7 @@ from piper.plan.instructions import (
     Reduce,
     Run,
     Slice,
+    State,
     Store,
     Update,
     is_message,
@@ -67,7 +69,8 @@ def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak
         pass
     fixed = dict(lasting(dag, plan, optimizer))
     total = walk.worst + sum(fixed.values())
-    return Peak(total, walk.at, {**fixed, **walk.held}, walk.most_on_host)
+    host = walk.most_on_host + sum(kept_on_host(dag, plan, optimizer))
+    return Peak(total, walk.at, {**fixed, **walk.held}, host)
 
 
 def timeline(dag: Dag, plan: Plan, staging: int = 1) -> tuple[Moment, ...]:
@@ -92,11 +95,10 @@ def holders(dag: Dag, plan: Plan, at: int, staging: int = 1) -> list[tuple[str, 
 def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]:
     """Memory that outlives the step."""
     held = {state.value: dag.values[ValueId(state.value)].specs for state in plan.states}
-    updated = {one.bucket for one in plan.instructions if isinstance(one, Update)}
     trained = [
         (dag.model.buckets[BucketId(state.bucket)], held[state.value])
-        for state in plan.states
-        if state.home and state.bucket in updated
+        for state in updated_states(plan)
+        if not state.host
     ]
     masters = sum(total_bytes(bucket.masters(specs)) for bucket, specs in trained)
     stepped = sum(total_bytes(bucket.updated(specs)) for bucket, specs in trained)
@@ -105,6 +107,20 @@ def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]
         yield MASTERS, masters
     yield OPTIMIZER, int(optimizer * stepped)
     yield BUFFERS, sum(plan.buffers)
+
+
+def updated_states(plan: Plan) -> list[State]:
+    updated = {one.bucket for one in plan.instructions if isinstance(one, Update)}
+    return [state for state in plan.states if state.home and state.bucket in updated]
+
+
+def kept_on_host(dag: Dag, plan: Plan, optimizer: float) -> Iterator[int]:
+    """Optimizer state and masters that outlive the step in host memory."""
+    for state in (state for state in updated_states(plan) if state.host):
+        bucket = dag.model.buckets[BucketId(state.bucket)]
+        held = dag.values[ValueId(state.value)].specs
+        yield int(optimizer * total_bytes(bucket.updated(held)))
+        yield total_bytes(bucket.masters(held))
 
 
 def total_bytes(specs: Specs) -> int:
@@ -154,7 +170,11 @@ class Walk:
             case Slice():
                 self.put(one.into, ACTIVATIONS, self.size(one.into))
             case Store():
-                self.put(one.into, HOST, self.size(one.into))
+                if not one.bucket:  # optimizer state stays where it was
+                    self.put(one.into, HOST, self.size(one.into))
+            case Fetch():
+                kind = OPTIMIZER if one.bucket else ACTIVATIONS
+                self.put(one.into, kind, self.size(one.into))
             case Update():
                 self.look(position, self.largest(one))
             case _:

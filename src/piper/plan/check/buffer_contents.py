@@ -9,11 +9,11 @@ from typing import NoReturn
 from piper.errors import BUG, PlanError
 from piper.ir.dag import Dag
 from piper.ir.local_dags import View, views
-from piper.ir.naming import replica_buffer
+from piper.ir.naming import optimizer_state, replica_buffer
 from piper.ir.nodes import Compute, Exchange, Fetch, Precedence, Redistribute, Store
 from piper.ir.roles import Present
 from piper.ir.values import LOADED
-from piper.names import COMPUTE, amount
+from piper.names import COMPUTE, BucketId, amount
 from piper.plan.check.excerpts import excerpts, last_end
 from piper.plan.check.interpreter import Interpreter, Progress
 from piper.plan.check.stream_order import StreamOrder
@@ -49,7 +49,9 @@ class DeviceBuffers(Progress):
 
     def __post_init__(self) -> None:
         self.order = StreamOrder(self.plan)
-        self.states = {state.value for state in self.plan.states}
+        self.states: set[str] = {state.value for state in self.plan.states}
+        moved = (state for state in self.plan.states if state.host)
+        self.states.update(optimizer_state(BucketId(state.bucket)) for state in moved)
         self.holds.update((state, {state}) for state in self.states)
         self.rewritten |= self.states
         self.wanted: Wanted  # what it must compute

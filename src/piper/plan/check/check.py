@@ -13,7 +13,7 @@ from itertools import islice
 from piper.errors import BUG, PlanError, Problem
 from piper.ir.dag import Dag
 from piper.ir.flat_layout import messages
-from piper.ir.naming import sent
+from piper.ir.naming import optimizer_state, sent
 from piper.ir.naming import updated as new
 from piper.ir.nodes import Collective, Kind, Node, Precedence, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
@@ -197,6 +197,12 @@ def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:
                 state.shard, state.ways, state.messages, state.share, state.shares, state.cuts,
             ):  # fmt: skip
                 yield Problem(f"{state.value} on device {plan.device} is the wrong shard", BUG)
+            elif state.host != (state.home and optimizer_of(state) in execution.dag.values):
+                yield Problem(f"the optimizer of {state.value} is in other memory", BUG)
+
+
+def optimizer_of(state: State) -> ValueId:
+    return optimizer_state(BucketId(state.bucket))
 
 
 def shard_of(
@@ -219,10 +225,12 @@ def states_are_updated(execution: SymbolicExecution) -> Iterator[Problem]:
     updated = {node.bucket for node in execution.dag.nodes.values() if isinstance(node, UpdateNode)}
     for device in execution.devices.values():
         for state in device.plan.states:
-            if state.bucket in updated and device.holds[state.value] != {new(ValueId(state.value))}:
-                number, made = device.plan.device, device.made.get(state.value)
-                picture = "" if made is None else f"\n{execution.picture((number, made))}"
-                yield Problem(f"{state.value} on device {number} is not updated{picture}", BUG)
+            moved = (optimizer_of(state),) if state.host else ()
+            for value in (ValueId(state.value), *moved) if state.bucket in updated else ():
+                if device.holds.get(value) != {new(value)}:
+                    number, made = device.plan.device, device.made.get(value)
+                    picture = "" if made is None else f"\n{execution.picture((number, made))}"
+                    yield Problem(f"{value} on device {number} is not updated{picture}", BUG)
 
 
 RULES = (

@@ -183,11 +183,16 @@ class CommunicationChecks(BufferChecks):
         if not isinstance(node, kind) or here not in node.devices:
             self.refuse(device, f"{one.node} is not a copy of device {here}")
         self.once(device, one.node)
-        specs = device.wanted.dag.values[node.writes[0]].specs
-        shapes = tuple((spec.shape, spec.dtype) for spec in specs)
-        if (one.shapes, one.stream) != (shapes, node.stream):
+        value = device.wanted.dag.values[node.writes[0]]
+        shapes = tuple((spec.shape, spec.dtype) for spec in value.specs)
+        if (one.shapes, one.stream, one.bucket) != (shapes, node.stream, value.bucket or ""):
             self.refuse(device, f"{one.node} is not as in the DAG")
         self.compare(device, [one.value], self.expected(device, node))
         device.used.setdefault(one.value, []).append(device.at)
+        if one.into in device.states:
+            if one.into != value.state:
+                self.refuse(device, f"{one.node} does not belong in {one.into}")
+            self.refuse_while_sent(device, one.into)
+            device.holds.pop(one.into, None)
         self.write(device, one.into, {node.writes[0]})
         self.meet(device, one)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from piper.errors import PlanError, Problem
+from piper.ir.naming import TOTALS
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
 from piper.ir.roles import Present
@@ -188,7 +189,8 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
         if update.bucket != node.bucket or device.holds.get(state) != {state}:
             self.refuse(device, f"{update.bucket} is not what {update.node} updates")
         self.refuse_while_sent(device, state)
-        if update.clip != (len(node.reads) > 1):
+        self.update_optimizer(device, update, node)
+        if update.clip != ((TOTALS,) in node.reads):
             self.refuse(device, "clipping is not as in the DAG")
         if update.clip and not any(
             isinstance(device.plan.instructions[k], Total) for k in device.order.joined
@@ -196,6 +198,16 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
             self.refuse(device, "it is clipped before the norm is known")
         device.holds[state] = {node.writes[0]}
         device.made[state] = device.at
+
+    def update_optimizer(self, device: DeviceBuffers, update: Update, node: UpdateNode) -> None:
+        """Optimizer state that is copied has arrived, and is changed in place."""
+        if bool(update.optimizer) != (len(node.writes) > 1):
+            self.refuse(device, f"it {'reads' if update.optimizer else 'misses'} optimizer state")
+        if update.optimizer:
+            self.compare(device, [update.optimizer], node.reads[-1:])
+            self.refuse_while_sent(device, update.optimizer)
+            device.holds[update.optimizer] = {node.writes[1]}
+            device.made[update.optimizer] = device.at
 
     def free(self, device: DeviceBuffers, free: Free) -> None:
         for buffer in free.values:

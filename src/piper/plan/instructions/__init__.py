@@ -83,6 +83,7 @@ class State:
     share: int = 0
     shares: int = 1
     cuts: tuple[tuple[int, int], ...] = ()
+    host: bool = False  # the state of its optimizer is in host memory
 
 
 @dataclass(frozen=True, slots=True)

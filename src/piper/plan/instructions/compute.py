@@ -120,12 +120,13 @@ class Update(Base):
     grad: str
     clip: bool = False
     waits: Waits = ()
+    optimizer: str = ""  # the buffer of its state, if that is copied; changed in place
 
     stream = COMPUTE
 
     @property
     def uses(self) -> Buffers:
-        return (self.grad,)
+        return (self.grad, self.optimizer) if self.optimizer else (self.grad,)
 
     @property
     def task(self) -> str:

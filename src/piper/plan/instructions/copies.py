@@ -48,6 +48,7 @@ class Store(Copying):
     into: str
     shapes: tuple[Shape, ...]
     stream: str
+    bucket: str = ""  # whose optimizer state it is; empty: a value of the step
     waits: Waits = ()
 
     @property
@@ -64,6 +65,7 @@ class Fetch(Copying):
     into: str
     shapes: tuple[Shape, ...]
     stream: str
+    bucket: str = ""  # whose optimizer state it is; empty: a value of the step
     waits: Waits = ()
 
     @property

@@ -7,7 +7,7 @@ from itertools import chain
 
 from piper.ir.naming import sum_buffer
 from piper.ir.nodes import Sum, Totals
-from piper.ir.values import Role
+from piper.ir.values import Role, Value
 from piper.names import NodeId
 from piper.plan.lower.device_work import DeviceWork
 from piper.plan.lower.message_starts import Receive
@@ -34,6 +34,11 @@ def local_sums(work: DeviceWork) -> Sums:
     return Sums(names, {value: name for total, name in names.items() for value in total})
 
 
+def is_kept(value: Value) -> bool:
+    """Optimizer state outlives the step in host memory. What is new has the memory of the old."""
+    return value.role is Role.NEW_OPTIMIZER or (value.role is Role.OPTIMIZER and value.host)
+
+
 def endings(work: DeviceWork, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[str]]:
     """Position -> buffers to free after it: after their last use, or when proved received."""
     last: dict[str, int] = {transfer.writes[0]: len(work.nodes) for transfer in work.gets.values()}
@@ -54,7 +59,8 @@ def endings(work: DeviceWork, sums: Sums, proofs: dict[NodeId, int]) -> dict[int
             last[value] = max(last.get(value, 0), arrived)
     for position, store in work.stores:
         value, until = store.reads[0][0], min(position + store.lag, len(work.nodes) - 1)
-        last[value] = max(last.get(value, 0), until)
+        memory = work.dag.values[value].state or value
+        last[memory] = max(last.get(memory, 0), until)
     for transfer in work.sends:
         buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])
         proof = proofs.get(transfer.id, len(work.nodes))
@@ -63,7 +69,7 @@ def endings(work: DeviceWork, sums: Sums, proofs: dict[NodeId, int]) -> dict[int
     ends: dict[int, list[str]] = {}
     for buffer, position in last.items():
         known = work.dag.values.get(buffer)  # type: ignore[call-overload]
-        lasts = known is not None and known.role in LASTING
+        lasts = known is not None and (known.role in LASTING or is_kept(known))
         if not (lasts or buffer in sums.of or buffer in taken):
             ends.setdefault(position, []).append(buffer)
     return ends

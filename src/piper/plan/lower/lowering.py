@@ -8,7 +8,7 @@ from itertools import chain
 from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.naming import TOTALS, gather_buffer
+from piper.ir.naming import TOTALS, gather_buffer, optimizer_state
 from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
 from piper.ir.nodes import Fetch as FetchNode
@@ -245,9 +245,10 @@ class Lowering(Arrivals):
             Store if isinstance(node, StoreNode) else Fetch,
             self.ready((value,), node.stream),
         )
-        k = self.emit(kind(node.id, value, node.writes[0], wire_shapes(known), node.stream, waits))
+        into, shapes = self.storage(node.writes[0]), wire_shapes(known)
+        k = self.emit(kind(node.id, value, into, shapes, node.stream, known.bucket or "", waits))
         self.sent.setdefault(value, []).append(k)
-        self.arriving[node.writes[0]] = k
+        self.arriving[into] = k
 
     def slice(self, node: RedistributeNode) -> None:
         value, group = self.operand(node.reads[0], node.devices), self.group(node)
@@ -289,14 +290,13 @@ class Lowering(Arrivals):
 
     def update(self, node: UpdateNode) -> None:
         grad = self.operand(node.reads[0], node.devices or ())
-        clip = len(node.reads) > 1
-        state = self.storage(node.writes[0])
+        clip, state = (TOTALS,) in node.reads, self.storage(node.writes[0])
         self.state(state)
-        waits = (
-            *self.wait_for((grad, TOTALS) if clip else (grad,)),
-            *self.free_of_readers(state, COMPUTE),
-        )
-        self.made_by[state] = self.emit(Update(node.id, node.bucket, grad, clip, waits))
+        moved = "".join(map(self.storage, node.writes[1:]))  # optimizer state, if it is copied
+        needed = (grad, *((TOTALS,) if clip else ()), *((moved,) if moved else ()))
+        waits = (*self.wait_for(needed), *self.free_of_readers(state, COMPUTE))
+        k = self.emit(Update(node.id, node.bucket, grad, clip, waits, moved))
+        self.made_by.update(dict.fromkeys((state, moved) if moved else (state,), k))
 
     def total(self, node: Totals) -> None:
         """The losses and gradients that this device contributes to the loss and norm all-reduce.
@@ -360,7 +360,8 @@ class Lowering(Arrivals):
         known = self.dag.values[value]
         assert known.bucket is not None
         shard = held(self.dag, known.bucket, self.work.device)
-        self.states[value] = State(value, known.bucket, not known.copy, *shard)
+        moved = not known.copy and optimizer_state(known.bucket) in self.dag.values
+        self.states[value] = replace(State(value, known.bucket, not known.copy, *shard), host=moved)
 
     def add(self, name: str, value: ValueId) -> None:
         waits = self.wait_for((value,))

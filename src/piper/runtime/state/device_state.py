@@ -13,7 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
+from piper.runtime.host_memory import Copying, host_memory
 from piper.runtime.state.element_order import NATURAL, ElementOrder
+from piper.runtime.state.offloaded_optimizer import to_host
 from piper.runtime.state.optimizers import (
     MakeOptimizer,
     MakeScheduler,
@@ -59,6 +61,7 @@ class BucketState:
     scheduler: LRScheduler | None = None
     first: list[dict[str, Any]] | None = None  # settings of the optimizer's groups at the start
     copies: list[tuple[torch.Tensor, torch.nn.Parameter]] = field(init=False)  # and their masters
+    copying: Copying | None = None  # the last copy of what the optimizer keeps, to the host or back
 
     def __post_init__(self) -> None:
         pairs = zip(self.views(self.tensors), self.parameters, strict=True)
@@ -83,7 +86,13 @@ class BucketState:
         if self.copies:
             foreach_copy_([copy for copy, _ in self.copies], [m.data for _, m in self.copies])
 
+    def settle(self) -> None:
+        """Block until the host may read what the optimizer keeps."""
+        if self.copying is not None:
+            self.copying.finish()
+
     def parts(self) -> Iterator[HeldPart]:
+        self.settle()
         if self.pieces is None:
             for name, shape, parameter in zip(
                 self.names, self.shapes, self.parameters, strict=True
@@ -162,6 +171,8 @@ class DeviceState:
                 self.buckets[state.value] = made
                 if self.origin is not None:
                     self.origin.fill(made)
+                if state.host:
+                    to_host(made, host_memory(self.device))
 
     def schedule(self, make: MakeScheduler, steps: int) -> None:
         """Make schedulers for optimizers that have none, and advance them by `steps`."""

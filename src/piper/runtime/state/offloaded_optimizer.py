@@ -1,0 +1,73 @@
+"""Optimizer state that waits in host memory between updates, with the masters of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from piper.runtime.host_memory import Copying, HostMemory
+
+Put = Callable[[torch.Tensor], None]
+Place = tuple[torch.Tensor, Put]  # a tensor, and how another one takes its place
+
+
+class Holder(Protocol):
+    """A bucket with an optimizer."""
+
+    optimizer: torch.optim.Optimizer | None
+    copies: list[tuple[torch.Tensor, torch.nn.Parameter]]  # and their masters
+    copying: Copying | None
+
+
+@dataclass(slots=True)
+class StateCopy:
+    """Optimizer state on its way. When it is waited for, the optimizer uses the copy."""
+
+    copy: Copying
+    places: list[Put]
+
+    def wait(self) -> None:
+        for put, tensor in zip(self.places, self.copy.wait(), strict=True):
+            put(tensor)
+
+
+def copied_state(bucket: Holder, start: Callable[[Any, str], Copying], stream: str) -> StateCopy:
+    """Start to copy all that the optimizer of a bucket keeps. `start` stores or fetches."""
+    found = list(places(bucket))
+    copy = start(tuple(tensor for tensor, _ in found), stream)
+    bucket.copying = copy
+    return StateCopy(copy, [put for _, put in found])
+
+
+def to_host(bucket: Holder, memory: HostMemory) -> None:
+    """Before the first update: masters, and state that was loaded or made early."""
+    state = copied_state(bucket, memory.store, "")
+    state.wait()
+    state.copy.finish()
+
+
+def places(bucket: Holder) -> Iterator[Place]:
+    """Single numbers, such as a step count, stay where they are: optimizers read them there."""
+    for held in bucket.optimizer.state.values() if bucket.optimizer is not None else ():
+        for key, value in held.items():
+            if isinstance(value, torch.Tensor) and value.dim():
+                yield value, entry(held, key)
+    for _, master in bucket.copies:
+        yield master.data, content(master)
+
+
+def entry(held: dict[str, Any], key: str) -> Put:
+    def put(tensor: torch.Tensor) -> None:
+        held[key] = tensor
+
+    return put
+
+
+def content(master: torch.nn.Parameter) -> Put:
+    def put(tensor: torch.Tensor) -> None:
+        master.data = tensor
+
+    return put
