@@ -7,6 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from piper.directives import Directive, Place, Shard, apply
+from piper.directives.remat import policies_of
 from piper.errors import DirectiveError, Problem
 from piper.ir.division import DivisionRequest
 from piper.ir.model import Model, Parameter
@@ -38,7 +39,10 @@ def division_requests(model: Model, program: Sequence[Directive]) -> tuple[Divis
     different stages share what is captured. Experts on devices that divide the work of a batch take
     parts of its rows.
     """
+    if not any(map(is_dense, program)):
+        return ()
     found: dict[tuple[int, str, str], DivisionRequest] = {}
+    model = recomputed_as_they_are(model, program)
     for number, directive in enumerate(program):
         if is_dense(directive):
             new = request_of(model, program, number)
@@ -48,11 +52,18 @@ def division_requests(model: Model, program: Sequence[Directive]) -> tuple[Divis
     return with_experts(model, program, tuple(found.values()))
 
 
+def recomputed_as_they_are(model: Model, program: Sequence[Directive]) -> Model:
+    """What is recomputed does not change which regions are divided: nothing is lowered for it."""
+    policies = policies_of(program)
+    regions = (replace(r, recomputed=dict.fromkeys(policies, r)) for r in model.regions)
+    return replace(model, regions=tuple(regions)) if policies else model
+
+
 def with_experts(
     model: Model, program: Sequence[Directive], dense: tuple[DivisionRequest, ...]
 ) -> tuple[DivisionRequest, ...]:
     """Regions that are sharded by experts are not divided otherwise."""
-    if not dense or not any(isinstance(d, Shard) and not is_dense(d) for d in program):
+    if not any(isinstance(d, Shard) and not is_dense(d) for d in program):
         return dense
     last = max(number for number, one in enumerate(program) if isinstance(one, Shard))
     experts = tuple(apply(program, training_dag(model), upto=last + 1).shardings)
