@@ -16,6 +16,7 @@ from piper.ir.placements import (
     Partial,
     Placement,
     Replicated,
+    Step,
     sent,
 )
 
@@ -24,7 +25,7 @@ def division(model: Model) -> str:
     """Empty if no region is divided."""
     if all(region.ways == 1 for region in model.regions):
         return ""
-    return "\n".join([*_parameters(model), *_messages(model)])
+    return "\n".join([*_parameters(model), *_messages(model), *_beside_megatron(model)])
 
 
 def _parameters(model: Model) -> Iterator[str]:
@@ -42,14 +43,43 @@ def _parameters(model: Model) -> Iterator[str]:
 def _messages(model: Model) -> Iterator[str]:
     found: Counter[tuple[str, str]] = Counter()
     total = 0.0
-    for region in model.regions:
-        if region.conversion is not None:
-            volume = _sent(model, region, region.conversion)
-            total += volume
-            found[_steps(region), f"{_size(volume)}  {region.source}"] += 1
+    for region, conversion in _conversions(model):
+        volume = _sent(model, region, conversion)
+        total += volume
+        found[_steps(region), f"{_size(volume)}  {region.source}"] += 1
     yield f"messages of one microbatch, {_size(total).strip()} sent by each device:"
     for steps, rest in found:
         yield f"  {steps:<32}{rest}{_times(found[steps, rest])}"
+
+
+def _beside_megatron(model: Model) -> Iterator[str]:
+    """What tensor parallelism sends, in the unit of Megatron's formula.
+
+    An all-reduce of the hidden state sends as much as a reduce-scatter and an all-gather of it.
+    """
+    layers, found = _layers(model), list(_conversions(model))
+    if not layers or not found:
+        return
+    hidden = Counter(_whole(model, *one) for one in found).most_common(1)[0][0]
+    sizes = [_sent(model, *one) / sent(Step.ALL_REDUCE, hidden, one[0].ways) for one in found]
+    yield (
+        f"in all-reduces of {_size(hidden).strip()}: {sum(sizes):.2f}; "
+        f"Megatron's: 4 a layer, 1 for the embedding, 1 for the head: {4 * layers + 2}"
+    )
+
+
+def _layers(model: Model) -> int:
+    """How many layers have weights that are cut, by the numbers in their names."""
+    cut: dict[str, set[str]] = {}
+    for bucket in model.buckets.values():
+        for parameter in bucket.parameters:
+            if isinstance(parameter.placement, Cut) and len(parameter.spec.shape) > 1:
+                cut.setdefault(_pattern(parameter.name), set()).add(parameter.name)
+    return max((len(names) for pattern, names in cut.items() if names != {pattern}), default=0)
+
+
+def _conversions(model: Model) -> Iterator[tuple[Region, Conversion]]:
+    return ((r, r.conversion) for r in model.regions if r.conversion is not None)
 
 
 def _steps(region: Region) -> str:
@@ -60,11 +90,16 @@ def _steps(region: Region) -> str:
 
 def _sent(model: Model, region: Region, conversion: Conversion) -> float:
     """Bytes that a device sends in both directions."""
-    whole = max(model.values[name].nbytes for name in (*region.inputs, *region.outputs))
-    if isinstance(conversion.source, Cut) and isinstance(conversion.target, Cut):
-        whole *= region.ways  # both sides are pieces
+    whole = _whole(model, region, conversion)
     steps = [conversion.forward, *([conversion.backward] if region.has_backward else [])]
     return sum(sent(step, whole, region.ways) for step in steps)
+
+
+def _whole(model: Model, region: Region, conversion: Conversion) -> int:
+    """Bytes of the tensor that a conversion is about."""
+    most = max(model.values[name].nbytes for name in (*region.inputs, *region.outputs))
+    pieces = isinstance(conversion.source, Cut) and isinstance(conversion.target, Cut)
+    return most * region.ways if pieces else most
 
 
 def placed(placement: Placement) -> str:

@@ -9,15 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from piper.capture.fx_nodes import value
+from piper.capture.graphs.division import equivalents
 from piper.capture.graphs.division.search.frontier import Frontier
 from piper.capture.graphs.division.search.order import depth_first
 from piper.capture.graphs.division.search.plan import search
 from piper.capture.graphs.division.search.segments import last_uses, segments_of
 from piper.capture.graphs.division.search.space import Space
 from piper.capture.trace.cleanup import clean
-from piper.capture.trace.forward import trace
+from piper.capture.trace.forward import Traced, trace
+from piper.capture.trace.grad_modes import modes_of
 from piper.ir.division import DivisionRequest
-from piper.ir.placements import Partial
+from piper.ir.placements import Conversion, Partial, Step, sent
+from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 
 class Block(nn.Module):
@@ -51,11 +55,21 @@ def space_of(count: int, ways: int = 2) -> tuple[Space, torch.fx.Node]:
     x = torch.zeros(2, 4, 8)
     traced = trace(Blocks(count), lambda y, _: y.sum(), (x, x), "cpu")
     clean(traced)
+    return divided_space(traced, ways), traced.results[0]
+
+
+def divided_space(traced: Traced, ways: int) -> Space:
+    """All of a graph is divided by weights."""
     request = DivisionRequest(regions=(), ways=ways, what="weights")
-    calls = [node for node in traced.root.graph.nodes if node.op == "call_function"]
-    requests = dict.fromkeys(calls, request)
+    modes = modes_of(traced.root.graph)
+    with traced.mode:
+        calls = {node: modes[node] for node in modes if node.op == "call_function"}
+        equivalents.rewrite(calls, ways, "weights")
+    traced.root.graph.eliminate_dead_code()
+    nodes = [node for node in traced.root.graph.nodes if node.op == "call_function"]
     parameters = {traced.weights[name]: name for name in traced.parameters}
-    return Space(traced.root.graph, requests, parameters, traced.batch), traced.results[0]
+    used = {node: name for node, name in parameters.items() if node.users}
+    return Space(traced.root.graph, dict.fromkeys(nodes, request), used, traced.batch)
 
 
 @pytest.mark.parametrize("ways", [2, 4])
@@ -123,3 +137,39 @@ def test_a_depth_first_order_keeps_arguments_before_their_readers() -> None:
         for need in node.all_input_nodes
         if need in place
     )
+
+
+WIDTHS = [  # dim, hidden, heads, key heads, rows, tokens, vocabulary
+    (16, 32, 4, 4, 3, 8, 64), (8, 16, 4, 4, 4, 4, 16), (32, 64, 4, 4, 1, 128, 64),
+    (64, 256, 8, 8, 4, 16, 64), (64, 128, 4, 2, 2, 16, 256), (128, 512, 8, 4, 2, 8, 512),
+]  # fmt: skip
+
+
+def all_reduces(sizes: tuple[int, ...], layers: int, ways: int) -> float:
+    """What the placements of a Llama send, in all-reduces of its hidden state."""
+    dim, hidden, heads, keys, rows, length, vocabulary = sizes
+    config = LlamaConfig(
+        layers=layers, dim=dim, hidden=hidden, heads=heads, kv_heads=keys, vocab=vocabulary
+    )
+    tokens = torch.zeros(rows, length, dtype=torch.int64)
+    traced = trace(Llama(config), cross_entropy, (tokens, tokens), "cpu")
+    clean(traced)
+    plan = search(divided_space(traced, ways), traced.results[0])
+    sizes_sent = (
+        sent(step, value(read.value).nbytes, ways)
+        for read in plan.reads
+        for conversion in [Conversion(read.source, read.target)]
+        for step in (conversion.forward, conversion.backward)
+    )
+    return sum(sizes_sent) / sent(Step.ALL_REDUCE, rows * length * dim * 4, ways)
+
+
+SOAKED = [pytest.param(sizes, marks=pytest.mark.soak) for sizes in WIDTHS[1:]]
+
+
+@pytest.mark.parametrize("sizes", [WIDTHS[0], *SOAKED], ids=str)
+def test_a_layer_sends_what_megatron_sends_whatever_its_widths(sizes: tuple[int, ...]) -> None:
+    for ways in (2, 4) if sizes[3] > 2 else (2,):
+        more = all_reduces(sizes, 3, ways) - all_reduces(sizes, 2, ways)
+
+        assert more == pytest.approx(4.0, rel=1e-9)
