@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -9,13 +10,17 @@ import pytest
 import torch
 from experts import Mixed
 from shared_capture import using
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from piper.capture import capture
+from piper.capture.kernels.callables import Kernels
 from piper.job.assignment import assignments
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
 from piper.job.programs import load
+from piper.job.rehearsal import rehearsed
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.instructions import Run
 from piper.runtime.comm.threads import Hub, ThreadComm
@@ -76,3 +81,63 @@ def seen(kernel: Any, ran: list[str], phase: str) -> Any:
         return kernel(*inputs)
 
     return run
+
+
+class Layouts(TorchDispatchMode):
+    """Which operators are called, and the sizes and strides of what they read."""
+
+    def __init__(self, found: set[Any]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        self.found.add((str(func), *((tuple(t.shape), t.stride()) for t in tensors)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Any]]:
+    """Of every kernel that is called."""
+    found: set[Any] = set()
+    get = Kernels.get
+
+    def watched(self: Kernels, region: Any, phase: Any, compiled: bool) -> Any:
+        kernel = get(self, region, phase, compiled)
+
+        def call(*reads: Any) -> Any:
+            with Layouts(found):
+                return kernel(*reads)
+
+        return call
+
+    monkeypatch.setattr(Kernels, "get", watched)
+    yield found
+
+
+@cache
+def in_four_stages() -> tuple[Any, ...]:
+    config = LlamaConfig(vocab=32, dim=16, heads=2, layers=4, tied=True)
+    tokens, model = torch.randint(32, (4, 6)), Llama(config, stages=4)
+    found = capture(model, cross_entropy, (tokens[:1], tokens[:1]))
+    return model, cross_entropy, (tokens, tokens), found
+
+
+@pytest.mark.parametrize("remat", [False, True, "attention", "matmuls", 0.5])
+@pytest.mark.parametrize("name", ["dualpipev", "zbv", "interleaved-1f1b"])
+def test_operators_see_the_layouts_of_a_step(name: str, remat: Any, layouts: set[Any]) -> None:
+    """Some operators remember how to compute what they met first, whatever they are given later."""
+    model, loss_fn, example, known = in_four_stages()
+    strategy = BUILDERS[name](pp=2, microbatches=4, remat=remat)
+    job = Job(model, loss_fn, strategy, Options(device="cpu"))
+    with using(known):
+        captured, compiled = job.compile(Batch.of(example))
+        for mine in assignments(captured, compiled):
+            comm = ThreadComm(Hub(len(compiled.plans)), mine.plan.device)
+            warm(load(job, mine, captured.kernels, DeviceState(), comm), mine.known)
+        warmed = set(layouts)
+        layouts.clear()
+        rehearsed(job, [Batch.of(example)])
+
+    assert warmed
+    assert warmed <= layouts

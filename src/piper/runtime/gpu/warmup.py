@@ -43,14 +43,18 @@ def warm(
     """Run all kernels on zeros. Dynamic sizes are 0, and the first of `experts` gets all tokens.
 
     Bundles that a region returns go to its later phases: only its kernel knows their layout.
+    Kernels must see the layouts of a step here. cuDNN plans an attention backward for the layout of
+    the first output that it meets, and uses that plan for any other: its gradients are then wrong.
     """
     found = list(calls(program, joins))
     stored = dict(copies(program.plan))
     maker = {name: (one.what, k) for one in found for k, name in enumerate(one.writes)}
     made: dict[Result | None, Any] = {}  # shared by all microbatches
-    first = {one.what: one for one in reversed(found)}  # the first call of each, in reverse
+    first: dict[object, Call] = {}
+    for one in found:  # in the order of first calls, so that a forward comes before its backward
+        first.setdefault(one.what, one)
     with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
-        for what, one in reversed(first.items()):
+        for what, one in first.items():
             makers = [maker.get(stored.get(name, name)) for name in one.reads]
             pairs = zip(makers, one.reads, strict=True)
             given = [made.get(key) or zeros(program, known, name) for key, name in pairs]
