@@ -159,6 +159,39 @@ def test_recomputed_regions_stay_alone(sequences_seen: list[int]) -> None:
     assert max(sequences_seen) == 2  # L=2 and L=3, on one side of L=1
 
 
+class Positions(nn.Module):
+    """Layers that make the same table each, and whose gradients are the same sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shifts = nn.ParameterList(nn.Parameter(torch.randn(WIDTH)) for _ in range(3))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for shift in self.shifts:
+            with piper.annotate("L"):
+                places = torch.arange(WIDTH, dtype=x.dtype)
+                x = x + shift + torch.cos(places) + 0.0 * torch.cos(-0.0 * places)
+        return x
+
+
+def test_what_forwards_compute_alike_is_computed_once(
+    sequences_seen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not so in backwards: sums of gradients are added up in place, so no two may be one tensor."""
+    graphs: list[fx.GraphModule] = []
+    monkeypatch.setattr(callables, "compile_graph", lambda m, i: graphs.append(m) or called(m, i))
+    options: Any = {"optimizer": SGD}
+
+    alone = rehearse(Positions(), functional.mse_loss, ONE, data(), **options)
+    found = rehearse(Positions(), functional.mse_loss, ONE, data(), compiled=True, **options)
+
+    torch.testing.assert_close(found.parameters, alone.parameters, rtol=1e-12, atol=1e-12)
+    tables = [sum(n.target is torch.ops.aten.cos.default for n in m.graph.nodes) for m in graphs]
+    assert max(tables) == 2 and max(sequences_seen) == 3
+
+
 @pytest.mark.soak
 def test_joined_regions_have_fewer_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """With Inductor: what lies on both sides of a border becomes one kernel."""

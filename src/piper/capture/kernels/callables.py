@@ -14,7 +14,7 @@ from piper.capture.kernels.codegen import quickened, release
 from piper.capture.kernels.dropout import INSIDE
 from piper.capture.kernels.joining import Sources, joined
 from piper.capture.torch_private import below_autograd, compile_graph, is_plain, pytree
-from piper.names import Phase
+from piper.names import F, Phase
 
 Kernel = Callable[..., tuple]
 Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
@@ -87,7 +87,7 @@ class Kernels:
         key = names, phase, rows, results
         if key not in self.joined:
             modules = [self._described(name, phase) for name in names]
-            self.joined[key] = _function(joined(modules, rows, results), fused=True)
+            self.joined[key] = _function(joined(modules, rows, results, phase is F), fused=True)
         return picking(self.joined[key], list(picked))
 
     def _described(self, code: str, phase: Phase) -> fx.GraphModule:

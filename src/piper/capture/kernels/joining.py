@@ -1,5 +1,6 @@
 """Several graphs as one, so that Inductor can fuse over their borders."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,17 +8,26 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import value
-from piper.capture.torch_private import new_fake_mode, pytree
+from piper.capture.graphs.recomputation import may_differ
+from piper.capture.torch_private import OpOverload, is_mutable, new_fake_mode, pytree
 
 Source = int | tuple[int, int]  # an argument, or a result of an earlier graph
 Sources = tuple[tuple[Source, ...], ...]  # of each graph
 
 
 def joined(
-    modules: Sequence[fx.GraphModule], reads: Sources, results: Sequence[tuple[int, int]]
+    modules: Sequence[fx.GraphModule],
+    reads: Sources,
+    results: Sequence[tuple[int, int]],
+    shares: bool = False,
 ) -> fx.GraphModule:
-    """The graphs one after the other. A bundle between two of them is taken apart here."""
-    joiner = _Joiner()
+    """The graphs one after the other. A bundle between two of them is taken apart here.
+
+    With `shares`, what several of them compute alike is computed once: tables of positions, masks.
+    Two results may then be one tensor, so nothing may change them: gradients are added up in place.
+    """
+    updates = (is_mutable(node) for module in modules for node in module.graph.nodes)
+    joiner = _Joiner(shares and not any(updates))
     joiner.describe(modules, reads)
     for number, (module, sources) in enumerate(zip(modules, reads, strict=True)):
         joiner.add(number, module, sources)
@@ -26,8 +36,9 @@ def joined(
 
 
 class _Joiner:
-    def __init__(self) -> None:
-        self.graph = fx.Graph()
+    def __init__(self, shares: bool) -> None:
+        self.graph, self.shares = fx.Graph(), shares
+        self.known: dict[Any, fx.Node] = {}  # by operator and operands
         self.mode = new_fake_mode()
         self.arguments: dict[int, fx.Node] = {}
         self.made: list[tuple[Any, ...]] = []  # results of each graph: nodes, or tuples of them
@@ -59,7 +70,7 @@ class _Joiner:
                 self.attributes[name] = getattr(module, node.target)
                 copies[node] = self.graph.get_attr(name)
             elif node.op not in ("placeholder", "output"):
-                copies[node] = self.copy(node, copies)
+                copies[node] = self.copy(module, node, copies)
         results: Any = module.graph.output_node().args[0]
         self.made.append(tuple(self.result(one, copies) for one in results))
 
@@ -72,13 +83,33 @@ class _Joiner:
             self.arguments[source] if isinstance(source, int) else self.made[source[0]][source[1]]
         )
 
-    def copy(self, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:
+    def copy(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:
         first = copies[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
         if isinstance(first, tuple):  # an item of a bundle
             return first[node.args[1]]
+        key = self.shares and is_repeatable(module, node) and operands(node, copies)
+        if key and key in self.known:
+            return self.known[key]
         found = self.graph.node_copy(node, copies.__getitem__)
         found.meta = {}
+        if key:
+            self.known[key] = found
         return found
+
+
+def operands(node: fx.Node, copies: dict[fx.Node, Any]) -> Any:
+    """The operator and what it is called with. Numbers as text: 1, 1.0 and True differ."""
+    given = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+    leaves, spec = pytree.tree_flatten(given)
+    listed = tuple(leaf if isinstance(leaf, fx.Node) else repr(leaf) for leaf in leaves)
+    return node.target, str(spec), listed
+
+
+def is_repeatable(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether two calls with the same operands give the same result, and do nothing else."""
+    target = node.target
+    plain = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+    return target is operator.getitem or (plain and not may_differ(module, node))
 
 
 def arguments_of(module: fx.GraphModule) -> list[fx.Node]:

@@ -124,7 +124,7 @@ def nccl_options(share: Share, paired: bool = False) -> dict[str, int | bool]:
     return found
 
 
-FEW = 2  # CTAs of a point-to-point communicator, unless the strategy or the user says otherwise
+FEW = 4  # CTAs of a point-to-point communicator, unless the strategy or the user says otherwise
 
 
 def few_ctas(share: Share) -> Share:
