@@ -53,10 +53,10 @@ class Trainer:
     `example` is one whole batch of a replica, as `step` gets it; every process gives the batch of
     its replica (`trainer.replica` of `trainer.replicas`). The loss is
     `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` (or its `.loss`) when `loss_fn` is
-    None. Batches may be tuples, lists, dicts or keyword arguments (docs/trainer.md). The loss is a
-    "mean" over the batch unless `reduction="sum"` (say which if `loss_fn` is None). If microbatches
-    have different weights (ignored tokens), give `loss_weight(*microbatch)`, the number of tokens
-    that count; with `reduction="sum"`, the loss is then the sum divided by the total weight.
+    None. Batches may be tuples, lists, dicts or keyword arguments (docs/trainer.md). Piper reads
+    from the graph of the loss whether it is a mean over rows, a sum, or a mean over labels that
+    count. Where it cannot, say `reduction="mean"` or `"sum"`, or give `loss_weight(*microbatch)`;
+    with `reduction="sum"`, the loss is then the sum divided by the total weight.
 
     `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
     optimizer (what it makes is stepped after every step); `max_norm` clips by the norm over all
@@ -147,9 +147,8 @@ class Trainer:
         """One optimizer step on one batch."""
         self._refuse_closed()
         given, kind = self._batch_of(batch, named)
-        own = self._job.weights(given)
         self._in_flight.begin()
-        program, inputs, kind = self._ready(given, kind, own)
+        program, inputs, kind = self._ready(given, kind)
         try:
             with on_compute_stream(program.plan, program.device):
                 recorded = self._recording.step(self.steps + 1, program, inputs)
@@ -186,7 +185,7 @@ class Trainer:
         """
         self._enter("tune")
         given, kind = self._batch_of(batch, named)
-        program, inputs, kind = self._ready(given, kind, self._job.weights(given))
+        program, inputs, kind = self._ready(given, kind)
         with on_compute_stream(program.plan, program.device):
             seen = measure(program, inputs, rounds)
         codes, made = self._programs.assigned[kind].codes, self._programs.made.get(kind)
@@ -331,17 +330,21 @@ class Trainer:
         given = self._job.batch(self._example, batch, named)
         return given, self._job.kind(given)
 
-    def _ready(
-        self, batch: Batch, kind: BatchKind, own: Sequence[float]
-    ) -> tuple[Program, StepInputs, BatchKind]:
+    def _ready(self, batch: Batch, kind: BatchKind) -> tuple[Program, StepInputs, BatchKind]:
         """The program for a batch, its inputs, and the kind that all processes agree on."""
+        programs, parts = self._programs, self._job.microbatches
+        known = programs.known_reduction(kind)
+        own = [0.0] if known is None else known.weights(batch, parts)
         weight, kind = self._agreed(batch, kind, sum(own))
-        shares = self._job.reduction.shares(own, weight)
-        program = self._programs.get(batch, kind, self.steps)
-        inputs = self._job.inputs(
-            batch, shares, program.ignored, self.steps, self.replica, self._in_flight.moved
-        )
-        return program, inputs, kind
+        if not programs.has(kind):  # what it divides by is known once it is compiled
+            programs.get(batch, kind, self.steps)
+            own = programs.reduction(kind).weights(batch, parts)
+            weight, kind = self._agreed(batch, kind, sum(own))
+        refuse_weightless(weight)
+        self._stepped.add(kind)
+        shares = programs.reduction(kind).shares(own, weight)
+        inputs = self._job.inputs(batch, shares, self.steps, self.replica, self._in_flight.moved)
+        return programs.get(batch, kind, self.steps), inputs, kind
 
     def _agreed(self, batch: Batch, kind: BatchKind, own: float) -> tuple[float, BatchKind]:
         """The total weight of all replicas, and the kind of this step in all processes."""
@@ -358,6 +361,4 @@ class Trainer:
             found = consistency.agree_on_step((shapes, flags), data, *feed, mine)
         self._job.python_state.agreed = found.state
         self._checkpoints.refuse_failed(found.lost)
-        self._stepped.add(kind)
-        refuse_weightless(found.weight)
         return found.weight, (shapes, flags, found.state)

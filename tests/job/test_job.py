@@ -60,7 +60,7 @@ def test_a_model_in_another_mode_is_captured_again() -> None:
 def test_what_a_program_is_given_counts_microbatches_of_all_replicas() -> None:
     found = job(REPLICAS, seed=2, max_norm=0.5)
 
-    inputs = found.inputs(BATCH, (0.25, 0.25), (), step=3, feed=1)
+    inputs = found.inputs(BATCH, (0.25, 0.25), step=3, feed=1)
 
     assert inputs.first == 2 and inputs.max_norm == 0.5 and inputs.seed == 2 * 1_000_003 + 3
     assert [tensor.shape for tensor in inputs.inputs] == [X.shape, X.shape]

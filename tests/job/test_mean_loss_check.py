@@ -27,14 +27,15 @@ def masked(output: Tensor, target: Tensor) -> Tensor:
     return ((output - target).square() * mask).sum() / mask.sum()
 
 
-def test_an_example_of_zeros_does_not_hide_a_mask() -> None:
+def test_a_mask_is_counted_in_every_batch() -> None:
+    """Also if it is full in the example."""
     x, y = data()[0]
     full = torch.ones_like(y)
     trainer = Trainer(Net(), masked, PARTS, example=(x, full), device="cpu")
 
-    with pytest.raises(InputError, match="on random outputs"):
-        trainer.step(x, y)
-    trainer.step(x, full)
+    found = trainer.step(x, y).loss
+
+    assert found == pytest.approx(masked(Net()(x), y).item(), rel=1e-12)
 
 
 class Weighing(nn.Module):
@@ -51,14 +52,29 @@ class Weighing(nn.Module):
         return (each * weight).sum() / weight.sum()
 
 
+def rmse(output: Tensor, target: Tensor) -> Tensor:
+    return functional.mse_loss(output, target).sqrt()
+
+
+def balanced(output: Tensor, target: Tensor) -> Tensor:
+    """Positives weigh as much as negatives, by their numbers in the batch."""
+    wanted = (target > 0).double()
+    weight = (1 - wanted).sum() / wanted.sum()
+    return functional.binary_cross_entropy_with_logits(output, wanted, pos_weight=weight)
+
+
 WRONG: dict[str, Callable[..., Any]] = {
-    "masked": masked,
-    "chosen": lambda output, target: (output - target).square()[target > 0].mean(),
-    "classes": Weighing(),
-    "a sum": lambda output, target: (output - target).square().sum(),
-    "a root": lambda output, target: (output - target).square().mean().sqrt(),
+    "a root": rmse,
     "a norm": lambda output, target: (output - target).norm(),
     "the worst": lambda output, target: (output - target).abs().max(),
+    "balanced": balanced,
+    "broadcast": lambda output, target: functional.mse_loss(output[:, :1], target[:, 0]),
+    "a small regulariser": lambda output, target: (
+        functional.mse_loss(output, target) + 1e-5 * output.mean(0).square().sum()
+    ),
+    "spread": lambda output, target: functional.mse_loss(output, target) - 0.01 * output.std(),
+    "pairs": lambda output, target: (output @ target.T).log_softmax(1).diagonal().mean(),
+    "overlap": lambda output, target: (output.sigmoid() * target).sum() / output.sigmoid().sum(),
 }
 RIGHT: dict[str, Callable[..., Any]] = {
     "squares": functional.mse_loss,
@@ -69,6 +85,21 @@ RIGHT: dict[str, Callable[..., Any]] = {
     "a constant more": lambda output, target: functional.l1_loss(output, target) + 3.0,
     "what cannot be tried": lambda output, target: functional.binary_cross_entropy(
         output.sigmoid(), target.sigmoid()
+    ),
+    "masked": masked,
+    "masked by at least one": lambda output, target: (
+        ((output - target).square() * (target > 0)).sum().div((target > 0).sum().clamp(min=1))
+    ),
+    "chosen": lambda output, target: (output - target).square()[target > 0].mean(),
+    "classes": Weighing(),
+    "a sum": lambda output, target: (output - target).square().sum(),
+    "a sum over the rows": lambda output, target: (output - target).square().sum() / len(output),
+    "over positives": lambda output, target: (
+        functional.binary_cross_entropy_with_logits(output, (target > 0).double(), reduction="sum")
+        / (target > 0).sum()
+    ),
+    "no rule, but a mean": lambda output, target: (
+        torch.einsum("nc,nc->", output - target, output - target) / output.numel()
     ),
 }
 
@@ -91,6 +122,25 @@ def test_means_train_as_on_the_whole_batch(loss_fn: Callable[..., Any], strategy
     assert found.losses[0] == pytest.approx(loss_fn(Net()(data()[0][0]), data()[0][1]).item())
 
 
+def test_a_loss_that_can_neither_be_proved_nor_tested_is_refused() -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        noise = torch.rand_like(output).cumsum(0)
+        return functional.mse_loss(output + noise, target)
+
+    leaves, spec = [((12, 6), torch.float32)], pytree.tree_structure(0)
+    target = torch.randn(24, 6)
+
+    with pytest.raises(InputError, match="cannot test it on random outputs"):
+        refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
+
+
+def test_what_the_user_says_must_be_true() -> None:
+    with pytest.raises(InputError, match="but the loss is a mean over the rows"):
+        rehearse(Net(), functional.mse_loss, PARTS, data(), reduction="sum")
+    with pytest.raises(InputError, match="but the loss is a sum over the rows"):
+        rehearse(Net(), RIGHT["a sum"], PARTS, data(), reduction="mean")
+
+
 def test_one_who_says_what_microbatches_weigh_is_believed() -> None:
     found = rehearse(
         Net(), masked, PARTS, data(), loss_weight=lambda x, y: (y > 0).sum(), reduction="mean"
@@ -98,7 +148,7 @@ def test_one_who_says_what_microbatches_weigh_is_believed() -> None:
 
     assert found.losses[0] == pytest.approx(masked(Net()(data()[0][0]), data()[0][1]).item())
     rehearse(Net(), WRONG["a root"], PARTS, data(), loss_weight=lambda *microbatch: 1)
-    rehearse(Net(), WRONG["a sum"], PARTS, data(), reduction="sum")
+    rehearse(Net(), RIGHT["a sum"], PARTS, data(), reduction="sum")
 
 
 def test_one_microbatch_on_one_device_may_have_any_loss() -> None:
@@ -157,16 +207,6 @@ def test_a_vector_as_long_as_rows_may_have_none() -> None:
 
     _, spec = pytree.tree_flatten((0, 0))
     leaves = [((12, 6), torch.float32), ((12,), torch.float32)]
-    target = torch.randn(24, 6)
-
-    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
-
-
-def test_a_loss_that_is_random_is_left_alone() -> None:
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        return functional.mse_loss(functional.dropout(output, 0.5), target)
-
-    leaves, spec = [((12, 6), torch.float32)], pytree.tree_structure(0)
     target = torch.randn(24, 6)
 
     refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)

@@ -7,109 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_training import SGD, TWO, Net, assert_equal, data, plainly
 from torch import Tensor, nn
 from torch.nn import functional
 
-import piper
 from piper import Place, Split, Trainer, rehearse, where
 from piper.cli.target import inspect
 from piper.errors import CaptureError, InputError, StrategyError
-
-SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-TWO = [Place(where(PP=0), [0]), Place(where(PP=1), [1])]
-
-
-class Net(nn.Module):
-    """Two regions; what is between them is up to the test."""
-
-    def __init__(self, *middle: nn.Module, width: int = 6) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.first = nn.Linear(width, width)
-        self.middle = nn.Sequential(*middle)
-        self.last = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        with piper.annotate("PP"):
-            x = self.middle(torch.tanh(self.first(x)))
-        with piper.annotate("PP"):
-            return self.last(x) * scale
-
-
-def data(steps: int = 3, rows: int = 12, width: int = 6) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(9)
-    draw = partial(torch.randn, rows, width, generator=generator)
-    return [(draw(), draw()) for _ in range(steps)]
-
-
-def plainly(model, loss_fn, batches, parts: int = 1) -> tuple[list[float], dict[str, Tensor]]:
-    """A plain loop; the loss is the mean of the microbatches'."""
-    optimizer, losses = SGD(model.parameters()), []
-    for batch in batches:
-        optimizer.zero_grad()
-        total = 0.0
-        for k in range(parts):
-            rows = batch[0].shape[0] // parts
-            piece = [t[k * rows : (k + 1) * rows] if isinstance(t, Tensor) else t for t in batch]
-            loss = loss_fn(model(*piece[:-1]), piece[-1]) / parts
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        losses.append(total)
-    return losses, {name: tensor.detach() for name, tensor in model.state_dict().items()}
-
-
-def assert_equal(result: piper.rehearse, wanted: tuple[list[float], dict[str, Tensor]]) -> None:
-    losses, state = wanted
-    torch.testing.assert_close(torch.tensor(result.losses), torch.tensor(losses), rtol=1e-6, atol=0)
-    for name, tensor in result.parameters.items():
-        torch.testing.assert_close(tensor, state[name], rtol=1e-5, atol=1e-7)
-    assert set(result.parameters) <= set(state)
-
-
-def test_a_mean_over_tokens_that_count_is_weighted_by_them() -> None:
-    """Cross entropy that ignores tokens: microbatches with few tokens must weigh less."""
-    generator = torch.Generator().manual_seed(4)
-    labels = torch.randint(0, 6, (12,), generator=generator)
-    labels[[0, 1, 4]] = -100
-    batches = [(x, labels) for x, _ in data()]
-
-    result = rehearse(
-        Net(), functional.cross_entropy, [*TWO, Split("MB", 4)], batches, optimizer=SGD,
-        loss_weight=lambda x, y: (y != -100).sum(),
-    )  # fmt: skip
-
-    assert_equal(result, plainly(Net(), functional.cross_entropy, batches))
-
-
-def test_ignored_tokens_without_weights_are_refused() -> None:
-    """Equal weights would silently give another gradient."""
-    labels = torch.tensor([-100, 0, 1, 2])
-    batch = (data(rows=4)[0][0], labels)
-
-    with pytest.raises(InputError) as refused:
-        rehearse(Net(), functional.cross_entropy, [*TWO, Split("MB", 2)], [batch])
-
-    assert str(refused.value) == (
-        "batch: it has labels that cross_entropy ignores (-100), so microbatches have different "
-        "weights\n  fix: give the Trainer loss_weight=lambda *microbatch: the number of labels "
-        "that count"
-    )
-
-
-def test_a_microbatch_that_weighs_nothing_is_refused() -> None:
-    batch = (data(rows=4)[0][0], torch.tensor([-100, -100, 1, 2]))
-
-    with pytest.raises(InputError) as refused:
-        rehearse(
-            Net(), functional.cross_entropy, [*TWO, Split("MB", 2)], [batch],
-            loss_weight=lambda x, y: (y != -100).sum(),
-        )  # fmt: skip
-
-    assert str(refused.value) == (
-        "batch: microbatch 0 has weight 0: a mean over nothing is not a number\n"
-        '  fix: use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)'
-    )
 
 
 def test_a_sum_divided_by_the_total_weight_allows_empty_microbatches() -> None:
@@ -234,21 +138,6 @@ def test_no_strategy_is_one_device() -> None:
     torch.testing.assert_close(
         losses, plainly(Net(), functional.mse_loss, data())[0], rtol=1e-6, atol=0
     )
-
-
-def test_a_model_may_return_its_loss() -> None:
-    class Whole(Net):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return functional.mse_loss(super().forward(x), y)
-
-    strategy = [*TWO, Split("MB", 2)]
-    result = rehearse(Whole(), None, strategy, data(), optimizer=SGD, reduction="mean")
-    weighed = rehearse(Whole(), None, strategy, data(), optimizer=SGD, loss_weight=lambda x, y: 3)
-
-    assert_equal(result, plainly(Net(), functional.mse_loss, data()))
-    assert_equal(weighed, plainly(Net(), functional.mse_loss, data()))
-    with pytest.raises(InputError, match="the model computes its own loss, for each of 2 parts"):
-        rehearse(Whole(), None, strategy, data(), optimizer=SGD)
 
 
 @pytest.mark.parametrize(
@@ -420,30 +309,6 @@ def test_eval_after_the_first_step_is_noticed() -> None:
     found = [trainer.step(*batch).loss for batch in data()]
 
     torch.testing.assert_close(found, plainly(reference, functional.mse_loss, data())[0])
-
-
-@pytest.mark.parametrize(
-    "loss_fn",
-    [
-        partial(functional.cross_entropy, weight=torch.arange(1.0, 7.0)),
-        lambda output, labels: functional.cross_entropy(
-            output, torch.where(labels == 0, -100, labels)
-        ),
-        lambda output, labels: functional.cross_entropy(output, labels - 1, ignore_index=-1),
-    ],
-    ids=["class weights", "computed labels", "shifted labels"],
-)
-def test_means_that_may_weigh_microbatches_differently_are_refused(loss_fn) -> None:
-    batch = (data(rows=4)[0][0], torch.tensor([1, 2, 3, 4]))
-
-    with pytest.raises(InputError) as refused:
-        rehearse(Net(), loss_fn, [*TWO, Split("MB", 2)], [batch])
-
-    assert str(refused.value) == (
-        "loss: cross_entropy has class weights, or its labels are computed, so microbatches may "
-        "have different weights\n  fix: give the Trainer loss_weight=lambda *microbatch: the "
-        "weight of its labels, or 1 if all have the same weight"
-    )
 
 
 def test_a_rehearsal_of_different_batches_is_refused() -> None:

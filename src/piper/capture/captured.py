@@ -12,6 +12,7 @@ from piper.capture.graphs.division.divide import divided
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
 from piper.capture.graphs.region_graphs import Lowered, lower
 from piper.capture.kernels.callables import Kernels, RegionCode
+from piper.capture.loss import LossForm, model_form
 from piper.capture.precision import Precision
 from piper.capture.regions.buckets import Bucketed, make_buckets
 from piper.capture.regions.cut import Chunk, cut
@@ -20,7 +21,6 @@ from piper.capture.regions.description import number_tags, region_ids
 from piper.capture.trace import refusals
 from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Traced, trace
-from piper.capture.trace.ignored_labels import Ignored, ignored_labels
 from piper.capture.trace.inputs import Inputs, spec_of
 from piper.capture.trace.outputs import Output
 from piper.capture.trace.randomness import make_reproducible
@@ -46,7 +46,7 @@ class Captured:
     device: str
     kernels: Kernels
     dropouts: dict[RegionId, int]  # number of each region's first dropout
-    ignored: tuple[Ignored, ...]  # batch tensors with labels, and the label that is skipped
+    form: LossForm  # how losses of microbatches become one
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
     described: DescribedRegions
@@ -103,7 +103,7 @@ def capture(
     """
     _require(device)
     traced = trace(model, loss_fn, example, device, precision)
-    ignored = ignored_labels(traced)
+    form = model_form(traced, own=loss_fn is None)
     traced = _cleaned(traced, divide)
     chunks = cut(traced)
     lowered = lower(traced, chunks, forward_only=trained is not None)
@@ -124,7 +124,7 @@ def capture(
         device=device,
         kernels=Kernels(made.graphs),
         dropouts={id: chunk.first_dropout for id, chunk in zip(ids, chunks, strict=True)},
-        ignored=ignored,
+        form=form,
         experts=_experts(found, lowered, bucketed, traced.mode),
         output=traced.output,
         described=made,

@@ -228,6 +228,12 @@ def argument_names(node: fx.Node) -> list[str]:
     return [argument.name for argument in node.target._schema.arguments]
 
 
+def argument_defaults(node: fx.Node) -> dict[str, Any]:
+    """The defaults of an operator's arguments, by name."""
+    arguments = node.target._schema.arguments
+    return {one.name: one.default_value for one in arguments if one.has_default_value()}
+
+
 def schema_text(node: fx.Node) -> str:
     return str(getattr(node.target, "_schema", ""))
 

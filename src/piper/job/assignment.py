@@ -13,7 +13,7 @@ from itertools import chain
 
 from piper.capture import Captured
 from piper.capture.kernels.callables import RegionCode
-from piper.capture.trace.ignored_labels import Ignored
+from piper.capture.loss import LossForm, form_from_json, form_to_json
 from piper.ir.dag import Dag
 from piper.ir.model import Bucket
 from piper.ir.roles import Roles
@@ -44,7 +44,7 @@ class CommonPart:
     groups: JobGroups
     met: RoleMeetings
     loss: str  # dtype of the loss
-    ignored: tuple[Ignored, ...]  # labels that a mean leaves out
+    form: LossForm  # how losses of microbatches become one
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def common_part(captured: Captured, compiled: Compiled) -> CommonPart:
     groups, roles = compiled.by_role
     model = compiled.dag.model
     loss = model.values[model.loss].specs[0].dtype
-    return CommonPart(groups, role_meetings(list(roles.values())), loss, captured.ignored)
+    return CommonPart(groups, role_meetings(list(roles.values())), loss, captured.form)
 
 
 def role_parts(captured: Captured, compiled: Compiled) -> dict[Device, RolePart]:
@@ -189,7 +189,7 @@ def common_json(common: CommonPart) -> str:
             "collectives": common.met.collectives,
             "holders": common.met.holders,
             "loss": common.loss,
-            "ignored": common.ignored,
+            "form": form_to_json(common.form),
         }
     )
 
@@ -200,7 +200,7 @@ def common_from_json(text: str) -> CommonPart:
     links, dynamic = frozen(found["links"]), frozen(found["dynamic_links"])
     groups = JobGroups(Roles(frozen(found["rows"])), frozen(found["groupings"]))
     met = RoleMeetings(links, dynamic, frozen(found["collectives"]), holders)
-    return CommonPart(groups, met, found["loss"], frozen(found["ignored"]))
+    return CommonPart(groups, met, found["loss"], form_from_json(found["form"]))
 
 
 def role_json(part: RolePart) -> str:

@@ -71,6 +71,10 @@ class Batch:
         """One microbatch, or the part of one replica."""
         return self.map(lambda tensor: part_of(tensor, part, parts))
 
+    def repeated(self, times: int) -> Batch:
+        """A batch with so many equal microbatches."""
+        return self.map(lambda tensor: torch.cat([tensor] * times) if tensor.dim() else tensor)
+
     def parts(self, parts: int) -> list[Batch]:
         return [self.part(k, parts) for k in range(parts)]
 

@@ -18,7 +18,7 @@ from piper.job.batch import Batch
 from piper.job.consistency import Agreed
 from piper.job.forward_programs import ForwardPrograms
 from piper.job.job import Job
-from piper.job.loss_reduction import refuse_weightless
+from piper.job.loss_reduction import LossReduction, reduction_of_batches, refuse_weightless
 from piper.runtime.comm.world import gather, world
 from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
@@ -58,6 +58,7 @@ class LossSum:
 
     job: Job
     sums: list[torch.Tensor] = field(default_factory=list)  # on the device: nothing waits for it
+    reduction: LossReduction | None = None  # known with the first batch
     weight: float = 0.0  # of all microbatches of all replicas
     samples: int = 0
     tokens: int = 0
@@ -72,9 +73,8 @@ class LossSum:
     def result(self) -> Evaluation:
         if not self.sums:
             raise InputError.of("evaluate", "there are no batches", "give at least one batch")
-        reduction = self.job.reduction
-        plain_sum = reduction.kind == "sum" and reduction.weight is None
-        loss = float(torch.stack(self.sums).sum()) / (1.0 if plain_sum else self.weight)
+        assert self.reduction is not None
+        loss = float(torch.stack(self.sums).sum()) / self.reduction.whole(self.weight)
         seconds = time.perf_counter() - self.started
         return Evaluation(loss, len(self.sums), self.samples, self.tokens, seconds)
 
@@ -86,12 +86,14 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
     for batch in batches:
         with in_eval_mode(job.model):
             here = forwards.job_for(batch)
-            weights = microbatch_weights(here, batch)
+            if not forwards.has(batch, "loss"):
+                agreed_weight(here, forwards.rank, batch, 0.0)  # before processes compile together
+            program, here = forwards.get(batch, "loss")
+            total.reduction = reduction = reduction_for(here, forwards, batch)
+            weights = microbatch_weights(here, reduction, batch)
             everyone = agreed_weight(here, forwards.rank, batch, sum(weights))
             refuse_weightless(everyone)
-            program, here = forwards.get(batch, "loss")
-            factors = [1.0] * len(weights) if job.reduction.kind == "sum" else weights
-            run(program, here, forwards.rank, batch, factors, move)
+            run(program, here, forwards.rank, batch, reduction.factors(weights), move)
             total.add(program.totals[0], everyone, batch)
     consistency.agree_on_call("evaluate", job.replicas)
     return total.result()
@@ -117,15 +119,21 @@ def run(
     program: Program, job: Job, rank: int, batch: Batch, factors: list[float], move: Move
 ) -> None:
     feed = job.feeds.feed(rank)
-    inputs = job.inputs(batch, factors, (), 0, feed, move)
+    inputs = job.inputs(batch, factors, 0, feed, move)
     with on_compute_stream(program.plan, program.device):
         program.step(inputs)
 
 
-def microbatch_weights(job: Job, batch: Batch) -> list[float]:
-    """Without weights of the user's, every row counts the same, also in a smaller last batch."""
-    found = job.weights(batch)
-    if not job.reduction.is_plain_mean:
+def reduction_for(job: Job, forwards: ForwardPrograms, batch: Batch) -> LossReduction:
+    options = job.options
+    form = forwards.forms[job.kind(batch)]
+    return reduction_of_batches(options.reduction, options.loss_weight, form)
+
+
+def microbatch_weights(job: Job, reduction: LossReduction, batch: Batch) -> list[float]:
+    """In a plain mean, every row counts the same, also in a smaller last batch."""
+    found = reduction.weights(batch, job.microbatches)
+    if not reduction.is_plain_mean:
         return found
     return [weight * rows_of(batch) / len(found) for weight in found]
 

@@ -12,6 +12,7 @@ import torch
 
 from piper.capture import Captured, capture
 from piper.capture.kernels.callables import Kernels
+from piper.capture.loss import LossForm
 from piper.capture.trace.outputs import joined
 from piper.directives import Directive, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.errors import InputError
@@ -65,6 +66,7 @@ class ForwardPrograms:
     programs: Programs
     ready: dict[tuple[BatchKind, Wanted], Program] = field(default_factory=dict)
     outputs: dict[BatchKind, Any] = field(default_factory=dict)  # on device 0: their nesting
+    forms: dict[BatchKind, LossForm] = field(default_factory=dict)  # of the loss
     state: DeviceState | None = None  # in whose memory the programs of `ready` read
 
     @property
@@ -88,6 +90,10 @@ class ForwardPrograms:
         count = math.gcd(rows // parts, self.job.strategy.microbatches)
         cut = forward_strategy(self.job.cut[0] if self.job.cut else self.job.strategy, count)
         return replace(self.job.under(cut), cut=[cut])
+
+    def has(self, batch: Batch, wanted: Wanted) -> bool:
+        current = self.state is self.programs.state
+        return current and (self.job_for(batch).kind(batch), wanted) in self.ready
 
     def get(self, batch: Batch, wanted: Wanted) -> tuple[Program, Job]:
         job = self.job_for(batch)
@@ -113,10 +119,8 @@ class ForwardPrograms:
             return kernels.get(part.regions[region], Phase(phase), options.compiled)
 
         kind = Program if wanted == "loss" else OutputProgram
-        program = kind(
-            mine.plan, kernel, state, comm, getattr(torch, mine.common.loss),
-            ignored=mine.common.ignored,
-        )  # fmt: skip
+        program = kind(mine.plan, kernel, state, comm, getattr(torch, mine.common.loss))
+        self.forms[job.kind(batch)] = mine.common.form
         if job.device.type == "cuda":
             self.programs.prepare(program, mine)
         return program
@@ -134,6 +138,8 @@ class ForwardPrograms:
     def compile(self, job: Job, batch: Batch, wanted: Wanted) -> tuple[Captured, Compiled]:
         captured = captured_forward(job, batch, wanted, self.trained)
         self.outputs[job.kind(batch)] = captured.output
+        if wanted == "loss":
+            captured = replace(captured, form=job.form(captured, batch, always=True))
         program = job.strategy.directives
         compiled = compile_strategy(captured.model, program, costs=job.costs, by_role=True)
         return captured, compiled

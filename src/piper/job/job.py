@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from piper.capture import Captured, Watch, capture, tag_unannotated
+from piper.capture.loss import LossForm, function_form
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Directive, Remat, Stage, Strategy
@@ -24,7 +25,7 @@ from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.device_costs import device_costs
 from piper.job.division import division_requests, feeds_of, is_dense
-from piper.job.loss_reduction import Ignored, LossReduction, reduction_of, refuse_ignored
+from piper.job.loss_reduction import LossReduction, reduction_of, refuse_wrong_reduction
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.memory_check import refuse_too_large
 from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
@@ -57,6 +58,9 @@ class Job:
     divided: dict[tuple[BatchKind, str], Captured] = field(
         default_factory=dict, repr=False
     )  # by kind of microbatch, and what is divided
+    forms: dict[BatchKind, LossForm] = field(
+        default_factory=dict, repr=False
+    )  # of the loss, by kind of microbatch
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
     python_state: PythonState = field(default_factory=PythonState, repr=False)
 
@@ -64,7 +68,8 @@ class Job:
         """Check everything now, before this process waits for any other."""
         refuse_wrong_model(self.model, self.loss_fn)
         refuse_unmatched(self.model, self.options.no_decay)
-        _ = self.device, self.reduction, self.costs, self.initial
+        refuse_wrong_reduction(self.options.reduction)
+        _ = self.device, self.costs, self.initial
 
     @cached_property
     def device(self) -> torch.device:
@@ -74,10 +79,10 @@ class Job:
     def feeds(self) -> Replicas:
         return feeds_of(self.strategy)
 
-    @cached_property
-    def reduction(self) -> LossReduction:
+    def reduction(self, form: LossForm) -> LossReduction:
+        """How the losses of microbatches become one, given what is proved of the loss."""
         said, weight = self.options.reduction, self.options.loss_weight
-        return reduction_of(said, self.loss_fn, weight, self.all_microbatches)
+        return reduction_of(said, self.loss_fn is None, weight, self.all_microbatches, form)
 
     @cached_property
     def costs(self) -> Costs:
@@ -170,6 +175,18 @@ class Job:
                 self.python_state.watch = Watch(self.model, self.loss_fn)
         return self.captures[kind]
 
+    def form(self, captured: Captured, batch: Batch, always: bool = False) -> LossForm:
+        """What is proved of the loss. With one microbatch, nothing needs to be, but `always`."""
+        if self.loss_fn is None or (self.all_microbatches == 1 and not always):
+            return captured.form
+        one = batch.part(0, self.microbatches)
+        kind = self.kind(one)
+        if kind not in self.forms:
+            example = self.converted(one).arguments
+            found = function_form(self.loss_fn, captured.output, example, captured.form)
+            self.forms[kind] = found
+        return self.forms[kind]
+
     def directives(self, batch: Batch, costs: Costs | None = None) -> tuple[Directive, ...]:
         """The strategy, as far as stages are cut: those of a divided model are of the whole one."""
         if self.cut:
@@ -206,6 +223,7 @@ class Job:
         refuse_uneven(batch, self.microbatches)
         first = not self.cut
         captured, started = self.capture(batch, costs), time.perf_counter()
+        captured = replace(captured, form=self.form(captured, batch))
         self.try_mean(batch)
         compiled = self.apply(captured, costs or self.costs, by_role)
         if self.memory is not None:
@@ -219,7 +237,7 @@ class Job:
         if not self.cut:
             self.cut.append(with_stages(self.strategy, compiled.program))
         if first:
-            for line in stage_lines(compiled):
+            for line in (*stage_lines(compiled), *self.reduction(captured.form).lines()):
                 LOG.info("%s", line)
         return captured, compiled
 
@@ -246,37 +264,31 @@ class Job:
         refuse_uneven(batch, other.microbatches)
         return other.apply(other.capture(batch, costs), costs, by_role=True)
 
-    @property
-    def relies_on_mean(self) -> bool:
-        """Whether the mean loss of the microbatches must be the loss of the whole batch."""
-        return self.all_microbatches > 1 and self.reduction.is_plain_mean
-
     def captured(self, batch: Batch) -> Captured | None:
         """The whole model, if it was captured before. None on processes that do not capture."""
         return self.captures.get(self.kind(batch.part(0, self.microbatches)))
 
     def try_mean(self, batch: Batch) -> None:
-        """Check that the loss is a mean, on the process that captured the model."""
+        """Test a loss that is not proved to be a mean, on the process that captured the model."""
         found = self.captured(batch)
-        if found is not None and self.relies_on_mean:
-            refuse_no_mean(self.loss_fn, found.output, batch, self.microbatches, found.ignored)
-
-    def weights(self, batch: Batch) -> list[float]:
-        """The weight of each microbatch of this batch."""
-        return self.reduction.weights(batch, self.microbatches)
+        if found is None or self.all_microbatches == 1:
+            return
+        form = self.form(found, batch)
+        reduction = self.reduction(form)
+        if form.kind is None and reduction.kind == "mean" and reduction.weight is None:
+            refuse_no_mean(self.loss_fn, found.output, batch, self.microbatches)
+        for line in reduction.warnings(batch, self.microbatches):
+            LOG.warning("%s", line)
 
     def inputs(
         self,
         batch: Batch,
         shares: Sequence[float],
-        ignored: Sequence[Ignored],
         step: int = 0,
         feed: int = 0,
         move: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> StepInputs:
         """The inputs of a program for one step. Dropout is seeded by the step."""
-        if self.relies_on_mean:
-            refuse_ignored(batch, ignored)
         moved = self.converted(batch.map(move or (lambda tensor: tensor.to(self.device))))
         seed = self.options.seed * 1_000_003 + step
         first = feed * self.microbatches

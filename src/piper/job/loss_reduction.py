@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from piper.capture.loss import Count, LossForm, counted, divisor
 from piper.capture.trace.call_arguments import as_given
 from piper.errors import InputError
 from piper.job.batch import Batch
 
 Reduction = Literal["mean", "sum"]
 Weight = Callable[..., Any]  # a function of the arguments of a microbatch
-Ignored = tuple[int | None, int | None]  # batch tensor, label; None: unknown
+EVEN = LossForm("mean")
 
 
 @dataclass(frozen=True, slots=True)
 class LossReduction:
-    """A mean or a sum. `weight` is the user's function for the weight of a microbatch."""
+    """A mean or a sum. `weight` is the user's function for the weight of a microbatch; without it,
+    `form` says what the loss divides by."""
 
     kind: Reduction = "mean"
     weight: Weight | None = None
+    form: LossForm = EVEN
 
     @property
-    def is_plain_mean(self) -> bool:
-        """Whether all microbatches have the same weight. Then the loss must be a plain mean."""
-        return self.kind == "mean" and self.weight is None
+    def count(self) -> Count | None:
+        """What the weight of a microbatch is, if all of its loss is divided by the same."""
+        alone = self.kind == "mean" and self.weight is None and not self.form.even
+        return self.form.counts[0] if alone and len(self.form.counts) == 1 else None
 
     def weights(self, batch: Batch, parts: int) -> list[float]:
         """The weight of each microbatch of a batch."""
-        if self.weight is None:
+        if self.weight is None and self.count is None:
+            if self.kind == "mean":
+                refuse_uncounted(self.form, batch, parts)
             return [1.0] * parts
-        found = [weight_of(self.weight, one) for one in batch.parts(parts)]
-        if self.kind == "mean":
+        found = [self.weight_of(one) for one in batch.parts(parts)]
+        if self.kind == "mean" and not self.may_be_empty:
             refuse_empty(found)
         return found
+
+    def weight_of(self, microbatch: Batch) -> float:
+        if self.weight is not None:
+            return weight_of(self.weight, microbatch)
+        assert self.count is not None
+        return counted(self.count, microbatch.tensors)
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a microbatch in which nothing counts has no gradient, rather than NaN."""
+        counts = self.form.counts
+        alone = self.form.kind == "mean" and not self.form.even and bool(counts)
+        return alone and all(one.empty or one.scale is not None for one in counts)
 
     def shares(self, own: Sequence[float], everyone: float) -> tuple[float, ...]:
         """The factor of each microbatch in the loss. `everyone` is the weight of all replicas.
@@ -42,9 +61,48 @@ class LossReduction:
         >>> LossReduction("mean").shares([1.0, 3.0], 8.0), LossReduction("sum").shares([1.0], 8.0)
         ((0.125, 0.375), (1.0,))
         """
+        whole = self.whole(everyone)
+        return tuple(factor / whole for factor in self.factors(own))
+
+    def factors(self, own: Sequence[float]) -> list[float]:
+        """The factor of each microbatch, before the sum is divided by `whole`."""
         if self.kind == "sum":
-            return (1.0 / everyone if self.weight else 1.0,) * len(own)
-        return tuple(weight / everyone for weight in own)
+            return [1.0] * len(own)
+        return [weight if self.count is None else divisor(self.count, weight) for weight in own]
+
+    def whole(self, everyone: float) -> float:
+        """What the sum of all microbatches is divided by, given the weight of all replicas."""
+        if self.kind == "sum":
+            return everyone if self.weight is not None else 1.0
+        return everyone if self.count is None else divisor(self.count, everyone)
+
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether rows have the same weight."""
+        return self.kind == "mean" and self.weight is None and self.count is None
+
+    def lines(self) -> Iterator[str]:
+        """What microbatches weigh, in words."""
+        if self.weight is None and self.count is not None:
+            yield f"the loss is a mean over {self.count.what}: Piper counts them"
+        elif self.weight is None and self.form.kind == "sum":
+            yield "the loss is a sum over rows: microbatches add up"
+
+    def warnings(self, batch: Batch, parts: int) -> Iterator[str]:
+        """A weight that the user gives may differ from what the loss itself divides by."""
+        counts = self.form.counts if self.kind == self.form.kind == "mean" else ()
+        if self.weight is None or len(counts) != 1 or self.form.even:
+            return
+        given = [self.weight_of(one) for one in batch.parts(parts)]
+        right = [counted(counts[0], one.tensors) for one in batch.parts(parts)]
+        if len(set(given)) > 1 and any(
+            abs(a * sum(right) - b * sum(given)) > 1e-6 * sum(given) * sum(right)
+            for a, b in zip(given, right, strict=True)
+        ):
+            yield (
+                f"loss_weight says {given}, but the loss is a mean over {counts[0].what}, of "
+                f"which microbatches have {right}: without loss_weight, Piper counts them"
+            )
 
 
 def weight_of(weight: Weight, microbatch: Batch) -> float:
@@ -54,11 +112,22 @@ def weight_of(weight: Weight, microbatch: Batch) -> float:
 
 
 def reduction_of(
-    said: str | None, loss_fn: Any, weight: Weight | None, parts: int
+    said: Reduction | None, own_loss: bool, weight: Weight | None, parts: int, form: LossForm
 ) -> LossReduction:
-    """The reduction of a loss function is tested (mean_loss_check.py). That of a model's own loss
-    cannot be tested, so the user has to say it."""
-    if said is None and loss_fn is None and weight is None and parts > 1:
+    """What the user says, or else what is proved of the loss.
+
+    A loss function without a proof is tested (mean_loss_check.py). A model's own loss cannot be.
+    """
+    if weight is not None or parts == 1:
+        return LossReduction(said or "mean", weight, form if parts > 1 else EVEN)
+    if said is not None and form.kind is not None and said != form.kind:
+        raise InputError.of(
+            "reduction",
+            f"it is {said!r}, but the loss is a {form.kind} over the rows of its batch",
+            f'leave it out, or write reduction="{form.kind}"; to weigh microbatches in another '
+            "way, give loss_weight=lambda *microbatch: their weight",
+        )
+    if said is None and form.kind is None and own_loss:
         raise InputError.of(
             "reduction",
             f"the model computes its own loss, for each of {parts} parts of a batch, and Piper "
@@ -66,32 +135,43 @@ def reduction_of(
             'give the Trainer reduction="mean" if all parts count equally, "sum" if they add '
             "up, or loss_weight=lambda *microbatch: its weight",
         )
-    match said:
-        case None | "mean":
-            return LossReduction("mean", weight)
-        case "sum":
-            return LossReduction("sum", weight)
-    raise InputError.of("reduction", f"{said!r} is not a reduction", 'write "mean" or "sum"')
+    return LossReduction(said or form.kind or "mean", None, form)
 
 
-def refuse_ignored(batch: Batch, ignored: Sequence[Ignored]) -> None:
-    """With ignored labels, the mean of the batch is not the mean of the microbatches' means."""
-    for index, label in ignored:
-        if index is None or label is None:
-            raise InputError.of(
-                "loss",
-                "cross_entropy has class weights, or its labels are computed, so microbatches "
-                "may have different weights",
-                "give the Trainer loss_weight=lambda *microbatch: the weight of its labels, "
-                "or 1 if all have the same weight",
-            )
-        if (batch.tensors[index] == label).any():
-            raise InputError.of(
-                "batch",
-                f"it has labels that cross_entropy ignores ({label}), so microbatches have "
-                "different weights",
-                "give the Trainer loss_weight=lambda *microbatch: the number of labels that count",
-            )
+def reduction_of_batches(
+    said: Reduction | None, weight: Weight | None, form: LossForm
+) -> LossReduction:
+    """How the losses of batches that are evaluated one by one become one."""
+    known = form if form.kind is not None else EVEN
+    return LossReduction(said or form.kind or "mean", weight, known)
+
+
+def refuse_wrong_reduction(said: str | None) -> None:
+    if said not in (None, "mean", "sum"):
+        raise InputError.of("reduction", f"{said!r} is not a reduction", 'write "mean" or "sum"')
+
+
+def refuse_uncounted(form: LossForm, batch: Batch, parts: int) -> None:
+    """Terms with different divisors have one weight only if everything counts in all of them."""
+    if form.obscure:
+        raise InputError.of(
+            "loss",
+            "cross_entropy has class weights, or its labels are computed, so microbatches "
+            "may have different weights",
+            "give the Trainer loss_weight=lambda *microbatch: the weight of its labels, "
+            "or 1 if all have the same weight",
+        )
+    for count in form.counts:
+        for part, one in enumerate(batch.parts(parts)):
+            found = counted(count, one.tensors)
+            if count.scale is not None or found != count.full:
+                of = f" of {count.full}" if count.full is not None else ""
+                raise InputError.of(
+                    "batch",
+                    f"a part of the loss is a mean over {count.what}, another part is not: in "
+                    f"microbatch {part} there are {found:g}{of}, so no single weight is right",
+                    "give the Trainer loss_weight=lambda *microbatch: the weight that you want",
+                )
 
 
 def refuse_empty(weights: Sequence[float]) -> None:
@@ -100,7 +180,8 @@ def refuse_empty(weights: Sequence[float]) -> None:
             raise InputError.of(
                 "batch",
                 f"microbatch {part} has weight {weight:g}: a mean over nothing is not a number",
-                'use a loss that is a sum, and Trainer(reduction="sum", loss_weight=...)',
+                "divide by at least 1 in your loss, `mask.sum().clamp(min=1)`; or use a loss that "
+                'is a sum, and Trainer(reduction="sum", loss_weight=...)',
             )
 
 

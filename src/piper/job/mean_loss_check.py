@@ -1,85 +1,110 @@
-"""Check that a loss is a mean over samples. Otherwise microbatches change the loss."""
+"""Test on numbers whether a loss is a mean over samples, where its graph does not prove it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from piper.errors import InputError
 from piper.job.batch import Batch
-from piper.job.loss_reduction import Ignored, refuse_ignored
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
 MOST = 2**25  # elements to try; of larger outputs, fewer samples and tokens
+ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 Output = tuple[list[Any], Any]  # leaves, (shape, dtype) for tensors, and their nesting
 
 
 def refuse_no_mean(
-    loss_fn: Callable[..., Any] | None,
-    output: Output,
-    batch: Batch,
-    parts: int,
-    ignored: Sequence[Ignored] = (),
+    loss_fn: Callable[..., Any] | None, output: Output, batch: Batch, parts: int
 ) -> None:
     """Evaluate the loss on random outputs and the labels of the batch: on some samples, and on the
-    two halves of them.
+    two halves of them; for several draws, and also with the labels of one half erased.
 
-    A loss that cannot be evaluated like this is accepted. Ignored labels have their own error.
+    A loss that is not the mean of its halves, or cannot be evaluated like this, is an error.
     """
-    if loss_fn is None or has_ignored_labels(batch, ignored):
+    if loss_fn is None:
         return
     labels = batch.arguments[-1]
     samples = max(tensor.shape[0] for tensor in batch.tensors if tensor.dim()) // parts
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
     with torch.random.fork_rng(devices=[]):  # do not change the user's random state
-        found = [
-            outcome(own, interpretation, labels, samples)
-            for interpretation in interpretations(output, samples)
-        ]
-    wrong = [
-        numbers for numbers in found if numbers and not is_mean(*numbers, coarse(output, batch))
-    ]
-    if wrong and len(wrong) == len(found):
-        whole, mean, _ = wrong[0]
-        raise InputError.of(
-            "loss",
-            f"on random outputs it is {whole:.4g} for some rows together, and {mean:.4g} in "
-            "the mean of two halves of them: microbatches would not add up to the whole batch",
-            'if it is a sum, give the Trainer reduction="sum"; if rows have different '
-            "weights, loss_weight=lambda *microbatch: the weight of its rows; if you want the "
-            "mean of the microbatches anyway, loss_weight=lambda *microbatch: 1",
-        )
+        found = [outcomes(own, one, labels, samples) for one in interpretations(output, samples)]
+    worst = [max(seen, key=Outcome.apart, default=None) for seen in found]
+    if any(one is not None and one.apart() <= 1.0 for one in worst):
+        return
+    known = next((one for one in worst if one is not None), None)
+    raise no_mean(known) if known else untestable()
 
 
-def outcome(
+def no_mean(found: Outcome) -> InputError:
+    return InputError.of(
+        "loss",
+        f"on random outputs it is {found.whole:.4g} for some rows together, and {found.mean:.4g} "
+        "in the mean of two halves of them: microbatches would not add up to the whole batch",
+        'if it is a sum, give the Trainer reduction="sum"; if rows have different '
+        "weights, loss_weight=lambda *microbatch: the weight of its rows; if you want the "
+        "mean of the microbatches anyway, loss_weight=lambda *microbatch: 1",
+    )
+
+
+def untestable() -> InputError:
+    return InputError.of(
+        "loss",
+        "Piper cannot see in its graph that it is a mean over rows, and cannot test it on random "
+        "outputs",
+        "if you want the mean of the microbatches, give the Trainer "
+        'loss_weight=lambda *microbatch: 1; if it is a sum, reduction="sum"',
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The loss of some samples, the mean of its halves, the largest of these, and the type."""
+
+    whole: float
+    mean: float
+    size: float
+    dtype: torch.dtype
+
+    def apart(self) -> float:
+        """The difference, relative to what rounding explains."""
+        limit = ROUNDING[self.dtype] * self.size
+        return abs(self.whole - self.mean) / limit if limit else 0.0
+
+
+def outcomes(
     loss_fn: Callable[..., Any], output: Output, labels: Any, samples: int
-) -> tuple[float, float, float] | None:
-    """The loss of some samples, the mean of its halves, and the largest of these losses.
+) -> list[Outcome]:
+    """The outcomes of all trials that can be evaluated. Empty if the loss is not deterministic."""
+    found = []
+    for seed, erased in ((0, False), (1, False), (2, True), (3, True)):
+        for kind in (torch.float64, torch.float32):  # not all losses compute in float64
+            try:
+                trial = Trial(output, labels, samples, seed, erased, kind)
+                whole, *halves = map(float, losses := trial.losses(loss_fn))
+                again = float(trial.losses(loss_fn)[0])
+            except Exception:
+                continue
+            if whole != again:
+                return []
+            size = max(map(abs, (whole, *halves)))
+            if size < float("inf"):
+                dtype = coarsest(output, labels, losses[0].dtype)
+                found.append(Outcome(whole, sum(halves) / 2, size, dtype))
+                break
+    return found
 
-    None if it cannot be evaluated, or is not deterministic.
-    """
-    try:
-        whole, halves = tried(loss_fn, output, labels, samples)
-        again, _ = tried(loss_fn, output, labels, samples)
-    except Exception:
-        return None
-    size = max(map(abs, (whole, *halves)))
-    return (whole, sum(halves) / 2, size) if whole == again and size < float("inf") else None
 
-
-def is_mean(whole: float, mean: float, size: float, within: float) -> bool:
-    return abs(whole - mean) <= within * size
-
-
-def coarse(output: Output, batch: Batch) -> float:
-    """The tolerance: the loss may be computed in the types of the outputs or the batch."""
-    types = [leaf[1] for leaf in output[0] if is_tensor(leaf)]
-    types += [tensor.dtype for tensor in batch.tensors]
-    return 2e-2 if {torch.bfloat16, torch.float16} & set(types) else 1e-3
+def coarsest(output: Output, labels: Any, dtype: torch.dtype) -> torch.dtype:
+    """The type that a loss computes in. Coarse outputs or labels may make it coarse inside."""
+    types = {leaf[1] for leaf in output[0] if is_tensor(leaf)}
+    types |= {t.dtype for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor)}
+    return next((t for t in (torch.bfloat16, torch.float16) if t in types), dtype)
 
 
 def interpretations(output: Output, samples: int) -> list[Output]:
@@ -101,29 +126,55 @@ class Unbatched(tuple[Any, ...]):
     __slots__ = ()
 
 
-def tried(
-    loss_fn: Callable[..., Any], output: Output, labels: Any, samples: int
-) -> tuple[float, list[float]]:
-    """The loss of two parts together, and of each: two microbatches, or two halves of one."""
-    (leaves, spec), labels = thinned(output, labels, samples)
-    given = [t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim()]
-    fits = MOST * samples // max(1, 2 * sum(map(numel, leaves)))
-    unit = min(fits, samples if given[0].shape[0] >= 2 * samples else samples // 2)
-    if not unit:
-        raise ValueError("too few samples, or too many elements")
-    draw = torch.Generator().manual_seed(0)
-    made = [like(leaf, samples, 2 * unit, draw, given[0].device) for leaf in leaves]
+@dataclass(frozen=True)
+class Trial:
+    """Random outputs, and labels of the batch; `erased`: zeros in the first half of them."""
 
-    def loss(part: int, parts: int) -> float:
-        outputs = [
-            cut(one, leaf, samples, part, parts) for one, leaf in zip(made, leaves, strict=True)
+    output: Output
+    labels: Any
+    samples: int
+    seed: int
+    erased: bool
+    kind: torch.dtype
+
+    def losses(self, loss_fn: Callable[..., Any]) -> list[torch.Tensor]:
+        """The loss of two parts together, and of each: two microbatches, or halves of one."""
+        (leaves, spec), labels = thinned(self.output, self.labels, self.samples)
+        given = [t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim()]
+        unit = self.unit(leaves, given[0])
+        draw = torch.Generator().manual_seed(self.seed)
+        made = [
+            like(leaf, self.samples, 2 * unit, draw, given[0].device, self.kind) for leaf in leaves
         ]
-        some = pytree.tree_map_only(torch.Tensor, lambda t: t[: 2 * unit] if t.dim() else t, labels)
-        wanted = pytree.tree_map_only(torch.Tensor, lambda t: part_of(t, part, parts), some)
-        with torch.no_grad():
-            return float(loss_fn(pytree.tree_unflatten(outputs, spec), wanted))
+        some = pytree.tree_map_only(torch.Tensor, lambda t: self.chosen(t, unit), labels)
 
-    return loss(0, 1), [loss(0, 2), loss(1, 2)]
+        def loss(part: int, parts: int) -> torch.Tensor:
+            outputs = [
+                cut(one, leaf, self.samples, part, parts)
+                for one, leaf in zip(made, leaves, strict=True)
+            ]
+            wanted = pytree.tree_map_only(torch.Tensor, lambda t: part_of(t, part, parts), some)
+            with torch.no_grad():
+                return torch.as_tensor(loss_fn(pytree.tree_unflatten(outputs, spec), wanted))
+
+        return [loss(0, 1), loss(0, 2), loss(1, 2)]
+
+    def unit(self, leaves: list[Any], first: torch.Tensor) -> int:
+        """The samples of each half."""
+        fits = MOST * self.samples // max(1, 2 * sum(map(numel, leaves)))
+        whole = first.shape[0] >= 2 * self.samples
+        unit = min(fits, self.samples if whole else self.samples // 2)
+        if not unit:
+            raise ValueError("too few samples, or too many elements")
+        return unit
+
+    def chosen(self, labels: torch.Tensor, unit: int) -> torch.Tensor:
+        if not labels.dim():
+            return labels
+        some = labels[: 2 * unit].clone()
+        if self.erased:
+            some[:unit] = 0
+        return some
 
 
 def thinned(output: Output, labels: Any, samples: int) -> tuple[Output, Any]:
@@ -161,7 +212,14 @@ def is_batched(leaf: Any, samples: int) -> bool:
     return batched and torch.Size(leaf[0]).numel() > 1
 
 
-def like(leaf: Any, samples: int, wanted: int, draw: torch.Generator, device: torch.device) -> Any:
+def like(
+    leaf: Any,
+    samples: int,
+    wanted: int,
+    draw: torch.Generator,
+    device: torch.device,
+    kind: torch.dtype = torch.float32,
+) -> Any:
     """Random values for an output, for `wanted` samples if it is batched."""
     if not is_tensor(leaf):
         return leaf
@@ -170,8 +228,7 @@ def like(leaf: Any, samples: int, wanted: int, draw: torch.Generator, device: to
         shape = (wanted, *shape[1:])
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype, device=device)
-    kind = torch.float64 if dtype is torch.float64 else torch.float32
-    made = torch.randn(shape, generator=draw, dtype=kind)
+    made = torch.randn(shape, generator=draw, dtype=kind) + 0.3
     if is_batched(leaf, samples):  # so that the halves differ
         made *= torch.linspace(0.5, 3.0, wanted, dtype=kind).view(-1, *[1] * (len(shape) - 1))
     return made.to(device)
@@ -179,12 +236,3 @@ def like(leaf: Any, samples: int, wanted: int, draw: torch.Generator, device: to
 
 def cut(made: Any, leaf: Any, samples: int, part: int, parts: int) -> Any:
     return part_of(made, part, parts) if is_batched(leaf, samples) else made
-
-
-def has_ignored_labels(batch: Batch, ignored: Sequence[Ignored]) -> bool:
-    """Whether a step would raise an error about ignored labels."""
-    try:
-        refuse_ignored(batch, ignored)
-    except InputError:
-        return True
-    return False

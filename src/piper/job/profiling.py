@@ -74,8 +74,9 @@ def measured(job: Job, example: Batch, halves: bool) -> Timed:
     plan, prices = compiled.plan(0), Prices(compiled.dag, Costs(), compiled.plans)
     mine, comm = assignment(captured, compiled, 0), ThreadComm(Hub(1), 0)
     program = load(alone, mine, captured.kernels, DeviceState(alone.device), comm)
-    step, own = stepwatch(program), alone.weights(batch)
-    inputs = alone.inputs(batch, alone.reduction.shares(own, sum(own)), captured.ignored)
+    step, reduction = stepwatch(program), alone.reduction(captured.form)
+    own = reduction.weights(batch, alone.microbatches)
+    inputs = alone.inputs(batch, reduction.shares(own, sum(own)))
     steps = [step(inputs) for _ in range(ROUNDS + 2)][2:]
     sizes = [
         prices.bytes_processed(one) if isinstance(one, Add | Update | Total) else 0.0

@@ -17,6 +17,7 @@ from piper.job.assignment import Assignment, assignment
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import BatchKind, Job
+from piper.job.loss_reduction import LossReduction
 from piper.job.shipping import PlanShipping
 from piper.names import Phase
 from piper.plan.analyse.kernel_sequences import KernelSequence
@@ -53,11 +54,23 @@ class Programs:
         self.state = DeviceState(self.job.device)
         self.shipping = PlanShipping(self.job.options.compiled)
 
+    def has(self, kind: BatchKind) -> bool:
+        return kind in self.ready
+
     def get(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
         """The program for batches of this kind, compiled at the first such batch."""
         if kind not in self.ready:
             self.ready[kind] = self.build(batch, kind, steps)
         return self.ready[kind]
+
+    def known_reduction(self, kind: BatchKind) -> LossReduction | None:
+        """That of a program for the same shapes and flags, whatever the state in Python is."""
+        same = (one for one in self.assigned if one[:2] == kind[:2])
+        return next(map(self.reduction, same), None)
+
+    def reduction(self, kind: BatchKind) -> LossReduction:
+        """How the losses of microbatches become one, for a kind of batch with a program."""
+        return self.job.reduction(self.assigned[kind].common.form)
 
     def build(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
         if self.comm is None and not self.agreed:
@@ -139,7 +152,7 @@ def load(
         for region, phase in mine.part.runs:
             kernel(region, phase)
     loss = getattr(torch, mine.common.loss)
-    return Program(mine.plan, kernel, state, comm, loss, ignored=mine.common.ignored)
+    return Program(mine.plan, kernel, state, comm, loss)
 
 
 def joins(mine: Assignment, kernels: Kernels) -> Joins:
@@ -164,7 +177,7 @@ def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
         "example": repr(batch.shapes),
         "model": f"{consistency.structure(job.model)} {consistency.flags(job.model)}",
         "device": job.device.type,
-        "reduction": repr(job.reduction.kind),
+        "reduction": repr(job.options.reduction),
         "precision": repr(job.precision),
         **{name: repr(getattr(job.options, name)) for name in names},
     }

@@ -119,12 +119,12 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
 
 def step_inputs(job: Job, captured: Captured, step: int, batch: Batch) -> list[StepInputs]:
     """The inputs of each replica for one step."""
-    parts = batch.parts(job.replicas)
-    weights = [job.weights(part) for part in parts]
+    parts, reduction = batch.parts(job.replicas), job.reduction(captured.form)
+    weights = [reduction.weights(part, job.microbatches) for part in parts]
     everyone = sum(map(sum, weights))
     refuse_weightless(everyone)
     return [
-        job.inputs(part, job.reduction.shares(own, everyone), captured.ignored, step, feed)
+        job.inputs(part, reduction.shares(own, everyone), step, feed)
         for feed, (part, own) in enumerate(zip(parts, weights, strict=True))
     ]
 

@@ -75,7 +75,6 @@ class Program:
     batch: StepInputs = field(default_factory=lambda: StepInputs((), ()))
     totals: torch.Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    ignored: tuple[tuple[int | None, int | None], ...] = ()  # labels that the mean ignores
 
     def __post_init__(self) -> None:
         for state in self.plan.states:
@@ -352,7 +351,8 @@ class Program:
 
     def count_losses(self) -> None:
         for part, loss in self.losses.items():
-            self.totals[0] += loss.double() * self.batch.weights[part]
+            if self.batch.weights[part]:  # without weight, it may be a mean over nothing
+                self.totals[0] += loss.double() * self.batch.weights[part]
 
     def update(self, k: int, update: Update) -> Act:
         bucket = self.home(update.bucket)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from piper.capture.trace.call_arguments import call, own_loss
+from piper.capture.trace.call_arguments import call, flatten, own_loss
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.loss_reduction import weight_of
@@ -60,12 +60,8 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
     for batch in batches:
         optimizer.zero_grad()
         pieces = [chunk(batch, k, parts) for k in range(parts)]
-        weights, losses = weights_of(job, pieces), []
-        for piece, weight in zip(pieces, weights, strict=True):
-            with types:
-                loss = loss_of(model, job, piece)
-                (loss * weight).backward()
-            losses.append(loss.item())
+        with types:
+            whole, losses = accumulated(model, job, batch, pieces)
         used = [p for _, p in trained if p.grad is not None]
         found.grad_norms.append(clipped(used, options.max_norm))
         optimizer.step()
@@ -73,7 +69,7 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
             scheduler.step()
         found.note(model)  # after the step, like Piper's: it may change gradients
         found.losses.append(losses)
-        found.loss.append(sum(w * v for w, v in zip(weights, losses, strict=True)))
+        found.loss.append(whole)
     found.coarsest = types.coarsest
     found.final = {name: p.detach() for name, p in model.named_parameters()}
     found.buffers = {name: b.detach() for name, b in model.named_buffers()}
@@ -99,13 +95,68 @@ def loss_of(model: torch.nn.Module, job: Job, batch: Batch) -> Any:
     return job.loss_fn(call(model, given[:-1]), given[-1])
 
 
+def accumulated(
+    model: torch.nn.Module, job: Job, batch: Batch, pieces: Sequence[Batch]
+) -> tuple[float, list[float]]:
+    """Add up the gradients of a batch. Returns its loss, and that of each microbatch."""
+    if is_joint(job, pieces):
+        return joint(model, job, batch, pieces)
+    weights, losses = weights_of(job, pieces), []
+    for piece, weight in zip(pieces, weights, strict=True):
+        loss = loss_of(model, job, piece)
+        (loss * weight).backward()
+        losses.append(loss.item())
+    return sum(w * v for w, v in zip(weights, losses, strict=True) if w), losses
+
+
+def is_joint(job: Job, pieces: Sequence[Batch]) -> bool:
+    """Whether the loss function itself can say how microbatches weigh."""
+    said = job.options.loss_weight is not None or job.options.reduction is not None
+    return job.loss_fn is not None and not said and len(pieces) > 1
+
+
+def joint(
+    model: torch.nn.Module, job: Job, batch: Batch, pieces: Sequence[Batch]
+) -> tuple[float, list[float]]:
+    """One call of the loss function, on the outputs of all microbatches."""
+    assert job.loss_fn is not None
+    outputs = [call(model, piece.arguments[:-1]) for piece in pieces]
+    pairs = zip(outputs, pieces, strict=True)
+    losses = [job.loss_fn(output, piece.arguments[-1]).item() for output, piece in pairs]
+    loss = job.loss_fn(joined(outputs), batch.arguments[-1])
+    loss.backward()
+    return loss.item(), losses
+
+
+def joined(outputs: Sequence[Any]) -> Any:
+    """The output for the whole batch: rows side by side, single numbers in the mean."""
+    leaves, specs = zip(*map(flatten, outputs), strict=True)
+
+    def one(*parts: Any) -> Any:
+        if not isinstance(parts[0], torch.Tensor):
+            return parts[0]
+        return torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean()
+
+    return pytree.tree_unflatten([one(*parts) for parts in zip(*leaves, strict=True)], specs[0])
+
+
 def weights_of(job: Job, pieces: Sequence[Batch]) -> list[float]:
     """The factor of each microbatch in the loss of the batch, as docs/trainer.md defines it."""
     weight = job.options.loss_weight
+    if weight is None and job.options.reduction is None and len(pieces) > 1:
+        return counted_weights(job, pieces)
     own = [1.0 if weight is None else weight_of(weight, piece) for piece in pieces]
-    if job.reduction.kind == "mean":
+    if job.options.reduction != "sum":
         return [one / sum(own) for one in own]
     return [1.0 if weight is None else 1.0 / sum(own) for _ in own]
+
+
+def counted_weights(job: Job, pieces: Sequence[Batch]) -> list[float]:
+    """The weights of a model's own loss, which only its graph shows."""
+    captured = job.capture_whole(pieces[0].repeated(job.microbatches))
+    reduction = job.reduction(captured.form)
+    own = [weight for piece in pieces for weight in reduction.weights(piece, 1)]
+    return list(reduction.shares(own, sum(own)))
 
 
 class Types(TorchDispatchMode):  # type: ignore[misc]

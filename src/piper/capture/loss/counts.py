@@ -1,0 +1,155 @@
+"""What a mean divides by, as a function of the tensors of a microbatch that any process can run."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, assert_never
+
+import torch
+from torch import Tensor, fx
+
+from piper.capture.fx_nodes import closure, in_order, line
+from piper.capture.fx_nodes import value as value_of
+from piper.capture.kernels.shipping import from_json, to_json
+from piper.capture.loss.domain import Chosen, Divisor, Labels, PerRow, Total
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """`graph`: from the tensors of a microbatch to a total that adds up over microbatches.
+
+    The loss divides by that total, or by `scale` of it.
+    """
+
+    what: str
+    graph: str
+    scale: str | None = None
+    full: int | None = None  # the total if everything counts; None: not known
+    empty: bool = False  # whether gradients are zero, not NaN, where nothing counts
+
+
+def counted(count: Count, tensors: Sequence[Tensor]) -> float:
+    """The total of one microbatch."""
+    with torch.no_grad():
+        return float(_Anywhere(_loaded(count.graph), tensors).run(*tensors))
+
+
+def divisor(count: Count, total: float) -> float:
+    """What the loss of a batch with this total is divided by."""
+    if count.scale is None:
+        return total
+    with torch.no_grad():
+        given = torch.tensor(total, dtype=torch.float64)
+        return float(_Anywhere(_loaded(count.scale), [given]).run(given))
+
+
+@cache
+def _loaded(text: str) -> fx.GraphModule:
+    return from_json(text)
+
+
+class _Anywhere(fx.Interpreter):
+    """Runs a graph on the device of its arguments, wherever it was traced."""
+
+    def __init__(self, module: fx.GraphModule, tensors: Sequence[Tensor]) -> None:
+        super().__init__(module)
+        self.device = tensors[0].device
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return fx.node.map_aggregate((args, kwargs), self._here)
+
+    def _here(self, found: Any) -> Any:
+        if isinstance(found, torch.device):
+            return self.device
+        return found.to(self.device) if isinstance(found, Tensor) else found
+
+
+def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divisor) -> Count | None:
+    """A divisor as a function of the batch. None if it depends on parameters or buffers too."""
+    needed = closure(_ends(found), ())
+    if any(node.op == "placeholder" and node not in batch for node in needed):
+        return None
+    graph = fx.Graph()
+    places = [graph.placeholder(f"tensor_{k}") for k in range(len(batch))]
+    known = {node: place for node, place in zip(batch, places, strict=True) if node is not None}
+    copies = _copied(root.graph, graph, needed, known)
+    full, scale, empty = None, None, False
+    match found:
+        case Labels(labels, ignored, weight):
+            what = f"labels other than {ignored}"
+            _count_labels(graph, copies[labels], ignored, copies[weight] if weight else None)
+            full, empty = (_numel(labels), True) if weight is None else (None, False)
+        case Chosen(mask):
+            what = f"elements that the mask in {line(mask) or 'the loss'} chooses"
+            graph.output(graph.call_function(aten.sum.default, (copies[mask],)))
+            full, empty = _numel(mask), True
+        case Total(total, value):
+            what = f"what {line(value) or 'the loss'} divides by"
+            graph.output(copies[total])
+            full, scale = _full(total), None if value is total else _scale(root, total, value)
+        case PerRow():
+            return None
+        case _:
+            assert_never(found)
+    return Count(what, _text(root, graph), scale, full, empty)
+
+
+def _ends(found: Divisor) -> list[fx.Node]:
+    """The nodes from which a divisor is computed."""
+    match found:
+        case Labels(labels, _, weight):
+            return [labels] if weight is None else [labels, weight]
+        case Chosen(mask):
+            return [mask]
+        case Total(total, _):
+            return [total]
+        case PerRow():
+            return []
+        case _:
+            assert_never(found)
+
+
+def _copied(
+    source: fx.Graph, graph: fx.Graph, needed: Iterable[fx.Node], copies: dict[fx.Node, fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    for node in in_order(source, needed):
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return copies
+
+
+def _count_labels(graph: fx.Graph, labels: fx.Node, ignored: int, weight: fx.Node | None) -> None:
+    counts = graph.call_function(aten.ne.Scalar, (labels, ignored))
+    if weight is not None:
+        label = graph.call_function(aten.mul.Tensor, (labels, counts))
+        weighed = graph.call_function(aten.index.Tensor, (weight, [label]))
+        counts = graph.call_function(aten.mul.Tensor, (weighed, counts))
+    graph.output(graph.call_function(aten.sum.default, (counts,)))
+
+
+def _scale(root: fx.GraphModule, total: fx.Node, value: fx.Node) -> str:
+    graph = fx.Graph()
+    given, dtype = graph.placeholder("total"), value_of(total).dtype
+    typed = graph.call_function(aten._to_copy.default, (given,), {"dtype": dtype})
+    copies = _copied(root.graph, graph, closure([value], {total}), {total: typed})
+    graph.output(copies[value])
+    return _text(root, graph)
+
+
+def _text(root: fx.GraphModule, graph: fx.Graph) -> str:
+    return to_json(fx.GraphModule(root, graph))
+
+
+def _numel(node: fx.Node) -> int | None:
+    sizes = value_of(node).shape
+    return int(sizes.numel()) if all(isinstance(size, int) for size in sizes) else None
+
+
+def _full(total: fx.Node) -> int | None:
+    """The largest sum of a mask is the number of its elements."""
+    first = total.args[0] if total.target is aten.sum.default else None
+    masked = isinstance(first, fx.Node) and value_of(first).dtype is torch.bool
+    return _numel(first) if masked and isinstance(first, fx.Node) else None

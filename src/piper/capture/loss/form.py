@@ -1,0 +1,167 @@
+"""The form of a loss: proved on its graph, for a loss function or for a model's own loss."""
+
+import copy
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from piper.capture import torch_private
+from piper.capture.fx_nodes import value
+from piper.capture.loss.calls import arguments
+from piper.capture.loss.counts import Count, count_of
+from piper.capture.loss.domain import FIXED, MEAN, Known, Labels, PerRow, Reduced, Rows
+from piper.capture.loss.proof import batch_rows, followed, merge_equal, paired
+from piper.capture.loss.rules import MEANS, base_name
+from piper.capture.torch_private import pytree
+from piper.capture.trace.forward import Traced
+from piper.capture.trace.outputs import Output
+
+LOSSES = ("cross_entropy_loss", "nll_loss_nd", "nll_loss")
+
+
+@dataclass(frozen=True, slots=True)
+class LossForm:
+    """How the loss of a batch follows from those of its microbatches.
+
+    A mean over `counts` of each microbatch, or a sum. `kind` is None if that is not proved.
+    """
+
+    kind: Literal["mean", "sum"] | None = None
+    counts: tuple[Count, ...] = ()
+    even: bool = True  # some term needs microbatches of equal weight
+    obscure: bool = False  # some mean counts labels that Piper cannot count
+
+
+def model_form(traced: Traced, own: bool) -> LossForm:
+    """The form of the loss that a model computes itself (`own`), as far as its graph shows it.
+
+    Otherwise, what it says of labels in case `function_form` finds no proof.
+    """
+    rows = next((spec.shape[0] for spec in traced.inputs.tensors if spec.shape), None)
+    found = _of_model(traced, rows) if own and rows else None
+    return found or _unproved(traced)
+
+
+def function_form(
+    loss_fn: Callable[..., Any], output: Output, arguments: tuple[Any, ...], otherwise: LossForm
+) -> LossForm:
+    """The form of a loss function of the model's `output` and the last of the arguments."""
+    batch = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    rows = next((tensor.shape[0] for tensor in batch if tensor.dim()), None)
+    if not rows:
+        return otherwise
+    # If it cannot be traced alone, it is tried on numbers.
+    with suppress(Exception), torch_private.fake_errors_unlogged(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they have been seen when the model was traced
+        return _of_function(loss_fn, output, arguments[-1], rows, len(batch)) or otherwise
+    return otherwise
+
+
+def _of_function(
+    loss_fn: Callable[..., Any], output: Output, labels: Any, rows: int, tensors: int
+) -> LossForm | None:
+    """Trace the loss alone, for these rows and for twice as many."""
+    one = _traced_loss(loss_fn, output, labels, rows, 1)
+    two = _traced_loss(loss_fn, output, labels, rows, 2)
+    for root in (one, two):
+        merge_equal(root.graph)
+    twins = paired(one.graph, two.graph)
+    if twins is None:
+        return None
+    places = one.graph.find_nodes(op="placeholder")
+    outputs = sum(_is_tensor(leaf) for leaf in output[0])
+    given: dict[fx.Node, Known] = {}
+    for k, node in enumerate(places):
+        grows = value(node).shape != value(twins[node]).shape
+        scalar = k < outputs and value(node).numel() == 1
+        given[node] = Rows(0) if grows else MEAN if scalar else FIXED
+    batch = places[outputs:]
+    known = followed(one.graph, given, frozenset(batch), rows, twins)
+    first = tensors - len(batch)  # the labels are the last tensors of the batch
+    everything: list[fx.Node | None] = [*[None] * first, *batch]
+    return _form(one, everything, known[one.graph.output_node().args[0][0]])
+
+
+def _traced_loss(
+    loss_fn: Callable[..., Any], output: Output, labels: Any, rows: int, times: int
+) -> fx.GraphModule:
+    own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
+    leaves, spec = output
+    wanted, label_spec = pytree.tree_flatten(labels)
+
+    def call(*tensors: Tensor) -> list[Tensor]:
+        rest = iter(tensors)
+        made = [next(rest) if _is_tensor(leaf) else leaf for leaf in leaves]
+        targets = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in wanted]
+        given = pytree.tree_unflatten(made, spec), pytree.tree_unflatten(targets, label_spec)
+        return [own(*given)]
+
+    described = [leaf for leaf in leaves if _is_tensor(leaf)]
+    described += [(tuple(t.shape), t.dtype) for t in wanted if isinstance(t, Tensor)]
+    with torch_private.new_fake_mode():
+        made = [torch.empty(_times(size, rows, times), dtype=kind) for size, kind in described]
+        return torch_private.trace_forward(call, *made)
+
+
+def _times(size: tuple[int, ...], rows: int, times: int) -> tuple[int, ...]:
+    """Sizes for more rows. The first dimension may also be all tokens of all rows."""
+    batched = size and size[0] % rows == 0 and (rows > 1 or size[0] == 1)
+    return (size[0] * times, *size[1:]) if batched else size
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[1], torch.dtype)
+
+
+def _of_model(traced: Traced, rows: int) -> LossForm | None:
+    given = {node: batch_rows(node, rows) for node in traced.batch}
+    known = followed(traced.root.graph, given, frozenset(traced.batch), rows)
+    return _form(traced.root, traced.batch, known[traced.results[0]])
+
+
+def _form(root: fx.GraphModule, batch: Sequence[fx.Node | None], known: Known) -> LossForm | None:
+    """`batch`: the placeholder of each tensor of the batch, as far as the graph reads it."""
+    if not isinstance(known, Reduced):
+        return None
+    if not known.over:
+        return LossForm("sum", even=False)
+    counts = []
+    for one in known.over:
+        if not isinstance(one, PerRow):
+            found = count_of(root, batch, one)
+            if found is None:
+                return None
+            counts.append(found)
+    return LossForm("mean", tuple(dict.fromkeys(counts)), PerRow() in known.over)
+
+
+def _unproved(traced: Traced) -> LossForm:
+    """Not proved; but labels that any mean of the graph ignores must not differ in number."""
+    counts: list[Count] = []
+    obscure = False
+    for node in traced.root.graph.nodes:
+        if node.op == "call_function" and base_name(node) in LOSSES:
+            given = arguments(node)
+            labels, weight = given["target"], given.get("weight")
+            if given.get("reduction", MEANS) != MEANS or value(labels).is_floating_point():
+                continue
+            ignored = given.get("ignore_index", -100)
+            found = count_of(traced.root, traced.batch, Labels(labels, ignored, weight))
+            obscure |= found is None or weight is not None
+            counts += [found] if found is not None else []
+    return LossForm(None, tuple(dict.fromkeys(counts)), True, obscure)
+
+
+def form_to_json(form: LossForm) -> str:
+    return json.dumps(asdict(form))
+
+
+def form_from_json(text: str) -> LossForm:
+    found = json.loads(text)
+    return LossForm(**{**found, "counts": tuple(Count(**one) for one in found["counts"])})

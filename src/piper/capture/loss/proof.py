@@ -1,0 +1,128 @@
+"""Follow rows through the graph of a loss, operation by operation."""
+
+import operator
+from collections.abc import Mapping
+
+from torch import Tensor, fx
+
+from piper.capture.fx_nodes import value
+from piper.capture.loss import labelled, shapes  # noqa: F401  (they fill RULES)
+from piper.capture.loss.calls import Call
+from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Rows
+from piper.capture.loss.rules import RULES, base_name, elementwise, is_elementwise
+from piper.capture.torch_private import OpOverload, pytree
+
+Twins = Mapping[fx.Node, fx.Node]
+
+
+def followed(
+    graph: fx.Graph,
+    given: Mapping[fx.Node, Known],
+    batch: frozenset[fx.Node],
+    rows: int,
+    twins: Twins | None = None,
+) -> dict[fx.Node, Known]:
+    """What is known of each node. `given`: of the placeholders; `batch`: those of the batch.
+
+    With `twins`, the same graph for twice the rows, nothing is assumed. Without, inside a model,
+    operations without a rule are taken to keep rows apart.
+    """
+    known: dict[fx.Node, Known] = {}
+    own: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            known[node] = given.get(node, FIXED)
+        elif node.op == "call_function":
+            twin = twins[node] if twins is not None else None
+            known[node] = _result(Call(node, twin, known, rows, frozenset(own)), twins is None)
+        else:
+            known[node] = FIXED
+        constant = node.op == "get_attr"
+        computed = node.op == "call_function" and all(one in own for one in node.all_input_nodes)
+        if node in batch or constant or computed:
+            own.add(node)
+    return known
+
+
+def _result(call: Call, lenient: bool) -> Known:
+    node = call.node
+    inputs = [call.known[one] for one in node.all_input_nodes]
+    if node.target is operator.getitem:
+        return inputs[0]
+    if not isinstance(node.target, OpOverload):
+        return FIXED if all(one == FIXED for one in inputs) else MIXED
+    if MIXED in inputs:
+        return MIXED
+    found = _by_rule(call)
+    if found == MIXED and lenient and not any(isinstance(one, Reduced) for one in inputs):
+        return FIXED if all(one == FIXED for one in inputs) else _likely_rows(call, inputs)
+    return found
+
+
+def _likely_rows(call: Call, inputs: list[Known]) -> Known:
+    """Inside a model, rows may meet, as batch norm lets them: a microbatch is a batch there."""
+    rows = [one for one in inputs if isinstance(one, Rows)]
+    if any(not isinstance(one, Rows | Fixed) for one in inputs):
+        return MIXED
+    leaves = [v for v in pytree.tree_leaves(value(call.node)) if isinstance(v, Tensor) and v.dim()]
+    sizes = list(leaves[0].shape) if leaves else []
+    for dim in dict.fromkeys((*(one.dim for one in rows), 0)):
+        if dim < len(sizes) and isinstance(sizes[dim], int) and sizes[dim] % call.rows == 0:
+            return Rows(dim)
+    return MIXED
+
+
+def _by_rule(call: Call) -> Known:
+    name = base_name(call.node)
+    if name in RULES:
+        return RULES[name](call)
+    if is_elementwise(call.node):
+        return elementwise(call)
+    known = [call.known[one] for one in call.node.all_input_nodes]
+    plain = all(one == FIXED for one in known) and not _grows(call)
+    return FIXED if plain else MIXED
+
+
+def _grows(call: Call) -> bool:
+    """Whether the result has other sizes for other numbers of rows."""
+    if call.twin is None:
+        return False
+    here, there = (_sizes(node) for node in (call.node, call.twin))
+    return here != there
+
+
+def _sizes(node: fx.Node) -> list[str]:
+    leaves = pytree.tree_leaves(value(node))
+    return [str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def paired(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, fx.Node] | None:
+    """The nodes of two traces of one function, if they call the same operators."""
+    here, there = list(graph.nodes), list(other.nodes)
+    place = {node: k for k, node in enumerate(here)} | {node: k for k, node in enumerate(there)}
+
+    def outline(node: fx.Node) -> tuple[object, ...]:
+        return node.op, str(node.target), tuple(place[one] for one in node.all_input_nodes)
+
+    if [outline(node) for node in here] != [outline(node) for node in there]:
+        return None
+    return dict(zip(here, there, strict=True))
+
+
+def merge_equal(graph: fx.Graph) -> None:
+    """Compute equal expressions once, so that equal masks are one node."""
+    seen: dict[str, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
+            first = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
+            if first is not node and not node.target._schema.is_mutable:
+                node.replace_all_uses_with(first)
+
+
+def is_rows(tensor: Tensor, rows: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == rows
+
+
+def batch_rows(node: fx.Node, rows: int) -> Known:
+    """A tensor of the batch is cut into microbatches along its first dimension."""
+    return Rows(0) if is_rows(value(node), rows) else FIXED

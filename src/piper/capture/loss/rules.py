@@ -1,0 +1,203 @@
+"""What operators do to rows, for the proof that a loss is a mean or a sum over them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from piper.capture.loss.calls import Call, aligned, shape
+from piper.capture.loss.domain import (
+    FIXED,
+    MEAN,
+    MIXED,
+    SUM,
+    Chosen,
+    Fixed,
+    Known,
+    Mixed,
+    Number,
+    OfTotal,
+    Reduced,
+    RowNumbers,
+    Rows,
+    Total,
+    plus,
+    scaled,
+)
+
+Rule = Callable[[Call], Known]
+RULES: dict[str, Rule] = {}
+NONE, MEANS, SUMS = 0, 1, 2  # torch's numbers for reductions
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+# Element by element
+
+
+def elementwise(call: Call) -> Known:
+    """Any function of one element of each argument."""
+    found = [call.of(name) for name in call.given]
+    if all(one == FIXED for one in found):
+        return FIXED
+    if all(isinstance(one, Fixed | Rows) for one in found):
+        over = any(isinstance(one, Rows) and one.over is not None for one in found)
+        return MIXED if over else aligned(call, list(call.given))
+    return function_of_total(call)
+
+
+def function_of_total(call: Call) -> Known:
+    """A function of one sum over rows, as in `mask.sum().clamp(min=1)`."""
+    totals = {total_of(call, name) for name in call.tensors if call.of(name) != FIXED}
+    numbers = any(isinstance(call.of(n), Number | Mixed) for n in call.given)
+    (total,) = totals if len(totals) == 1 else (None,)
+    return MIXED if total is None or numbers else OfTotal(total)
+
+
+def total_of(call: Call, name: str) -> fx.Node | None:
+    """The sum over rows of the batch's own tensors that an argument is, or is a function of."""
+    match call.of(name):
+        case OfTotal(total):
+            return total
+        case Reduced(()) if call.is_own(name):
+            node = call.given[name]
+            return node if isinstance(node, fx.Node) else None
+    return None
+
+
+@rule(
+    "clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "neg", "negative",
+    "positive", "lift_fresh", "lift_fresh_copy", "double", "float",
+)  # fmt: skip
+def same(call: Call) -> Known:
+    return call.of(next(iter(call.given)))
+
+
+@rule("mul", "multiply")
+def product(call: Call) -> Known:
+    a, b = call.of("self"), call.of("other")
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, Number):
+            return scaled(other, one.power)
+        if one == FIXED and isinstance(other, Reduced):
+            return times_constant(call, other)
+    if isinstance(a, Rows) and isinstance(b, Rows):
+        return MIXED if a.over and b.over else aligned(call, ["self", "other"])
+    return linear(call, a, b)
+
+
+@rule("div", "divide", "true_divide")
+def quotient(call: Call) -> Known:
+    a, b = call.of("self"), call.of("other")
+    if call.given.get("rounding_mode") is not None:
+        return elementwise(call)
+    if isinstance(b, Number):
+        return scaled(a, -b.power)
+    if b == FIXED:
+        return times_constant(call, a) if isinstance(a, Reduced) else linear(call, a, b)
+    total, value = total_of(call, "other"), call.given["other"]
+    if total is not None and a == SUM:
+        return Reduced((Total(total, value),))
+    if total is not None and isinstance(a, Rows) and a.over is None and not shape(value):
+        return Rows(a.dim, Total(total, value), a.mask)
+    if a == b == MEAN and call.is_own("other"):
+        return Reduced((Total(value, value),))
+    return elementwise(call)
+
+
+def times_constant(call: Call, known: Reduced) -> Known:
+    """A number in the graph may be made from the number of rows, if no twin shows otherwise."""
+    other = call.given.get("other")
+    return MIXED if call.twin is None and known == SUM and isinstance(other, int | float) else known
+
+
+def linear(call: Call, a: Known, b: Known) -> Known:
+    """Rows that are divided by something stay so when they are scaled."""
+    if isinstance(a, Rows) and b == FIXED or isinstance(b, Rows) and a == FIXED:
+        return aligned(call, ["self", "other"])
+    return elementwise(call)
+
+
+@rule("add", "sub", "subtract", "rsub")
+def sum_of_two(call: Call) -> Known:
+    a, b = call.of("self"), call.of("other")
+    if isinstance(a, Reduced) or isinstance(b, Reduced):
+        found = plus(a, b)
+        return function_of_total(call) if found == MIXED else found
+    if isinstance(a, Rows) and isinstance(b, Rows) and a.over == b.over:
+        return aligned(call, ["self", "other"])
+    return elementwise(call)
+
+
+# Reductions
+
+
+def reduced(known: Known, kind: int) -> Known:
+    """The mean or sum of everything, or all of it."""
+    match known:
+        case _ if kind == NONE:
+            return known
+        case Rows(_, over, mask) if kind == MEANS:
+            return MIXED if over is not None else Reduced((Chosen(mask),)) if mask else MEAN
+        case Rows(_, over, _):
+            return Reduced((over,)) if over is not None else SUM
+    return known
+
+
+@rule("sum", "mean")
+def sum_or_mean(call: Call) -> Known:
+    known, dims = call.of("self"), call.dims()
+    if isinstance(known, Rows) and dims is not None and known.dim not in dims:
+        return moved(call, known, dims)
+    if isinstance(known, RowNumbers):
+        return MIXED
+    return reduced(known, MEANS if call.name == "mean" else SUMS)
+
+
+def moved(call: Call, known: Rows, dims: list[int]) -> Known:
+    """Rows after other dimensions were reduced."""
+    kept = len(shape(call.node)) == len(shape(next(iter(call.tensors.values()))))
+    dim = known.dim if kept else known.dim - sum(d < known.dim for d in dims)
+    return call.checked(Rows(dim, known.over, known.mask))
+
+
+@rule(
+    "softmax", "log_softmax", "_softmax", "_log_softmax", "logsumexp", "amax", "amin", "argmax",
+    "argmin", "prod", "any", "all", "linalg_vector_norm", "norm", "std", "var", "cumsum", "flip",
+    "sort", "argsort", "topk", "max", "min", "median", "cosine_similarity", "count_nonzero", "diff",
+    "glu", "roll", "softmin", "cumprod", "logcumsumexp", "nansum", "nanmean", "var_mean",
+)  # fmt: skip
+def within_rows(call: Call) -> Known:
+    """Works along other dimensions than that of the rows."""
+    first, dims = call.of(next(iter(call.given))), call.dims(along(call))
+    if first == FIXED and all(call.of(name) == FIXED for name in call.given):
+        return FIXED
+    if not isinstance(first, Rows) or first.over is not None or dims is None or first.dim in dims:
+        return MIXED
+    others = [call.of(n) for n in list(call.tensors)[1:]]
+    return moved(call, first, dims) if all(o in (first, FIXED) for o in others) else MIXED
+
+
+def along(call: Call) -> str:
+    return "dims" if call.name in ("flip", "roll") else "dim"
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or base_name(node) in _ALSO
+
+
+_ALSO = frozenset({
+    "masked_fill", "log_sigmoid", "floor_divide", "dropout", "not_equal", "greater", "less",
+    "greater_equal", "less_equal", "__and__", "__or__", "__xor__", "absolute", "clip", "fix",
+    "isclose", "isfinite", "logit", "where", "square", "softplus", "softshrink", "hardtanh",
+})  # fmt: skip
+
+
+def base_name(node: fx.Node) -> str:
+    return str(node.target).removeprefix("aten.").split(".")[0]

@@ -1,0 +1,177 @@
+"""What views, lookups and products do to rows."""
+
+import torch
+from torch import fx
+
+from piper.capture.fx_nodes import value
+from piper.capture.loss.calls import Call, beside, shape
+from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, RowNumbers, Rows, plus
+from piper.capture.loss.rules import rule
+
+
+@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as")
+def another_shape(call: Call) -> Known:
+    known = call.of("self")
+    return call.viewed(known) if isinstance(known, Rows) else known
+
+
+@rule("squeeze", "unsqueeze", "transpose", "permute", "t", "swapaxes", "movedim", "numpy_T", "mT")
+def moved_dimensions(call: Call) -> Known:
+    """Which dimension of the result runs over rows is seen on a small tensor."""
+    known = call.of("self")
+    if not isinstance(known, Rows):
+        return known
+    before = shape(call.given["self"])
+    if any(not isinstance(size, int) for size in before):
+        return MIXED
+    with torch.no_grad():  # a size of 3 marks the rows, and 1 or 2 anything else
+        sizes = [3 if d == known.dim else 1 if size == 1 else 2 for d, size in enumerate(before)]
+        result = call.node.target(torch.empty(sizes), *call.node.args[1:], **call.node.kwargs)
+    return call.checked(Rows(list(result.shape).index(3), known.over, known.mask))
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def expanded(call: Call) -> Known:
+    known = call.of("self")
+    if isinstance(known, Rows):
+        more = len(shape(call.node)) - len(shape(call.given["self"]))
+        return call.checked(Rows(known.dim + more, known.over, known.mask))
+    return filled(call) if known == FIXED else MIXED
+
+
+@rule("broadcast_tensors")
+def broadcast(call: Call) -> Known:
+    nodes = call.given["tensors"]
+    return FIXED if all(call.known[node] == FIXED for node in nodes) else beside(call, nodes)
+
+
+@rule("slice", "select", "narrow", "unfold", "split", "split_with_sizes", "chunk", "unbind")
+def part(call: Call) -> Known:
+    known, dims = call.of("self"), call.dims() or [0]
+    if not isinstance(known, Rows):
+        return known
+    whole = call.name == "slice" and shape(call.node) == shape(call.given["self"])
+    if known.dim in dims:
+        return known if whole and call.given.get("step", 1) == 1 else MIXED
+    gone = call.name in ("select", "unbind") and dims[0] < known.dim
+    return call.checked(Rows(known.dim - gone, known.over, known.mask))
+
+
+@rule("pad", "constant_pad_nd")
+def padded(call: Call) -> Known:
+    known = call.of("self")
+    if not isinstance(known, Rows):
+        return known if known == FIXED else MIXED
+    touched = len(call.given["pad"]) // 2  # dimensions, from the last
+    return call.checked(known) if len(shape(call.node)) - known.dim > touched else MIXED
+
+
+@rule("cat", "stack", "concat", "hstack", "concatenate")
+def joined(call: Call) -> Known:
+    parts = [call.known[node] for node in call.given["tensors"]]
+    if any(isinstance(one, Reduced) for one in parts):
+        found = parts[0]
+        for one in parts[1:]:
+            found = plus(found, one)
+        return found
+    if all(one == FIXED for one in parts):
+        return FIXED
+    first, dim = parts[0], call.given.get("dim", 0) % max(1, len(shape(call.node)))
+    if not isinstance(first, Rows) or any(one != first for one in parts):
+        return MIXED
+    if call.name == "stack":
+        return call.checked(Rows(first.dim + (dim <= first.dim), first.over, first.mask))
+    return MIXED if dim == first.dim else call.checked(first)
+
+
+@rule(
+    "zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like",
+    "full_like", "scalar_tensor", "fill",
+)  # fmt: skip
+def filled(call: Call) -> Known:
+    """The same number everywhere: it may stand beside rows."""
+    if call.twin is None:
+        return next((k for n in call.tensors if isinstance(k := call.of(n), Rows)), FIXED)
+    pairs = list(zip(shape(call.node), shape(call.twin), strict=True))
+    grows = [dim for dim, (here, there) in enumerate(pairs) if there == 2 * here and here]
+    return FIXED if all(a == b for a, b in pairs) else Rows(grows[0]) if len(grows) == 1 else MIXED
+
+
+@rule("arange")
+def numbers(call: Call) -> Known:
+    if call.twin is None or shape(call.node) == shape(call.twin):
+        return FIXED
+    counts = call.given.get("start", 0) == 0 and call.given.get("step", 1) == 1
+    return RowNumbers() if counts and shape(call.node) == (call.rows,) else MIXED
+
+
+# Lookups and products
+
+
+@rule("index")
+def indexed(call: Call) -> Known:
+    source, indices = call.of("self"), call.given["indices"]
+    known = [FIXED if one is None else call.known[one] for one in indices]
+    if source == FIXED and len(indices) == 1:
+        return known[0] if isinstance(known[0], Rows) else FIXED if known[0] == FIXED else MIXED
+    if isinstance(source, Rows) and isinstance(known[0], RowNumbers) and source.dim == 0:
+        rest = all(one == FIXED or one == Rows(0) for one in known[1:])
+        return call.checked(Rows(0)) if rest and source == Rows(0) else MIXED
+    if source == known[0] == Rows(0) and len(indices) == 1:
+        return chosen(call, indices[0])
+    return MIXED
+
+
+@rule("masked_select")
+def selected(call: Call) -> Known:
+    same_shape = shape(call.given["self"]) == shape(call.given["mask"])
+    both = call.of("self") == call.of("mask") == Rows(0)
+    return chosen(call, call.given["mask"]) if both and same_shape else MIXED
+
+
+def chosen(call: Call, mask: fx.Node) -> Known:
+    is_mask = value(mask).dtype is torch.bool
+    return Rows(0, None, mask) if is_mask and mask in call.own else MIXED
+
+
+@rule("gather", "take_along_dim", "scatter", "scatter_add")
+def along_dimension(call: Call) -> Known:
+    """Picks elements of the same row."""
+    dims = call.dims() or [0]
+    known = {call.of(name) for name in call.tensors} - {FIXED}
+    if len(known) != 1:
+        return MIXED if known else FIXED
+    (found,) = known
+    fits = isinstance(found, Rows) and found.over is None and found.dim not in dims
+    return call.checked(found) if fits else MIXED
+
+
+@rule("embedding", "one_hot", "index_select")
+def lookup(call: Call) -> Known:
+    """Each index is replaced by what it stands for."""
+    name = {"embedding": "indices", "one_hot": "self", "index_select": "index"}[call.name]
+    index, tables = call.of(name), [call.of(other) for other in call.tensors if other != name]
+    along = call.dims() if call.name == "index_select" else [0]
+    if any(table != FIXED for table in tables) or along != [0]:
+        return MIXED
+    return index if index == FIXED or (isinstance(index, Rows) and index.over is None) else MIXED
+
+
+@rule("linear", "mm", "matmul", "mv", "addmm", "layer_norm", "rms_norm")
+def from_the_left(call: Call) -> Known:
+    """Works on the last dimension of rows, with constants."""
+    rows = {name: known for name in call.tensors if isinstance(known := call.of(name), Rows)}
+    if any(not isinstance(call.of(name), Rows | Fixed) for name in call.tensors):
+        return MIXED
+    if not rows:
+        return FIXED
+    name, known = next(iter(rows.items()))
+    if len(rows) > 1 or name not in ("input", "self", "mat1") or known.over is not None:
+        return MIXED
+    worked = len(call.given.get("normalized_shape", [0]))
+    return call.checked(known) if known.dim < len(shape(call.given[name])) - worked else MIXED
+
+
+@rule("bmm", "baddbmm")
+def batched(call: Call) -> Known:
+    return Rows(0) if {call.of(name) for name in call.tensors} == {Rows(0)} else MIXED
