@@ -94,9 +94,7 @@ class Threads:
         factor = 1 / job.all_microbatches
         pieces = batch.parts(job.replicas)
         feeds = [job.feeds.feed(plan.device) for plan in compiled.device_plans]
-        given = [
-            [job.inputs(pieces[feed], [factor] * job.microbatches, (), 0, feed)] for feed in feeds
-        ]
+        given = [[job.inputs(pieces[feed], [factor] * job.microbatches, 0, feed)] for feed in feeds]
         run_together(compiled.device_plans, ready, given, after)
         if wanted == "loss":
             return totals

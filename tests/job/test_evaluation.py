@@ -240,3 +240,16 @@ def test_a_model_with_loaded_weights_does_not_warn(recwarn: pytest.WarningsRecor
 
     assert not list(recwarn)
     trainer.close()
+
+
+def test_labels_that_count_are_counted_over_all_batches() -> None:
+    """Also with one microbatch: a mean of means would be another number."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    x, labels = torch.randn(6, 4), torch.tensor([-100, -100, 1, 0, 2, 1])
+    loss_fn = torch.nn.functional.cross_entropy
+    trainer = piper.Trainer(model, loss_fn, example=(x[:2], labels[2:4]), device="cpu")
+
+    found = trainer.evaluate([(x[k : k + 2], labels[k : k + 2]) for k in (0, 2, 4)]).loss
+
+    assert found == pytest.approx(loss_fn(model(x), labels).item())

@@ -73,6 +73,7 @@ class LossSum:
     def result(self) -> Evaluation:
         if not self.sums:
             raise InputError.of("evaluate", "there are no batches", "give at least one batch")
+        refuse_weightless(self.weight)
         assert self.reduction is not None
         loss = float(torch.stack(self.sums).sum()) / self.reduction.whole(self.weight)
         seconds = time.perf_counter() - self.started
@@ -92,7 +93,6 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
             total.reduction = reduction = reduction_for(here, forwards, batch)
             weights = microbatch_weights(here, reduction, batch)
             everyone = agreed_weight(here, forwards.rank, batch, sum(weights))
-            refuse_weightless(everyone)
             run(program, here, forwards.rank, batch, reduction.factors(weights), move)
             total.add(program.totals[0], everyone, batch)
     consistency.agree_on_call("evaluate", job.replicas)

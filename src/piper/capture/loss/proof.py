@@ -10,7 +10,7 @@ from piper.capture.loss import labelled, shapes  # noqa: F401  (they fill RULES)
 from piper.capture.loss.calls import Call
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Rows
 from piper.capture.loss.rules import RULES, base_name, elementwise, is_elementwise
-from piper.capture.torch_private import OpOverload, pytree
+from piper.capture.torch_private import OpOverload, is_mutable, pytree
 
 Twins = Mapping[fx.Node, fx.Node]
 
@@ -115,7 +115,7 @@ def merge_equal(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, OpOverload):
             first = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
-            if first is not node and not node.target._schema.is_mutable:
+            if first is not node and not is_mutable(node):
                 node.replace_all_uses_with(first)
 
 
