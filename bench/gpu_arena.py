@@ -24,7 +24,6 @@ from gpu_models import SIZES, Shelf, Size
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import piper
-from piper.capture import Captured, capture
 from piper.runtime.comm.world import join
 from piper.runtime.hardware import chosen_device
 
@@ -72,7 +71,6 @@ class Arena:
 
     chosen: argparse.Namespace
     group: str = ""
-    known: dict[Any, Captured] = field(default_factory=dict)
     meshes: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -157,13 +155,6 @@ class Arena:
         return {name: plain} | (
             {f"{name} graphs": partial(plain, graphs=True)} if self.on_gpu else {}
         )
-
-    def captured(self, model: Any, data: Any, parts: int) -> Captured:
-        one = tuple(tensor[: tensor.shape[0] // parts] for tensor in data)
-        key = (id(model), one[0].shape)
-        if key not in self.known:
-            self.known[key] = capture(model, model.loss, one, self.device.type)
-        return self.known[key]
 
     def mesh(self, *shape: int) -> DeviceMesh:
         """Made once, because every mesh has its own communicators."""
