@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from divided import KINDS, divided_chain
 from plan.expert_programs import random_experts
 from plan.programs import random_program
 from replicas import captured
@@ -212,3 +213,38 @@ def assert_links_are_own(needs: RequiredCommunicators, plan: Plan, pp: int) -> N
     for one in sends:
         assert one.peer // pp == plan.device // pp
         assert (one.stream, plan.device, one.peer) in needs.links
+
+
+def divided(name: str, pp: int, dp: int, ways: int, zero: int, kind: str) -> Any:
+    """A model whose weights or tokens are divided, under a builder."""
+    stages = 2 * pp if name in V_SHAPED else pp
+    how = {"cp" if kind == "cp" else "tp": ways}
+    strategy = BUILDERS[name](pp=pp, microbatches=2 * pp, dp=dp, zero=zero, **how)
+    return both(divided_chain(stages, ways, KINDS[kind]), strategy.directives)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_each_part_of_a_divided_stage_is_a_role(name: str) -> None:
+    for zero, (dp, ways, kind) in enumerate(
+        [(2, 2, "tp"), (3, 2, "sp"), (2, 4, "cp"), (4, 2, "others")]
+    ):
+        few, full = divided(name, 2, dp, ways, zero, kind)
+
+        assert (len(few.plans), len(full.plans)) == (2 * ways, 2 * dp * ways)
+        assert_same(few, full)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_divided_stages_of_every_size(name: str, kind: str) -> None:
+    for zero, dp, ways, pp in product(range(4), (2, 3, 8), (2, 4), (1, 2)):
+        assert_same(*divided(name, pp, dp, ways, zero, kind))
+
+
+def test_a_job_of_many_replicas_costs_what_its_roles_cost() -> None:
+    strategy = BUILDERS["1f1b"](pp=2, microbatches=4, dp=256, tp=2, zero=1)
+
+    compiled = compile_strategy(divided_chain(2), strategy.directives, by_role=True)
+
+    assert (len(compiled.roles.of), len(compiled.plans)) == (1024, 4)

@@ -82,9 +82,10 @@ def own_roles(devices: Iterable[Device], obstacle: str = "") -> Roles:
 
 
 def roles(dag: Dag) -> Roles:
-    """The roles of all devices. If replicas differ, every device has its own role."""
-    if dag.divisions:
-        return own_roles(dag.devices, "devices divide regions, and each has its own part")
+    """The roles of all devices. If replicas differ, every device has its own role.
+
+    Devices that divide a batch's work have different roles: each has its own part.
+    """
     rows = alike(dag.replicas)
     if rows is None:
         return own_roles(dag.devices, "its replicas do not have the same regions on their devices")

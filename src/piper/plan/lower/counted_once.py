@@ -14,13 +14,17 @@ from piper.plan.lower.device_work import DeviceWork
 def counts(dag: Dag, device: Device, value: ValueId, number: int) -> bool:
     """Whether a device counts gradient `number` of the norm, which is `value`.
 
-    A sum that a whole group holds is counted by one member. The members take turns. So do devices
-    that divide regions: of what is whole, they have the same gradient.
+    A sum that a whole group holds is counted by one member. The members take turns.
     """
     maker = dag.nodes[dag.producers[value]]
     shared = isinstance(maker, Collective) and maker.kind is Kind.ALL_REDUCE
     if shared and device not in {group[number % len(group)] for group in maker.groups}:  # type: ignore[union-attr]
         return False
+    return of_member(dag, device, value, number)
+
+
+def of_member(dag: Dag, device: Device, value: ValueId, number: int) -> bool:
+    """Whether it is the turn of this member of a team, of which all have what is whole."""
     bucket = dag.values[value].bucket
     if not dag.divisions or bucket is None:
         return True

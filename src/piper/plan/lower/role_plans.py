@@ -15,7 +15,7 @@ from piper.ir.roles import Groups, Roles
 from piper.names import BucketId, Device, NodeId, ValueId
 from piper.plan.binding import Grouping, JobGroups, Meeting, RolePlan, Turn, bind
 from piper.plan.instructions import Plan, State, Total
-from piper.plan.lower.counted_once import counts
+from piper.plan.lower.counted_once import of_member
 
 
 def role_plans(
@@ -80,15 +80,13 @@ class Reading:
     def held(
         self, device: Device, dag: Dag, node: object, made: Mapping[str, int]
     ) -> Iterator[Turn]:
-        """Devices that divide regions have plans of their own, which say what they count."""
+        """Of what is whole on devices that divide regions, one of these roles counts it."""
         assert isinstance(node, Totals)
         for number, total in enumerate(node.reads[1:]):
             whole = sum_buffer(total[0])
             buffer = whole if len(total) > 1 and whole in made else total[0]
-            if buffer in made and not dag.divisions:
+            if buffer in made and of_member(dag, device, total[0], number):
                 yield buffer, self.reduced_by(dag, total[0]), number
-            elif buffer in made and counts(dag, device, total[0], number):
-                yield buffer, None, number
 
     def reduced_by(self, dag: Dag, value: ValueId) -> Grouping:
         """The groups that all hold this sum; None if every device has a part of its own."""
