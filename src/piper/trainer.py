@@ -28,6 +28,7 @@ from piper.job.options import ADAMW, Loss, Options
 from piper.job.programs import Programs
 from piper.job.retarget import retargeted
 from piper.job.stale_model import StaleModel
+from piper.job.stopping import StopRequest
 from piper.job.tracing import from_environment, recording
 from piper.job.tuning import tuned
 from piper.runtime.batch import StepInputs
@@ -36,7 +37,7 @@ from piper.runtime.checkpoint.description import described
 from piper.runtime.checkpoint.folder import Keep
 from piper.runtime.checkpoint.model_names import model_tensors
 from piper.runtime.checkpoint.save import Run
-from piper.runtime.comm.world import gather, join, world
+from piper.runtime.comm.world import gather, join, processes, world
 from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import Metrics
@@ -77,7 +78,7 @@ class Trainer:
         self,
         model: torch.nn.Module,
         loss_fn: Loss | None,
-        strategy: Strategy | Sequence[Any] | None = None,
+        strategy: Strategy | Sequence[Any] | Callable[[int], Any] | None = None,
         *,
         example: Any,
         optimizer: MakeOptimizer = ADAMW,
@@ -102,7 +103,8 @@ class Trainer:
             loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
             graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
         )  # fmt: skip
-        job = Job(model, loss_fn, as_strategy(strategy), options)
+        chosen = strategy(processes()) if callable(strategy) else strategy
+        job = Job(model, loss_fn, as_strategy(chosen), options)
         first = job.example(example)
         if is_inspecting():
             raise inspected(job, first)
@@ -112,7 +114,7 @@ class Trainer:
         self._programs = Programs(job, self.rank, len(first.arguments))
         self._forwards = ForwardPrograms(self._programs)
         self._in_flight, self._recording = steps_on(job.device), from_environment()
-        self._checkpoints = Checkpoints()
+        self._checkpoints, self._stop = Checkpoints(), StopRequest()
         self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
         self._best: dict[BatchKind, float | None] = {}  # seconds of a step at the peak
         self._broken = False
@@ -165,7 +167,17 @@ class Trainer:
         metrics = Metrics(self.steps, tokens, read, lr, self._best[kind])
         self._log.add(metrics)
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
+        self._stop.leave(self)
         return metrics
+
+    def request_stop(self) -> None:
+        """Ask all processes to stop after a step. Any of them may ask, also in a signal handler."""
+        self._stop.want()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a process asked to stop: after a step, the same in all of them. Save, and end."""
+        return self._stop.agreed
 
     def record(self, path: str | Path, steps: int = 3, profile: bool = False) -> None:
         """Record the next steps in a file for `piper view` and Perfetto. Every process calls it.
@@ -349,7 +361,7 @@ class Trainer:
     def _agreed(self, batch: Batch, kind: BatchKind, own: float) -> tuple[float, BatchKind]:
         """The total weight of all replicas, and the kind of this step in all processes."""
         shapes, flags, state = kind
-        found = Agreed(own * self.replicas, self._checkpoints.failed, state)
+        found = Agreed(own * self.replicas, self._checkpoints.failed, state, self._stop.wanted)
         consistency.refuse_too_late(self._digests, self._job.model)
         if not self._stepped:
             self._job.try_mean(batch)  # on real data: an example may be zeros
@@ -361,4 +373,5 @@ class Trainer:
             found = consistency.agree_on_step((shapes, flags), data, *feed, mine)
         self._job.python_state.agreed = found.state
         self._checkpoints.refuse_failed(found.lost)
+        self._stop.agreed = found.stop
         return found.weight, (shapes, flags, found.state)

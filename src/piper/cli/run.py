@@ -1,7 +1,8 @@
 """piper run: start a script on local processes or on a cluster, one process per device."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +14,19 @@ from piper.cli.target import PASS_ON
 from piper.errors import InputError
 from piper.launch.local import run_local
 from piper.launch.on_ray import address_of, run_on_ray
+from piper.launch.restarts import with_restarts
 from piper.launch.shared_gpu import shared_gpu
+from piper.launch.signals import SAVE
 from piper.launch.trace_window import COUNT, FIRST, Window, steps_of
+
+Restarts = Annotated[int, typer.Option(help="after a failure, start again so many times", min=0)]
+Least = Annotated[
+    int | None,
+    typer.Option(help="restart with one process less each time, down to this number", min=1),
+]
+SaveOnSignal = Annotated[
+    Path | None, typer.Option(help="on Ctrl-C or SIGTERM, finish the step and save to this folder")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,6 +47,9 @@ def run(
             "--share-gpu", help="run all processes on one GPU, each with a part of its SMs"
         ),
     ] = False,
+    restarts: Restarts = 0,
+    least: Least = None,
+    save_on_signal: SaveOnSignal = None,
     trace: Annotated[
         Path | None, typer.Option(help="record some steps in this file", dir_okay=False)
     ] = None,
@@ -47,17 +62,39 @@ def run(
 ) -> None:
     """Run SCRIPT on N processes. Arguments after it are passed on to it."""
     start = launcher(on, share_gpu)
+    window = None
+    if trace is not None:
+        window = Window(trace, *steps_of(trace_steps, "--trace-steps"), profile=trace_profile)
+    more = {SAVE: str(save_on_signal.absolute())} if save_on_signal else {}
     sharing: AbstractContextManager[Mapping[str, str]]
     sharing = shared_gpu(processes) if share_gpu else nullcontext({})
-    with sharing as extra:
-        if trace is None:
-            raise typer.Exit(start(str(script), context.args, processes, extra))
-        window = Window(trace, *steps_of(trace_steps, "--trace-steps"), profile=trace_profile)
-        before = written(trace)
-        given = {**extra, **window.environment()}
-        code = start(str(script), context.args, processes, given)
-    typer.echo(outcome(window, written(trace) != before, code, on), err=True)
-    raise typer.Exit(code)
+    with sharing as extra, tracing(window, on) as traced:
+
+        def begin(count: int, attempt: Mapping[str, str]) -> int:
+            given = {**extra, **more, **traced.environment, **attempt}
+            return start(str(script), context.args, count, given)
+
+        traced.code = with_restarts(begin, processes, restarts, least)
+    raise typer.Exit(traced.code)
+
+
+@dataclass
+class Traced:
+    """A run that may be recorded: what its processes must know, and its exit code."""
+
+    environment: Mapping[str, str]
+    code: int = 0
+
+
+@contextmanager
+def tracing(window: Window | None, on: str | None) -> Iterator[Traced]:
+    """Say afterwards where the trace is."""
+    if window is None:
+        yield Traced({})
+        return
+    before, traced = written(window.path), Traced(window.environment())
+    yield traced
+    typer.echo(outcome(window, written(window.path) != before, traced.code, on), err=True)
 
 
 def launcher(on: str | None, share_gpu: bool) -> Callable[..., int]:

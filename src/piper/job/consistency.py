@@ -148,6 +148,7 @@ class Agreed:
     weight: float  # of the batches of all replicas
     lost: bool = False  # some process has lost a checkpoint that was being written
     state: int = 0  # of what the model of the first process keeps in Python
+    stop: bool = False  # some process was asked to stop after this step
 
 
 def agree_on_step(
@@ -160,25 +161,26 @@ def agree_on_step(
     which compiles, knows what matters of it. The processes of one replica must have the same data;
     `batch` is empty if reading it would wait for the GPU.
     """
-    row = torch.full((4 + 3 * feeds,), float("-inf"), dtype=torch.float64)
-    row[2 + feed], row[-2] = mine.weight, float(mine.lost)
+    row = torch.full((5 + 3 * feeds,), float("-inf"), dtype=torch.float64)
+    row[2 + feed], row[-2], row[-3] = mine.weight, float(mine.lost), float(mine.stop)
     if dist.get_rank() == 0:
         row[-1] = mine.state
     if batch:
         seen = fingerprint(batch)
         row[2 + feeds + feed], row[2 + 2 * feeds + feed] = seen, -seen
     most = agreed(kind, row)
-    data = most[2 + feeds : -2].view(2, feeds)
+    data = most[2 + feeds : -3].view(2, feeds)
     other = (data[0] != -data[1]) & data[0].isfinite()  # infinite: no data was compared
     if other.any():
         raise different_data(int(other.nonzero()[0]))
-    return Agreed(float(most[2 : 2 + feeds].sum()), bool(most[-2]), int(most[-1]))
+    weight, lost, state = float(most[2 : 2 + feeds].sum()), bool(most[-2]), int(most[-1])
+    return Agreed(weight, lost, state, bool(most[-3]))
 
 
 def agree_on_call(call: str, feeds: int) -> None:
     """Check that all processes are in the same call, not in a step or another call."""
     if dist.is_initialized() and dist.get_world_size() > 1:
-        agreed((call,), torch.zeros(4 + 3 * feeds, dtype=torch.float64))
+        agreed((call,), torch.zeros(5 + 3 * feeds, dtype=torch.float64))
 
 
 def agreed(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from piper.launch.trace_window import FILE
 def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     die_with(parent)
     log_progress()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the launcher sees to it
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:

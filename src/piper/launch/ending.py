@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+from piper.launch.signals import ENDING
+
 SYMPTOM = 75  # exit code of a process that stopped because another one did
 GRACE = 3.0  # seconds for the others to stop by themselves
 HINTS: dict[int, str] = {
@@ -99,15 +101,15 @@ def exit_text(code: int) -> str:
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends this process like an exception, so that clean-up code runs."""
+def signals_raise() -> Iterator[None]:
+    """Signals end this process like an exception, so that clean-up code runs."""
     received: list[int] = []
 
     def leave(number: int, _: object) -> None:
         received.append(number)
         sys.exit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    previous = {number: signal.signal(number, leave) for number in ENDING}
     try:
         yield
     except BaseException:
@@ -115,4 +117,5 @@ def sigterm_raises() -> Iterator[None]:
             sys.exit(128 + received[0])
         raise
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

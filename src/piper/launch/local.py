@@ -6,13 +6,14 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from piper.launch.ending import GRACE, Ended, Report, sigterm_raises, verdict
+from piper.launch.ending import GRACE, Ended, Report, verdict
+from piper.launch.private_folder import private_folder
+from piper.launch.signals import SAVE, Received, announce, received_signals
 
 
 @dataclass
@@ -32,18 +33,21 @@ def run_local(
 
     `extra` are additional environment variables. `{rank}` in a value stands for the rank.
     """
-    with tempfile.TemporaryDirectory(prefix="piper-") as folder:
-        port = free_port()
+    with private_folder("piper-") as folder, received_signals() as received:
+        given, port = extra or {}, free_port()
         children = [
-            start(rank, processes, port, [script, *arguments], extra or {}, Path(folder))
+            start(rank, processes, port, [script, *arguments], given, folder)
             for rank in range(processes)
         ]
-        with sigterm_raises():
-            try:
-                watch(children)
-            finally:
-                stop(children)
-        return verdict([ended(child) for child in children])
+        try:
+            watch(children, received)
+            if received.numbers:
+                announce(received.numbers[0], given.get(SAVE))
+                ask(children)
+                wait_unless_asked_again(children, received)
+        finally:
+            stop(children, at_once=len(received.numbers) > 1)
+        return received.code or verdict([ended(child) for child in children])
 
 
 def free_port(address: str = "127.0.0.1") -> int:
@@ -71,9 +75,9 @@ def start(
     return Child(rank, subprocess.Popen(command, env=everything), report)
 
 
-def watch(children: Sequence[Child]) -> None:
-    """Wait until all have ended, or one has failed. Tell the others of each end."""
-    while any(child.process.poll() is None for child in children):
+def watch(children: Sequence[Child], received: Received) -> None:
+    """Wait until all have ended, one has failed, or a signal came. Tell the others of each end."""
+    while not received.numbers and any(child.process.poll() is None for child in children):
         if any(child.process.poll() for child in children):
             return
         for child in children:
@@ -82,18 +86,40 @@ def watch(children: Sequence[Child]) -> None:
         time.sleep(0.02)
 
 
-def stop(children: Sequence[Child]) -> None:
+def ask(children: Sequence[Child]) -> None:
+    """Ask the processes to end. A handler of the user's may finish a step and save first."""
+    for child in children:
+        if child.process.poll() is None:
+            child.asked = True
+            child.process.terminate()
+
+
+def wait_unless_asked_again(children: Sequence[Child], received: Received) -> None:
+    """Wait until all have ended, one has failed, or another signal came."""
+    while len(received.numbers) < 2 and any(child.process.poll() is None for child in children):
+        if any(child.process.poll() for child in children):
+            return
+        time.sleep(0.02)
+
+
+def stop(children: Sequence[Child], at_once: bool = False) -> None:
     """End the processes that still run: wait after a failure, then SIGTERM, then SIGKILL."""
+    if at_once:
+        kill(children)
     failed = [child for child in children if child.process.poll()]
     known = any(ended(child).culprit is not None for child in failed)
     wait_all(children, (1.0 if known else GRACE) if failed else 0.0)
     for child in children:
         if child.process.poll() is None:
-            child.asked = True
-            child.process.terminate()
+            ask([child])
     wait_all(children, GRACE)
+    kill(children)
+
+
+def kill(children: Sequence[Child]) -> None:
     for child in children:
         if child.process.poll() is None:
+            child.asked = True
             child.process.kill()
             child.process.wait()
 

@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from piper.errors import InputError, Problem
-from piper.launch.ending import GRACE, Ended, Report, sigterm_raises, verdict
+from piper.launch.ending import GRACE, Ended, Report, signals_raise, verdict
+from piper.launch.private_folder import private_folder
 from piper.launch.rank_assignment import assign_ranks
 from piper.launch.supervisor import Supervisor, Update
 from piper.names import amount
@@ -55,7 +55,7 @@ def run_on_ray(
     with (
         meeting_place(address) as store,
         joined(ray, address, processes),
-        sigterm_raises(),
+        signals_raise(),
         reserved(ray, processes) as actors,
     ):
         given = {**passed_on(os.environ), **store, **(extra or {})}
@@ -69,7 +69,7 @@ def meeting_place(address: str) -> Iterator[Mapping[str, str]]:
     if address != LOCAL:
         yield {"PIPER_STORE_TOKEN": secrets.token_hex(16)}
         return
-    with tempfile.TemporaryDirectory(prefix="piper-") as folder:
+    with private_folder("piper-") as folder:
         yield {"PIPER_STORE": f"{folder}/store"}
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from piper.errors import InputError, Problem
+from piper.launch.private_folder import private_folder
 
 CONTROL = "nvidia-cuda-mps-control"
 
@@ -32,9 +31,10 @@ def shared_gpu(processes: int) -> Iterator[Mapping[str, str]]:
             "install CUDA's MPS, or leave out --share-gpu and use one GPU per process",
         )
         raise InputError("--share-gpu", problem)
-    with tempfile.TemporaryDirectory(prefix="piper-mps-", ignore_cleanup_errors=True) as folder:
-        own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
-        Path(own["CUDA_MPS_LOG_DIRECTORY"]).mkdir()
+    quit_it = f'export CUDA_MPS_PIPE_DIRECTORY="$1"; echo quit | {CONTROL}'
+    with private_folder("piper-mps-", quit_it) as folder:
+        own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+        (folder / "log").mkdir()
         subprocess.run([CONTROL, "-d"], env={**os.environ, **own}, check=True)
         try:
             yield {**own, **as_hosts(processes)}

@@ -24,7 +24,7 @@ def join(timeout: float, on_gpu: bool = False) -> int:
     """Join the other processes, if there are any. Returns the rank, which is the device."""
     global _patience
     _patience = timedelta(seconds=timeout)
-    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if not dist.is_initialized() and processes() > 1:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         # NCCL connects when a group is made, not during a step.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
@@ -39,6 +39,11 @@ def join(timeout: float, on_gpu: bool = False) -> int:
 def patience() -> timedelta:
     """How long to wait for another process. torch's own default is half an hour."""
     return _patience
+
+
+def processes() -> int:
+    """How many processes the launcher started, also before they have joined."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def world() -> int:
