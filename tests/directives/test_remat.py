@@ -121,7 +121,7 @@ def test_what_is_kept_may_be_written_in_several_ways(keep: Kept, found: Kept) ->
 
 
 def test_a_limit_leaves_the_choice_to_the_compiler() -> None:
-    remat = Remat(where(), limit_gib=0.5)
+    remat = Remat(where(), memory_gib=0.5)
 
     assert remat.is_auto
     assert remat == Remat(where(), "auto", 0.5)
@@ -145,12 +145,12 @@ def test_a_limit_leaves_the_choice_to_the_compiler() -> None:
             'or "auto"',
         ),
         (
-            {"keep": "matmuls", "limit_gib": 4},
-            'limit_gib is for keep="auto" only\n  fix: leave out one of them',
+            {"keep": "matmuls", "memory_gib": 4},
+            'memory_gib is for keep="auto" only\n  fix: leave out one of them',
         ),
         (
-            {"limit_gib": 0},
-            "limit_gib=0 is not an amount of memory\n  fix: write GiB of one device, such as 80",
+            {"memory_gib": 0},
+            "memory_gib=0 is not an amount of memory\n  fix: write GiB of one device, such as 80",
         ),
     ],
 )

@@ -163,22 +163,22 @@ def test_stages_that_hold_more_microbatches_get_fewer_layers() -> None:
     model = layered(*(f"L{k}" for k in range(8)))
     kept = replace(model, regions=tuple(replace(r, saved=(MIB,)) for r in model.regions))
 
-    plenty = stages(kept, Stage("PP", 2, live=[3, 1], memory_mb=100))
-    little = stages(kept, Stage("PP", 2, live=[3, 1], memory_mb=7))
+    plenty = stages(kept, Stage("PP", 2, live=[3, 1], memory_gib=100 / 1024))
+    little = stages(kept, Stage("PP", 2, live=[3, 1], memory_gib=7 / 1024))
 
     assert [one["PP"] for one in plenty] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [one["PP"] for one in little] == [0, 0, 1, 1, 1, 1, 1, 1]
     with pytest.raises(DirectiveError) as error:
-        stages(kept, Stage("PP", 2, live=[3, 1], memory_mb=5))
+        stages(kept, Stage("PP", 2, live=[3, 1], memory_gib=5 / 1024))
     assert str(error.value) == (
-        "stage (directive 1 of 1): no cut into 2 stages fits into 5.0 MiB per stage\n"
-        "  fix: write memory_mb=6.1 or more, use more stages or smaller microbatches, or shard "
-        "and recompute"
+        "stage (directive 1 of 1): no cut into 2 stages fits into 0.004883 GiB per stage\n"
+        "  fix: write memory_gib=0.00587 or more, use more stages or smaller microbatches, or "
+        "shard and recompute"
     )
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"live": [1]}, {"live": 3}, {"live": [0, 1]}, {"memory_mb": 0}, {"state": "4"}]
+    "wrong", [{"live": [1]}, {"live": 3}, {"live": [0, 1]}, {"memory_gib": 0}, {"state": "4"}]
 )
 def test_memory_must_be_numbers(wrong: dict[str, object]) -> None:
     with pytest.raises(Refused, match="write"):
@@ -186,9 +186,9 @@ def test_memory_must_be_numbers(wrong: dict[str, object]) -> None:
 
 
 def test_its_memory_is_part_of_its_json_and_repr_where_it_is_given() -> None:
-    stage = Stage("PP", 2, live=(2, 1), memory_mb=7.5)
+    stage = Stage("PP", 2, live=(2, 1), memory_gib=7.5)
 
-    assert repr(stage) == "Stage(name='PP', stages=2, live=(2, 1), memory_mb=7.5)"
+    assert repr(stage) == "Stage(name='PP', stages=2, live=(2, 1), memory_gib=7.5)"
     assert Strategy.from_json(Strategy([stage]).to_json()) == Strategy([stage])
     assert repr(Stage("PP", 2)) == "Stage(name='PP', stages=2)"
 

@@ -134,7 +134,7 @@ def test_nothing_is_recomputed_if_everything_fits(job: Job, example: Batch) -> N
 
 def test_what_was_chosen_is_a_strategy(job: Job, example: Batch) -> None:
     limit = 0.7 * peak_of(job, example) / GIB
-    strategy = job.strategy + Remat(where(), limit_gib=limit)
+    strategy = job.strategy + Remat(where(), memory_gib=limit)
 
     _, found = within(job, None, strategy).compile(example)
     written = Strategy.from_json(Strategy(found.program).to_json())
@@ -150,7 +150,7 @@ def test_a_choice_needs_a_limit(job: Job, example: Batch) -> None:
 
     assert str(refused.value) == (
         'remat: keep="auto" depends on the memory of a device, which is not known on a CPU\n'
-        "  fix: write Trainer(memory_gib=80), or Remat(where(), limit_gib=80)"
+        "  fix: write Trainer(memory_gib=80), or Remat(where(), memory_gib=80)"
     )
 
 

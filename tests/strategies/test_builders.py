@@ -150,7 +150,7 @@ def test_a_users_csv_places_each_stage_where_its_row_is() -> None:
 
 @pytest.mark.parametrize("name", [name for name in BUILDERS if name != "dualpipe"])
 def test_a_table_and_orders_take_the_options_of_a_builder(name: str) -> None:
-    options = {"dp": 2, "zero": 3, "ep": 2, "memory_mb": 100, "ahead": True, "stream": "p2p"}
+    options = {"dp": 2, "zero": 3, "ep": 2, "memory_gib": 100, "ahead": True, "stream": "p2p"}
     built = BUILDERS[name](pp=2, microbatches=4, **options)
     orders = [one for one in built if isinstance(one, Order)]
 
@@ -178,9 +178,9 @@ def test_orders_that_name_no_single_pass_have_no_table() -> None:
 
 
 def test_a_limit_of_memory_knows_the_schedule_and_the_zero_level() -> None:
-    (stage, *_) = BUILDERS["zbv"](pp=2, microbatches=8, dp=4, zero=2, memory_mb=100)
+    (stage, *_) = BUILDERS["zbv"](pp=2, microbatches=8, dp=4, zero=2, memory_gib=100)
 
-    assert stage == Stage("PP", 4, live=(4, 3, 2, 1), memory_mb=50, state=1 + 3 / 4)
+    assert stage == Stage("PP", 4, live=(4, 3, 2, 1), memory_gib=50, state=1 + 3 / 4)
 
 
 def test_a_csv_that_is_no_schedule_is_refused() -> None:

@@ -21,7 +21,7 @@ UNDECIDED = Recomputation(1.0, auto=True)
 LADDER: tuple[RematPolicy, ...] = ((), 0.25, 0.5, 0.75, (MATMULS, ATTENTION))
 
 
-@directive(omit_defaults=("keep", "limit_gib"))
+@directive(omit_defaults=("keep", "memory_gib"))
 @dataclass(frozen=True, slots=True)
 class Remat(Directive):
     """The backward of the matching regions recomputes their activations. It may stand anywhere.
@@ -31,7 +31,7 @@ class Remat(Directive):
     both, or a share of the bytes that the region keeps without `Remat`. If the backward is split,
     BI recomputes and BW reads what it needs from BI.
 
-    With `keep="auto"` or a `limit_gib`, the compiler chooses for each region: it recomputes as
+    With `keep="auto"` or a `memory_gib`, the compiler chooses for each region: it recomputes as
     little as fits in that much memory of a device, by default in what the device has.
 
     rewrite:
@@ -42,13 +42,13 @@ class Remat(Directive):
 
     filter: Filter
     keep: Kept = ()
-    limit_gib: float | None = None
+    memory_gib: float | None = None
 
     def __post_init__(self) -> None:
-        limited = self.limit_gib is not None
+        limited = self.memory_gib is not None
         object.__setattr__(self, "keep", checked(self.keep) or (AUTO if limited else ()))
         if limited:
-            require_limit(self.limit_gib, self.keep)
+            require_limit(self.memory_gib, self.keep)
 
     @property
     def is_auto(self) -> bool:
@@ -105,7 +105,7 @@ def checked(keep: object) -> Kept:
 
 def require_limit(limit: object, keep: Kept) -> None:
     if keep != AUTO:
-        raise Refused(Problem('limit_gib is for keep="auto" only', "leave out one of them"))
+        raise Refused(Problem('memory_gib is for keep="auto" only', "leave out one of them"))
     if isinstance(limit, bool) or not isinstance(limit, int | float) or limit <= 0:
-        what = f"limit_gib={limit!r} is not an amount of memory"
+        what = f"memory_gib={limit!r} is not an amount of memory"
         raise Refused(Problem(what, "write GiB of one device, such as 80"))

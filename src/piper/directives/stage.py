@@ -22,7 +22,7 @@ SHOWN = 16  # stages in the example of a message
 ADAM = 4.0  # parameters, gradients, and two moments of each
 
 
-@directive(omit_defaults=("live", "memory_mb", "state"))
+@directive(omit_defaults=("live", "memory_gib", "state"))
 @dataclass(frozen=True, slots=True)
 class Stage(Directive):
     """Group layers into stages, under a tag that the directives after it can name.
@@ -33,7 +33,7 @@ class Stage(Directive):
     the tag already keeps it where it has as many layers as stages; where it has more, these are
     grouped.
 
-    With `memory_mb`, no stage holds more megabytes than that: activations of the microbatches that
+    With `memory_gib`, no stage holds more GiB than that: activations of the microbatches that
     are `live` in it (one number for each stage), and `state` times its parameters, for gradients
     and optimizer too.
 
@@ -46,7 +46,7 @@ class Stage(Directive):
     name: str
     stages: StageSizes
     live: Live = None
-    memory_mb: float | None = None
+    memory_gib: float | None = None
     state: float = ADAM
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Stage(Directive):
             object.__setattr__(self, "stages", tuple(self.stages))
         if self.live is not None:
             object.__setattr__(self, "live", live_counts(self.live, self.count))
-        require_size("memory_mb", 1.0 if self.memory_mb is None else self.memory_mb)
+        require_size("memory_gib", 1.0 if self.memory_gib is None else self.memory_gib)
         require_size("state", self.state)
 
     @property
@@ -120,13 +120,13 @@ class Stage(Directive):
         return found
 
     def memory(self, model: Model, layers: Sequence[Layer]) -> Memory | None:
-        if self.memory_mb is None:
+        if self.memory_gib is None:
             return None
         return Memory(
             state=[self.state * parameter_bytes(model, layer) for layer in layers],
             kept=[sum(kept_bytes(model, region) for region in layer) for layer in layers],
             live=self.live or (1,) * self.count,
-            limit=self.memory_mb * 2**20,
+            limit=self.memory_gib * 2**30,
         )
 
 
@@ -221,10 +221,20 @@ def too_few_layers(layers: int, stages: int) -> Problem:
     )
 
 
+def rounded_up(number: float) -> float:
+    """To three digits.
+
+    >>> rounded_up(6.1234)
+    6.13
+    """
+    digit = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return math.ceil(number / digit) * digit
+
+
 def too_little_memory(memory: Memory, stages: int) -> Problem:
-    least = smallest_limit(memory, stages) / 2**20
+    least = smallest_limit(memory, stages) / 2**30
     return Problem(
-        f"no cut into {stages} stages fits into {memory.limit / 2**20:,.1f} MiB per stage",
-        f"write memory_mb={math.ceil(least * 10) / 10:g} or more, use more stages or smaller "
+        f"no cut into {stages} stages fits into {memory.limit / 2**30:,.4g} GiB per stage",
+        f"write memory_gib={rounded_up(least):.3g} or more, use more stages or smaller "
         "microbatches, or shard and recompute",
     )

@@ -96,7 +96,7 @@ class Job:
     @cached_property
     def memory(self) -> MemoryLimit | None:
         """The memory of a device that counts. None: it is not known."""
-        wanted = [one.limit_gib for one in self.strategy if isinstance(one, Remat)]
+        wanted = [one.memory_gib for one in self.strategy if isinstance(one, Remat)]
         return memory_limit(self.device, [self.options.memory_gib, *wanted], self.options.optimizer)
 
     @property

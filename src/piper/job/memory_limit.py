@@ -55,7 +55,7 @@ def memory_limit(
 def require_limit(limit: MemoryLimit | None) -> MemoryLimit:
     if limit is None:
         what = 'keep="auto" depends on the memory of a device, which is not known on a CPU'
-        fix = "write Trainer(memory_gib=80), or Remat(where(), limit_gib=80)"
+        fix = "write Trainer(memory_gib=80), or Remat(where(), memory_gib=80)"
         raise InputError.of("remat", what, fix)
     return limit
 

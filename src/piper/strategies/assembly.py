@@ -29,7 +29,7 @@ def assemble(
     dp: int,
     *,
     stages: Sequence[int] | None = None,
-    memory_mb: float | None = None,
+    memory_gib: float | None = None,
     mesh: Mesh | None = None,
     devices: Sequence[Device] | None = None,
     zero: int = 0,
@@ -59,7 +59,7 @@ def assemble(
     how = Replicate(where(), [0], zero, bucket_mb, reduce_stream, gather_stream, gather_ahead,
                     gather_buffers, reduce)  # fmt: skip
     program = (
-        stage_of(table, stages, memory_mb, zero, min(map(len, homes.values()))),
+        stage_of(table, stages, memory_gib, zero, min(map(len, homes.values()))),
         *places_of(homes, stream),
         *replicates_of(homes, how),
         *divisions_of(homes, tp, tp_stream, "weights"),
@@ -117,14 +117,14 @@ def homes_of(places: Places, mesh: DeviceMesh, ways: int) -> dict[int, tuple[Dev
 
 
 def stage_of(
-    table: Table, stages: Sequence[int] | None, memory_mb: float | None, zero: int, replicas: int
+    table: Table, stages: Sequence[int] | None, memory_gib: float | None, zero: int, replicas: int
 ) -> Stage:
     """The cut into stages. A device shares its memory equally among its stages."""
     if stages is not None:
         return Stage("PP", stages_of(stages, table))
-    if memory_mb is None:
+    if memory_gib is None:
         return Stage("PP", table.stages)
-    each = memory_mb * len(table.rows) / table.stages
+    each = memory_gib * len(table.rows) / table.stages
     sharded = sum(level <= zero for level in (1, 1, 2, 3))  # two moments, gradients, parameters
     state = ADAM - sharded + sharded / replicas
     return Stage("PP", table.stages, stage_peaks(table), each, state)
