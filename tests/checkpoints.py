@@ -210,3 +210,16 @@ def missing_elements(trainer: Trainer, before: Elements) -> tuple[int, int]:
     now = elements_of(trainer._programs.state.buckets.values())
     counts = {key: len(there - before.get(key, set())) for key, there in now.items()}
     return sum(counts.values()), sum(n for (_, state), n in counts.items() if state == "step")
+
+
+def forgetful(rank: int, count: int, rows: list[int]) -> list[float]:
+    """Losses with batches of several shapes, on two stages."""
+    strategy = Strategy([Place(where(PP=0), [0]), Place(where(PP=1), [1])])
+    full = data()[0]
+    trainer = Trainer(
+        Net(), functional.mse_loss, strategy, example=full, device="cpu", max_programs=count
+    )
+    found = [trainer.step(*(tensor[:many] for tensor in full)).loss for many in rows]
+    assert len(trainer._programs.ready) <= count
+    trainer.close()
+    return found

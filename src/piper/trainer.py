@@ -69,8 +69,9 @@ class Trainer:
     table of what would fit (on a GPU, a warning by default if it needs more than the GPU has).
     `no_decay` names parameters without weight decay, such as ["bias", "norm"]. `log` is where the
     metrics of all steps go: "print", "tensorboard", "wandb", a .csv file, or your function.
-    `device` is "cuda" or "cpu", by default a GPU if there is one. Waiting for another process fails
-    after `timeout` seconds.
+    `device` is "cuda" or "cpu", by default a GPU if there is one. At most `max_programs` programs
+    for different shapes of batches are kept. Waiting for another process fails after `timeout`
+    seconds.
     """
 
     @names_options
@@ -96,12 +97,14 @@ class Trainer:
         memory_gib: float | None = None,
         device: str | None = None,
         log: Log = None,
+        max_programs: int = 64,
         timeout: float = 600.0,
     ) -> None:
         options = Options(
             optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
             loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
             graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
+            max_programs=max_programs,
         )  # fmt: skip
         chosen = strategy(processes()) if callable(strategy) else strategy
         job = Job(model, loss_fn, as_strategy(chosen), options)
@@ -353,7 +356,7 @@ class Trainer:
             own = programs.reduction(kind).weights(batch, parts)
             weight, kind = self._agreed(batch, kind, sum(own))
         refuse_weightless(weight)
-        self._stepped.add(kind)
+        self._stepped = {*(self._stepped & programs.ready.keys()), kind}
         shares = programs.reduction(kind).shares(own, weight)
         inputs = self._job.inputs(batch, shares, self.steps, self.replica, self._in_flight.moved)
         return programs.get(batch, kind, self.steps), inputs, kind

@@ -209,11 +209,11 @@ def test_what_the_user_has_beside_it_is_his(tmp_path: Path) -> None:
     trainer.close()
 
 
-@pytest.mark.parametrize("name", ["..", "notes", "../notes", "", 3, None, "step-1/../../notes"])
+@pytest.mark.parametrize("name", ["..", "notes", "../notes", "", 3, None, [], "step-1/../../notes"])
 def test_a_lock_file_removes_nothing_of_the_user(name: object, run: Path, trainer: Trainer) -> None:
     (run.parent / "notes").mkdir()
     (run / "notes").mkdir()
-    (run / "piper.lock").write_text(json.dumps({"writing": name}))
+    (run / "piper.lock").write_text(json.dumps({"folders": [name]}))
 
     trainer.save(run)
 
@@ -224,7 +224,7 @@ def test_a_lock_file_removes_nothing_of_the_user(name: object, run: Path, traine
 def test_what_a_crash_left_behind_is_removed(run: Path, trainer: Trainer) -> None:
     (run / "step-7").mkdir()
     (run / "step-8").mkdir()  # of the user
-    (run / "piper.lock").write_text(json.dumps({"writing": "step-7"}))
+    (run / "piper.lock").write_text(json.dumps({"folders": ["step-7"]}))
 
     trainer.save(run)
 

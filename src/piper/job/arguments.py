@@ -81,6 +81,11 @@ def refuse_wrong_memory(found: Any) -> None:
         raise InputError.of("memory_gib", f"{found!r} is not an amount of memory", fix)
 
 
+def refuse_wrong_count(name: str, found: Any) -> None:
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise InputError.of(name, f"{found!r} is not a count", "write a whole number above 0")
+
+
 def is_norm(found: Any) -> bool:
     """
     >>> is_norm(1), is_norm(torch.tensor(0.5)), is_norm("1.0"), is_norm(True), is_norm(-1.0)

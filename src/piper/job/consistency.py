@@ -8,7 +8,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -194,7 +194,7 @@ def agreed(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:
     return most
 
 
-@cache
+@lru_cache(maxsize=256)
 def kind_number(kind: tuple[object, ...]) -> int:
     """Cached, because a model may have very many flags."""
     return number(repr(kind))

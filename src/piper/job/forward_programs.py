@@ -23,6 +23,7 @@ from piper.job.compiler import Compiled, compile_strategy
 from piper.job.division import division_requests
 from piper.job.job import BatchKind, Job
 from piper.job.programs import Programs
+from piper.job.recent import recent
 from piper.names import PASS, F, Phase
 from piper.runtime.comm.world import world
 from piper.runtime.execute import Kernel, Program
@@ -100,9 +101,14 @@ class ForwardPrograms:
         key = job.kind(batch), wanted
         if self.state is not self.programs.state:  # another strategy may have moved everything
             self.ready, self.state = {}, self.programs.state
-        if key not in self.ready:
-            self.ready[key] = self.build(job, batch, wanted)
-        return self.ready[key], job
+        make, most = partial(self.build, job, batch, wanted), job.options.max_programs
+        program, old = recent(self.ready, key, make, most)
+        for kind, _ in old:
+            self.outputs.pop(kind, None)
+            self.forms.pop(kind, None)
+        if old:
+            self.programs.shipping.forget()
+        return program, job
 
     def build(self, job: Job, batch: Batch, wanted: Wanted) -> Program:
         mine, kernels = self.assign(job, batch, wanted)
@@ -136,20 +142,13 @@ class ForwardPrograms:
         return assignment(captured, compiled, 0), captured.kernels
 
     def compile(self, job: Job, batch: Batch, wanted: Wanted) -> tuple[Captured, Compiled]:
-        captured = captured_forward(job, batch, wanted, self.trained)
+        captured = captured_forward(job, batch, wanted, frozenset(self.job.trained))
         self.outputs[job.kind(batch)] = captured.output
         if wanted == "loss":
             captured = replace(captured, form=job.form(captured, batch, always=True))
         program = job.strategy.directives
         compiled = compile_strategy(captured.model, program, costs=job.costs, by_role=True)
         return captured, compiled
-
-    @property
-    def trained(self) -> frozenset[str]:
-        """The parameters that training updates, known on device 0."""
-        every = (*self.job.captures.values(), *self.job.divided.values())
-        buckets = (bucket for one in every for bucket in one.model.buckets.values())
-        return frozenset(p.name for b in buckets if b.trainable for p in b.parameters)
 
 
 def captured_forward(job: Job, batch: Batch, wanted: Wanted, trained: frozenset[str]) -> Captured:

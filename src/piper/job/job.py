@@ -17,6 +17,7 @@ from piper.capture.precision import TYPES, Precision, precision_of
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Directive, Remat, Stage, Strategy
 from piper.directives.remat import policies_of
+from piper.ir.division import DivisionRequest
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_unmatched, refuse_wrong_model
 from piper.job.batch import Batch, Shapes, refuse_uneven
@@ -31,6 +32,7 @@ from piper.job.memory_check import refuse_too_large
 from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
 from piper.job.options import Loss, Options
 from piper.job.python_state import PythonState
+from piper.job.recent import recent
 from piper.job.remat_choice import fitted
 from piper.job.stage_weights import stage_lines
 from piper.names import amount
@@ -61,6 +63,7 @@ class Job:
     forms: dict[BatchKind, LossForm] = field(
         default_factory=dict, repr=False
     )  # of the loss, by kind of microbatch
+    trained: set[str] = field(default_factory=set, repr=False)  # parameters of all captures so far
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
     python_state: PythonState = field(default_factory=PythonState, repr=False)
 
@@ -155,10 +158,8 @@ class Job:
         if requests:
             one = batch.part(0, self.microbatches)
             asked = self.kind(one), repr(requests)
-            if asked not in self.divided:
-                given = self.model, self.loss_fn, self.converted(one).arguments, self.device.type
-                self.divided[asked] = capture(*given, requests, self.precision)
-            found = self.divided[asked]
+            make = partial(self.captured_as, one, requests)
+            found, _ = recent(self.divided, asked, make, self.options.max_programs)
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
 
@@ -167,13 +168,24 @@ class Job:
         one = batch.part(0, self.microbatches)
         kind = self.kind(one)
         self.find_layers(one)
-        if kind not in self.captures:
-            example = self.converted(one).arguments
-            made = capture(self.model, self.loss_fn, example, self.device.type, (), self.precision)
-            self.captures[kind] = made
-            if self.python_state.watch is None:
-                self.python_state.watch = Watch(self.model, self.loss_fn)
-        return self.captures[kind]
+        found, _ = recent(
+            self.captures, kind, partial(self.capture_anew, one), self.options.max_programs
+        )
+        return found
+
+    def capture_anew(self, one: Batch) -> Captured:
+        made = self.captured_as(one, ())
+        if self.python_state.watch is None:
+            self.python_state.watch = Watch(self.model, self.loss_fn)
+        return made
+
+    def captured_as(self, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:
+        """For a microbatch, with these divisions."""
+        given = self.model, self.loss_fn, self.converted(one).arguments, self.device.type
+        made = capture(*given, requests, self.precision)
+        buckets = (bucket for bucket in made.model.buckets.values() if bucket.trainable)
+        self.trained.update(parameter.name for each in buckets for parameter in each.parameters)
+        return made
 
     def form(self, captured: Captured, batch: Batch, always: bool = False) -> LossForm:
         """What is proved of the loss. With one microbatch, nothing needs to be, but `always`."""
@@ -181,11 +193,10 @@ class Job:
             return captured.form
         one = batch.part(0, self.microbatches)
         kind = self.kind(one)
-        if kind not in self.forms:
-            example = self.converted(one).arguments
-            found = function_form(self.loss_fn, captured.output, example, captured.form)
-            self.forms[kind] = found
-        return self.forms[kind]
+        example = self.converted(one).arguments
+        make = partial(function_form, self.loss_fn, captured.output, example, captured.form)
+        found, _ = recent(self.forms, kind, make, self.options.max_programs)
+        return found
 
     def directives(self, batch: Batch, costs: Costs | None = None) -> tuple[Directive, ...]:
         """The strategy, as far as stages are cut: those of a divided model are of the whole one."""

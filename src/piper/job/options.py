@@ -13,6 +13,7 @@ from piper.capture import Precision
 from piper.capture.precision import precision_of
 from piper.costs import Costs
 from piper.job.arguments import (
+    refuse_wrong_count,
     refuse_wrong_memory,
     refuse_wrong_options,
     refuse_wrong_patterns,
@@ -44,6 +45,7 @@ class Options:
     costs: Costs | str | Path | None = None
     memory_gib: float | None = None
     device: str | None = None
+    max_programs: int = 64
 
     def __post_init__(self) -> None:
         refuse_wrong_options(self.optimizer, self.lr_scheduler, self.max_norm)
@@ -53,3 +55,4 @@ class Options:
             object.__setattr__(self, "optimizer", grouped)
         precision_of(self.precision)
         refuse_wrong_memory(self.memory_gib)
+        refuse_wrong_count("max_programs", self.max_programs)

@@ -18,6 +18,7 @@ from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import BatchKind, Job
 from piper.job.loss_reduction import LossReduction
+from piper.job.recent import recent
 from piper.job.shipping import PlanShipping
 from piper.names import Phase
 from piper.plan.analyse.kernel_sequences import KernelSequence
@@ -48,6 +49,9 @@ class Programs:
     assigned: dict[BatchKind, Assignment] = field(default_factory=dict)  # this device's part
     made: dict[BatchKind, Compiled] = field(default_factory=dict)  # on device 0
     aliases: dict[str, str] = field(default_factory=dict)  # of parameters, on device 0
+    turns: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # of each state: which of the devices that hold it this one is, of how many
     comm: ProcessComm | None = None  # None before the first program and after `close`
 
     def __post_init__(self) -> None:
@@ -58,10 +62,19 @@ class Programs:
         return kind in self.ready
 
     def get(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
-        """The program for batches of this kind, compiled at the first such batch."""
-        if kind not in self.ready:
-            self.ready[kind] = self.build(batch, kind, steps)
-        return self.ready[kind]
+        """The program for batches of this kind, compiled at the first such batch.
+
+        If there are too many, the one that was used least recently is forgotten. All processes see
+        the same kinds in the same order, so they forget the same.
+        """
+        make, most = partial(self.build, batch, kind, steps), self.job.options.max_programs
+        program, old = recent(self.ready, kind, make, most)
+        for one in old:
+            self.assigned.pop(one, None)
+            self.made.pop(one, None)
+        if old:
+            self.shipping.forget()
+        return program
 
     def known_reduction(self, kind: BatchKind) -> LossReduction | None:
         """That of a program for the same shapes and flags, whatever the state in Python is."""
@@ -77,6 +90,7 @@ class Programs:
             consistency.refuse_disagreement(common_arguments(self.job, batch), self.job.model)
         mine, kernels = self.assign(batch, kind)
         self.assigned[kind] = mine
+        self.turns.update(mine.turns)
         if self.comm is None:
             self.comm = communicators(self.job.device)
         self.comm.extend(mine.needs)
@@ -123,12 +137,7 @@ class Programs:
     @property
     def reported_states(self) -> set[str]:
         """The states that this device reports. Others may hold the same."""
-        return {name for one in self.assigned.values() for name in one.reported_states}
-
-    @property
-    def turns(self) -> dict[str, tuple[int, int]]:
-        """Of each state: which of the devices that hold it this one is, of how many."""
-        return {name: turn for one in self.assigned.values() for name, turn in one.turns.items()}
+        return {name for name, (place, _) in self.turns.items() if place == 0}
 
     def close(self) -> None:
         if self.comm is not None:

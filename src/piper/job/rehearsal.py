@@ -66,6 +66,7 @@ def rehearse(
     costs: Costs | str | Path | None = None,
     memory_gib: float | None = None,
     device: str = "cpu",
+    max_programs: int = 64,
     watch: Watch | None = None,
 ) -> Rehearsal:
     """Train a few steps under a strategy, with all its devices in this process.
@@ -78,6 +79,7 @@ def rehearse(
         optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
         loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
         graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
+        max_programs=max_programs,
     )  # fmt: skip
     job = Job(model, loss_fn, as_strategy(strategy), options)
     return rehearsed(job, [*map(job.example, batches)], watch)

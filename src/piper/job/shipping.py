@@ -77,6 +77,10 @@ class PlanShipping:
             self.kernels.add(code, Phase(phase), self.fused, kernel)
         return assigned(common, role_from_json(part), device), self.kernels
 
+    def forget(self) -> None:
+        """Send kernels again when they are needed. Programs keep those that they have."""
+        self.kernels, self.sent = Kernels(), {}
+
     def keys(self, part: RolePart) -> list[Key]:
         """The kernels that devices of a role run, each once."""
         keys = ((part.regions[name].graph, phase, self.fused) for name, phase in part.runs)

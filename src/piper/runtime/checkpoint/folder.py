@@ -124,14 +124,14 @@ def begin(folder: Path, lock: FolderLock, steps: int) -> Path:
     """An empty folder for a new checkpoint. What a crash left behind is removed."""
     with lock.writing:
         known = {one.folder for one in kept_in(folder)}
-        left = str(lock.unfinished)
-        if OURS.fullmatch(left) and left not in known:
-            remove(folder / left)
-        lock.unfinished = None
+        for left in lock.left if isinstance(lock.left, list) else ():
+            if OURS.fullmatch(str(left)) and left not in known:
+                remove(folder / left)
+        lock.left = None
         name = f"step-{steps}"
         if (folder / name).exists():
             name = f"{name}-{secrets.token_hex(4)}"
-        lock.note(writing=name)
+        lock.note(name)
         (folder / name).mkdir()
     return folder / name
 
@@ -145,11 +145,12 @@ def finish(part: Path, lock: FolderLock, steps: int, digest: str, keep: Keep) ->
         stay = keep.stay([*before, Kept(part.name, steps, digest)])
         rows = [[one.folder, one.steps, one.digest] for one in stay]
         body = {"version": VERSION, "steps": steps, "checkpoints": rows}
+        gone = [one.folder for one in before if one not in stay]
+        lock.note(part.name, *gone)
         replace_file(folder / POINTER, sealed(body))
-        for one in before:
-            if one not in stay:
-                remove(folder / one.folder)
-        lock.note(writing=None)
+        for name in gone:
+            remove(folder / name)
+        lock.note()
 
 
 def remove(folder: Path) -> None:

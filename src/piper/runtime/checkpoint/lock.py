@@ -33,15 +33,15 @@ class FolderLock:
 
     folder: Path
     file: int
-    unfinished: object  # the folder that the last holder did not finish, as the file says
+    left: object  # folders that the last holder wanted to fill or remove, as the file says
     users: int = 0
     writing: threading.RLock = field(default_factory=threading.RLock)  # between threads
     since: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
 
-    def note(self, writing: str | None) -> None:
-        """Write down who holds the lock, and the folder that it is filling."""
+    def note(self, *folders: str) -> None:
+        """Write down who holds the lock, and the folders that it is filling or removing."""
         whose = {"host": socket.gethostname(), "pid": os.getpid(), "user": user(),
-                 "since": self.since, "writing": writing}  # fmt: skip
+                 "since": self.since, "folders": folders}  # fmt: skip
         content = f"{json.dumps(whose)}\n".encode()
         os.ftruncate(self.file, 0)
         os.pwrite(self.file, content, 0)
@@ -77,7 +77,7 @@ def locked(folder: Path, file: int) -> FolderLock:
         whose = owner(file)
         os.close(file)
         raise refused(f"{folder} is in use by {text(whose)}", "save to another folder") from None
-    return FolderLock(folder, file, owner(file).get("writing"))
+    return FolderLock(folder, file, owner(file).get("folders"))
 
 
 def owner(file: int) -> dict[str, Any]:
