@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from piper import errors as errors
     from piper import models as models
     from piper import strategies as strategies
+    from piper.capture import LossScale as LossScale
     from piper.capture import Precision as Precision
     from piper.capture import annotate as annotate
     from piper.capture import tag as tag
@@ -48,6 +49,7 @@ _HOMES = {
     "Stream": "piper.directives",
     "Remat": "piper.directives",
     "Strategy": "piper.directives",
+    "LossScale": "piper.capture",
     "Precision": "piper.capture",
     "Trainer": "piper.trainer",
     "Metrics": "piper.runtime.metrics",

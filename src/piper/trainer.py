@@ -61,11 +61,11 @@ class Trainer:
 
     `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
     optimizer (what it makes is stepped after every step); `max_norm` clips by the norm over all
-    devices; `precision` is "bf16" or a `Precision` (docs/precision.md); `compiled` runs the regions
-    through Inductor, `graphs` as CUDA graphs where their shapes allow (both may be on; graphs need
-    a GPU); `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for dropout and
-    such models; `costs` is what `tune` gave, or a file
-    of it. `memory_gib` is the memory of a device: a strategy that needs more is an error, with a
+    devices; `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md); `compiled` runs the
+    regions through Inductor, `graphs` as CUDA graphs where their shapes allow (both may be on;
+    graphs need a GPU); `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for
+    dropout and such models; `costs` is what `tune` gave, or a file of it.
+    `memory_gib` is the memory of a device: a strategy that needs more is an error, with a
     table of what would fit (on a GPU, a warning by default if it needs more than the GPU has).
     `no_decay` names parameters without weight decay, such as ["bias", "norm"]. `log` is where the
     metrics of all steps go: "print", "tensorboard", "wandb", a .csv file, or your function.

@@ -13,8 +13,7 @@ from piper.capture.precision import precision_of
 from piper.errors import InputError
 
 X = torch.zeros(2, 4)
-BF16 = 'write precision="bf16", or piper.Precision(compute="bfloat16")'
-HALF = "float16 needs a loss scale, which Piper does not have"
+BF16 = 'write precision="bf16" or "fp16", or piper.Precision(compute="bfloat16")'
 
 
 class Tied(nn.Module):
@@ -37,8 +36,6 @@ def trainer(precision: Any) -> Trainer:
     [
         ("b16", "'b16' is not a precision", BF16),
         (16, "16 is not a precision", BF16),
-        ("fp16", HALF, 'use precision="bf16"'),
-        (torch.float16, HALF, 'use precision="bf16"'),
     ],
 )
 def test_what_is_not_a_precision(given: Any, what: str, fix: str) -> None:
@@ -51,7 +48,6 @@ def test_what_is_not_a_precision(given: Any, what: str, fix: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "what", "fix"),
     [
-        ({"compute": "float16"}, HALF, 'use precision="bf16"'),
         (
             {"compute": "bflot16"},
             "compute='bflot16' is not a type that Piper can train in",
@@ -60,12 +56,17 @@ def test_what_is_not_a_precision(given: Any, what: str, fix: str) -> None:
         (
             {"reduce": "int8"},
             "reduce='int8' is not a type that Piper can train in",
-            "use one of bfloat16, float32, float64",
+            "use one of bfloat16, float16, float32, float64",
         ),
         (
             {"compute": "float32", "master": "bfloat16"},
             "masters in bfloat16 are coarser than the parameters in float32",
             'write Precision(compute="bfloat16", master="float32")',
+        ),
+        (
+            {"compute": "fp16", "master": "fp16"},
+            "masters in float16 would lose small updates",
+            'write master="float32"',
         ),
         (
             {"keep": [3]},

@@ -2,7 +2,7 @@
 
 from piper.capture.captured import Captured, capture
 from piper.capture.kernels.dropout import dropout_mask
-from piper.capture.precision import Precision
+from piper.capture.precision import LossScale, Precision
 from piper.capture.python_state.watch import Watch
 from piper.capture.regions.annotate import annotate
 from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
@@ -11,6 +11,7 @@ from piper.capture.regions.tags import tag
 __all__ = [
     "Captured",
     "Layers",
+    "LossScale",
     "Precision",
     "Watch",
     "annotate",

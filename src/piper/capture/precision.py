@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,10 +11,43 @@ from torch import nn
 
 from piper.errors import InputError
 
-TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-SHORT = {"bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
-FIX = 'write precision="bf16", or piper.Precision(compute="bfloat16")'
+TYPES = {
+    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
+    "float64": torch.float64,
+}  # fmt: skip
+SHORT = {
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64",
+}  # fmt: skip
+FIX = 'write precision="bf16" or "fp16", or piper.Precision(compute="bfloat16")'
 Kept = str | type[nn.Module]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """How the loss scale of float16 changes, in the words of `torch.amp.GradScaler`.
+
+    A step whose gradients overflow changes no parameter, and multiplies the scale by `backoff`.
+    After `interval` steps without overflow, it is multiplied by `growth`.
+    """
+
+    init: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+    def __post_init__(self) -> None:
+        numbers = {"init": self.init, "growth": self.growth, "backoff": self.backoff}
+        for name, value in numbers.items():
+            fine = isinstance(value, int | float) and not isinstance(value, bool)
+            if not fine or not 0 < value < float("inf"):
+                raise refused(f"{name}={value!r} of the loss scale", "write a number above 0")
+        if self.growth < 1 or self.backoff > 1:
+            raise refused(
+                f"a loss scale that grows by {self.growth} and backs off by {self.backoff}",
+                "write growth=2.0, backoff=0.5",
+            )
+        if type(self.interval) is not int or self.interval < 1:
+            raise refused(f"interval={self.interval!r} of the loss scale", "write steps, 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +63,16 @@ class Precision:
     reduce: str = "float32"  # in which gradients are added over microbatches and replicas
     output: str = "float32"  # of the model's output, which loss_fn reads
     keep: tuple[Kept, ...] = ()
+    loss_scale: LossScale | None = None  # None: as `LossScale()` for float16, else none
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.name != "keep":
-                object.__setattr__(self, one.name, type_name(one.name, getattr(self, one.name)))
+        for name in ("compute", "master", "reduce", "output"):
+            object.__setattr__(self, name, type_name(name, getattr(self, name)))
+        if self.compute == "float16" and self.loss_scale is None:
+            object.__setattr__(self, "loss_scale", LossScale())
         object.__setattr__(self, "keep", modules_to_keep(self.keep))
+        if self.master == "float16":
+            raise refused("masters in float16 would lose small updates", 'write master="float32"')
         if eps(self.master) > eps(self.compute):
             raise refused(
                 f"masters in {self.master} are coarser than the parameters in {self.compute}",
@@ -44,13 +81,11 @@ class Precision:
 
 
 def precision_of(given: Any) -> Precision | None:
-    """What the user wrote: nothing, "bf16", or a Precision."""
+    """What the user wrote: nothing, "bf16", "fp16", or a Precision."""
     if given is None or isinstance(given, Precision):
         return given
-    if isinstance(given, str) and given in ("bf16", "bfloat16"):
-        return Precision()
-    if given in ("fp16", "float16", "half", torch.float16):
-        raise half()
+    if isinstance(given, str) and SHORT.get(given, given) in ("bfloat16", "float16"):
+        return Precision(compute=given)
     raise refused(f"{given!r} is not a precision", FIX)
 
 
@@ -61,8 +96,6 @@ def type_name(field: str, given: Any) -> str:
     """
     name = str(given).removeprefix("torch.")
     name = SHORT.get(name, name)
-    if name in ("float16", "fp16", "half"):
-        raise half()
     if name not in TYPES:
         close = get_close_matches(name, [*TYPES, *SHORT], 1)
         fix = f'write {field}="{close[0]}"' if close else f"use one of {', '.join(TYPES)}"
@@ -83,10 +116,6 @@ def modules_to_keep(given: Any) -> tuple[Kept, ...]:
 
 def eps(name: str) -> float:
     return float(torch.finfo(TYPES[name]).eps)
-
-
-def half() -> InputError:
-    return refused("float16 needs a loss scale, which Piper does not have", 'use precision="bf16"')
 
 
 def refused(what: str, fix: str) -> InputError:

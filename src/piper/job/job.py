@@ -256,6 +256,8 @@ class Job:
         """The strategy, with whatever it leaves to the memory of a device."""
         model = captured.model_with(policies_of(self.strategy))
         clip, late = self.options.max_norm is not None, self.device.type == "cuda"
+        if self.precision is not None and self.precision.loss_scale is not None:
+            clip = True  # updates wait for the norm, which says whether gradients are finite
 
         def compile(program: Sequence[Directive]) -> Compiled:
             return compile_strategy(

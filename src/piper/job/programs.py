@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from piper.capture import Captured
+from piper.capture import Captured, Precision
 from piper.capture.kernels.callables import Kernels
 from piper.costs import Costs
 from piper.job import consistency
@@ -32,6 +32,7 @@ from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
 from piper.runtime.state.device_state import DeviceState
+from piper.runtime.state.loss_scale import DynamicLossScale
 
 LOG = logging.getLogger("piper")
 
@@ -145,6 +146,13 @@ class Programs:
             self.comm = None
 
 
+def loss_scale(precision: Precision | None) -> DynamicLossScale | None:
+    if precision is None or precision.loss_scale is None:
+        return None
+    how = precision.loss_scale
+    return DynamicLossScale(how.init, how.growth, how.backoff, how.interval)
+
+
 def load(
     job: Job, mine: Assignment, kernels: Kernels, state: DeviceState, comm: Comm, steps: int = 0
 ) -> Program:
@@ -153,6 +161,8 @@ def load(
     state.add(mine.plan.states, mine.part.contents, trainable, job.initial, options.optimizer)
     if options.lr_scheduler is not None:
         state.schedule(options.lr_scheduler, steps)
+    if state.loss_scale is None:
+        state.loss_scale = loss_scale(job.precision)
 
     def kernel(region: str, phase: str) -> Kernel:
         return kernels.get(mine.part.regions[region], Phase(phase), options.compiled)

@@ -20,12 +20,14 @@ class StepInputs:
     seed: int = 0
     max_norm: float | None = None
     first: int = 0  # number of its first microbatch among those of all replicas
+    scale: float = 1.0  # of the loss, for its gradients
 
     def loaded(self, load: Load, loss_dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if load.role == "batch":
             return part_of(self.inputs[load.index], load.part, load.parts)
         if load.role == "seed":
-            return torch.full((), self.weights[load.part], dtype=loss_dtype, device=device)
+            weight = self.scale * self.weights[load.part]
+            return torch.full((), weight, dtype=loss_dtype, device=device)
         if load.role == "rank":
             return torch.full((), load.index, dtype=torch.int64, device=device)
         counter = [self.seed, self.first + load.part]

@@ -39,10 +39,11 @@ from piper.runtime.comm.gloo import Comm, Handle, Tensors
 from piper.runtime.comm.in_flight import Arrived, Shards, Single
 from piper.runtime.comm.redistribution import redistribute, sliced
 from piper.runtime.comm.token_routes import refuse_uncounted
-from piper.runtime.gradient_norm import as_tuple, clip, square
+from piper.runtime.gradient_norm import as_tuple, square
 from piper.runtime.host_memory import host_memory
 from piper.runtime.plan_values import counted, ending, exchanged, results, waited_for
 from piper.runtime.state.device_state import BucketState, DeviceState
+from piper.runtime.state.loss_scale import ready
 from piper.runtime.state.offloaded_optimizer import copied_state
 from piper.runtime.step_errors import step_error
 from piper.runtime.torch_private import foreach_add_
@@ -98,6 +99,8 @@ class Program:
     def step(self, batch: StepInputs) -> None:
         """Run the plan once. Afterwards no message is in flight."""
         self.batch = batch
+        if self.state.loss_scale is not None:
+            self.state.loss_scale.begin(batch)
         self.losses = {}
         self.position = 0
         try:
@@ -106,6 +109,8 @@ class Program:
                     self.position = position
                     act()
                 self.finish()
+                if self.state.loss_scale is not None:
+                    self.state.loss_scale.end(self.totals)
         except RunError:
             raise
         except Exception as error:
@@ -357,15 +362,15 @@ class Program:
     def update(self, k: int, update: Update) -> Act:
         bucket = self.home(update.bucket)
         slots, grad = self.slots, self.slot(update.grad)
-        counts = self.counted.get(update.grad, k) > k
+        counts, scale = self.counted.get(update.grad, k) > k, self.state.loss_scale
 
         def act() -> None:
             grads = as_tuple(slots[grad])
             if counts:  # now: an optimizer may change the gradients
                 self.squares[grad] = square(grads)
             own = bucket.gradients(grads)
-            if update.clip:
-                clip(own, self.totals[1].sqrt(), self.batch.max_norm)
+            if update.clip and not ready(own, self.totals, self.batch.max_norm, scale):
+                return
             for parameter, tensor in zip(bucket.parameters, own, strict=True):
                 parameter.grad = tensor
             if bucket.optimizer is not None:

@@ -54,6 +54,7 @@ class Checkpoints:
         refuse_other_loader(loader)
         everyone, rest = self.peers, self.unused(state)
         values = everyone.each(partial(process_values, loader, state.device))
+        values |= state.loss_scale.saved if state.loss_scale else {}
         given = snapshot(everyone, run, state, turns, values, rest, copy=not wait)
         part = opened(everyone, folder.resolve(), run.steps, self.locks)
         writing = partial(write, everyone, part, self.locks.get(part.parent), given, keep)

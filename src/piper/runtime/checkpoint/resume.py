@@ -29,6 +29,7 @@ class Found:
     buckets: list[tuple[BucketState, list[States]]]
     random: Any  # None: of another number of processes
     loader: Any
+    loss_scale: Any  # None: the run had none
 
 
 def resume(
@@ -46,6 +47,8 @@ def resume(
         if bucket.scheduler is not None:
             forward(bucket.scheduler, found.reader.index.steps)
     state.origin = found.reader
+    if state.loss_scale is not None and found.loss_scale is not None:
+        state.loss_scale.restore(found.loss_scale)
     if loader is not None:
         loader.load_state_dict(decoded(found.loader))
     if found.random is not None:
@@ -87,7 +90,9 @@ def read(peers: Peers, folder: Path, state: DeviceState, run: Run, with_loader: 
             reader.check_size(file)
     buckets = [(bucket, reader.states_of(bucket)) for bucket in state.buckets.values()]
     random = values_of(reader, own_process(reader.index, peers)).get("random")
-    return Found(reader, buckets, random, position(reader, run) if with_loader else None)
+    loader = position(reader, run) if with_loader else None
+    scale = values_of(reader, next(iter(reader.index.processes), None)).get("loss_scale")
+    return Found(reader, buckets, random, loader, scale)
 
 
 def reader_of(folder: Path, only_weights: bool = False) -> Reader:

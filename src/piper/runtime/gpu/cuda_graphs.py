@@ -123,7 +123,8 @@ class Graphs:
 
     def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]:
         """Copy the batch to fixed addresses. Returns the functions of the step."""
-        same, self.weights = batch.weights == self.weights, batch.weights
+        weights = (*batch.weights, batch.scale)
+        same, self.weights = weights == self.weights, weights
         for load, slot, fixed in self.loads:
             if not (same and load.role == "seed"):
                 fixed.copy_(self.program.loaded(load), non_blocking=True)

@@ -15,6 +15,7 @@ from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.host_memory import Copying, host_memory
 from piper.runtime.state.element_order import NATURAL, ElementOrder
+from piper.runtime.state.loss_scale import DynamicLossScale
 from piper.runtime.state.offloaded_optimizer import to_host
 from piper.runtime.state.optimizers import (
     MakeOptimizer,
@@ -145,6 +146,7 @@ class DeviceState:
     buckets: dict[str, BucketState] = field(default_factory=dict)
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)  # that gathers fill
     origin: Origin | None = None  # what the run was resumed from
+    loss_scale: DynamicLossScale | None = None  # of float16
 
     def buffer(self, number: int, size: int) -> torch.Tensor:
         """A gather buffer. All programs share it, because their steps never overlap."""
