@@ -216,6 +216,67 @@ def call_alone(rank: int, call: str, folder: str) -> str:
     return "nothing"
 
 
+def scaled(by: float) -> Any:
+    return lambda y, target: (y - target).square().mean() * by
+
+
+def shifted(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (y - target - 1).square().mean()
+
+
+def squared(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (y - target).square().mean()
+
+
+def weighed(*batch: torch.Tensor) -> float:
+    return 1.0
+
+
+def weighed_more(*batch: torch.Tensor) -> float:
+    return 2.0
+
+
+ADAM, SGD, STEP = torch.optim.Adam, torch.optim.SGD, torch.optim.lr_scheduler.StepLR
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lr": ({"optimizer": partial(SGD, lr=0.1)}, {"optimizer": partial(SGD, lr=0.2)}),
+    "class": ({"optimizer": partial(SGD, lr=0.1)}, {"optimizer": partial(ADAM, lr=0.1)}),
+    "betas": (
+        {"optimizer": partial(ADAM, betas=(0.9, 0.99))},
+        {"optimizer": partial(ADAM, betas=(0.9, 0.95))},
+    ),
+    "lambda": (
+        {"optimizer": lambda named: SGD(named, lr=0.1)},
+        {"optimizer": lambda named: SGD(named, lr=0.3)},
+    ),
+    "scheduler": (
+        {"lr_scheduler": partial(STEP, step_size=1)}, {"lr_scheduler": partial(STEP, step_size=2)}
+    ),
+    "no scheduler": ({"lr_scheduler": partial(STEP, step_size=1)}, {"lr_scheduler": None}),
+    "loss": ({"loss_fn": squared}, {"loss_fn": shifted}),
+    "loss of torch": ({"loss_fn": nn.functional.mse_loss}, {"loss_fn": nn.functional.l1_loss}),
+    "closure": ({"loss_fn": scaled(1.0)}, {"loss_fn": scaled(2.0)}),
+    "loss module": ({"loss_fn": nn.HuberLoss(delta=1.0)}, {"loss_fn": nn.HuberLoss(delta=2.0)}),
+    "weight": ({"loss_weight": weighed}, {"loss_weight": weighed_more}),
+}  # fmt: skip
+
+
+def compare_options(rank: int) -> dict[str, str]:
+    """What a device says when each of these options differs on the other one."""
+    return {name: _message({**given[rank]}) for name, given in OPTIONS.items()}
+
+
+def _message(options: dict[str, Any]) -> str:
+    loss = options.pop("loss_fn", squared)
+    strategy = [Place(where(), [0, 1]), Replicate(where(), [0, 1])]
+    torch.manual_seed(0)
+    rows = torch.zeros(6, 4)
+    try:
+        Trainer(nn.Linear(4, 4), loss, strategy, example=(rows, rows), **options).close()
+    except PiperError as error:
+        return str(error).partition("\n")[0]
+    return "fine"
+
+
 def compare_notes(rank: int, case: str = "") -> str:
     """What a device says when the other one was given something else."""
     other = {name: rank * (name == case) for name in CASES}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import call_alone, compare_notes
+from parity import call_alone, compare_notes, compare_options
 from pool import run_on
 
 from piper.job.consistency import fingerprint
@@ -36,6 +36,26 @@ def test_other_initial_weights_are_refused() -> None:
 )
 def test_another_job_is_refused_before_it_is_compiled(case: str, what: str) -> None:
     assert run_on(2, compare_notes, case) == [f"{what}\n{FIX}"] * 2
+
+
+def test_other_options_and_other_code_are_refused() -> None:
+    here, there = run_on(2, compare_options)
+
+    apart = "device 1 was given a different one than device 0"
+    assert here == there
+    assert here == {
+        "lr": f"optimizer['lr']: {apart}: 0.2, not 0.1",
+        "class": f"optimizer: {apart}: torch.optim.adam.Adam, not torch.optim.sgd.SGD",
+        "betas": f"optimizer['betas'][1]: {apart}: 0.95, not 0.99",
+        "lambda": f"optimizer: {apart}",
+        "scheduler": f"lr_scheduler['step_size']: {apart}: 2, not 1",
+        "no scheduler": f"lr_scheduler: {apart}: None, not torch.optim.lr_scheduler.StepLR",
+        "loss": f"loss_fn: {apart}",
+        "loss of torch": f"loss_fn: {apart}",
+        "closure": f"by in scaled.<locals>.<lambda>: {apart}: 2.0, not 1.0",
+        "loss module": f"loss_fn.delta: {apart}: 2.0, not 1.0",
+        "weight": f"loss_weight: {apart}",
+    }
 
 
 @pytest.mark.parametrize("call", ["save", "resume", "state_dict", "record", "tune"])

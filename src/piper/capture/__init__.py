@@ -3,6 +3,7 @@
 from piper.capture.captured import Captured, capture
 from piper.capture.kernels.dropout import dropout_mask
 from piper.capture.precision import LossScale, Precision
+from piper.capture.python_state.description import described
 from piper.capture.python_state.watch import Watch
 from piper.capture.regions.annotate import annotate
 from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
@@ -16,6 +17,7 @@ __all__ = [
     "Watch",
     "annotate",
     "capture",
+    "described",
     "dropout_mask",
     "tag",
     "tag_layers",

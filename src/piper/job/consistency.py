@@ -34,9 +34,10 @@ def refuse_disagreement(given: Mapping[str, str], model: torch.nn.Module) -> Non
         dist.all_gather_object(everyone, mine_too)
     wanted, weights = everyone[0]
     for rank, (theirs, values) in enumerate(everyone):
-        for name, found in wanted.items():
-            if theirs[name] != found:
-                raise different_argument(rank, name, found, theirs[name])
+        for name in {**wanted, **theirs}:
+            first, other = wanted.get(name, "nothing"), theirs.get(name, "nothing")
+            if first != other:
+                raise different_argument(rank, name, first, other)
         for name, found in weights.items():
             if values.get(name) != found:
                 raise different_values(rank, name)

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from piper.capture import Captured, Precision
+from piper.capture import Captured, Precision, described
 from piper.capture.kernels.callables import Kernels
 from piper.costs import Costs
 from piper.job import consistency
@@ -199,4 +199,14 @@ def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
         "reduction": repr(job.options.reduction),
         "precision": repr(job.precision),
         **{name: repr(getattr(job.options, name)) for name in names},
+        **described_functions(job),
+    }
+
+
+def described_functions(job: Job) -> dict[str, str]:
+    """The functions that the user gives: their options, their code, and what it reads."""
+    names = ("optimizer", "lr_scheduler", "loss_weight", "init")
+    given = {name: getattr(job.options, name) for name in names} | {"loss_fn": job.loss_fn}
+    return {
+        path: text for name, one in given.items() for path, text in described(name, one).items()
     }

@@ -40,6 +40,8 @@ def token(value: Any) -> Token:
         return (kind.__name__, bytes(value))
     if isinstance(value, Iterator):
         return (kind.__name__, _position(value))
+    if callable(value) and hasattr(value, "__qualname__"):  # a function or class of a library
+        return (kind.__qualname__, str(value.__module__), value.__qualname__)
     return _of_numpy(value) or (kind.__qualname__,)
 
 

@@ -61,6 +61,11 @@ def is_walked(cls: type) -> bool:
     return is_users_class(cls) or str(cls.__module__).split(".")[0] in _HOLDERS
 
 
+def is_read_by_name(cls: type) -> bool:
+    """Whether only code that names a field reads it: libraries may read all fields of their own."""
+    return is_own_class(cls) or str(cls.__module__).split(".")[0] in ("argparse", "types")
+
+
 def codes_of(code: CodeType) -> list[CodeType]:
     """A code object and those of the functions that are defined in it."""
     inner = [

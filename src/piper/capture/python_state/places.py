@@ -13,6 +13,7 @@ from piper.capture.python_state.leaves import SIMPLE, Token, is_generator, token
 from piper.capture.python_state.ownership import (
     is_own_class,
     is_own_function,
+    is_read_by_name,
     is_walked,
 )
 from piper.capture.torch_private import own_modules
@@ -37,9 +38,7 @@ class Place:
 
     @property
     def token(self) -> Token:
-        return (
-            token(self.value) if is_leaf(self.value) else ("holder", type(self.value).__qualname__)
-        )
+        return token(self.value) if is_leaf(self.value) else holder_token(self.value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,14 +77,24 @@ class Walk:
             stack.extend(reversed([below(place, key, inner) for key, inner in contents(value)]))
 
 
+def holder_token(value: Any) -> Token:
+    """What is known of a container, besides what it holds: its class, or its code."""
+    match value:
+        case FunctionType():
+            return ("function", value.__code__)
+        case type():
+            return ("class", value.__module__, value.__qualname__)
+    return ("holder", type(value).__qualname__)
+
+
 def contents(value: Any) -> list[tuple[Any, Any]]:
-    """What a value holds, but for code that is not the user's."""
+    """What a value holds, but for Piper's own functions."""
     return [(key, inner) for key, inner in children(value) if not is_code(inner)]
 
 
 def is_code(value: Any) -> bool:
-    """Functions of torch, of Python and of Piper, such as those that tag regions."""
-    return isinstance(value, FunctionType) and not is_own_function(value)
+    """Functions of Piper, such as the hooks that tag regions."""
+    return isinstance(value, FunctionType) and str(value.__module__).startswith("piper.capture")
 
 
 def is_leaf(value: Any) -> bool:
@@ -186,7 +195,7 @@ def below(place: Place, key: Any, value: Any) -> Place:
         return Place(holder, key, f"{holder.__name__}.{key}", (key,), value)
     if isinstance(holder, nn.Module):
         return Place(holder, key, f"{place.path}.{key}".lstrip("."), _names_in(holder, key), value)
-    names = (*place.names, key) if is_own_class(type(holder)) else place.names
+    names = (*place.names, key) if is_read_by_name(type(holder)) else place.names
     return Place(holder, key, f"{place.path}.{key}", names, value)
 
 

@@ -10,13 +10,14 @@ from operator import is_, itemgetter
 from types import CellType, MethodType
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
-from piper.capture.python_state.leaves import SIMPLE, Token, token
-from piper.capture.python_state.places import ABSENT, Place, below, children, get, is_leaf
+from piper.capture.python_state.description import text_of
+from piper.capture.python_state.leaves import SIMPLE, token
+from piper.capture.python_state.places import Place, below, children, get, is_leaf
 from piper.capture.python_state.reach import Reach, reach_of
 from piper.capture.python_state.snapshot import Snapshot
-from piper.capture.torch_private import is_real, own_modules
+from piper.capture.torch_private import own_modules
 from piper.errors import InputError
 
 LOG = logging.getLogger("piper")
@@ -31,7 +32,8 @@ class Watch:
     """The state of a model and its loss function. Cheap to ask if nothing has changed."""
 
     def __init__(self, model: nn.Module, loss_fn: Any) -> None:
-        self.reach = reach_of(("model", model), ("loss_fn", loss_fn))
+        self.given = ("model", model), ("loss_fn", loss_fn)
+        self.reach = reach_of(*self.given)
         self.first = Snapshot(self.reach)
         self.state: State = 0
         self.known: set[State] = {0}
@@ -56,6 +58,7 @@ class Watch:
     def now(self) -> State:
         """A number for the present state."""
         if not self.is_as_before():
+            self.reach = reach_of(*self.given)  # a new function may read other globals
             current = Snapshot(self.reach)
             self.look(current)
             self.state = self.number(current)
@@ -71,7 +74,7 @@ class Watch:
     def number(self, current: Snapshot) -> State:
         """The same number for the same state, in every process."""
         changed = {
-            change.place.path: text_of(change.after)
+            change.place.path: "absent" if change.after is None else text_of(change.after.value)
             for change in self.first.changes(current)
             if change.place.key != MODE and self.reach.reads(change.place.names)
         }
@@ -156,15 +159,3 @@ def _of_fields(fields: dict[str, Any], place: Place, reach: Reach) -> Held:
             return ()
 
     return _held(partial(len, fields), values)
-
-
-def text_of(place: Place | None) -> str:
-    """A value as text that is the same in every process."""
-    value = ABSENT if place is None else place.value
-    if value is ABSENT:
-        return "absent"
-    if isinstance(value, Tensor) and is_real(value) and not value.is_meta:
-        content = value.detach().cpu().flatten().tolist()
-        return hashlib.sha256(repr((value.dtype, tuple(value.shape), content)).encode()).hexdigest()
-    found: Token = token(value) if is_leaf(value) else ("holder", type(value).__qualname__)
-    return repr(found)

@@ -1,0 +1,55 @@
+"""Functions, classes and what they read, as text that is the same in every process."""
+
+import hashlib
+from functools import partial
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper.capture.python_state.leaves import token
+from piper.capture.python_state.ownership import codes_of
+from piper.capture.python_state.places import Walk, holder_token, is_leaf
+from piper.capture.python_state.reach import reach_of
+from piper.capture.torch_private import is_real
+
+HOLDERS = (CellType, partial, tuple, list, dict)  # nothing but what they hold
+
+
+def described(name: str, value: Any) -> dict[str, str]:
+    """What a function or object that the user gives consists of: options, code, what it reads."""
+    reach, found = reach_of((name, value)), dict[str, list[str]]()
+    for place in Walk().of(reach.roots):
+        if reach.reads(place.names) and type(place.value) not in HOLDERS:
+            found.setdefault(place.path, []).append(text_of(place.value))
+    return {path: " ".join(texts) for path, texts in found.items()}
+
+
+def text_of(value: Any) -> str:
+    """A value as text without addresses. What it holds has texts of its own."""
+    if isinstance(value, Tensor):
+        return _of_tensor(value)
+    if isinstance(value, FunctionType):
+        codes = codes_of(value.__code__)
+        return f"{value.__qualname__} {_digest(repr([*map(_of_code, codes)]))}"
+    if isinstance(value, torch.device):
+        return value.type  # its number differs between processes
+    kind, *rest = token(value) if is_leaf(value) else holder_token(value)
+    return ".".join(map(str, rest)) or str(kind)
+
+
+def _of_code(code: CodeType) -> tuple[Any, ...]:
+    constants = [token(one) for one in code.co_consts if not isinstance(one, CodeType)]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def _of_tensor(value: Tensor) -> str:
+    kind = f"{value.dtype} {list(value.shape)}"
+    if not is_real(value) or value.is_meta:
+        return kind
+    return f"{kind} {_digest(repr(value.detach().cpu().flatten().tolist()))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
