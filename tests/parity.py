@@ -16,6 +16,7 @@ from piper.directives import Place, Replicate, Split, Strategy
 from piper.errors import PiperError
 from piper.ir.filters import where
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
+from piper.runtime.state import replica_digests
 from piper.runtime.state.device_state import assembled
 from piper.trainer import Trainer
 
@@ -275,6 +276,41 @@ def _message(options: dict[str, Any]) -> str:
     except PiperError as error:
         return str(error).partition("\n")[0]
     return "fine"
+
+
+def drift(rank: int, zero: int, folder: str) -> tuple[str, str]:
+    """What devices say of their replicas: while they are equal, and after one has changed."""
+    torch.manual_seed(0)
+    model, devices = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [0, 1]
+    strategy = [Place(where(), devices), Replicate(where(), devices, zero=zero)]
+    rows = torch.randn(6, 4) + rank
+    trainer = Trainer(model, squared, strategy, example=(rows, rows), optimizer=ADAMW)
+    said = []
+    replica_digests.EVERY = 2
+    try:
+        for spoiled in (False, True):
+            try:
+                if spoiled and rank == 1:
+                    spoil(trainer, "1.weight")
+                for _ in range(2):
+                    trainer.step(rows, rows)
+                trainer.save(folder)
+            except PiperError as error:
+                said.append(str(error))
+            else:
+                said.append("fine")
+    finally:
+        replica_digests.EVERY = 100
+        trainer.close()
+    return said[0], said[1]
+
+
+def spoil(trainer: Trainer, wanted: str) -> None:
+    """Flip the last bit of one number, as hardware might."""
+    for bucket in trainer._programs.state.buckets.values():
+        for part in bucket.parts():
+            if part.name == wanted:
+                part.parameter.data.view(-1).view(torch.int32)[0] ^= 1
 
 
 def compare_notes(rank: int, case: str = "") -> str:

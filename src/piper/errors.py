@@ -91,6 +91,10 @@ class InputError(Located):
     """An argument or a batch that does not fit."""
 
 
+class ReplicaError(Located):
+    """Replicas of a parameter that do not have the same bits any more."""
+
+
 class RunError(PiperError):
     """A step that failed on a device. Names the device, the instruction and the region."""
 

@@ -42,6 +42,7 @@ from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import Metrics
 from piper.runtime.observe.measure import measure
+from piper.runtime.state import replica_digests
 from piper.runtime.state.device_state import assembled
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
@@ -258,6 +259,7 @@ class Trainer:
         the data: anything with `state_dict` and `load_state_dict`.
         """
         self._enter("save")
+        replica_digests.refuse_drift(self._programs.state, self.steps)
         programs, keeping = self._programs, Keep(keep, keep_every)
         given = programs.state, programs.turns, keeping, loader, wait
         self._checkpoints.save(Path(folder), self._run, *given)

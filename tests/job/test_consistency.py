@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import call_alone, compare_notes, compare_options
+from parity import call_alone, compare_notes, compare_options, drift
 from pool import run_on
 
 from piper.job.consistency import fingerprint
@@ -56,6 +56,20 @@ def test_other_options_and_other_code_are_refused() -> None:
         "loss module": f"loss_fn.delta: {apart}: 2.0, not 1.0",
         "weight": f"loss_weight: {apart}",
     }
+
+
+def test_replicas_that_drift_apart_are_found(tmp_path: Path) -> None:
+    message = (
+        "1.weight: after step 4, it differs between device 0 and device 1, which are replicas\n"
+        "  fix: give all processes the same options and versions of PyTorch, and test the hardware "
+        "of both devices; then resume from the last checkpoint"
+    )
+
+    assert run_on(2, drift, 0, str(tmp_path / "run")) == [("fine", message)] * 2
+
+
+def test_shards_are_no_replicas(tmp_path: Path) -> None:
+    assert run_on(2, drift, 3, str(tmp_path / "run")) == [("fine", "fine")] * 2
 
 
 @pytest.mark.parametrize("call", ["save", "resume", "state_dict", "record", "tune"])

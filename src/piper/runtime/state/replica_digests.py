@@ -1,0 +1,99 @@
+"""Digests of parameters that several devices hold: they must have the same bits on all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from piper.errors import ReplicaError
+from piper.runtime.comm.waits import peers_needed
+from piper.runtime.state.device_state import BucketState, DeviceState
+
+EVERY = 100  # steps between two comparisons: each one waits for the device
+Digests = dict[str, int]  # by what a device holds
+
+
+def refuse_drift(state: DeviceState, steps: int, every: int = 1) -> None:
+    """Compare what devices have in common, after every so many steps. All processes call it.
+
+    First one number for each bucket, and only if some differ, one for each parameter.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1 or steps % every:
+        return
+    if state.device.type == "cuda":
+        torch.cuda.synchronize(state.device)  # steps run on streams of their own
+    held = dict(parts_of(state))
+    if different(everywhere({bucket: combined(parts) for bucket, parts in held.items()})):
+        parts = {name: number for one in held.values() for name, number in one.items()}
+        found = different(everywhere(parts))
+        if found is not None:
+            raise drifted(*found, steps)
+
+
+def parts_of(state: DeviceState) -> Iterator[tuple[str, Digests]]:
+    """The parts of parameters in each trained bucket. Equal parts have the same name."""
+    buckets = [one for one in state.buckets.values() if one.trained]
+    numbers = iter(checksums([part for one in buckets for part in tensors_of(one)]))
+    for bucket in buckets:
+        names = [
+            f"{part.name}\0{part.first}\0{part.parameter.numel()}\0{part.order}"
+            for part in bucket.parts()
+        ]
+        yield digest_of("\n".join(names)), {name: next(numbers) for name in names}
+
+
+def tensors_of(bucket: BucketState) -> list[torch.Tensor]:
+    return [part.parameter.detach() for part in bucket.parts()]
+
+
+def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """A number for the bits of each tensor. Waits for the device once."""
+    found = [checksum(tensor) for tensor in tensors]
+    return torch.stack([one.cpu() for one in found]).tolist() if found else []
+
+
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.numel():
+        return torch.zeros((), dtype=torch.int64)
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return torch.hash_tensor(real).view(torch.int64)
+
+
+def combined(parts: Digests) -> int:
+    return int(digest_of(repr(sorted(parts.items()))), 16)
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:15]
+
+
+def everywhere(mine: Digests) -> list[Digests]:
+    found: list[Digests] = [{}] * dist.get_world_size()
+    with peers_needed("the comparison of replicated parameters"):
+        dist.all_gather_object(found, mine)
+    return found
+
+
+def different(everyone: Sequence[Digests]) -> tuple[str, int, int] | None:
+    """The first part that two devices hold with different bits, and these devices."""
+    first: dict[str, tuple[int, int]] = {}
+    for device, theirs in enumerate(everyone):
+        for name, number in theirs.items():
+            other, known = first.setdefault(name, (device, number))
+            if known != number:
+                return name, other, device
+    return None
+
+
+def drifted(part: str, one: int, other: int, steps: int) -> ReplicaError:
+    name = part.partition("\0")[0]
+    return ReplicaError.of(
+        name,
+        f"after step {steps}, it differs between device {one} and device {other}, which are "
+        "replicas",
+        "give all processes the same options and versions of PyTorch, and test the hardware of "
+        "both devices; then resume from the last checkpoint",
+    )
