@@ -15,6 +15,7 @@ from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
 from piper.job import consistency
 from piper.job.arguments import names_options
+from piper.job.around_step import ModelWrites, refuse_modes
 from piper.job.batch import Batch
 from piper.job.consistency import Agreed
 from piper.job.evaluation import Evaluation, evaluated, predicted
@@ -107,6 +108,7 @@ class Trainer:
             graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
             max_programs=max_programs,
         )  # fmt: skip
+        refuse_modes()
         chosen = strategy(processes()) if callable(strategy) else strategy
         job = Job(model, loss_fn, as_strategy(chosen), options)
         first = job.example(example)
@@ -123,8 +125,8 @@ class Trainer:
         self._best: dict[BatchKind, float | None] = {}  # seconds of a step at the peak
         self._broken = False
         self._programs.get(first, job.kind(first), self.steps)
-        self._digests = consistency.digests(model)  # of the values that were copied
-        self._stale = StaleModel(model, self._digests)
+        taken = consistency.digests(model)  # of the values that were copied
+        self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken)
         self._log = metric_log(log, self.rank)
 
     @property
@@ -164,7 +166,9 @@ class Trainer:
             raise
         lr = self._programs.state.learning_rate
         self._programs.state.advance()
-        self.steps, self._digests, self._stale.stepped = self.steps + 1, {}, True
+        self.steps, self._stale.stepped = self.steps + 1, True
+        self._writes.stepped += 1
+        replica_digests.refuse_drift(self._programs.state, self.steps, replica_digests.EVERY)
         if kind not in self._best:
             self._best[kind] = best_seconds(self._job, given)
         read, tokens = self._in_flight.end(program), self.replicas * given.tokens
@@ -234,13 +238,14 @@ class Trainer:
         Every process must call it; the others get None.
         """
         consistency.agree_on_call("state_dict", self.replicas)
-        self._digests = {}  # the user may load these into the model, to evaluate
         programs, model = self._programs, self._job.model
         everywhere = gather(programs.state.parts(programs.reported_states))
-        if everywhere is None:
-            return None
-        found = assembled(part for parts in everywhere for part in parts)
-        return programs.state.whole(found, model.state_dict(), programs.aliases)
+        found = None
+        if everywhere is not None:
+            parts = assembled(part for parts in everywhere for part in parts)
+            found = programs.state.whole(parts, model.state_dict(), programs.aliases)
+        self._writes.allow_values(found, model)
+        return found
 
     def save(
         self,
@@ -344,6 +349,7 @@ class Trainer:
 
     def _batch_of(self, batch: tuple[Any, ...], named: dict[str, Any]) -> tuple[Batch, BatchKind]:
         """The batch as a typed value, and its kind."""
+        refuse_modes()
         given = self._job.batch(self._example, batch, named)
         return given, self._job.kind(given)
 
@@ -367,7 +373,7 @@ class Trainer:
         """The total weight of all replicas, and the kind of this step in all processes."""
         shapes, flags, state = kind
         found = Agreed(own * self.replicas, self._checkpoints.failed, state, self._stop.wanted)
-        consistency.refuse_too_late(self._digests, self._job.model)
+        self._writes.refuse(self._job.model)
         if not self._stepped:
             self._job.try_mean(batch)  # on real data: an example may be zeros
         if world() > 1:

@@ -55,6 +55,7 @@ def flags(model: torch.nn.Module) -> tuple[bool, ...]:
     return (
         *(module.training for module in model.modules()),
         *(parameter.requires_grad for parameter in model.parameters()),
+        *(torch.get_default_dtype() is one for one in (torch.float32, torch.float64)),
     )
 
 
@@ -125,21 +126,6 @@ def different_values(rank: int, name: str) -> Exception:
         f"{name} starts with different values on device {rank} than on device 0",
         "call torch.manual_seed(...) before the model is built, or load a checkpoint",
     )
-
-
-def refuse_too_late(taken: Digests, model: torch.nn.Module) -> None:
-    """A Trainer copies the model when it is made. Values that are loaded later have no effect."""
-    changed = [
-        name
-        for name, one in model.named_parameters()
-        if name in taken and has_values(one) and digest([sample(one)]) != taken[name]
-    ]
-    if changed:
-        raise InputError.of(
-            "model",
-            f"{changed[0]} was changed after the Trainer was made, which has its own copy",
-            "load the weights before you make the Trainer, or use trainer.resume(...)",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,12 +89,14 @@ def holder_token(value: Any) -> Token:
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
     """What a value holds, but for Piper's own functions."""
-    return [(key, inner) for key, inner in children(value) if not is_code(inner)]
+    return [(key, inner) for key, inner in children(value) if not is_pipers(inner)]
 
 
-def is_code(value: Any) -> bool:
-    """Functions of Piper, such as the hooks that tag regions."""
-    return isinstance(value, FunctionType) and str(value.__module__).startswith("piper.capture")
+def is_pipers(value: Any) -> bool:
+    """Functions and objects of Piper, such as the hooks that tag regions."""
+    made_by = value if isinstance(value, FunctionType) else type(value)
+    module = str(made_by.__module__)
+    return module.startswith("piper.") and not module.startswith("piper.models")
 
 
 def is_leaf(value: Any) -> bool:

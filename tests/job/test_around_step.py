@@ -1,0 +1,131 @@
+"""What a training loop does around its steps has an effect, or is an error."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import piper
+from piper import Trainer, where
+from piper.errors import InputError
+
+X, Y = torch.linspace(-1, 1, 24).view(4, 6), torch.ones(4, 6)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.register_buffer("scale", torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x).tanh() * self.scale)
+
+
+Case = tuple[Net, Trainer]
+
+
+@pytest.fixture(scope="module")
+def case() -> Iterator[Case]:
+    torch.manual_seed(0)
+    model = Net()
+    strategy = [piper.Place(where(), [0])]
+    trainer = Trainer(model, nn.functional.mse_loss, strategy, example=(X, Y), device="cpu")
+    yield model, trainer
+    trainer.close()
+
+
+@torch.no_grad()
+def in_place(model: Net) -> None:
+    model.a.weight.mul_(2)
+
+
+def through_data(model: Net) -> None:
+    model.b.bias.data.add_(1)
+
+
+def assigned_data(model: Net) -> None:
+    model.b.bias.data = torch.ones(6)
+
+
+def loaded(model: Net) -> None:
+    model.load_state_dict({name: one + 1 for name, one in model.state_dict().items()})
+
+
+def replaced_parameter(model: Net) -> None:
+    model.a.weight = nn.Parameter(torch.ones(6, 6))
+
+
+def replaced_module(model: Net) -> None:
+    model.b = nn.Linear(6, 6)
+
+
+def filled_buffer(model: Net) -> None:
+    model.scale.fill_(0.5)
+
+
+def assigned_buffer(model: Net) -> None:
+    model.scale = torch.zeros(6)
+
+
+def reset(model: Net) -> None:
+    model.a.reset_parameters()
+
+
+WRITES = [in_place, through_data, assigned_data, loaded, replaced_parameter, replaced_module,
+          filled_buffer, assigned_buffer, reset]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+def test_writes_that_training_would_not_see_are_refused(
+    case: Case, write: Callable[[Net], None]
+) -> None:
+    model, trainer = case
+    trainer.step(X, Y)
+    trainer._writes.stepped = 0  # so that writes to .data are looked for
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+
+    write(model)
+
+    with pytest.raises(InputError, match="was changed after the Trainer was made"):
+        trainer.step(X, Y)
+    model.load_state_dict(before)
+    trainer.step(X, Y)
+
+
+def test_weights_of_the_trainer_may_be_loaded_now_or_later(case: Case) -> None:
+    model, trainer = case
+    trainer.step(X, Y)
+    early = trainer.state_dict()
+    trainer.step(X, Y)
+
+    for weights in (trainer.state_dict(), early):
+        model.load_state_dict(weights)
+        trainer._writes.stepped = 0
+        trainer.step(X, Y)
+
+
+def test_modes_around_a_step_are_refused(case: Case) -> None:
+    _, trainer = case
+
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="precision="):
+        trainer.step(X, Y)
+    with torch.inference_mode(), pytest.raises(InputError, match="leave it out"):
+        trainer.step(X, Y)
+    with torch.no_grad():
+        trainer.step(X, Y)
+
+
+def test_a_trainer_made_under_autocast_is_refused() -> None:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="precision="):
+        Trainer(Net(), nn.functional.mse_loss, [piper.Place(where(), [0])], example=(X, Y))
+
+
+def test_what_piper_keeps_on_the_model_is_no_state_of_it(case: Case) -> None:
+    _, trainer = case
+    trainer.step(X, Y)
+    trainer.step(X, Y)
+
+    assert trainer._job.python_state.now() == 0
+    assert len(trainer._programs.ready) == 1
