@@ -108,7 +108,6 @@ class Trainer:
             graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
             max_programs=max_programs,
         )  # fmt: skip
-        refuse_modes()
         chosen = strategy(processes()) if callable(strategy) else strategy
         job = Job(model, loss_fn, as_strategy(chosen), options)
         first = job.example(example)

@@ -20,6 +20,7 @@ from piper.directives.remat import policies_of
 from piper.ir.division import DivisionRequest
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_unmatched, refuse_wrong_model
+from piper.job.around_step import refuse_modes
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.batch_arguments import arguments_of, batch_of, example_of
 from piper.job.compiler import Compiled, compile_strategy
@@ -69,6 +70,7 @@ class Job:
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
+        refuse_modes()
         refuse_wrong_model(self.model, self.loss_fn)
         refuse_unmatched(self.model, self.options.no_decay)
         refuse_wrong_reduction(self.options.reduction)
