@@ -13,7 +13,8 @@ from piper.runtime.comm.waits import peers_needed
 from piper.runtime.state.device_state import BucketState, DeviceState
 
 EVERY = 100  # steps between two comparisons: each one waits for the device
-Digests = dict[str, int]  # by what a device holds
+Held = tuple[str, ...]  # a parameter's name, and which elements of it; or a bucket
+Digests = dict[Held, int]
 
 
 def refuse_drift(state: DeviceState, steps: int, every: int = 1) -> None:
@@ -33,16 +34,16 @@ def refuse_drift(state: DeviceState, steps: int, every: int = 1) -> None:
             raise drifted(*found, steps)
 
 
-def parts_of(state: DeviceState) -> Iterator[tuple[str, Digests]]:
+def parts_of(state: DeviceState) -> Iterator[tuple[Held, Digests]]:
     """The parts of parameters in each trained bucket. Equal parts have the same name."""
     buckets = [one for one in state.buckets.values() if one.trained]
     numbers = iter(checksums([part for one in buckets for part in tensors_of(one)]))
     for bucket in buckets:
         names = [
-            f"{part.name}\0{part.first}\0{part.parameter.numel()}\0{part.order}"
+            (part.name, str(part.first), str(part.parameter.numel()), str(part.order))
             for part in bucket.parts()
         ]
-        yield digest_of("\n".join(names)), {name: next(numbers) for name in names}
+        yield (digest_of(repr(names)),), {name: next(numbers) for name in names}
 
 
 def tensors_of(bucket: BucketState) -> list[torch.Tensor]:
@@ -77,9 +78,9 @@ def everywhere(mine: Digests) -> list[Digests]:
     return found
 
 
-def different(everyone: Sequence[Digests]) -> tuple[str, int, int] | None:
+def different(everyone: Sequence[Digests]) -> tuple[Held, int, int] | None:
     """The first part that two devices hold with different bits, and these devices."""
-    first: dict[str, tuple[int, int]] = {}
+    first: dict[Held, tuple[int, int]] = {}
     for device, theirs in enumerate(everyone):
         for name, number in theirs.items():
             other, known = first.setdefault(name, (device, number))
@@ -88,8 +89,8 @@ def different(everyone: Sequence[Digests]) -> tuple[str, int, int] | None:
     return None
 
 
-def drifted(part: str, one: int, other: int, steps: int) -> ReplicaError:
-    name = part.partition("\0")[0]
+def drifted(part: Held, one: int, other: int, steps: int) -> ReplicaError:
+    name, *_ = part
     return ReplicaError.of(
         name,
         f"after step {steps}, it differs between device {one} and device {other}, which are "
