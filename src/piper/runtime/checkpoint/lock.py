@@ -24,6 +24,7 @@ from piper.runtime.checkpoint.problems import refused
 
 LOG = logging.getLogger("piper")
 LOCK = "piper.lock"
+PAGE = 4096  # bytes
 HELD: dict[tuple[int, int], FolderLock] = {}  # of this process, by device and inode of the file
 
 
@@ -43,8 +44,9 @@ class FolderLock:
         whose = {"host": socket.gethostname(), "pid": os.getpid(), "user": user(),
                  "since": self.since, "folders": folders}  # fmt: skip
         content = f"{json.dumps(whose)}\n".encode()
-        os.ftruncate(self.file, 0)
+        content += b" " * (-len(content) % PAGE)  # written at once: a crash leaves no half of it
         os.pwrite(self.file, content, 0)
+        os.ftruncate(self.file, len(content))
         os.fsync(self.file)
 
     def release(self) -> None:

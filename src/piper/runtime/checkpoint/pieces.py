@@ -1,9 +1,9 @@
-"""The pieces of tensors that a device writes, copied to host memory."""
+"""The pieces of tensors that a device writes."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,6 @@ STEP = "step"  # a count, in torch's optimizers; may have the shape of a one-ele
 CHUNK = 1 << 25  # bytes of a piece: whoever needs some of them reads all, to compare the digest
 Turns = Mapping[str, tuple[int, int]]  # of a state: which of the devices that hold it, of how many
 Pieces = list[tuple[Piece, torch.Tensor]]
-Copy = Callable[[torch.Tensor], torch.Tensor]  # to host memory
 
 
 @dataclass
@@ -34,11 +33,8 @@ class Shifts:
         return least == self.position
 
 
-def saved_pieces(state: DeviceState, turns: Turns, copy: Copy | None = None) -> Pieces:
-    """What this device writes: its parameters, buffers and optimizer states.
-
-    Without `copy`, they may be the tensors themselves.
-    """
+def saved_pieces(state: DeviceState, turns: Turns) -> Pieces:
+    """What this device writes: its parameters, buffers and optimizer states, without a copy."""
     settle(state.device)
     found = []
     for value, bucket in state.buckets.items():
@@ -47,24 +43,13 @@ def saved_pieces(state: DeviceState, turns: Turns, copy: Copy | None = None) -> 
             shifts = shifts_of(bucket, *turns[value])
             for piece, tensor in bucket_pieces(bucket):
                 if shifts.is_mine(tensor.numel() * tensor.element_size()):
-                    found.append((piece, (copy or in_host_memory)(tensor)))
+                    found.append((piece, tensor))
     return found
 
 
 def shifts_of(bucket: BucketState, position: int, count: int) -> Shifts:
     """Not the same device is the first for every bucket."""
     return Shifts((position + zlib.crc32(bucket.bucket.encode())) % count, [0] * count)
-
-
-def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().contiguous()
-
-
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that later steps do not change. From a GPU, into pinned memory, which torch reuses."""
-    pinned = tensor.device.type == "cuda"
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-    return host.copy_(tensor, non_blocking=pinned)
 
 
 def bucket_pieces(bucket: BucketState) -> Iterator[tuple[Piece, torch.Tensor]]:

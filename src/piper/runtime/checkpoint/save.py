@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from piper.runtime.checkpoint.copies import copied
 from piper.runtime.checkpoint.description import Contents, contents_of
 from piper.runtime.checkpoint.files import digest_of, write_new
 from piper.runtime.checkpoint.folder import Keep, begin, finish, refuse_foreign, remove
@@ -25,7 +24,7 @@ from piper.runtime.checkpoint.index import (
 )
 from piper.runtime.checkpoint.lock import FolderLock, take_lock
 from piper.runtime.checkpoint.peers import Peers
-from piper.runtime.checkpoint.pieces import Pieces, Turns, copied, saved_pieces
+from piper.runtime.checkpoint.pieces import Pieces, Turns, saved_pieces
 from piper.runtime.checkpoint.problems import refused
 from piper.runtime.checkpoint.writer import write_pieces, write_process
 from piper.runtime.state.device_state import DeviceState
@@ -62,9 +61,8 @@ def snapshot(
 ) -> Snapshot:  # fmt: skip
     """With `copy`, later steps do not change it. The first process also has the `rest` of an older
     checkpoint: parameters that no step has used since."""
-    pieces = peers.each(lambda: saved_pieces(state, turns, copied if copy else None))
-    if copy and state.device.type == "cuda":
-        torch.cuda.current_stream(state.device).synchronize()
+    pieces = peers.each(lambda: saved_pieces(state, turns))
+    pieces = copied(pieces, state.device) if copy else pieces
     if rest and state.origin is not None:
         pieces += peers.on_first(partial(state.origin.pieces, rest)) or []
     return Snapshot(run, pieces, values, contents_of(state))

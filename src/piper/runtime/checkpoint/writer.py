@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from piper.runtime.checkpoint.copies import HostMemory
 from piper.runtime.checkpoint.files import SLICE, digest_of, write_new
 from piper.runtime.checkpoint.index import ProcessFile, StoredFile, StoredPiece
 from piper.runtime.checkpoint.pieces import Pieces
@@ -23,6 +24,7 @@ def write_pieces(folder: Path, rank: int, pieces: Pieces) -> Written:
     if not pieces:
         return [], []
     tensors = {key(k, piece): stored(tensor) for k, (piece, tensor) in enumerate(pieces)}
+    host = HostMemory()
     shapes = {name: (one.dtype, tuple(one.shape)) for name, one in tensors.items()}
     header, content = header_of(shapes, {"format": "pt"})
     name, digests = f"{rank}.safetensors", dict[str, str]()
@@ -31,7 +33,7 @@ def write_pieces(folder: Path, rank: int, pieces: Pieces) -> Written:
         yield memoryview(content)
         for one in header.entries:
             total = hashlib.sha256()
-            for part in slices(bytes_of(tensors[one]), SLICE):
+            for part in slices(bytes_of(host.of(tensors[one])), SLICE):
                 total.update(part)
                 yield part
             digests[one] = total.hexdigest()

@@ -33,7 +33,7 @@ def keep_unused(
     peers: Peers, before: DeviceState, turns: Turns, after: DeviceState, used: set[str]
 ) -> None:
     """Parameters that the old state has, or its checkpoint, and no bucket of the new one."""
-    mine = [(p, t) for p, t in saved_pieces(before, turns) if p.name not in used]
+    mine = [(p, t.cpu()) for p, t in saved_pieces(before, turns) if p.name not in used]
     found = [pair for pairs in peers.everyone(mine) for pair in pairs]
     if before.origin is not None:
         names = {piece.name for piece, _ in found}
