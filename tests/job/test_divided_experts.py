@@ -13,13 +13,14 @@ from torch import nn
 from piper import Place, Shard, Split, Strategy, strategies, where
 from piper.directives import apply
 from piper.errors import CaptureError
+from piper.ir.placements import Cut
 from piper.ir.training import training_dag
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
 from piper.job.rehearsal import Rehearsal, rehearsed
 
-STAGES, PARTS, LENGTH, MAX_NORM, STEPS = 2, 4, 4, 0.5, 3
+STAGES, PARTS, LENGTH, HIDDEN, MAX_NORM, STEPS = 2, 4, 4, 8, 0.5, 3
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, eps=1e-4)
 
 
@@ -28,7 +29,11 @@ def job(routing: str) -> Job:
     """One for all tests, which share its captures."""
     torch.manual_seed(3)
     one = Strategy([Place(where(), [0])])
-    model = experts.Mixed(STAGES, routing).double()
+    model = experts.Mixed(STAGES, routing)
+    for block in model.blocks:  # with a hidden size that can be cut
+        block.into = nn.Parameter(torch.randn(experts.EXPERTS, experts.WIDTH, HIDDEN) / 2)
+        block.back = nn.Parameter(torch.randn(experts.EXPERTS, HIDDEN, experts.WIDTH) / 2)
+    model.double()
     return Job(model, experts.loss, one, Options(optimizer=ADAMW, max_norm=MAX_NORM))
 
 
@@ -75,11 +80,17 @@ STRATEGIES = {
     "dualpipev": strategies.dualpipev(pp=1, microbatches=2, dp=2, tp=2, ep=2, zero=2),
     "dualpipe": strategies.dualpipe(pp=2, microbatches=2, tp=2, ep=4, zero=1),
     "tokens": strategies.one_f_one_b(pp=2, microbatches=2, dp=2, cp=2, ep=2, zero=2),
+    "matrices": strategies.zb_h1(pp=2, microbatches=4, tp=2, zero=1),  # experts' weights are cut
     "no replicate": strategies.one_f_one_b(pp=2, microbatches=4, tp=4, ep=2),
 }
 
 
-DEFAULT = [("one team", "skewed"), ("across teams", "skewed"), ("tokens", "skewed")]
+DEFAULT = [
+    ("matrices", "skewed"),
+    ("one team", "skewed"),
+    ("across teams", "skewed"),
+    ("tokens", "skewed"),
+]
 EVERY = [
     pytest.param(name, routing, marks=() if (name, routing) in DEFAULT else pytest.mark.soak)
     for name in STRATEGIES
@@ -127,3 +138,12 @@ def test_both_orders_of_the_two_shards_give_the_same_dag() -> None:
     assert dags[0].divisions == dags[1].divisions
     assert set(dags[0].shardings) == {r for r in dags[0].places if "EP" in r}
     assert not set(dags[0].divisions) & set(dags[0].shardings)
+
+
+def test_matrices_of_experts_are_cut_where_experts_are_not_divided() -> None:
+    captured = job("skewed").under(STRATEGIES["matrices"]).capture(Batch.of(batches()[0]))
+
+    placed = {p.name: p.placement for b in captured.model.buckets.values() for p in b.parameters}
+
+    assert placed["blocks.0.into"] == Cut(2)
+    assert placed["blocks.0.back"] == Cut(1)

@@ -212,3 +212,24 @@ def test_a_device_holds_its_part_of_every_matrix() -> None:
     bytes_of = {name: p.nbytes // (2 if name in cut else 1) for name, p in named.items()}
     assert {name for name, p in named.items() if p.dim() == 2} <= cut
     assert (held["parameters"], held["optimizer"]) == (sum(bytes_of.values()),) * 2
+
+
+def kept(length: int, **how: int) -> int:
+    """Bytes that one device keeps of one microbatch for its backward."""
+    tokens = torch.zeros(PARTS, length, dtype=torch.int64)
+    strategy = strategies.one_f_one_b(pp=1, microbatches=PARTS, **how)
+    model = job().under(strategy).capture(Batch.of((tokens, tokens))).model
+    inputs = {region.inputs[k] for region in model.regions for k in region.backward_inputs}
+    saved = sum(spec.nbytes for region in model.regions for spec in region.saved)
+    return saved + sum(model.values[name].nbytes for name in inputs)
+
+
+@pytest.mark.soak
+def test_what_a_device_keeps_falls_with_the_devices_that_divide_tokens() -> None:
+    """Besides its share, it keeps the keys' and values' input of each layer, which it gathers."""
+    length = 64
+    hidden, whole = length * WIDTH * 8, kept(length)
+
+    for ways in (2, 4):
+        gathered = 2 * hidden * (1 - 1 / ways)
+        assert kept(length, cp=ways) <= 1.12 * whole / ways + gathered

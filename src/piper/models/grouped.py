@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.library import infer_schema, register_autograd, register_fake
 from torch.utils.flop_counter import register_flop_formula
 
+from piper.capture.graphs.division.rules import expert_products
+from piper.capture.graphs.division.rules.table import rule
 from piper.capture.torch_private import fast_grouped_mm
 
 _library = torch.library.Library("piper", "FRAGMENT")
@@ -143,6 +145,10 @@ def grouped_mm_flops(rows: Any, weight: Any, counts: Any, **_: Any) -> int:
 @register_flop_formula(torch.ops.piper.grouped_mm_weight)
 def grouped_mm_weight_flops(rows: Any, grad: Any, counts: Any, **_: Any) -> int:
     return 2 * rows[0] * rows[1] * grad[1]
+
+
+rule(torch.ops.piper.grouped_mm)(expert_products.grouped_product)
+rule(torch.ops.piper.permute_rows)(expert_products.permuted_rows)
 
 
 def sort_by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from capture.division.trials import Trial, local_module, piece, run_option
 from torch import Tensor
 
+import piper.models.grouped  # noqa: F401 its operators have rules
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Option
 from piper.capture.graphs.division.rules import RULES, options_of
@@ -91,6 +92,9 @@ TRIALS = [
     trial(aten.matmul.default, x(1, 12, 12, 24), x(12, 12, 24, 5)),
     trial(aten.mm.default, x(12, 24), x(24, 12)),
     trial(aten.bmm.default, x(24, 5, 12), x(24, 12, 5), blocks=(1, 2)),
+    trial(torch.ops.piper.grouped_mm.default, x(9, 12), x(3, 12, 24), torch.tensor([4, 0, 5]),
+          blocks=(1, 2)),
+    trial(torch.ops.piper.permute_rows.default, x(6, 12), *[torch.tensor([3, 4, 5, 0, 1, 2])] * 2),
     trial(aten.embedding.default, x(24, 12), index(24, 5, 12)),
     trial(aten.embedding.default, x(24, 12), with_padding(3, index(24, 12, 5)), 3, blocks=(1, 3)),
     trial(aten.embedding.default, x(24, 12), index(24, 12), -1, True),

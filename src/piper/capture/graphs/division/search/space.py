@@ -141,8 +141,9 @@ class Space:
         size, prices = value(parameter).nbytes, self.prices
         if isinstance(placement, Cut):
             return 0.0
-        matrix = len(shape(parameter)) > 1 and request.what == "weights"
-        kept = size * (prices.matrix if matrix else prices.written)
+        matrix = sum(extent > 1 for extent in shape(parameter)) > 1
+        large = matrix and request.what == "weights"
+        kept = size * (prices.matrix if large else prices.written)
         added = size * prices.summed if isinstance(placement, Replicated) else 0.0
         sliced = size * prices.written if isinstance(read, Cut) else 0.0
         return kept + added + sliced
