@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test soak lint setup clean bench
+.PHONY: demo test soak lint setup clean bench docs
 
 setup: $(READY)
 
@@ -41,6 +41,10 @@ soak: $(READY)
 
 bench: $(READY)
 	$(BIN)/python bench/all.py
+
+# The site, in .site/index.html. It needs mkdocs-material: pip install -e ".[docs]"
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV)

@@ -32,8 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"capture", *WORDS},
 }
 MAY_IMPORT["job"] = set(MAY_IMPORT)  # all but the Trainer, which runs jobs
-TOP = {"trainer", "cli", "__init__", "__main__"}  # may import anything below them
-TORCH = {"capture", "runtime", "models", "job", "trainer"}
+TOP = {"trainer", "pretrained", "cli", "__init__", "__main__"}  # may import anything below them
+TORCH = {"capture", "runtime", "models", "job", "trainer", "pretrained"}
 RAY = {"launch"}
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from piper.ir.filters import where as where
     from piper.job.compiler import compile_strategy as compile_strategy
     from piper.job.rehearsal import rehearse as rehearse
+    from piper.pretrained import from_pretrained as from_pretrained
     from piper.runtime.metrics import Metrics as Metrics
     from piper.trainer import Trainer as Trainer
 
@@ -53,6 +54,7 @@ _HOMES = {
     "Precision": "piper.capture",
     "Trainer": "piper.trainer",
     "Metrics": "piper.runtime.metrics",
+    "from_pretrained": "piper.pretrained",
     "rehearse": "piper.job.rehearsal",
     "compile_strategy": "piper.job.compiler",
 }

@@ -106,6 +106,17 @@ class RunError(PiperError):
         return f"device {self.device} stopped at {self.instruction}\n  {self.reason}"
 
 
+class ScriptFailed(PiperError):
+    """The user's script raised an error of its own. It shows the user's lines only."""
+
+    def __init__(self, script: str, report: str) -> None:
+        super().__init__(script, report)
+        self.script, self.report = script, report
+
+    def __str__(self) -> str:
+        return f"{self.script} failed\n{self.report}"
+
+
 ECHO = "met on device 0, which captures and compiles for all"
 
 

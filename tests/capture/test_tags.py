@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import pytest
 import torch
 from capture.interpreter import assert_parity
 from torch import Tensor, nn
@@ -95,3 +96,34 @@ def test_calls_of_one_module_go_to_its_groups_in_turn() -> None:
 
     assert [region.id for region in captured.model.regions] == ["L0", "L1", "L2"]
     assert_parity(captured, model, None, (torch.randn(4, 8),))
+
+
+class Failing(nn.Module):
+    """Fails in the middle of a region, as a model that cannot be captured does."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside, self.layers = inside, nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        block = annotate("L", 0)
+        block.__enter__()  # never left
+        if self.inside:
+            torch.utils.checkpoint.checkpoint(self.fail, x, use_reentrant=False)
+        return self.fail(self.layers[0](x))
+
+    def fail(self, x: Tensor) -> Tensor:
+        raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_capture_that_fails_leaves_no_marks_for_the_next(inside: bool) -> None:
+    example = (torch.randn(4, 8),)
+    model = Net()
+    tag(model, "PP", [["layers.0"], ["layers.1"]])
+    before = [region.id for region in capture(model, None, example).model.regions]
+
+    with pytest.raises(ValueError, match="on purpose"):
+        capture(Failing(inside), None, example)
+
+    assert [region.id for region in capture(model, None, example).model.regions] == before

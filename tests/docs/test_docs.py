@@ -5,6 +5,8 @@ from inspect import signature
 from pathlib import Path
 from textwrap import dedent
 
+from architectures import ARCHITECTURES
+
 import piper
 from piper.cli.target import inspect
 from piper.directives import Strategy
@@ -110,3 +112,32 @@ def test_every_builder_is_on_the_page_of_strategies() -> None:
     for name, builder in BUILDERS.items():
         assert f"| `{builder.__name__}` | `{name}` |" in page
         assert all(f"`{option}`" in page for option in signature(builder).parameters)
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+
+    listed = set(re.findall(r": ([\w/]+\.md)$", site, re.MULTILINE))
+
+    assert listed == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    listed = set(re.findall(r"^::: piper\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
+
+    assert listed == set(piper.__all__)
+
+
+def test_the_page_of_hugging_face_lists_what_is_tested() -> None:
+    page = (DOCS / "hugging_face.md").read_text()
+    table = page.partition("| family | classes |")[2].partition("\n\n")[0]
+
+    assert re.findall(r"`(\w+)`", table) == [one.name for one in ARCHITECTURES]
+    assert len(ARCHITECTURES) >= 25
+
+
+def test_every_block_of_python_parses() -> None:
+    """Blocks that begin with >>> are run by pytest."""
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            compile(dedent(block), str(page), "exec")

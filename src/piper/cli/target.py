@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from piper.cli.files import read_as
 from piper.directives import Strategy
-from piper.errors import StrategyError
+from piper.errors import PiperError, ScriptFailed, StrategyError
+from piper.launch.script_errors import shortened
 from piper.strategies import from_csv
 
 if TYPE_CHECKING:
@@ -40,4 +41,8 @@ def inspect(script: Path, arguments: list[str], memory: float | None = None) -> 
             runpy.run_path(str(script), run_name="__main__")
         except Inspected as found:
             return found
+        except (PiperError, SystemExit):
+            raise
+        except Exception as error:
+            raise ScriptFailed(str(script), shortened(error)) from None
     raise StrategyError.of(str(script), "the script made no Trainer", WAYS)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from piper.errors import PeerLost, PiperError, is_echo
 from piper.launch.ending import SYMPTOM, Report
+from piper.launch.script_errors import shortened
 from piper.launch.trace_window import FILE
 
 
@@ -43,7 +44,7 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
         tell(report, indent(f"it is out of memory\n{traceback.format_exc()}"))
         return 1
     except Exception as error:
-        tell(report, indent(traceback.format_exc()))
+        tell(report, indent(shortened(error)))
         return SYMPTOM if is_echo(error) or lost_a_peer(error) else 1
     return 0
 

@@ -31,6 +31,12 @@ def adapt_experts(model: nn.Module) -> nn.Module:
     return model
 
 
+def has_experts(model: nn.Module) -> bool:
+    """Whether a model of transformers has experts whose implementation can be replaced."""
+    switch = hasattr(model, "set_experts_implementation")
+    return switch and any(map(_is_switchable, model.modules()))
+
+
 def sorted_experts(self: Any, x: Tensor, expert: Tensor, score: Tensor) -> Tensor:
     """x [tokens, d], its experts and their scores [tokens, k] -> [tokens, d].
 

@@ -53,13 +53,20 @@ def annotate(name: str, index: int | None = None) -> AbstractContextManager[None
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """While this is open, `annotate` marks the graph's nodes."""
+    """While this is open, `annotate` marks the graph's nodes.
+
+    A trace that fails may leave marks of its own open, which would be on all nodes of the next one.
+    """
     global _recording
     previous, _recording = _recording, Recording()
+    outside = traceback.current_meta.pop("custom", None)
     try:
         yield
     finally:
         _recording = previous
+        traceback.current_meta.pop("custom", None)
+        if outside is not None:
+            traceback.current_meta["custom"] = outside
 
 
 def recorded_names() -> frozenset[str]:

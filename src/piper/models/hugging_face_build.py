@@ -1,0 +1,128 @@
+"""Build a Hugging Face model without memory for its weights, and know how they start."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from piper.errors import InputError
+
+
+def config_of(given: Any) -> tuple[Any, Path | None]:
+    """A configuration, and the folder of the weights, if there is one."""
+    transformers = library()
+    if isinstance(given, str | Path):
+        folder = Path(given)
+        if not (folder / "config.json").is_file():
+            what = f"{folder} is not a folder with a config.json"
+            fix = "give a folder that save_pretrained wrote, or download one: hf download NAME"
+            raise _refused(what, f"{fix} --local-dir FOLDER")
+        return transformers.AutoConfig.from_pretrained(folder), folder
+    if isinstance(given, transformers.PretrainedConfig):
+        return given, None
+    what = f"it is given a {type(given).__name__}"
+    raise _refused(what, "give a folder, or a configuration such as transformers.LlamaConfig(...)")
+
+
+def model_class(config: Any, name: str | None = None) -> type[nn.Module]:
+    """The class that the configuration names, or a causal language model."""
+    transformers = library()
+    named = name or next(iter(config.architectures or ()), None)
+    if named is not None:
+        found = getattr(transformers, named, None)
+        if found is None:
+            what = f"transformers has no model {named}"
+            raise _refused(what, 'write model_class="..." with one of its classes')
+        return found
+    known = transformers.AutoModelForCausalLM._model_mapping
+    if type(config) not in known:
+        what = f"{type(config).__name__} does not say which model to build"
+        raise _refused(what, 'write model_class="ViTForImageClassification" or the like')
+    return known[type(config)]
+
+
+def build_on_meta(make: type[nn.Module], config: Any) -> nn.Module:
+    """The model with parameters on `meta`. Buffers have their values, such as rotary tables."""
+    with _parameters_on_meta():
+        return make(config)
+
+
+def first_values(model: nn.Module, seed: int = 0) -> Callable[[str, Tensor], None]:
+    """Fills a parameter as transformers initialises it, the same in every process.
+
+    The seed is that of the module that owns the parameter, so the order does not matter.
+    """
+
+    def fill(name: str, tensor: Tensor) -> None:
+        path, _, leaf = name.rpartition(".")
+        real = _real(model.get_submodule(path))
+        digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int.from_bytes(digest[:7], "big"))
+            if callable(getattr(real, "reset_parameters", None)):
+                real.reset_parameters()
+            model._init_weights(real)
+        tensor.copy_(getattr(real, leaf))
+
+    return fill
+
+
+def zeros(name: str, tensor: Tensor) -> None:
+    """For parameters that are read from files before the first step."""
+    tensor.zero_()
+
+
+def _real(module: nn.Module) -> nn.Module:
+    """A copy of a module, without its children, whose parameters have memory."""
+    real = copy.copy(module)
+    real._modules = {}
+    real._parameters = {
+        name: None if one is None else nn.Parameter(torch.zeros_like(one, device="cpu"))
+        for name, one in module._parameters.items()
+    }
+    return real
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """New parameters lose their memory at once, and nothing fills them before."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, one: nn.Parameter | None) -> None:
+        if one is not None and not one.is_meta:
+            one = nn.Parameter(one.detach().to("meta"), requires_grad=one.requires_grad)
+        register(module, name, one)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(nn.Module, "register_parameter", on_meta))
+        for name, function in vars(nn.init).items():
+            if name.endswith("_") and not name.startswith("_") and inspect.isfunction(function):
+                stack.enter_context(patch.object(nn.init, name, _unchanged))
+        yield
+
+
+def _unchanged(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    return tensor
+
+
+def library() -> Any:
+    """transformers, an optional extra."""
+    try:
+        import transformers
+    except ImportError:
+        fix = 'pip install "piper-train[hf]"'
+        raise _refused("it needs transformers 5 or later", fix) from None
+    return transformers
+
+
+def _refused(what: str, fix: str) -> InputError:
+    return InputError.of("from_pretrained", what, fix)

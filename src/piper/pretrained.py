@@ -1,0 +1,104 @@
+"""`from_pretrained`: train a Hugging Face model under a strategy."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piper.capture import tag_unannotated
+from piper.directives import Strategy
+from piper.errors import InputError
+from piper.job.batch_arguments import example_of
+from piper.job.inspection import is_inspecting
+from piper.models.hugging_face import adapt_experts, has_experts
+from piper.models.hugging_face_build import (
+    build_on_meta,
+    config_of,
+    first_values,
+    model_class,
+    zeros,
+)
+from piper.trainer import Trainer
+
+LOG = logging.getLogger("piper")
+TEXTS = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*processor_config.json")
+
+
+class PretrainedTrainer(Trainer):
+    """A Trainer of a Hugging Face model, which it writes back with `save_pretrained`."""
+
+    config: Any
+    folder: Path | None = None
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write weights, configuration and tokenizer for transformers' own `from_pretrained`.
+
+        Every process calls it, and writes the weights that it holds.
+        """
+        self.export(folder)
+        if self.rank == 0:
+            self.config.save_pretrained(folder)
+            for file in texts_in(self.folder):
+                shutil.copy(file, Path(folder) / file.name)
+
+
+def from_pretrained(
+    folder_or_config: Any,
+    strategy: Strategy | Sequence[Any] | None = None,
+    *,
+    example: Any,
+    model_class: str | None = None,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> PretrainedTrainer:
+    """A Trainer for a Hugging Face model: from a folder with its weights, or a configuration.
+
+    The model is built without memory for weights, its layers are found, and every process reads
+    only the weights that it holds. Its own loss is used, unless you give `loss_fn`. A configuration
+    gives random weights. `model_class` names the class if the configuration does not; `dtype` is
+    that of the weights, by default float32. Other options are those of `Trainer`.
+
+        trainer = piper.from_pretrained("llama", strategy, example=batch)
+        for batch in loader:
+            trainer.step(batch)
+        trainer.save_pretrained("tuned")
+    """
+    config, folder = config_of(folder_or_config)
+    model = built(config, model_class, dtype)
+    loss_fn = options.pop("loss_fn", None)
+    if folder is None or is_inspecting():
+        options.setdefault("init", first_values(model, options.get("seed", 0)))
+    else:
+        options.setdefault("init", zeros)
+    arguments = example_of(model, loss_fn, example).arguments
+    tag_unannotated(model, arguments if loss_fn is None else arguments[:-1])
+    trainer = PretrainedTrainer(model, loss_fn, strategy, example=example, **options)
+    trainer.config, trainer.folder = config, folder
+    if folder is not None:
+        trainer.load(folder)
+    return trainer
+
+
+def built(config: Any, name: str | None, dtype: torch.dtype | None) -> torch.nn.Module:
+    """On meta, in training mode, with experts that can be divided."""
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # a cache is for generation
+    model = build_on_meta(model_class(config, name), config)
+    if dtype is not None:
+        model.to(dtype)
+    if has_experts(model):
+        try:
+            adapt_experts(model)
+        except InputError as error:
+            LOG.info("experts stay as transformers has them, and cannot be divided: %s", error)
+    return model.train()
+
+
+def texts_in(folder: Path | None) -> list[Path]:
+    """What belongs to the tokenizer or processor."""
+    return [] if folder is None else [file for one in TEXTS for file in folder.glob(one)]

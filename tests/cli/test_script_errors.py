@@ -1,0 +1,99 @@
+"""An error of the user's script is shown with the user's lines, in every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from piper import __version__
+from piper.cli import app, main
+from piper.errors import ScriptFailed
+from piper.launch.script_errors import shortened
+
+TYPO = """import torch
+
+
+def build():
+    return torch.nn.Linear(3, siez)
+
+
+build()
+"""
+INSIDE = """import torch
+
+
+def multiply(x):
+    return torch.nn.functional.linear(x, torch.ones(2, 7))
+
+
+multiply(torch.ones(3, 3))
+"""
+
+
+@pytest.mark.parametrize("command", ["show", "check", "simulate"])
+def test_a_typo_is_shown_with_the_users_lines_only(command: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TYPO)
+
+    found = CliRunner().invoke(app, [command, str(script)])
+
+    assert isinstance(found.exception, ScriptFailed)
+    lines = str(found.exception).splitlines()
+    assert lines[0] == f"{script} failed"
+    assert lines[-1] == "NameError: name 'siez' is not defined"
+    assert [line for line in lines if line.startswith("  File")] == [
+        f'  File "{script}", line 8, in <module>',
+        f'  File "{script}", line 5, in build',
+    ]
+    assert len(lines) <= 9
+
+
+def test_the_line_of_a_library_that_failed_is_kept(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(INSIDE)
+
+    found = CliRunner().invoke(app, ["show", str(script)])
+
+    files = [line for line in str(found.exception).splitlines() if line.startswith("  File")]
+    assert all(str(script) in line for line in files[:2]) and len(files) <= 3
+
+
+def test_causes_are_shortened_too() -> None:
+    try:
+        try:
+            CliRunner().invoke(app, ["--version"], catch_exceptions=False)
+            raise KeyError("a")
+        except KeyError as error:
+            raise ValueError("b") from error
+    except ValueError as error:
+        text = shortened(error)
+
+    assert "KeyError: 'a'" in text and text.endswith("ValueError: b")
+
+
+def test_the_version_is_shown() -> None:
+    found = CliRunner().invoke(app, ["--version"])
+
+    assert (found.exit_code, found.output) == (0, f"piper {__version__}\n")
+
+
+def test_shells_can_complete_commands() -> None:
+    found = CliRunner().invoke(app, ["--help"])
+
+    assert "--install-completion" in found.output
+
+
+def test_main_prints_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("1 / 0\n")
+    monkeypatch.setattr("sys.argv", ["piper", "show", str(script)])
+
+    with pytest.raises(SystemExit) as left:
+        main()
+
+    assert left.value.code == 1
+    assert capsys.readouterr().err.endswith("ZeroDivisionError: division by zero\n")

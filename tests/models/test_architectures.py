@@ -1,0 +1,77 @@
+"""Hugging Face architectures train as they are: in stages, with their own loss, as PyTorch does."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, Architecture
+
+import piper
+from piper.errors import InputError
+from piper.models.hugging_face import adapt_experts, has_experts
+
+transformers = pytest.importorskip("transformers")
+SGD = partial(torch.optim.SGD, lr=0.1)
+STRATEGY = partial(piper.strategies.one_f_one_b, pp=2, microbatches=2)
+USUAL = ("ViTForImageClassification",)
+
+
+def build(one: Architecture) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = getattr(transformers, one.config)(**one.sizes)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    return getattr(transformers, one.name)(config).double().eval()  # no dropout
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+
+
+def use_experts(model: Any, reference: Any) -> None:
+    """Experts that run in float64: Piper's own where they fit, against those of transformers."""
+    if has_experts(model):
+        reference.set_experts_implementation("eager")
+        try:
+            adapt_experts(model)
+        except InputError:
+            model.set_experts_implementation("batched_mm")
+
+
+def check(one: Architecture) -> None:
+    model, batches = build(one), [doubled(one.batch(seed)) for seed in range(2)]
+    reference = copy.deepcopy(model)
+    use_experts(model, reference)
+    optimizer, losses = SGD(reference.parameters()), []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = reference(**batch).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    found = piper.rehearse(model, None, STRATEGY(), batches, optimizer=SGD, reduction="mean")
+
+    assert found.losses == pytest.approx(losses, rel=1e-5)  # many compute the loss in float32
+    compared = [name for name, _ in reference.named_parameters() if name in found.parameters]
+    assert compared
+    for name in compared:
+        wanted = reference.get_parameter(name).detach()
+        torch.testing.assert_close(found.parameters[name], wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("one", [o for o in ARCHITECTURES if o.name in USUAL], ids=lambda o: o.name)
+def test_an_architecture_trains_as_in_plain_pytorch(one: Architecture) -> None:
+    check(one)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "one", [o for o in ARCHITECTURES if o.name not in USUAL], ids=lambda o: o.name
+)
+def test_the_other_architectures_do_so_too(one: Architecture) -> None:
+    check(one)

@@ -1,0 +1,58 @@
+"""A wheel has everything, and works from another folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import piper
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    names = ("src", "pyproject.toml", "README.md", "LICENSE")
+    source.mkdir()
+    for name in names:  # a copy: building must not write into the tree
+        copy = ["cp", "-r", str(ROOT / name), str(source / name)]
+        subprocess.run(copy, check=True)
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "."]
+    subprocess.run([*build, "-w", str(folder)], cwd=source, check=True, capture_output=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_a_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+        names = archive.namelist()
+
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    for file in (ROOT / "src" / "piper").rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            assert str(file.relative_to(ROOT / "src")) in names
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    code = "import piper, sys; from piper.cli import main; print(piper.__file__); main()"
+    for arguments in (["--version"], ["schedule", "--help"]):
+        found = subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=tmp_path, env=environment,
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert found.stdout.startswith(str(tmp_path / "site"))
+
+
+def test_the_version_is_written_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert project["version"] == piper.__version__
+    assert project["license"] == "BSD-3-Clause" and (ROOT / "LICENSE").read_text().startswith("BSD")
+    assert set(project["optional-dependencies"]) == {"hf", "ray", "log", "docs", "dev"}
