@@ -140,4 +140,5 @@ def test_every_block_of_python_parses() -> None:
     """Blocks that begin with >>> are run by pytest."""
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-            compile(dedent(block), str(page), "exec")
+            if not block.startswith(">>>"):
+                compile(dedent(block), str(page), "exec")
