@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from piper.errors import InputError
+from piper.models.transformers_private import bare_copy, causal_model_class, initialise
 
 
 def config_of(given: Any) -> tuple[Any, Path | None]:
@@ -43,11 +43,11 @@ def model_class(config: Any, name: str | None = None) -> type[nn.Module]:
             what = f"transformers has no model {named}"
             raise _refused(what, 'write model_class="..." with one of its classes')
         return found
-    known = transformers.AutoModelForCausalLM._model_mapping
-    if type(config) not in known:
+    causal = causal_model_class(transformers, config)
+    if causal is None:
         what = f"{type(config).__name__} does not say which model to build"
         raise _refused(what, 'write model_class="ViTForImageClassification" or the like')
-    return known[type(config)]
+    return causal
 
 
 def build_on_meta(make: type[nn.Module], config: Any) -> nn.Module:
@@ -64,13 +64,13 @@ def first_values(model: nn.Module, seed: int = 0) -> Callable[[str, Tensor], Non
 
     def fill(name: str, tensor: Tensor) -> None:
         path, _, leaf = name.rpartition(".")
-        real = _real(model.get_submodule(path))
+        real = bare_copy(model.get_submodule(path))
         digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(int.from_bytes(digest[:7], "big"))
             if callable(getattr(real, "reset_parameters", None)):
                 real.reset_parameters()
-            model._init_weights(real)
+            initialise(model, real)
         tensor.copy_(getattr(real, leaf))
 
     return fill
@@ -79,17 +79,6 @@ def first_values(model: nn.Module, seed: int = 0) -> Callable[[str, Tensor], Non
 def zeros(name: str, tensor: Tensor) -> None:
     """For parameters that are read from files before the first step."""
     tensor.zero_()
-
-
-def _real(module: nn.Module) -> nn.Module:
-    """A copy of a module, without its children, whose parameters have memory."""
-    real = copy.copy(module)
-    real._modules = {}
-    real._parameters = {
-        name: None if one is None else nn.Parameter(torch.zeros_like(one, device="cpu"))
-        for name, one in module._parameters.items()
-    }
-    return real
 
 
 @contextmanager

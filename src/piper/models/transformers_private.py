@@ -1,0 +1,31 @@
+"""Every private API of transformers and of modules that models use."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def initialise(model: Any, module: nn.Module) -> None:
+    """Fill a module of a transformers model with its initial values."""
+    model._init_weights(module)
+
+
+def causal_model_class(transformers: Any, config: Any) -> type[nn.Module] | None:
+    """The causal language model of a configuration, if there is one."""
+    known = transformers.AutoModelForCausalLM._model_mapping
+    return known[type(config)] if type(config) in known else None
+
+
+def bare_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module, without its children, whose parameters have memory."""
+    real = copy.copy(module)
+    real._modules = {}
+    real._parameters = {
+        name: None if one is None else nn.Parameter(torch.zeros_like(one, device="cpu"))
+        for name, one in module._parameters.items()
+    }
+    return real
