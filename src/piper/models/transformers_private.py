@@ -17,7 +17,7 @@ def initialise(model: Any, module: nn.Module) -> None:
 def causal_model_class(transformers: Any, config: Any) -> type[nn.Module] | None:
     """The causal language model of a configuration, if there is one."""
     known = transformers.AutoModelForCausalLM._model_mapping
-    return known[type(config)] if type(config) in known else None
+    return known.get(type(config), None)
 
 
 def bare_copy(module: nn.Module) -> nn.Module:
