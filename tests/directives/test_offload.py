@@ -14,6 +14,7 @@ from piper.ir.nodes import Fetch, Store
 from piper.ir.parse import parse
 from piper.ir.text import text
 from piper.job.compiler import Compiled, compile_strategy
+from piper.view.offload import offload
 
 PARTS = 4
 PLACED: list[Directive] = [Place(where(), [0]), Split("MB", PARTS)]
@@ -96,6 +97,16 @@ def test_the_text_of_a_dag_has_it_all() -> None:
     assert "offload activations of PP0, PP1: stream=copies ahead=2 buffers=3" in shown
     assert (again.nodes, again.offloads) == (dag.nodes, dag.offloads)
     assert text(again) == shown
+
+
+def test_what_show_says() -> None:
+    found = compiled(Offload(where(PP=0)), Offload(where(), "optimizer"))
+
+    shown = offload(found.dag, found.plans).splitlines()
+
+    assert shown[0] == "activations of PP0: in host memory"
+    assert shown[1] == "optimizer state of PP0, PP1: in host memory"
+    assert shown[2].startswith("  6 stores (") and shown[2].endswith("in a step, on 1 device")
 
 
 def test_it_is_one_line_of_json() -> None:

@@ -101,6 +101,8 @@ CASES = [  # the last: with gradients that are clipped, without, or both
     (llama, "1f1b", {"dp": 2, "zero": 3}, (None,)),
     (llama, "zb-h1", {"dp": 2, "zero": 3, "reduce": "once"}, (CLIP,)),
     (llama, "dualpipe", {"dp": 2, "zero": 1}, (None,)),
+    (llama, "gpipe", {"offload": ["activations", "optimizer"]}, (CLIP,)),
+    (llama, "zb-h1", {"dp": 2, "zero": 3, "offload": "activations", "remat": True}, ()),
     (mixed, "1f1b", {"dp": 2, "ep": 2}, (CLIP,)),
     (mixed, "dualpipev", {"dp": 2, "ep": 2, "zero": 1}, (None,)),
 ]

@@ -167,6 +167,30 @@ def test_a_run_goes_on_with_its_scale(tmp_path: Path) -> None:
     assert not all(map(torch.isfinite, torch.tensor(wanted)))
 
 
+def test_another_strategy_goes_on_with_the_scale_and_the_state() -> None:
+    """To optimizer state in host memory, and back."""
+    options: dict[str, Any] = {"optimizer": ADAMW, "device": "cpu", "precision": EVERY_OTHER}
+    place = [Place(where(), [0]), Split("MB", 2)]
+    data = steps_of("normed", 2)
+    found = []
+
+    for moves in (False, True):
+        model, loss = build("normed", 2)
+        with closing(Trainer(model, loss, place, example=data[0], **options)) as trainer:
+            norms = [trainer.step(*batch).grad_norm for batch in data[:3]]
+            if moves:
+                trainer.retarget([*place, Offload(where(), "optimizer"), Offload(where())])
+            norms += [trainer.step(*batch).grad_norm for batch in data[3:5]]
+            if moves:
+                trainer.retarget(place)
+            norms += [trainer.step(*batch).grad_norm for batch in data[5:]]
+            found.append((str(norms), trainer.state_dict()))
+
+    (wanted, theirs), (norms, ours) = found
+    assert norms == wanted
+    assert theirs and ours and all(torch.equal(ours[name], t) for name, t in theirs.items())
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -23,6 +23,7 @@ from piper.strategies import draw, to_table
 from piper.view.division import division
 from piper.view.footprint import footprint
 from piper.view.message_orders import message_orders
+from piper.view.offload import offload
 from piper.view.overlap import overlap
 from piper.view.recomputation import recomputation
 from piper.view.schedule_grid import grid, summary
@@ -78,6 +79,8 @@ def show(
             print(ordered)
         if again := recomputation(found.compiled.dag):
             print(again)
+        if away := offload(found.compiled.dag, found.compiled.plans):
+            print(away)
         if shares := found.compiled.dag.streams:
             print(f"streams: {', '.join(map(str, shares))}")
         if hidden := overlap(found.compiled.dag):

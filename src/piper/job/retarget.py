@@ -39,6 +39,8 @@ def retargeted(
         sent = move(peers, old.state, old.turns, new.state)
         used = set[str]().union(*peers.everyone(names_of(new.state)))
         keep_unused(peers, old.state, old.turns, new.state, used)
+        if old.state.loss_scale and new.state.loss_scale:
+            new.state.loss_scale.restore(old.state.loss_scale.saved["loss_scale"])
     except BaseException:
         new.close()
         raise

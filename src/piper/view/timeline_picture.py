@@ -17,7 +17,8 @@ from piper.view.view_data import ViewData
 FILL = {
     "F": "#5aa9e6", "B": "#1f7a5a", "BI": "#f4d35e", "BW": "#d96c2c", "update": "#b48ead",
     "send": "#546680", "recv": "#9bc4e4", "exchange": "#cc3344", "reduce-scatter": "#c18bf4",
-    "all-reduce": "#9734b3", "gather": "#0cb09a", "totals": "#8c8577",
+    "all-reduce": "#9734b3", "gather": "#0cb09a", "store": "#7a5230", "fetch": "#c99e6b",
+    "totals": "#8c8577",
 }  # fmt: skip
 OTHER = "#a9a9a9"
 WORDS = {
