@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from shared_capture import capturing_once
 from torch import Tensor, nn
 
 import piper
@@ -44,11 +47,12 @@ def options(name: str) -> list[dict[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def layered() -> tuple[nn.Module, Batch]:
+def layered() -> Iterator[tuple[nn.Module, Batch]]:
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(1)
     tokens = torch.randint(VOCAB, (8, 3), generator=draw)
-    return Layered(), Batch.of((tokens, tokens.roll(1, 1)))
+    with capturing_once():
+        yield Layered().double(), Batch.of((tokens, tokens.roll(1, 1)))
 
 
 CASES = [(name, given) for name in BUILDERS for given in options(name)]

@@ -6,6 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
+import torch
+from torch.utils._pytree import tree_map
+
 from piper.capture import Captured, capture
 
 DIVIDED: dict[tuple[int, str], Captured] = {}  # by the whole model, and what was asked
@@ -24,5 +27,25 @@ def using(found: Captured | None) -> AbstractContextManager[Any]:
         if key not in DIVIDED:
             DIVIDED[key] = capture(*given)
         return DIVIDED[key]
+
+    return patch("piper.job.job.capture", known)
+
+
+def spec(one: Any) -> Any:
+    return (one.shape, one.dtype) if isinstance(one, torch.Tensor) else one
+
+
+def capturing_once() -> AbstractContextManager[Any]:
+    """Inside, one model is captured once for each shape and type: strategies do not matter."""
+    found: dict[str, Captured] = {}
+
+    def known(model: torch.nn.Module, loss_fn: Any, example: Any, *given: Any) -> Captured:
+        specs = tree_map(
+            lambda x: (x.shape, x.dtype) if isinstance(x, torch.Tensor) else x, example
+        )
+        key = repr((specs, [p.dtype for p in model.parameters()], given))
+        if key not in found:
+            found[key] = capture(model, loss_fn, example, *given)
+        return found[key]
 
     return patch("piper.job.job.capture", known)
