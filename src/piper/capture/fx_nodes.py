@@ -6,7 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.capture.torch_private import LINE, pytree, storage_id
+from piper.capture.torch_private import (
+    LINE,
+    argument_defaults,
+    argument_names,
+    pytree,
+    storage_id,
+)
 
 
 def value(node: fx.Node) -> Any:
@@ -19,6 +25,14 @@ def line(node: fx.Node) -> str:
     while not node.meta.get(LINE) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node.meta.get(LINE, "")
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of an operator by name, with those that have defaults."""
+    names = argument_names(node)
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    merged = argument_defaults(node) | given
+    return {name: merged[name] for name in names if name in merged}
 
 
 def is_symbolic(node: fx.Node) -> bool:

@@ -170,6 +170,7 @@ def _without_guard(function: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
+safe_softmax = torch.ops.aten._safe_softmax.default  # zeros for a row of -inf
 below_autograd = torch._C._AutoDispatchBelowAutograd
 fast_grouped_mm: Any = getattr(torch, "_grouped_mm", None)  # None: not in this build of torch
 
@@ -328,3 +329,15 @@ def _kept_whole() -> Iterator[None]:
     finally:
         for op in _KEPT_WHOLE:
             del op.decompose
+
+
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """torch.distributions looks at the values of its parameters, which a trace does not have."""
+    distribution = torch.distributions.Distribution
+    before = distribution._validate_args
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(before)

@@ -65,15 +65,21 @@ def _mask(
     random: Tensor, operation: int | Tensor, rows: int, row: Tensor, column: Tensor, p: float
 ) -> Tensor:
     """[row, column]: which elements of a microbatch of so many `rows` are kept."""
+    return noise(random, operation, rows, row, column) >= round(p * 2**32)
+
+
+def noise(
+    random: Tensor, operation: int | Tensor, rows: int, row: Tensor, column: Tensor
+) -> Tensor:
+    """[row, column]: random numbers of 32 bits."""
     seed, microbatch = random.unbind()
     seed = (seed ^ (seed >> 32)) & _LOW
     row = microbatch * rows + row
-    noise = column.unsqueeze(0)
+    found = column.unsqueeze(0)
     for (a, b, c), multiplier in zip(_KEYS, _ROUNDS[:2], strict=True):
         key = _scrambled(seed * a + operation * b + row * c, multiplier)
-        noise = _scrambled(noise ^ key.unsqueeze(1), multiplier)
-    noise = _scrambled(noise, _ROUNDS[2])
-    return noise >= round(p * 2**32)
+        found = _scrambled(found ^ key.unsqueeze(1), multiplier)
+    return _scrambled(found, _ROUNDS[2])
 
 
 def _scrambled(x: Tensor, multiplier: int) -> Tensor:

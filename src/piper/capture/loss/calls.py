@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from piper.capture.fx_nodes import value
+from piper.capture.fx_nodes import arguments, value
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Number, Rows
-from piper.capture.torch_private import argument_defaults, argument_names
 
 
 @dataclass(frozen=True)
@@ -83,14 +82,6 @@ class Call:
             if prod(after[:dim]) == outer and size % self.rows == 0 and grows:
                 return Rows(dim, known.over)
         return MIXED
-
-
-def arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of an operator by name, with those that have defaults."""
-    names = argument_names(node)
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    merged = argument_defaults(node) | given
-    return {name: merged[name] for name in names if name in merged}
 
 
 def shape(node: fx.Node) -> tuple[Any, ...]:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture import torch_private
-from piper.capture.fx_nodes import value
-from piper.capture.loss.calls import arguments
+from piper.capture.fx_nodes import arguments, value
 from piper.capture.loss.counts import Count, count_of
 from piper.capture.loss.domain import FIXED, MEAN, Known, Labels, PerRow, Reduced, Rows
 from piper.capture.loss.proof import batch_rows, followed, merge_equal, paired

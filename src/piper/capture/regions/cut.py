@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from piper.capture.fx_nodes import insert, is_contiguous, is_symbolic, line, storages, value
-from piper.capture.kernels.dropout import DROPOUTS
+from piper.capture.kernels.random_operators import RANDOM_OPERATORS
 from piper.capture.regions import layouts
 from piper.capture.regions.annotate import Path
 from piper.capture.regions.runs import Piece, Run, find_runs, path_of
@@ -84,7 +84,7 @@ def cut(traced: Traced) -> list[Chunk]:
             source=_source(run),
             piece=run.piece,
             first_dropout=min(
-                (node.args[2] for node in body if node.target in DROPOUTS), default=0
+                (node.args[2] for node in body if node.target in RANDOM_OPERATORS), default=0
             ),
         )
         chunk.graph = _graph(traced, chunk, modes)
@@ -186,7 +186,7 @@ def _built(
         for node in chunk.body:
             switch.to(modes[node])
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            if node.target in DROPOUTS:
+            if node.target in RANDOM_OPERATORS:
                 x, random, number, *rest = copies[node].args
                 copies[node].args = (x, random, number - chunk.first_dropout, *rest)
         switch.to(Mode())

@@ -21,6 +21,7 @@ from piper.capture.trace import functions, refusals, side_effects
 from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
+from piper.capture.trace.layer_drop import LayerDrop
 from piper.capture.trace.outputs import Output, joined
 from piper.capture.trace.side_effects import has_memory, span
 from piper.capture.trace.source_lines import is_transformed, line_of
@@ -197,12 +198,14 @@ def _tracing(
         stack.enter_context(side_effects.unchanged(model))
         stack.enter_context(side_effects.no_python_randomness())
         stack.enter_context(side_effects.no_inference_mode())
+        stack.enter_context(torch_private.unchecked_distributions())
         stack.enter_context(recording())
         stack.enter_context(converting(view, precision))  # first, to end inside the tags
         stack.enter_context(tagging(view))
         stack.enter_context(mode)
         stack.enter_context(side_effects.DataIsDetached())
         stack.enter_context(side_effects.DropoutIsCopied())
+        stack.enter_context(LayerDrop())
         yield
 
 

@@ -162,7 +162,26 @@ def random_operation(node: fx.Node) -> CaptureError:
         f"{name} draws random numbers, which would depend on the strategy",
         "set its dropout to 0, and apply torch.nn.functional.dropout to what it returns"
         if inside
-        else "draw them outside of the model and pass them as an argument, or use dropout",
+        else "draw them outside of the model and pass them as an argument, or use torch.rand, "
+        "randn, randint, bernoulli, multinomial or dropout",
+    )
+
+
+def own_generator(node: fx.Node) -> CaptureError:
+    return refusal(
+        line(node),
+        "a random operation has a generator of its own, whose state a captured step does not have",
+        "leave out generator=: Piper draws from its seed, the step and the position in the batch",
+    )
+
+
+def layer_drop(p: object) -> CaptureError:
+    return refusal(
+        current_line(),
+        f"Python decides by a random number ({p}) what to run, which a captured step would repeat "
+        "in every step",
+        "set the probability to 0 (layerdrop=0.0), or scale what a layer adds by "
+        "torch.bernoulli(...) or dropout",
     )
 
 
