@@ -41,7 +41,7 @@ def token(value: Any) -> Token:
     if isinstance(value, Iterator):
         return (kind.__name__, _position(value))
     if callable(value) and hasattr(value, "__qualname__"):  # a function or class of a library
-        return (kind.__qualname__, str(value.__module__), value.__qualname__)
+        return (kind.__qualname__, str(getattr(value, "__module__", "")), value.__qualname__)
     return _of_numpy(value) or (kind.__qualname__,)
 
 
