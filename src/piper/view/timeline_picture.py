@@ -17,7 +17,7 @@ from piper.view.view_data import ViewData
 FILL = {
     "F": "#5aa9e6", "B": "#1f7a5a", "BI": "#f4d35e", "BW": "#d96c2c", "update": "#b48ead",
     "send": "#546680", "recv": "#9bc4e4", "exchange": "#cc3344", "reduce-scatter": "#c18bf4",
-    "all-reduce": "#9734b3", "gather": "#0cb09a", "store": "#7a5230", "fetch": "#c99e6b",
+    "all-reduce": "#9734b3", "gather": "#0cb09a", "store": "#2c1ef0", "fetch": "#f0aa10",
     "totals": "#8c8577",
 }  # fmt: skip
 OTHER = "#a9a9a9"

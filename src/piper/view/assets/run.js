@@ -12,8 +12,8 @@ const KINDS = {
   "reduce-scatter": ["reduce-scatter", "#c18bf4"],
   "all-reduce": ["all-reduce", "#9734b3"],
   gather: ["gather", "#0cb09a"],
-  store: ["store in host memory", "#7a5230"],
-  fetch: ["fetch from host memory", "#c99e6b"],
+  store: ["store in host memory", "#2c1ef0"],
+  fetch: ["fetch from host memory", "#f0aa10"],
   totals: ["loss and norm all-reduce", "#8c8577"],
   other: ["other", "#a9a9a9"],
 };
