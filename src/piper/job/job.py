@@ -34,6 +34,7 @@ from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
 from piper.job.options import Loss, Options
 from piper.job.python_state import PythonState
 from piper.job.recent import recent
+from piper.job.reduction_choice import reduced_once_if_it_fits, reduction_lines
 from piper.job.remat_choice import fitted
 from piper.job.stage_weights import stage_lines
 from piper.names import amount
@@ -250,7 +251,9 @@ class Job:
         if not self.cut:
             self.cut.append(with_stages(self.strategy, compiled.program))
         if first:
-            for line in (*stage_lines(compiled), *self.reduction(captured.form).lines()):
+            chosen = reduction_lines(self.strategy.directives, compiled, self.memory)
+            loss = self.reduction(captured.form).lines()
+            for line in (*stage_lines(compiled), *chosen, *loss):
                 LOG.info("%s", line)
         return captured, compiled
 
@@ -268,7 +271,7 @@ class Job:
 
         program = (self.cut[0] if self.cut else self.strategy).directives
         if not any(isinstance(one, Remat) and one.is_auto for one in program):
-            return compile(program)
+            return reduced_once_if_it_fits(program, compile, self.memory)
         limit = require_limit(self.memory)
         known = device_costs(self.device, costs, model)
         return fitted(program, compile, limit.peaks, limit.usable, known)
