@@ -60,20 +60,11 @@ def joined(arena: Arena) -> None:
         "eager": partial(plain, arena, model, data, parts),
         "piper compiled apart": partial(made_under, [(kernel_sequences, "MOST", 1)], compiled),
         "piper compiled": compiled,
-        "piper compiled, forwards joined": partial(made_under, [only("F")], compiled),
-        "piper compiled, fours": partial(made_under, [(kernel_sequences, "MOST", 4)], compiled),
         "torch.compile": partial(plain, arena, model, data, parts, dynamic=False),
     }
     seen: dict[str, dict[str, float]] = {}
     watched = {name: partial(observed, arena, name, make, seen) for name, make in makers.items()}
     arena.contest("joined", watched, more={"observed": seen})
-
-
-def only(phase: str) -> tuple[Any, str, Any]:
-    """Join the runs of one phase."""
-    plain = kernel_sequences._Joiner.can_join
-    joins = kernel_sequences._Joiner
-    return joins, "can_join", lambda self, run: run.phase == phase and plain(self, run)
 
 
 def observed(arena: Arena, name: str, make: Maker, seen: dict[str, Any]) -> Contender:

@@ -71,12 +71,7 @@ class Captured:
             return share
         reads = ((phase, _random_position(region, phase)) for phase in Phase)
         random = tuple((phase, read) for phase, read in reads if read is not None)
-        return RegionCode(
-            region.code,
-            dropout=self.dropouts[region.id],
-            random=random,
-            recomputes=region.recomputes is not None,
-        )
+        return RegionCode(region.code, dropout=self.dropouts[region.id], random=random)
 
 
 def capture(

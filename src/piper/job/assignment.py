@@ -233,8 +233,5 @@ def role_from_json(text: str) -> RolePart:
     )
 
 
-def region_code(
-    code: str, ways: int, dropout: int, random: list[tuple[str, int]], recomputes: bool
-) -> RegionCode:
-    reads = tuple((Phase(phase), read) for phase, read in random)
-    return RegionCode(code, ways, dropout, reads, recomputes)
+def region_code(code: str, ways: int, dropout: int, random: list[tuple[str, int]]) -> RegionCode:
+    return RegionCode(code, ways, dropout, tuple((Phase(phase), read) for phase, read in random))

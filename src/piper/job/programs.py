@@ -20,7 +20,7 @@ from piper.job.job import BatchKind, Job
 from piper.job.loss_reduction import LossReduction
 from piper.job.recent import recent
 from piper.job.shipping import PlanShipping
-from piper.names import Phase
+from piper.names import F, Phase
 from piper.plan.analyse.kernel_sequences import KernelSequence
 from piper.plan.instructions import Run
 from piper.runtime.comm.gloo import Comm, ProcessComm
@@ -175,15 +175,17 @@ def load(
 
 
 def joins(mine: Assignment, kernels: Kernels) -> Joins:
-    """How runs of this device are joined."""
+    """How forwards of this device are joined.
+
+    Backwards are not: joined, they hold all their gradients at once, and have as many kernels.
+    """
 
     def fits(run: Run) -> bool:
-        return kernels.can_join(mine.part.regions[run.region], Phase(run.phase))
+        return run.phase == F and kernels.can_join(mine.part.regions[run.region])
 
     def kernel(sequence: KernelSequence) -> Kernel:
         regions = [mine.part.regions[run.region] for run in sequence.runs]
-        phase, wiring = Phase(sequence.runs[0].phase), sequence.wiring
-        return kernels.join(regions, phase, wiring.reads, wiring.results)
+        return kernels.join(regions, sequence.wiring.reads, sequence.wiring.results)
 
     return Joins(fits, kernel)
 

@@ -20,7 +20,7 @@ Kernel = Callable[..., tuple]
 Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
 Result = tuple[int, int]  # number of a graph, and which of its results
 Pick = tuple[Any, int | None]  # an argument; of random numbers, also a region's first dropout
-Joint = tuple[tuple[str, ...], Phase, Sources, tuple[Result, ...]]  # graphs, and how values flow
+Joint = tuple[tuple[str, ...], Sources, tuple[Result, ...]]  # graphs, and how values flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,6 @@ class RegionCode:
     ways: int = 1  # shares of its experts, of which this computes one
     dropout: int = 0  # number of its first dropout
     random: tuple[tuple[Phase, int], ...] = ()  # the read of a phase that random numbers start from
-    recomputes: bool = False  # its backward does: it is not joined with others, which costs memory
 
     @property
     def graph(self) -> str:
@@ -57,21 +56,15 @@ class Kernels:
         kernel = self.made[key]
         return kernel if random is None else numbered(kernel, random, region.dropout)
 
-    def can_join(self, region: RegionCode, phase: Phase) -> bool:
-        """Whether it can be compiled together with its neighbours."""
-        key = region.graph, phase, True
-        if region.recomputes:
-            return False
+    def can_join(self, region: RegionCode) -> bool:
+        """Whether its forward can be compiled together with those of its neighbours."""
+        key = region.graph, F, True
         return shipping.is_described(self.came[key]) if key in self.came else self._is_fused(*key)
 
     def join(
-        self,
-        regions: Sequence[RegionCode],
-        phase: Phase,
-        reads: Sources,
-        results: tuple[Result, ...],
+        self, regions: Sequence[RegionCode], reads: Sources, results: tuple[Result, ...]
     ) -> Kernel:
-        """One compiled kernel for a phase of several regions. Equal sequences are compiled once.
+        """One compiled kernel for the forwards of several regions. Equal sequences share it.
 
         Random numbers are arguments of their own: equal regions differ in them.
         """
@@ -79,20 +72,19 @@ class Kernels:
         rows = tuple(
             tuple(
                 one if isinstance(one, tuple) else picked.setdefault(pick, len(picked))
-                for one, pick in zip(row, picks(region, phase, row), strict=True)
+                for one, pick in zip(row, picks(region, row), strict=True)
             )
             for region, row in zip(regions, reads, strict=True)
         )
-        names = tuple(region.graph for region in regions)
-        key = names, phase, rows, results
+        key = tuple(region.graph for region in regions), rows, results
         if key not in self.joined:
-            modules = [self._described(name, phase) for name in names]
-            self.joined[key] = _function(joined(modules, rows, results, phase is F), fused=True)
+            modules = [self._described(region.graph) for region in regions]
+            self.joined[key] = _function(joined(modules, rows, results), fused=True)
         return picking(self.joined[key], list(picked))
 
-    def _described(self, code: str, phase: Phase) -> fx.GraphModule:
-        found = self.came.get((code, phase, True))
-        return self.graphs[code][phase] if found is None else found
+    def _described(self, code: str) -> fx.GraphModule:
+        found = self.came.get((code, F, True))
+        return self.graphs[code][F] if found is None else found
 
     def _own(self, key: Key) -> Kernel:
         code, phase, _ = key
@@ -136,9 +128,9 @@ def numbered(kernel: Kernel, position: int, first: int) -> Kernel:
     return call
 
 
-def picks(region: RegionCode, phase: Phase, reads: Sequence[Any]) -> list[Pick]:
+def picks(region: RegionCode, reads: Sequence[Any]) -> list[Pick]:
     """What a region reads of the arguments of a sequence."""
-    position = dict(region.random).get(phase)
+    position = dict(region.random).get(F)
     return [(one, region.dropout if k == position else None) for k, one in enumerate(reads)]
 
 

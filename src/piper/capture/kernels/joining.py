@@ -16,18 +16,15 @@ Sources = tuple[tuple[Source, ...], ...]  # of each graph
 
 
 def joined(
-    modules: Sequence[fx.GraphModule],
-    reads: Sources,
-    results: Sequence[tuple[int, int]],
-    shares: bool = False,
+    modules: Sequence[fx.GraphModule], reads: Sources, results: Sequence[tuple[int, int]]
 ) -> fx.GraphModule:
     """The graphs one after the other. A bundle between two of them is taken apart here.
 
-    With `shares`, what several of them compute alike is computed once: tables of positions, masks.
-    Two results may then be one tensor, so nothing may change them: gradients are added up in place.
+    What several of them compute alike is computed once: tables of positions, masks. Two results may
+    then be one tensor, so this is not for backwards, whose gradients are added up in place.
     """
     updates = (is_mutable(node) for module in modules for node in module.graph.nodes)
-    joiner = _Joiner(shares and not any(updates))
+    joiner = _Joiner(shares=not any(updates))
     joiner.describe(modules, reads)
     for number, (module, sources) in enumerate(zip(modules, reads, strict=True)):
         joiner.add(number, module, sources)
