@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
@@ -133,12 +137,27 @@ def saying(act: Callable[[], Any]) -> str:
     return ""
 
 
-def save_often(folder: str) -> None:
+def save_often(folder: str, trainer: Trainer | None = None) -> None:
     """Steps and saves beside them, until someone ends the process."""
-    trainer = alone(optimizer=MOMENTUM)
+    trainer = trainer or alone(optimizer=MOMENTUM)
     for batch in cycle(data()):
         trainer.step(*batch)
         trainer.save(folder, wait=False, keep=2)
+
+
+def save_and_be_killed(folder: str, kills: int, seed: int) -> None:
+    """Processes that save often, each to its own folder, killed after a random time."""
+    trainer, draw = alone(optimizer=MOMENTUM), random.Random(seed)
+    for kill in range(kills):
+        run = Path(folder) / str(kill)
+        pid = os.fork()
+        if pid == 0:
+            save_often(str(run), trainer)
+        while not (run / "piper.json").exists():
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0.0, 0.2))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def export_half(rank: int, name: str, stages: int, text: str, folder: str) -> Any:

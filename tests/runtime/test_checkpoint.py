@@ -26,6 +26,12 @@ PAIRS = Replicate(where(), [[0, 1], [2, 3]], zero=3, bucket_mb=1e-4)
 HYBRID = Strategy([Place(where(), [0, 1, 2, 3]), PAIRS, Split("MB", 1)])
 
 
+UNEQUAL = Strategy([
+    Place(where(PP=0), [0, 1]), Replicate(where(PP=0), [0, 1], zero=1), Place(where(PP=1), [2]),
+    Split("MB", 2),
+])  # fmt: skip
+
+
 def pipeline(schedule: str = "1f1b", zero: int = 3, **options: Any) -> Strategy:
     return BUILDERS[schedule](pp=2, microbatches=2, dp=2, zero=zero, **options)
 
@@ -43,6 +49,8 @@ CASES = {
     "one to shards": ("uneven", ONE, pipeline()),
     "shards to other shards": ("uneven", TWO, HYBRID),
     "hybrid to a pipeline of copies": ("uneven", HYBRID, pipeline(zero=0)),
+    "unequal stages to a device": ("uneven", UNEQUAL, ONE),
+    "shards to unequal stages": ("uneven", TWO, UNEQUAL),
     "the same, tied": ("llama", pipeline(zero=2), pipeline(zero=2)),
     "experts together": ("moe spread", pipeline(zero=1, ep=2), TWO),
     "experts apart": ("moe spread", TWO, pipeline(zero=3, ep=2)),

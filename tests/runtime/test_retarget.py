@@ -58,11 +58,26 @@ FOUR_DIVIDED = {
     "tensor 2": build("1f1b", pp=1, microbatches=2, tp=2, dp=2, zero=3),
     "stages": build("1f1b", pp=2, microbatches=2, tp=2),
 }
+THREE = {
+    "copies": Strategy([
+        Place(where(PP=0), [0, 1]), Replicate(where(PP=0), [0, 1]), Place(where(PP=1), [2]),
+        Split("MB", 2),
+    ]),
+    "shards": Strategy([
+        Place(where(PP=0), [2]), Place(where(PP=1), [1, 0]),
+        Replicate(where(PP=1), [1, 0], zero=2), Split("MB", 2),
+    ]),
+    "one does all": Strategy([
+        Place(where(PP=0), [1]), Place(where(PP=1), [0, 2]), Replicate(where(PP=1), [0, 2], zero=3),
+        Split("MB", 1),
+    ]),
+}  # fmt: skip
 CASES: dict[str, tuple[str, int, dict[str, Strategy]]] = {
     "uneven": ("uneven", 2, TWO),
     "tied": ("llama", 2, TWO),
     "experts": ("moe spread", 2, {**TWO, **EXPERTS}),
     "divided": ("wide", 2, {**TWO, **DIVIDED}),
+    "unequal, three": ("uneven", 3, THREE),
     "uneven, four": ("uneven", 4, FOUR),
     "divided, four": ("wide", 4, {**FOUR, **FOUR_DIVIDED}),
 }
@@ -89,6 +104,7 @@ def goes_on(case: str, names: list[str]) -> None:
 
 
 FEW = {
+    "unequal, three": ["shards", "copies", "one does all"],
     "uneven": ["1f1b", "zero 3", "copies"],
     "divided": ["zero 1", "tensor", "remat"],
     "experts": ["copies", "experts", "zero bubble"],
@@ -175,6 +191,24 @@ def test_parameters_that_the_example_does_not_use_stay() -> None:
     (wanted, theirs), (found, ours) = runs
     assert found == wanted
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_loss_scale_goes_on() -> None:
+    x, y = (tensor.float() for tensor in data()[0])
+    trainer = Trainer(
+        nn.Sequential(nn.Linear(6, 6)), functional.mse_loss, example=(x, y), device="cpu",
+        precision="fp16",
+    )  # fmt: skip
+    scale = trainer._programs.state.loss_scale
+    assert scale is not None
+    scale.value = 64.0
+    trainer.step(x, y)
+    trainer.retarget([Place(where(), [0]), Split("MB", 2)])
+
+    after = trainer._programs.state.loss_scale
+    assert after is not None
+    assert (after.value, after.good) == (64.0, 1)
+    trainer.close()
 
 
 def test_it_says_what_moved(caplog: pytest.LogCaptureFixture) -> None:

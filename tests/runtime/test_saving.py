@@ -16,6 +16,7 @@ from checkpoints import (
     MOMENTUM,
     alone,
     full,
+    save_and_be_killed,
     save_half,
     save_in_vain,
     save_often,
@@ -26,7 +27,7 @@ from pool import HEAVY, run_on
 from replicas import data
 from torch import nn
 
-from piper import Place, Replicate, Split, Strategy, where
+from piper import Place, Replicate, Split, Strategy, Trainer, where
 from piper.errors import InputError
 from piper.runtime.checkpoint.folder import kept_in
 from piper.runtime.checkpoint.resume import reader_of
@@ -201,36 +202,51 @@ def begun(target: Any, run: Path) -> Any:
     return child
 
 
-def killed_runs_are_whole(folder: Path, kills: int, seed: int) -> None:
-    """As soon as a run is dead, another one may save to its folder."""
-    draw, wanted, trainer = random.Random(seed), list[Any](), alone(optimizer=MOMENTUM)
-    batches = cycle(data())
-    for kill in range(kills):
-        run = folder / str(kill)
-        child = begun(save_often, run)
-        if kill == 0:
-            with pytest.raises(InputError, match=f"is in use by process {child.pid} of "):
-                trainer.save(run)
-        time.sleep(draw.uniform(0.0, 0.3))
-        child.kill()
-        child.join()
-        found = alone(optimizer=MOMENTUM)
-        steps = found.resume(run)
-        while len(wanted) < steps:
-            trainer.step(*next(batches))
-            wanted.append(weights(trainer))
-        ours = weights(found)
-        assert all(torch.equal(ours[name], wanted[steps - 1][name]) for name in ours), kill
-        found.save(run)  # over whatever is left
-        assert len(list(run.glob("step-*"))) == 1
-        found.close()
-    trainer.close()
+def is_whole(run: Path, found: Trainer, states: States) -> None:
+    """The state after as many steps as it says; and the folder can be saved to again."""
+    found.steps = 0
+    steps, ours = found.resume(run), weights(found)
+    wanted = states.after(steps)
+    assert all(torch.equal(ours[name], wanted[name]) for name in ours), run
+    found.save(run)  # over whatever is left
+    assert len(list(run.glob("step-*"))) == 1
+
+
+class States:
+    """The weights after so many steps of a run that nobody disturbs."""
+
+    def __init__(self) -> None:
+        self.trainer, self.batches = alone(optimizer=MOMENTUM), cycle(data())
+        self.known: list[Any] = []
+
+    def after(self, steps: int) -> Any:
+        while len(self.known) < steps:
+            self.trainer.step(*next(self.batches))
+            self.known.append(weights(self.trainer))
+        return self.known[steps - 1]
 
 
 def test_a_kill_beside_a_save_leaves_a_whole_checkpoint_and_no_lock(tmp_path: Path) -> None:
-    killed_runs_are_whole(tmp_path, 1, seed=1)
+    """As long as the first run lives, a second one is told who it is."""
+    states, found, run = States(), alone(optimizer=MOMENTUM), tmp_path / "run"
+    child = begun(save_often, run)
+
+    with pytest.raises(InputError, match=f"is in use by process {child.pid} of "):
+        found.save(run)
+    child.kill()
+    child.join()
+
+    is_whole(run, found, states)
+    found.close()
 
 
 @pytest.mark.soak
 def test_200_kills_beside_saves_leave_whole_checkpoints(tmp_path: Path) -> None:
-    killed_runs_are_whole(tmp_path, 200, seed=2)
+    states, found = States(), alone(optimizer=MOMENTUM)
+    child = process(save_and_be_killed, str(tmp_path), 200, 2)
+    child.join()
+
+    assert len(list(tmp_path.iterdir())) == 200
+    for run in tmp_path.iterdir():
+        is_whole(run, found, states)
+    found.close()

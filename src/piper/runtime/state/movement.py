@@ -106,7 +106,7 @@ def move(peers: Peers, before: DeviceState, turns: Turns, after: DeviceState) ->
     fillings = [[filling(offers, bucket, part, peers.count) for part in bucket.parts()]
                 for bucket in buckets]  # fmt: skip
     items = [item for parts in fillings for part in parts for item in part.items]
-    sent = exchange(peers, offers, items)
+    sent = exchange(peers, offers, items, before.device)
     for bucket, parts in zip(buckets, fillings, strict=True):
         put(bucket, [part.states for part in parts])
     return sent
@@ -156,7 +156,7 @@ def assembled(
     return made, found
 
 
-def exchange(peers: Peers, offers: Offers, items: Sequence[Wanted]) -> int:
+def exchange(peers: Peers, offers: Offers, items: Sequence[Wanted], device: torch.device) -> int:
     """Fill everything, with as many bytes between devices as are not there already."""
     asked: dict[int, list[Wanted]] = {}
     for item in items:
@@ -167,11 +167,10 @@ def exchange(peers: Peers, offers: Offers, items: Sequence[Wanted]) -> int:
     requests = {rank: [one.request for one in found] for rank, found in asked.items()}
     everyone = peers.everyone(requests)
     given = {
-        rank: packed(offers.tensors, theirs[peers.rank])
+        rank: packed(offers.tensors, theirs[peers.rank], device)
         for rank, theirs in enumerate(everyone)
         if peers.rank in theirs
     }
-    device = items[0].into.device if items else torch.device("cpu")
     arrived = {
         rank: torch.empty(sum(one.nbytes for one in found), dtype=torch.uint8, device=device)
         for rank, found in asked.items()
@@ -183,10 +182,12 @@ def exchange(peers: Peers, offers: Offers, items: Sequence[Wanted]) -> int:
     return sum(sent)
 
 
-def packed(tensors: Sequence[torch.Tensor], asked: Iterable[tuple[int, int, int]]) -> torch.Tensor:
-    """Elements of many types in one message of bytes."""
+def packed(
+    tensors: Sequence[torch.Tensor], asked: Iterable[tuple[int, int, int]], device: torch.device
+) -> torch.Tensor:
+    """Elements of many types in one message of bytes. Some are in host memory: step counts."""
     parts = (tensors[number][start : start + length] for number, start, length in asked)
-    return torch.cat([part.contiguous().view(torch.uint8) for part in parts])
+    return torch.cat([part.to(device).contiguous().view(torch.uint8) for part in parts])
 
 
 def unpack(message: torch.Tensor, items: Iterable[Wanted]) -> None:
