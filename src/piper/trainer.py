@@ -25,6 +25,7 @@ from piper.job.job import BatchKind, Job
 from piper.job.loss_reduction import refuse_weightless
 from piper.job.metric_log import Log, metric_log
 from piper.job.model_flops import best_seconds
+from piper.job.on_nan import OnNan, after_step
 from piper.job.options import ADAMW, Loss, Options
 from piper.job.programs import Programs
 from piper.job.retarget import retargeted
@@ -63,10 +64,11 @@ class Trainer:
 
     `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
     optimizer (what it makes is stepped after every step); `max_norm` clips by the norm over all
-    devices; `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md); `compiled` runs the
-    regions through Inductor, `graphs` as CUDA graphs where their shapes allow (both may be on;
-    graphs need a GPU); `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for
-    dropout and such models; `costs` is what `tune` gave, or a file of it.
+    devices; `on_nan` is "stop", "skip" or "report" for a loss or norm that is not finite, and names
+    the region it began in; `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md);
+    `compiled` runs the regions through Inductor, `graphs` as CUDA graphs where their shapes allow
+    (both may be on; graphs need a GPU); `init(name, tensor)` fills parameters of a model on `meta`;
+    `seed` is for dropout and such models; `costs` is what `tune` gave, or a file of it.
     `memory_gib` is the memory of a device: a strategy that needs more is an error, with a
     table of what would fit (on a GPU, a warning by default if it needs more than the GPU has).
     `no_decay` names parameters without weight decay, such as ["bias", "norm"]. `log` is where the
@@ -90,6 +92,7 @@ class Trainer:
         reduction: Literal["mean", "sum"] | None = None,
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
+        on_nan: OnNan | None = None,
         precision: Precision | str | None = None,
         compiled: bool = False,
         graphs: bool = False,
@@ -104,9 +107,9 @@ class Trainer:
     ) -> None:
         options = Options(
             optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
-            loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
-            graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
-            max_programs=max_programs,
+            loss_weight=loss_weight, max_norm=max_norm, on_nan=on_nan, precision=precision,
+            compiled=compiled, graphs=graphs, seed=seed, init=init, costs=costs,
+            memory_gib=memory_gib, device=device, max_programs=max_programs,
         )  # fmt: skip
         chosen = strategy(processes()) if callable(strategy) else strategy
         job = Job(model, loss_fn, as_strategy(chosen), options)
@@ -159,12 +162,14 @@ class Trainer:
         try:
             with on_compute_stream(program.plan, program.device):
                 recorded = self._recording.step(self.steps + 1, program, inputs)
+                counts = after_step(self._job.options.on_nan, program, inputs, self.steps + 1)
         except BaseException:
             self._in_flight.forget()
             self._broken = world() > 1
             raise
         lr = self._programs.state.learning_rate
-        self._programs.state.advance()
+        if counts:
+            self._programs.state.advance()
         self.steps, self._stale.stepped = self.steps + 1, True
         self._writes.stepped += 1
         replica_digests.refuse_drift(self._programs.state, self.steps, replica_digests.EVERY)

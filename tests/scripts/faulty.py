@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--pids", help="a folder for process ids")
     parser.add_argument("--sockets", action="store_true")
     chosen = parser.parse_args()
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
     if chosen.pids:
         (Path(chosen.pids) / f"{rank}.new").write_text(str(os.getpid()))
         (Path(chosen.pids) / f"{rank}.new").rename(Path(chosen.pids) / str(rank))
@@ -129,7 +129,7 @@ def main() -> None:
         fail(chosen.fault)
     torch.manual_seed(0)
     trainer = piper.Trainer(
-        Net(), nn.functional.mse_loss, STRATEGIES[chosen.strategy](world), optimizer=optimizer,
+        Net(), nn.functional.mse_loss, STRATEGIES[chosen.strategy], optimizer=optimizer,
         example=batch(0, 0), timeout=chosen.timeout,
     )  # fmt: skip
     if chosen.checkpoint:

@@ -260,7 +260,8 @@ class Job:
     def apply(self, captured: Captured, costs: Costs, by_role: bool) -> Compiled:
         """The strategy, with whatever it leaves to the memory of a device."""
         model = captured.model_with(policies_of(self.strategy))
-        clip, late = self.options.max_norm is not None, self.device.type == "cuda"
+        options, late = self.options, self.device.type == "cuda"
+        clip = options.max_norm is not None or options.on_nan is not None
         if self.precision is not None and self.precision.loss_scale is not None:
             clip = True  # updates wait for the norm, which says whether gradients are finite
 
@@ -310,7 +311,9 @@ class Job:
         moved = self.converted(batch.map(move or (lambda tensor: tensor.to(self.device))))
         seed = self.options.seed * 1_000_003 + step
         first = feed * self.microbatches
-        return StepInputs(moved.tensors, tuple(shares), seed, self.options.max_norm, first)
+        options = self.options
+        found = StepInputs(moved.tensors, tuple(shares), seed, options.max_norm, first)
+        return replace(found, only_finite=options.on_nan is not None)
 
 
 def is_cut(strategy: Strategy) -> bool:

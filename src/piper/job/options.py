@@ -19,6 +19,7 @@ from piper.job.arguments import (
     refuse_wrong_patterns,
 )
 from piper.job.loss_reduction import Reduction, Weight
+from piper.job.on_nan import OnNan, refuse_wrong_on_nan
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.state.parameter_groups import WithoutDecay
@@ -37,6 +38,7 @@ class Options:
     reduction: Reduction | None = None
     loss_weight: Weight | None = None
     max_norm: float | None = None
+    on_nan: OnNan | None = None
     precision: Precision | str | None = None
     compiled: bool = False
     graphs: bool = False
@@ -53,6 +55,8 @@ class Options:
         if self.no_decay and not isinstance(self.optimizer, WithoutDecay):
             grouped = WithoutDecay(self.optimizer, tuple(self.no_decay))
             object.__setattr__(self, "optimizer", grouped)
-        precision_of(self.precision)
+        precision = precision_of(self.precision)
+        scaled = precision is not None and precision.loss_scale is not None
+        refuse_wrong_on_nan(self.on_nan, self.graphs, scaled)
         refuse_wrong_memory(self.memory_gib)
         refuse_wrong_count("max_programs", self.max_programs)

@@ -192,7 +192,7 @@ def joins(mine: Assignment, kernels: Kernels) -> Joins:
 
 def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
     """The arguments that must be the same on all processes."""
-    names = ("max_norm", "compiled", "graphs", "seed")
+    names = ("max_norm", "on_nan", "compiled", "graphs", "seed")
     return {
         "strategy": str(job.strategy),
         "example": repr(batch.shapes),

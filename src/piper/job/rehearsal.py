@@ -20,6 +20,7 @@ from piper.job.assignment import assignments
 from piper.job.batch import Batch, refuse_uneven
 from piper.job.job import Job
 from piper.job.loss_reduction import refuse_weightless
+from piper.job.on_nan import OnNan
 from piper.job.options import ADAMW, Loss, Options
 from piper.job.programs import joins, load
 from piper.plan.instructions import Plan
@@ -58,6 +59,7 @@ def rehearse(
     reduction: Literal["mean", "sum"] | None = None,
     loss_weight: Callable[..., Any] | None = None,
     max_norm: float | None = None,
+    on_nan: OnNan | None = None,
     precision: Precision | str | None = None,
     compiled: bool = False,
     graphs: bool = False,
@@ -72,14 +74,15 @@ def rehearse(
     """Train a few steps under a strategy, with all its devices in this process.
 
     For inspection and tests: it is exact, but threads do not make it fast. Options are those of the
-    Trainer. All batches have the same shape, and each is that of all replicas together. `watch` is
-    called with every bucket on every device after each of its updates; gradients are still there.
+    Trainer; a step that is not finite is skipped if `on_nan` is given. All batches have the same
+    shape, and each is that of all replicas together. `watch` is called with every bucket on every
+    device after each of its updates; gradients are still there.
     """
     options = Options(
         optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
-        loss_weight=loss_weight, max_norm=max_norm, precision=precision, compiled=compiled,
-        graphs=graphs, seed=seed, init=init, costs=costs, memory_gib=memory_gib, device=device,
-        max_programs=max_programs,
+        loss_weight=loss_weight, max_norm=max_norm, on_nan=on_nan, precision=precision,
+        compiled=compiled, graphs=graphs, seed=seed, init=init, costs=costs,
+        memory_gib=memory_gib, device=device, max_programs=max_programs,
     )  # fmt: skip
     job = Job(model, loss_fn, as_strategy(strategy), options)
     return rehearsed(job, [*map(job.example, batches)], watch)

@@ -21,6 +21,11 @@ class StepInputs:
     max_norm: float | None = None
     first: int = 0  # number of its first microbatch among those of all replicas
     scale: float = 1.0  # of the loss, for its gradients
+    only_finite: bool = False  # no update if the loss or the norm is not finite
+
+    def allows(self, totals: torch.Tensor) -> bool:
+        """Whether parameters may be updated."""
+        return not self.only_finite or bool(totals.isfinite().all())
 
     def loaded(self, load: Load, loss_dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if load.role == "batch":

@@ -373,7 +373,7 @@ class Program:
                 return
             for parameter, tensor in zip(bucket.parameters, own, strict=True):
                 parameter.grad = tensor
-            if bucket.optimizer is not None:
+            if bucket.optimizer is not None and self.batch.allows(self.totals):
                 bucket.optimizer.step()
                 bucket.round_masters()
             self.watch(bucket)

@@ -1,0 +1,156 @@
+"""Find the region that made the first NaN or infinity of a step.
+
+A loss or norm that is not finite says little: by then, it is everywhere. So the step runs again, on
+all devices, and every region is checked: the first one that makes a NaN of numbers is the origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from piper.plan.instructions import Run, is_message
+from piper.runtime.batch import StepInputs
+from piper.runtime.comm.waits import peers_needed
+from piper.runtime.execute import Act, Program
+from piper.runtime.torch_private import pytree
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Which numbers that are not finite some tensors contain."""
+
+    nan: bool = False
+    infinity: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A region, phase and microbatch that makes what is not finite, or reads it."""
+
+    device: int
+    position: int  # in the plan of the device
+    node: str
+    region: str
+    phase: str
+    makes_nan: bool
+    given: str = ""  # parameters that were NaN before the step
+    of_infinity: bool = False  # it makes NaN of an infinity, which another region made
+
+    @property
+    def order(self) -> tuple[bool, int, bool, int, int]:
+        """The most telling one first: parameters, then NaNs, then infinities; forwards first."""
+        weight = 2 if self.of_infinity else int(not self.makes_nan)
+        return not self.given, weight, self.phase != "F", self.position, self.device
+
+    def __str__(self) -> str:
+        made = "NaN" if self.makes_nan else "an infinity"
+        if self.given:
+            return f"{self.given}, which {self.node} on device {self.device} reads"
+        return f"region {self.region}, where {self.node} on device {self.device} makes {made}"
+
+
+def contents(value: Any) -> Contents:
+    """
+    >>> contents((torch.ones(2), [torch.tensor([float("nan")])], torch.tensor(3)))
+    Contents(nan=True, infinity=False)
+    """
+    tensors = [one for one in pytree.tree_leaves(value) if is_float(one)]
+    nan = any(bool(one.isnan().any()) for one in tensors)
+    return Contents(nan, any(bool(one.isinf().any()) for one in tensors))
+
+
+def is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def origin_of(program: Program, inputs: StepInputs) -> Origin | None:
+    """Run the step again, and find where the first number comes from that is not finite.
+
+    All devices call it. Nothing is updated.
+    """
+    found: list[Origin] = []
+    with checked(program, found), buffers_as_they_were(program) as buffers:
+        for tensor in filter(is_float, buffers):  # running statistics are NaN already
+            tensor.masked_fill_(tensor.isnan(), 0.0)
+        program.step(replace(inputs, only_finite=True))
+    return min(everyone(found), key=lambda one: one.order, default=None)
+
+
+@contextmanager
+def checked(program: Program, found: list[Origin]) -> Iterator[None]:
+    """Inside, every run of a region is checked."""
+    before = program.acts
+    program.each_alone()
+    program.acts = [checked_act(program, k, act, found) for k, act in enumerate(before)]
+    try:
+        yield
+    finally:
+        program.acts = before
+
+
+def checked_act(program: Program, k: int, act: Act, found: list[Origin]) -> Act:
+    run = program.plan.instructions[k]
+    if not isinstance(run, Run):
+        return act
+    waits = [w for w in run.waits if is_message(program.plan.instructions[w])]
+
+    def check() -> None:
+        for w in waits:
+            program.wait_one(w)
+        reads = {name: contents(program.slots[program.numbers[name]]) for name in run.reads}
+        act()
+        wrote = contents([program.slots[program.numbers[name]] for name in run.writes])
+        found.extend(origins(program, k, run, reads, wrote))
+
+    return check
+
+
+def origins(
+    program: Program, k: int, run: Run, reads: dict[str, Contents], wrote: Contents
+) -> Iterator[Origin]:
+    """Whether a run makes what is not finite, or is the first to read it."""
+    where = program.plan.device, k, run.node, run.region, run.phase
+    buckets = program.state.buckets
+    states = {s.value for s in program.plan.states if buckets[s.value].optimizer is not None}
+    for name, one in reads.items():
+        if one.nan and name in states:
+            yield Origin(*where, True, f"the parameters {name} before the step")
+    infinite = any(one.infinity for one in reads.values())
+    if any(one.nan for one in reads.values()):
+        return
+    if wrote.nan:
+        yield Origin(*where, True, of_infinity=infinite)
+    elif wrote.infinity and not infinite:
+        yield Origin(*where, False)
+
+
+def update_anyway(program: Program, inputs: StepInputs) -> None:
+    """Run the step again, and update, as plain PyTorch does."""
+    with buffers_as_they_were(program):
+        program.step(replace(inputs, only_finite=False))
+
+
+@contextmanager
+def buffers_as_they_were(program: Program) -> Iterator[list[torch.Tensor]]:
+    """A forward may change buffers, as BatchNorm does. A step that runs again changes none."""
+    states = [one for one in program.state.buckets.values() if one.optimizer is None]
+    buffers = [tensor for one in states for tensor in one.tensors]
+    kept = [tensor.clone() for tensor in buffers]
+    yield buffers
+    for now, before in zip(buffers, kept, strict=True):
+        now.copy_(before)
+
+
+def everyone(mine: list[Origin]) -> list[Origin]:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return mine
+    found: list[list[Origin]] = [[] for _ in range(dist.get_world_size())]
+    with peers_needed("the search for a number that is not finite"):
+        dist.all_gather_object(found, mine)
+    return [one for part in found for one in part]
