@@ -111,8 +111,7 @@ class Trainer:
             compiled=compiled, graphs=graphs, seed=seed, init=init, costs=costs,
             memory_gib=memory_gib, device=device, max_programs=max_programs,
         )  # fmt: skip
-        chosen = strategy(processes()) if callable(strategy) else strategy
-        job = Job(model, loss_fn, as_strategy(chosen), options)
+        job = Job(model, loss_fn, as_strategy(strategy, processes()), options)
         first = job.example(example)
         if is_inspecting():
             raise inspected(job, first)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +90,15 @@ def flat(directives: Iterable[Any]) -> Iterator[Directive]:
             raise StrategyError("strategy", problem)
 
 
-def as_strategy(strategy: Strategy | Sequence[Directive] | None) -> Strategy:
-    """A strategy from what the user gave. None puts everything on one device."""
+def as_strategy(
+    strategy: Strategy | Sequence[Directive] | Callable[[int], Any] | None, devices: int = 1
+) -> Strategy:
+    """A strategy from what the user gave. None puts everything on one device.
+
+    A function gets the number of devices.
+    """
+    if callable(strategy):
+        return as_strategy(strategy(devices))
     if isinstance(strategy, str):
         fix = "write piper.strategies.one_f_one_b(pp=2, microbatches=8), or a list of directives"
         raise StrategyError.of("strategy", f"it is a string, {strategy!r}", fix)
