@@ -52,7 +52,7 @@ def main() -> None:
     chosen = options()
     strategy = piper.strategies.one_f_one_b(pp=chosen.pp, dp=chosen.dp, microbatches=2, zero=3)
     trainer = piper.from_pretrained(
-        chosen.model or small(), strategy, example=next(dicts(0)), reduction="mean",
+        chosen.model or small(), strategy, example=next(dicts(0)),
         optimizer=partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1), no_decay=["norm"],
         max_norm=1.0, log=chosen.log,
     )  # fmt: skip

@@ -45,7 +45,7 @@ def tune_on(rank: int, source: str, target: str) -> list[float]:
     strategy = piper.strategies.one_f_one_b(pp=2, dp=2, microbatches=1, zero=3)
     data = batches()
     half = {name: one[:2] for name, one in data[0].items()}
-    trainer = piper.from_pretrained(source, strategy, example=half, optimizer=SGD, reduction="mean")
+    trainer = piper.from_pretrained(source, strategy, example=half, optimizer=SGD)
     part = slice(2 * trainer.replica, 2 * trainer.replica + 2)
     losses = [trainer.step({n: t[part] for n, t in one.items()}).loss for one in data]
     trainer.save_pretrained(target)

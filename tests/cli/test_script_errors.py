@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from piper import __version__
 from piper.cli import app, main
 from piper.errors import ScriptFailed
+from piper.launch.child import QUIET, log_progress
 from piper.launch.script_errors import shortened
 
 TYPO = """import torch
@@ -97,3 +99,30 @@ def test_main_prints_it_once(
 
     assert left.value.code == 1
     assert capsys.readouterr().err.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize(("quiet", "shown"), [({}, 1), ({QUIET: "1"}, 0)])
+def test_a_quiet_run_logs_nothing(
+    quiet: dict[str, str], shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logging.getLogger("piper")
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "level", log.level)
+    monkeypatch.delenv(QUIET, raising=False)
+    for name, value in {"RANK": "0", **quiet}.items():
+        monkeypatch.setenv(name, value)
+
+    log_progress()
+
+    assert len(log.handlers) == shown
+
+
+def test_quiet_reaches_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, given = tmp_path / "train.py", []
+    script.write_text("")
+    monkeypatch.setattr("piper.cli.run.run_local", lambda *args: given.append(args[3]) or 0)
+
+    for arguments in ([], ["--quiet"]):
+        CliRunner().invoke(app, ["run", *arguments, str(script)], catch_exceptions=False)
+
+    assert [QUIET in environment for environment in given] == [False, True]

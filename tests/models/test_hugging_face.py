@@ -80,16 +80,19 @@ def check_regions(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
     assert_parity(captured, model, next_token, batch, exact=False)
 
 
+def padded(ids: Tensor) -> dict[str, Tensor]:
+    """Rows of different lengths: their labels count differently."""
+    counts = torch.arange(8) < torch.tensor([[3], [8], [5], [6]])
+    return {"input_ids": ids, "attention_mask": counts.long(), "labels": ids.where(counts, -100)}
+
+
 def test_an_unedited_model_trains_on_its_own_batches_and_loss() -> None:
     sizes = {**SIZES, "num_hidden_layers": 2, "attention_dropout": 0.0}
     sizes.pop("num_experts_per_tok")
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).double()
     ids = [torch.randint(64, (4, 8)) for _ in range(2)]
-    batches = [
-        transformers.BatchEncoding({"input_ids": one, "attention_mask": None, "labels": one})
-        for one in ids
-    ]
+    batches = [transformers.BatchEncoding(padded(one)) for one in ids]
     reference, wanted = copy.deepcopy(model), []
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     for batch in batches:
@@ -101,7 +104,7 @@ def test_an_unedited_model_trains_on_its_own_batches_and_loss() -> None:
 
     strategy = piper.strategies.one_f_one_b(pp=2, microbatches=2)
     sgd = partial(torch.optim.SGD, lr=0.1)
-    found = piper.rehearse(model, None, strategy, batches, optimizer=sgd, reduction="mean")
+    found = piper.rehearse(model, None, strategy, batches, optimizer=sgd)
 
     assert found.losses == pytest.approx(wanted, rel=1e-6)  # the loss itself is in float32
     for name, parameter in reference.named_parameters():

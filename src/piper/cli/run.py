@@ -12,6 +12,7 @@ import typer
 from piper.cli.files import is_file
 from piper.cli.target import PASS_ON
 from piper.errors import InputError
+from piper.launch.child import QUIET
 from piper.launch.local import run_local
 from piper.launch.on_ray import address_of, run_on_ray
 from piper.launch.restarts import with_restarts
@@ -59,6 +60,9 @@ def run(
     trace_profile: Annotated[
         bool, typer.Option("--trace-profile", help="also record the operators of each instruction")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="show what the script prints, and errors only")
+    ] = False,
 ) -> None:
     """Run SCRIPT on N processes. Arguments after it are passed on to it."""
     start = launcher(on, share_gpu)
@@ -66,6 +70,7 @@ def run(
     if trace is not None:
         window = Window(trace, *steps_of(trace_steps, "--trace-steps"), profile=trace_profile)
     more = {SAVE: str(save_on_signal.absolute())} if save_on_signal else {}
+    more |= {QUIET: "1"} if quiet else {}
     sharing: AbstractContextManager[Mapping[str, str]]
     sharing = shared_gpu(processes) if share_gpu else nullcontext({})
     with sharing as extra, tracing(window, on) as traced:

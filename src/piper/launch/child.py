@@ -20,6 +20,8 @@ from piper.launch.ending import SYMPTOM, Report
 from piper.launch.script_errors import shortened
 from piper.launch.trace_window import FILE
 
+QUIET = "PIPER_QUIET"  # set by `piper run --quiet`
+
 
 def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     die_with(parent)
@@ -76,8 +78,8 @@ def lost_a_peer(error: Exception) -> bool:
 
 
 def log_progress() -> None:
-    """The first process logs what Piper does before the first step."""
-    if os.environ.get("RANK") == "0":
+    """The first process logs what Piper does before the first step, unless it must be quiet."""
+    if os.environ.get("RANK") == "0" and QUIET not in os.environ:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("piper: %(message)s"))
         logging.getLogger("piper").addHandler(handler)
