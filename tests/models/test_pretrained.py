@@ -10,6 +10,7 @@ from pretrained import SGD, batches, config, write_model
 
 import piper
 from piper.errors import InputError
+from piper.job.programs import described
 from piper.models.hugging_face_build import build_on_meta, config_of, first_values, model_class
 
 transformers = pytest.importorskip("transformers")
@@ -64,6 +65,15 @@ def test_a_configuration_starts_like_a_model_of_transformers() -> None:
                            values["model.layers.1.mlp.up_proj.weight"])  # fmt: skip
     for name, buffer in wanted.named_buffers():
         torch.testing.assert_close(model.get_buffer(name), buffer)
+
+
+def test_processes_do_not_compare_the_hashes_that_a_model_holds() -> None:
+    """They differ between processes, as the hashes of texts do."""
+    small = config()
+
+    found = described("init", first_values(build_on_meta(model_class(small), small)))
+
+    assert found and not any("hash" in path for path in found)
 
 
 def test_experts_can_be_divided_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -59,11 +60,16 @@ def build_on_meta(make: type[nn.Module], config: Any) -> nn.Module:
 def first_values(model: nn.Module, seed: int = 0) -> Callable[[str, Tensor], None]:
     """Fills a parameter as transformers initialises it, the same in every process.
 
-    The seed is that of the module that owns the parameter, so the order does not matter.
+    The seed is that of the module that owns the parameter, so the order does not matter. A weak
+    reference: processes compare what options hold, and models of transformers hold hashes that
+    differ between processes.
     """
+    known = weakref.ref(model)
 
     def fill(name: str, tensor: Tensor) -> None:
         path, _, leaf = name.rpartition(".")
+        model = known()
+        assert model is not None, "the Trainer keeps it"
         real = bare_copy(model.get_submodule(path))
         digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
