@@ -217,7 +217,7 @@ class Carries(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.layer(x) - self.mean
         self.mean = 0.5 * self.mean + 0.5 * y.detach().mean(0)
-        self.moved.mul_(0.5)
+        self.moved.mul_(0.5).add_(y.detach().mean(0), alpha=0.25)
         return (y * (1 + self.moved)).square().mean()
 
 
@@ -242,4 +242,18 @@ def test_tensors_are_carried_like_buffers(microbatches: int) -> None:
 
     assert list(found.losses) == pytest.approx(losses, rel=1e-12)
     assert torch.allclose(found.parameters["mean"], eager.mean, rtol=1e-12)
+    assert torch.allclose(found.parameters["moved"], eager.moved, rtol=1e-12)
+    assert torch.equal(net.moved, torch.ones(6).double())
     assert set(net.state_dict()) == {"layer.weight", "layer.bias"}
+
+
+def test_a_write_to_a_tensor_that_is_no_attribute_is_refused() -> None:
+    total = torch.zeros(())
+
+    def read(self: Net, y: Tensor) -> Tensor:
+        total.add_(y.detach().sum())
+        return total
+
+    message = refused(Net(read))
+
+    assert "the forward writes to a tensor that is not an argument or a buffer" in message

@@ -47,6 +47,7 @@ VALUE_WANTED = (
     DynamicOutputShapeException,
 )
 
+FOREIGN_WRITE = "mutating a non-functional tensor"  # in the text of a RuntimeError
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
 
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
@@ -242,6 +243,11 @@ def schema_text(node: fx.Node) -> str:
 def own_tensors(module: nn.Module) -> tuple[Tensor | None, ...]:
     """A module's parameters and buffers, without those of its children."""
     return (*module._parameters.values(), *module._buffers.values())
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """The buffers of a module, without those of its children. Changes are those of the module."""
+    return module._buffers
 
 
 def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:

@@ -14,6 +14,7 @@ import torch
 from piper.capture import Captured, Watch, capture, tag_unannotated
 from piper.capture.loss import LossForm, function_form
 from piper.capture.precision import TYPES, Precision, precision_of
+from piper.capture.trace.loss_state import loss_buffers
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Directive, Remat, Stage, Strategy
 from piper.directives.remat import policies_of
@@ -124,7 +125,8 @@ class Job:
     def initial(self) -> Callable[[str], torch.Tensor]:
         """How to get the first value of a parameter or buffer, by name."""
         master = TYPES[self.precision.master] if self.precision else None
-        return initial_values(self.model, self.options.seed, self.options.init, master)
+        more = loss_buffers(self.loss_fn)
+        return initial_values(self.model, self.options.seed, self.options.init, master, more)
 
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""

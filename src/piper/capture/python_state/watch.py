@@ -15,9 +15,10 @@ from torch import nn
 from piper.capture.python_state.description import text_of
 from piper.capture.python_state.leaves import SIMPLE, token
 from piper.capture.python_state.places import Place, below, children, get, is_leaf
-from piper.capture.python_state.reach import Reach, reach_of
+from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.torch_private import own_modules
+from piper.capture.trace.loss_state import reach_of_both
 from piper.errors import InputError
 
 LOG = logging.getLogger("piper")
@@ -32,8 +33,8 @@ class Watch:
     """The state of a model and its loss function. Cheap to ask if nothing has changed."""
 
     def __init__(self, model: nn.Module, loss_fn: Any) -> None:
-        self.given = ("model", model), ("loss_fn", loss_fn)
-        self.reach = reach_of(*self.given)
+        self.given = model, loss_fn
+        self.reach = reach_of_both(*self.given)
         self.first = Snapshot(self.reach)
         self.state: State = 0
         self.known: set[State] = {0}
@@ -58,7 +59,7 @@ class Watch:
     def now(self) -> State:
         """A number for the present state."""
         if not self.is_as_before():
-            self.reach = reach_of(*self.given)  # a new function may read other globals
+            self.reach = reach_of_both(*self.given)  # a new function may read other globals
             current = Snapshot(self.reach)
             self.look(current)
             self.state = self.number(current)

@@ -1,7 +1,7 @@
 """Trace the whole forward pass, up to the loss, into one graph. Weights need no memory."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,6 @@ from piper.capture import torch_private
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
-from piper.capture.python_state.reach import reach_of
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
@@ -22,6 +21,7 @@ from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
 from piper.capture.trace.layer_drop import LayerDrop
+from piper.capture.trace.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.trace.outputs import Output, joined
 from piper.capture.trace.side_effects import has_memory, span
 from piper.capture.trace.source_lines import is_transformed, line_of
@@ -31,6 +31,7 @@ from piper.ir.values import TensorSpec
 
 COPIED = 2**24  # elements of an attribute; larger ones are shared with the trace
 Loss = Callable[[Any, Any], Tensor]
+Given = tuple[Loss | None, Inputs, str, Precision | None]  # loss, inputs, device, precision
 
 
 @dataclass
@@ -83,12 +84,17 @@ def trace(
 ) -> Traced:
     side_effects.refuse_hooks(model)
     side_effects.refuse_shared_memory(model)
-    inputs = inputs_of(example)
-    attempt = _Attempt(model, loss_fn, inputs, device, precision)
-    root = attempt.root()
-    if attempt.carried:  # from step to step, which buffers are
+    given = loss_fn, inputs_of(example), device, precision
+    attempt = _Attempt(model, *given)
+    try:
+        root = attempt.root()
+    except RuntimeError as error:
+        if torch_private.FOREIGN_WRITE not in str(error):
+            raise
+        _find_carried(attempt, given, error)
+    if attempt.carried or attempt.carried_by_loss:  # from step to step, which buffers are
         make_buffers(model, attempt.carried)
-        attempt = _Attempt(model, loss_fn, inputs, device, precision)
+        attempt = _Attempt(model, *given, attempt.carried_by_loss)
         root = attempt.root()
     side_effects.refuse_registered_constants(root, model)
     return Traced(
@@ -105,6 +111,21 @@ def trace(
     )
 
 
+def _find_carried(attempt: "_Attempt", given: Given, error: RuntimeError) -> None:
+    """A trace cannot write to a tensor outside of it. So try with all of them as buffers."""
+    model, names = attempt.model, plain_attributes(attempt.model)
+    make_buffers(model, names)
+    try:
+        trial = _Attempt(model, *given, list(loss_buffers(given[0])))
+        trial.root()
+    except RuntimeError:
+        raise refusals.foreign_write(line_of(error.__traceback__)) from error
+    finally:
+        unmake_buffers(model, names)
+    attempt.carried = [name for name in trial.updated if name in names]
+    attempt.carried_by_loss = [name for name in trial.updated if name in trial.loss.buffers]
+
+
 class _Attempt:
     """Traces a model, and once more if its forward changed Python state."""
 
@@ -115,15 +136,19 @@ class _Attempt:
         inputs: Inputs,
         device: str,
         precision: Precision | None,
+        carried_by_loss: Sequence[str] = (),
     ) -> None:
-        self.model, self.loss_fn, self.inputs, self.device = model, loss_fn, inputs, device
+        self.model, self.inputs, self.device = model, inputs, device
+        self.loss = LossCopy(loss_fn, model, carried_by_loss)
         self.precision, self.mode = precision, torch_private.new_fake_mode()
         self.types = parameter_types(model, precision)
         self.parameters, self.buffers = dict(model.named_parameters()), dict(model.named_buffers())
         self.view = throw_away(model)
-        self.reach = reach_of(("model", self.view), ("loss_fn", loss_fn))
+        self.buffers |= self.loss.buffers
+        self.reach = reach_of_both(self.view, self.loss.call)
         self.updated, self.seen = list[str](), list[Output]()
         self.carried: list[str] = []  # attributes that must be buffers, found by `judge`
+        self.carried_by_loss: list[str] = []  # buffers of the loss that it updates
 
     def root(self) -> fx.GraphModule:
         """The graph of one step, if the next step computes the same."""
@@ -148,7 +173,8 @@ class _Attempt:
         wrong = carried.written_in_place(once) + carried.still_changing(once, again, self.reach)
         if not same or wrong:
             self.carried = carried.buffers_of(self.view, once.changes)
-            if not self.carried:
+            self.carried_by_loss = self.loss.changed(once.changes)
+            if not self.carried and not self.carried_by_loss:
                 raise carried.refusal((wrong or once.changes)[0], self.reach)
 
     def once(self) -> Once:
@@ -177,7 +203,7 @@ class _Attempt:
         after = dict(before)  # torch puts new values here that the model assigns to attributes
         output = TYPES[self.precision.output] if self.precision else None
         arguments = self.inputs.join(batch)
-        loss = _loss(self.view, after, self.loss_fn, arguments, self.seen, output)
+        loss = _loss(self.view, after, self.loss.bound(after), arguments, self.seen, output)
         self.updated[:] = [
             name
             for name, tensor in before.items()
@@ -245,7 +271,9 @@ def _loss(
     `dtype`: the type of the output that loss_fn reads; None: as the model returns it.
     """
     given = arguments if loss_fn is None else arguments[:-1]
-    output = torch.func.functional_call(view, state, *split(given))
+    own = {name: one for name, one in state.items() if not name.startswith(OWNER)}
+    output = torch.func.functional_call(view, own, *split(given))
+    state.update(own)  # with what the model has assigned
     output = output if dtype is None or loss_fn is None else in_type(output, dtype)
     leaves, spec = torch_private.pytree.tree_flatten(output)
     seen.append(([_described(leaf) for leaf in leaves], spec))
@@ -299,6 +327,26 @@ def make_buffers(model: nn.Module, names: list[str]) -> None:
         module = model.get_submodule(path)
         tensor = vars(module).pop(leaf)
         module.register_buffer(leaf, tensor, persistent=False)
+
+
+def unmake_buffers(model: nn.Module, names: list[str]) -> None:
+    """The opposite of `make_buffers`."""
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        tensor = getattr(module, leaf)
+        delattr(module, leaf)
+        setattr(module, leaf, tensor)
+
+
+def plain_attributes(model: nn.Module) -> list[str]:
+    """Attributes of modules that are tensors, but neither parameters nor buffers."""
+    return [
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and torch_private.is_real(value) and not value.requires_grad
+    ]
 
 
 def fake(tensor: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:

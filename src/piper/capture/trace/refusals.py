@@ -283,6 +283,14 @@ def changed_tensor(name: str) -> CaptureError:
     )
 
 
+def foreign_write(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "the forward writes to a tensor that is not an argument or a buffer",
+        "register it with register_buffer, in the model or in a loss that is a module",
+    )
+
+
 def changed_input(index: int) -> CaptureError:
     return refusal(
         "model",

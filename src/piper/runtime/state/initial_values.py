@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +19,16 @@ def initial_values(
     seed: int,
     init: Init | None = None,
     master: torch.dtype | None = None,
+    more: Mapping[str, torch.Tensor] | None = None,
 ) -> Callable[[str], torch.Tensor]:
     """A function from the name of a parameter or buffer to its initial value, in its own memory.
 
     A model with real weights provides them. For a model on `meta`, `init(name, empty)` fills them,
     or else the module's own `reset_parameters`, seeded by the module's path. So a parameter starts
     the same on every device and in every order. Trained parameters start as masters of that type.
+    `more` has real tensors that are not the model's.
     """
-    tensors = named_tensors(model)
+    tensors = {**named_tensors(model), **(more or {})}
 
     def get(name: str) -> torch.Tensor:
         tensor = tensors[name]

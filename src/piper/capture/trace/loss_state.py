@@ -1,0 +1,87 @@
+"""The loss function in a trace. Buffers that it updates are carried like those of the model."""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from piper.capture.python_state.places import Root
+from piper.capture.python_state.reach import Reach, reach_of
+from piper.capture.python_state.snapshot import Change
+from piper.capture.torch_private import own_buffers
+
+Loss = Callable[[Any, Any], Tensor]
+OWNER = "(loss)"  # no module of a model can have this name
+
+
+def loss_buffers(loss_fn: Any) -> dict[str, Tensor]:
+    """The buffers of a loss function that is a module, by the names that they have in buckets."""
+    named = loss_fn.named_buffers() if isinstance(loss_fn, nn.Module) else ()
+    return {f"{OWNER}.{name}": buffer for name, buffer in named}
+
+
+def reach_of_both(model: nn.Module, loss_fn: Any) -> Reach:
+    """What can be reached from a model and a loss, with the buffers of the loss."""
+    reach = reach_of(("model", model), ("loss_fn", loss_fn))
+    for path, module in loss_fn.named_modules() if isinstance(loss_fn, nn.Module) else ():
+        held = own_buffers(module)
+        reach.roots += [Root(held, name, f"loss_fn.{path}.{name}", (name,)) for name in held]
+    reach.names.update(name for root in reach.roots for name in root.names)
+    return reach
+
+
+class LossCopy:
+    """A copy of the loss that a trace may change, with some of its buffers as inputs."""
+
+    def __init__(self, loss_fn: Loss | None, model: nn.Module, carried: Iterable[str]) -> None:
+        self.call = copied(loss_fn, model)
+        found = loss_buffers(loss_fn)
+        self.buffers = {name: found[name] for name in carried}
+
+    def bound(self, state: dict[str, Tensor]) -> Loss | None:
+        """The loss with these values of its buffers. New values are put into the same dict."""
+        if not self.buffers or not isinstance(self.call, nn.Module):
+            return self.call
+        module = self.call
+
+        def call(output: Any, target: Any) -> Tensor:
+            own = {name.removeprefix(f"{OWNER}."): state[name] for name in self.buffers}
+            loss: Tensor = torch.func.functional_call(module, own, (output, target))
+            state.update({f"{OWNER}.{name}": value for name, value in own.items()})
+            return loss
+
+        return call
+
+    def changed(self, changes: Iterable[Change]) -> list[str]:
+        """The names of the buffers that a trace has changed, with their shapes as before."""
+        if not isinstance(self.call, nn.Module):
+            return []
+        places = {
+            (id(own_buffers(module)), name): f"{OWNER}.{path}.{name}".replace("..", ".")
+            for path, module in self.call.named_modules()
+            for name in own_buffers(module)
+        }
+        found = ((places.get((id(c.place.container), c.place.key)), c) for c in changes)
+        return [name for name, change in found if name and keeps_its_form(change)]
+
+
+def keeps_its_form(change: Change) -> bool:
+    before, after = (one and one.value for one in (change.before, change.after))
+    return (
+        isinstance(before, Tensor)
+        and isinstance(after, Tensor)
+        and (before.shape, before.dtype) == (after.shape, after.dtype)
+    )
+
+
+def copied(loss_fn: Loss | None, model: nn.Module) -> Loss | None:
+    """A copy that shares parameters, and everything that is registered in the model."""
+    if not isinstance(loss_fn, nn.Module):
+        return loss_fn
+    shared = (*model.parameters(), *model.buffers(), *loss_fn.parameters())
+    try:
+        return copy.deepcopy(loss_fn, {id(one): one for one in shared})
+    except Exception:  # then the trace uses the loss itself, and puts back what it changes
+        return loss_fn
