@@ -95,7 +95,7 @@ def contents(value: Any) -> list[tuple[Any, Any]]:
 def is_pipers(value: Any) -> bool:
     """Functions and objects of Piper, such as the hooks that tag regions."""
     made_by = value if isinstance(value, FunctionType) else type(value)
-    module = str(made_by.__module__)
+    module = str(getattr(made_by, "__module__", ""))
     return module.startswith("piper.") and not module.startswith("piper.models")
 
 
