@@ -161,16 +161,16 @@ def test_the_users_loss_is_left_as_it_is() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.calls: list[int] = []
+            self.calls = 0
 
         def forward(self, output: Tensor, target: Tensor) -> Tensor:
-            self.calls.append(1)
+            self.calls += 1
             return functional.mse_loss(output, target)
 
     loss_fn = Counting()
     rehearse(Net(), loss_fn, PARTS, data())
 
-    assert len(loss_fn.calls) == 1  # when it was traced
+    assert loss_fn.calls == 0  # a copy was traced
 
 
 def test_long_rows_and_large_vocabularies_are_tried_in_part(monkeypatch: Any) -> None:
