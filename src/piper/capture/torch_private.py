@@ -26,12 +26,13 @@ from torch.amp import autocast_mode
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from piper.capture.trace.source_lines import current_line
 
-__all__ = ["HigherOrderOperator", "OpOverload", "pytree"]  # re-exported
+__all__ = ["HigherOrderOperator", "OpOverload", "is_lazy", "pytree"]  # re-exported
 
 LINE = "piper_line"  # the key of the user's line in a node's meta
 
@@ -259,6 +260,17 @@ def has_hooks(owner: nn.Module | nn.Parameter) -> bool:
     """Whether autograd would call the user's hooks on its gradients."""
     names = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
     return any(getattr(owner, name, None) for name in names)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """By the name of the class: to import it takes seconds."""
+    named = any(kind.__name__ == "OptimizedModule" for kind in type(module).__mro__)
+    return named or module._compiled_call_impl is not None
+
+
+def has_effects(graph: fx.Graph) -> bool:
+    """Whether it checks values while it runs: then it has an argument that orders the checks."""
+    return any(str(node.target).endswith("with_effects") for node in graph.nodes)
 
 
 def version_of(tensor: Tensor) -> int:

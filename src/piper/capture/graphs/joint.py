@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture import torch_private
-from piper.capture.fx_nodes import value
+from piper.capture.fx_nodes import line, value
 from piper.capture.regions.cut import Chunk
+from piper.capture.trace import refusals
 
 aten = torch.ops.aten
 
@@ -52,6 +53,8 @@ def differentiate(
 
     with mode:
         module = torch_private.trace_joint(forward, given_arguments, backward=any(given))
+    if torch_private.has_effects(module.graph):
+        raise refusals.checked_values(line(next(iter(chunk.graph.graph.find_nodes(op="output")))))
     _fold_numbers(module)
     placeholders = module.graph.find_nodes(op="placeholder")
     outputs = list(module.graph.output_node().args[0])

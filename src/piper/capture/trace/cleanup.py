@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor, fx
 
-from piper.capture.fx_nodes import closure, in_order, insert, same_layout, storages, value
+from piper.capture.fx_nodes import (
+    arguments,
+    closure,
+    in_order,
+    insert,
+    same_layout,
+    storages,
+    value,
+)
+from piper.capture.kernels.linear_algebra import WITHOUT_CHECK
 from piper.capture.regions.runs import path_of
 from piper.capture.torch_private import MODE_SWITCHES, constant_of, is_view
 from piper.capture.trace import refusals
@@ -35,6 +44,9 @@ def clean(traced: Traced) -> None:
                 _drop_if_nothing_changes(node)
             elif node.target in _ASSERTIONS:
                 graph.erase_node(node)
+            elif node.target in WITHOUT_CHECK:
+                node.args, node.kwargs = tuple(arguments(node).values()), {}
+                node.target = WITHOUT_CHECK[node.target]
             elif node.target in _LSTM:
                 raise refusals.lstm(node)
         _own_results(traced)

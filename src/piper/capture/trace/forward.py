@@ -82,6 +82,7 @@ def trace(
     device: str,
     precision: Precision | None = None,
 ) -> Traced:
+    side_effects.refuse_unready(model)
     side_effects.refuse_hooks(model)
     side_effects.refuse_shared_memory(model)
     given = loss_fn, inputs_of(example), device, precision
@@ -232,6 +233,7 @@ def _tracing(
         stack.enter_context(side_effects.DataIsDetached())
         stack.enter_context(side_effects.DropoutIsCopied())
         stack.enter_context(LayerDrop())
+        stack.enter_context(side_effects.NoGradients())
         yield
 
 

@@ -241,6 +241,40 @@ def gradient_hook(where: str) -> CaptureError:
     )
 
 
+def checked_values(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "an operation in the region that begins here checks the values of its result while it runs",
+        "use its variant without a check, such as torch.linalg.lu_factor_ex",
+    )
+
+
+def own_backward() -> CaptureError:
+    return refusal(
+        current_line(),
+        "the forward computes gradients itself (torch.autograd.grad or backward), which is not "
+        "supported: Piper differentiates the model after it is traced",
+        "write the derivative with operators of torch, or make it an operator with "
+        "torch.library.custom_op and register_autograd",
+    )
+
+
+def lazy_parameter(name: str) -> CaptureError:
+    return refusal(
+        f"parameter {name}",
+        "it is lazy: its shape is not known yet",
+        "call the model once on a batch before you make the Trainer: model(*batch[:-1])",
+    )
+
+
+def compiled_module(name: str) -> CaptureError:
+    return refusal(
+        f"module {name}" if name else "model",
+        "torch.compile has compiled it, and a trace cannot see inside",
+        "give the Trainer the module itself, and compiled=True",
+    )
+
+
 def shared_memory(one: str, other: str) -> CaptureError:
     return refusal(
         f"parameter {other}",

@@ -14,12 +14,15 @@ from piper.capture.fx_nodes import line
 from piper.capture.torch_private import (
     constant_of,
     has_hooks,
+    is_compiled,
+    is_lazy,
     is_transformed,
     is_unfinished,
     pytree,
     version_of,
 )
 from piper.capture.trace import refusals
+from piper.capture.trace.source_lines import current_line
 
 
 def refuse_hooks(model: nn.Module) -> None:
@@ -30,6 +33,16 @@ def refuse_hooks(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if has_hooks(module):
             raise refusals.gradient_hook(f"module {name or type(model).__name__}")
+
+
+def refuse_unready(model: nn.Module) -> None:
+    """What has no shape yet, or is compiled, cannot be traced."""
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(parameter):
+            raise refusals.lazy_parameter(name)
+    for name, module in model.named_modules():
+        if is_compiled(module):
+            raise refusals.compiled_module(name)
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
@@ -113,6 +126,19 @@ class DataIsDetached(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__self__", None) is torch.Tensor.data:
             return args[0].detach()
+        return func(*args, **(kwargs or {}))
+
+
+class NoGradients(torch.overrides.TorchFunctionMode):
+    """Activations of a trace have no gradients that a hook or a derivative could see."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook):
+            raise refusals.gradient_hook(current_line())
+        if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
+            raise refusals.own_backward()
+        if func is torch.Tensor.retain_grad:  # nothing reads it in a step
+            return None
         return func(*args, **(kwargs or {}))
 
 
