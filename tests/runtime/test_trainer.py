@@ -313,3 +313,9 @@ def test_a_rehearsal_of_different_batches_is_refused() -> None:
         "batch 1: its shapes or numbers differ from those of the first one\n"
         "  fix: rehearse batches of one shape, with the same numbers among their inputs"
     )
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_optimizers_that_need_more_than_gradients_are_refused_before_the_first_step(kind) -> None:
+    with pytest.raises(StrategyError, match=f"{kind.__name__} .*\n  fix: use an optimizer that"):
+        Trainer(Net(), functional.mse_loss, example=data()[0], optimizer=lambda p: kind(p))

@@ -54,6 +54,7 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
             f"it made {type(optimizer).__name__}, which is not a torch.optim.Optimizer",
             "write optimizer=partial(torch.optim.AdamW, lr=3e-4)",
         )
+    refuse_unusual(optimizer)
     refuse_other_parameters(optimizer, named)
     refuse_hooks(optimizer, named)
     refuse_joint(make, optimizer, named)
@@ -119,6 +120,16 @@ def refuse_other_parameters(optimizer: torch.optim.Optimizer, named: Named) -> N
             "make a new optimizer at each call, of the parameters it gets: "
             "optimizer=lambda named: torch.optim.AdamW(named, lr=3e-4)",
         )
+
+
+def refuse_unusual(optimizer: torch.optim.Optimizer) -> None:
+    """These would fail at the first update."""
+    why = {torch.optim.LBFGS: "calls the model several times in one step",
+           torch.optim.SparseAdam: "needs sparse gradients, and Piper's are dense"}  # fmt: skip
+    for kind, reason in why.items():
+        if isinstance(optimizer, kind):
+            fix = "use an optimizer that needs one dense gradient for each step, such as AdamW"
+            raise refused(f"{kind.__name__} {reason}", fix)
 
 
 def refuse_hooks(optimizer: torch.optim.Optimizer, named: Named) -> None:
