@@ -37,6 +37,7 @@ PARTS, LENGTH, STEPS = 4, 16, 3
 DEVICE = os.environ.get("PIPER_DEVICE", "cuda")
 EP_SHARE = (piper.Stream("ep", sms=4, priority="high"), piper.Stream("pp", priority="high"))
 HALF = (piper.Stream("compute", sms=64),)  # of an H200
+AWAY = ("activations", "optimizer")  # in host memory
 KEEP = (True, "matmuls", "attention", 0.5)  # what recomputed regions keep
 HOW = ("eager", "graphs", "compiled", "compiled+graphs")
 TWO_EACH = ("zbv", "dualpipev", "interleaved-1f1b", "interleaved-zb")  # stages per device
@@ -49,6 +50,8 @@ CASES: dict[int, list[Case]] = {
         ("llama", "1f1b", {"pp": 1, "streams": HALF}),
         *(("llama", "1f1b", {"pp": 1, "remat": keep}) for keep in KEEP),
         ("moe", "1f1b", {"pp": 1, "remat": "matmuls"}),
+        ("llama", "gpipe", {"pp": 1, "offload": AWAY}),
+        ("moe", "gpipe", {"pp": 1, "offload": AWAY, "remat": True}),
     ],
     2: [
         ("llama", "1f1b", {"pp": 2}),
@@ -57,6 +60,8 @@ CASES: dict[int, list[Case]] = {
         *(("llama", "1f1b", {"pp": 1, "dp": 2, "zero": zero}) for zero in range(4)),
         ("moe", "1f1b", {"pp": 1, "dp": 2, "ep": 2, "zero": 1}),
         ("llama", "zbv", {"pp": 2, "remat": True}),
+        ("llama", "gpipe", {"pp": 2, "offload": AWAY}),
+        ("moe", "gpipe", {"pp": 1, "dp": 2, "ep": 2, "zero": 1, "offload": AWAY}),
         ("llama", "1f1b", {"pp": 1, "dp": 2, "zero": 3, "remat": 0.5}),
         ("moe", "1f1b", {"pp": 1, "dp": 2, "ep": 2, "zero": 1, "remat": True}),
         *(("llama", "1f1b", {"pp": 1, way: 2}) for way in ("tp", "cp")),
@@ -77,6 +82,7 @@ CASES: dict[int, list[Case]] = {
         ("llama", "dualpipev", {"pp": 2, "dp": 2, "zero": 3, "remat": "attention"}),
         ("llama", "interleaved-zb", {"pp": 2, "dp": 2, "zero": 2, "remat": [0, 3]}),
         ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "zero": 1, "remat": 0.5}),
+        ("llama", "dualpipev", {"pp": 2, "dp": 2, "zero": 3, "offload": AWAY}),
         ("untied", "1f1b", {"pp": 1, "tp": 4}),
         ("llama", "zbv", {"pp": 2, "tp": 2}),
         ("llama", "1f1b", {"pp": 1, "tp": 2, "dp": 2, "zero": 3}),
@@ -150,7 +156,7 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
         errors["parameters"] = far_off[worst]
         if errors["parameters"] > LIMITS[dtype]:
             print(f"farthest: {worst}, plainly {parameters[worst].flatten()[:4].tolist()}")
-    if "remat" in options and "compiled" not in how:
+    if ("remat" in options or "offload" in options) and "compiled" not in how:
         errors["bits"] = float(not same_bits(case, dtype, how, (seen, whole)))
     return errors
 
@@ -158,7 +164,9 @@ def compared(case: Case, dtype: str, how: str) -> dict[str, float]:
 def same_bits(case: Case, dtype: str, how: str, found: Any) -> bool:
     """As with everything kept; if not, whether that differs from run to run."""
     name, schedule, options = case
-    kept = (name, schedule, {key: value for key, value in options.items() if key != "remat"})
+    changed = ("remat", "offload")
+    rest = {key: value for key, value in options.items() if key not in changed}
+    kept = (name, schedule, rest)
     first = trained(kept, dtype, how)[:2]
     if agreed(equal(found, first)):
         return True
