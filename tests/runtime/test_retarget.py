@@ -107,7 +107,6 @@ FEW = {
     "unequal, three": ["shards", "copies", "one does all"],
     "uneven": ["1f1b", "zero 3", "copies"],
     "divided": ["zero 1", "tensor", "remat"],
-    "experts": ["copies", "experts", "zero bubble"],
 }
 
 

@@ -33,7 +33,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("model", "before", "after"), CASES.values(), ids=CASES)
+SLOW = {"tied, stages to shards", "experts apart to one", "copies to divided"}
+DRAWN = [
+    pytest.param(*case, id=name, marks=[pytest.mark.soak] if name in SLOW else [])
+    for name, case in CASES.items()
+]
+
+
+@pytest.mark.parametrize(("model", "before", "after"), DRAWN)
 def test_weights_move_between_strategies(
     model: str, before: Strategy, after: Strategy, tmp_path: Path
 ) -> None:
