@@ -38,3 +38,20 @@ def test_devices_that_divide_a_model_train_as_one(several: list[Strategy]) -> No
 
     for of_strategy in zip(*runs, strict=True):
         assert_same(of_strategy, plain("wide", stages, PARTS, PARTS, 0.5))
+
+
+EXPERTS = [
+    strategies.one_f_one_b(pp=1, microbatches=2, tp=2, dp=2, ep=4, zero=1),
+    strategies.one_f_one_b(pp=1, microbatches=2, cp=2, dp=2, ep=2, zero=3),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("routing", ["skewed", "none"])
+def test_experts_of_divided_stages_train_as_one(routing: str) -> None:
+    texts = [strategy.to_json() for strategy in EXPERTS]
+
+    runs = run_on(4, train_all, f"moe {routing}", 1, PARTS, texts, 0.5)
+
+    for of_strategy in zip(*runs, strict=True):
+        assert_same(of_strategy, plain(f"moe {routing}", 1, PARTS, PARTS, 0.5))
