@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,6 +12,7 @@ from mixed_precision import ADAMW, BF16, TIGHT, ByHand, by_hand
 from torch import nn
 
 from piper import Place, Precision, Strategy, strategies, where
+from piper.capture.precision import LossScale
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
@@ -95,6 +97,14 @@ def test_divided_models_train_as_the_loop(name: str) -> None:
 @pytest.mark.parametrize("name", ["weights", pytest.param("tokens", marks=pytest.mark.soak)])
 def test_modules_that_are_kept_are_divided_too(name: str) -> None:
     agree(run(STRATEGIES[name], KEPT), expected(KEPT))
+
+
+@pytest.mark.soak
+def test_a_loss_scale_cancels_out() -> None:
+    """A power of two, so that nothing is rounded otherwise."""
+    scaled = replace(TIGHT, loss_scale=LossScale(init=2.0**10))
+
+    agree(run(STRATEGIES["alone"], scaled), expected(TIGHT))
 
 
 def test_activations_travel_in_the_compute_type_and_gradients_in_theirs() -> None:

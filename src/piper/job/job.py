@@ -27,7 +27,7 @@ from piper.job.batch_arguments import arguments_of, batch_of, example_of
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.device_costs import device_costs
-from piper.job.division import division_requests, feeds_of, is_dense
+from piper.job.division import division_requests, feeds_of, is_dense, refuse_compiled
 from piper.job.loss_reduction import LossReduction, reduction_of, refuse_wrong_reduction
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.memory_check import refuse_too_large
@@ -161,6 +161,7 @@ class Job:
         started, found = time.perf_counter(), self.capture_whole(batch)
         requests = division_requests(found.model, self.directives(batch, costs))
         if requests:
+            refuse_compiled(self.options.compiled, self.device.type)
             one = batch.part(0, self.microbatches)
             asked = self.kind(one), repr(requests)
             make = partial(self.captured_as, one, requests)
