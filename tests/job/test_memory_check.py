@@ -76,7 +76,7 @@ def test_one_that_does_not_fit_is_refused_with_a_table(job: Job, example: Batch)
         within(job, small).compile(example)
 
     lines = str(refused.value).splitlines()
-    assert lines[0] == "memory: device 0 needs 1.2 MiB, and has 954.6 KiB"
+    assert lines[0] == "memory: device 0 needs 1.2 MiB, and has 1.0 MiB"
     assert lines[1].split() == ["strategy", "peak", "memory", "fits", "step"]
     assert lines[2].split() == ["as", "it", "is", "1.2", "MiB", "no", "1.00", "x"]
     fits = {line.split()[0] for line in lines[3:-1] if " yes " in line}

@@ -23,6 +23,7 @@ from piper.runtime.comm.nccl import CudaComm
 from piper.runtime.gpu import stream_shares
 
 GPU = torch.device("cuda", 0)
+FEW = stream_shares.FEW
 EP, PP, DP = Share("ep", 20, "high"), Share("pp", priority="high"), Share("dp", 12)
 NOTE = "shares of SMs and priorities of streams only apply to GPUs: ignored on the CPU"
 
@@ -115,17 +116,29 @@ def test_every_communicator_has_the_options_of_its_stream(
         ([0, 1], both, (False, 12)),
         ([0, 1], both, (True, 16)),
         ([0, 1], both, None),
-        ([0, 2], "nccl", (True, None)),
+        ([0, 2], "nccl", (True, FEW)),
     ]
     assert threads == [("ep", -1)]
 
 
-def test_no_communicator_has_options_where_no_stream_has_a_share(
+def test_only_links_have_options_where_no_stream_has_a_share(
     groups: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
 
     QuietComm().extend(RequiredCommunicators(["pp"], [("dp", (0, 1))], [("pp", 0, 1)]))
+
+    assert [limits for _, backend, limits in groups if backend == "nccl"] == [(False, FEW)]
+    assert {limits for _, backend, limits in groups if backend != "nccl"} == {None}
+
+
+def test_links_have_what_the_environment_says(
+    groups: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setenv("NCCL_MAX_CTAS", "8")
+
+    QuietComm().extend(RequiredCommunicators(["pp"], links=[("pp", 0, 1)]))
 
     assert {limits for _, _, limits in groups} == {None}
 
@@ -141,7 +154,10 @@ def test_where_sizes_come_first_both_ends_have_queues_of_their_own(
     links = [("pp", 0, 1), ("pp", 1, 0)]
     QuietComm().extend(RequiredCommunicators(["pp"], links=links, dynamic_links=links[:1]))
 
-    assert [limits for _, backend, limits in groups if backend == "nccl"] == [(True, None), None]
+    assert [limits for _, backend, limits in groups if backend == "nccl"] == [
+        (True, FEW),
+        (False, FEW),
+    ]
     assert threads == asked  # only the receiver has one
 
 
@@ -157,7 +173,7 @@ def test_a_link_on_which_sizes_come_first_only_later_gets_another_communicator(
     comm.extend(RequiredCommunicators(["pp"], links=links, dynamic_links=links[:1]))
 
     asked = [limits for _, backend, limits in groups if backend == "nccl"]
-    assert asked == [None, None, (True, None)]
+    assert asked == [(False, FEW), (False, FEW), (True, FEW)]
     assert comm.groups["pp", 0, 1] is not first
     assert comm.groups["before", ("pp", 0, 1)] is first  # to be closed with the others
 
