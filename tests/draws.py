@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,18 @@ drawn = pytest.mark.drawn
 
 def draws(few: int, many: int) -> int:
     return many if SOAK else few
+
+
+def every(nth: int, cases: Iterable[Any], names: Iterable[str] | None = None) -> list[Any]:
+    """Every nth case; the others are soaks."""
+    cases = list(cases)
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), id=name,
+            marks=pytest.mark.soak if k % nth else (),
+        )
+        for k, (case, name) in enumerate(zip(cases, names or [None] * len(cases), strict=True))
+    ]  # fmt: skip
 
 
 def levels_of(names: Iterable[str], levels: Sequence[int]) -> list[object]:

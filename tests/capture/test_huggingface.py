@@ -31,7 +31,7 @@ def tokens() -> Tensor:
     return torch.randint(64, (2, 8))
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", [pytest.param("eager", marks=pytest.mark.soak), "sdpa"])
 def test_llama(attention: str) -> None:
     """Exact, but for sdpa: Hugging Face's own code repeats keys when it is traced, and lets the
     kernel share them when it is not. Sums are then in another order; on some CPUs, so are bits."""

@@ -105,7 +105,10 @@ def together(functions: Sequence[Function]) -> Function:
     return called
 
 
-GROUPS = [together([*FUNCTIONS.values()][k::2]) for k in range(2)]
+GROUPS = [
+    pytest.param(together([*FUNCTIONS.values()][k::2]), marks=pytest.mark.soak if k else ())
+    for k in range(2)
+]
 
 
 def assert_independent_of_strategy(function: Function) -> None:

@@ -87,9 +87,7 @@ STRATEGIES = {
 
 DEFAULT = [
     ("matrices", "skewed"),
-    ("one team", "skewed"),
     ("across teams", "skewed"),
-    ("tokens", "skewed"),
 ]
 EVERY = [
     pytest.param(name, routing, marks=() if (name, routing) in DEFAULT else pytest.mark.soak)

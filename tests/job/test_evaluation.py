@@ -113,10 +113,7 @@ STRATEGIES = {
 }  # fmt: skip
 
 
-USUAL = (
-    "1f1b, zero 1", "interleaved, zero 3", "tensor parallel", "batch norm", "experts",
-    "passes on other streams",
-)  # fmt: skip
+USUAL = ("interleaved, zero 3", "tensor parallel", "batch norm")
 
 
 @pytest.mark.parametrize("name", USUAL)

@@ -223,7 +223,13 @@ def divided(name: str, pp: int, dp: int, ways: int, zero: int, kind: str) -> Any
     return both(divided_chain(stages, ways, KINDS[kind]), strategy.directives)
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak if k % 3 else ())
+        for k, name in enumerate(BUILDERS)
+    ],
+)
 def test_each_part_of_a_divided_stage_is_a_role(name: str) -> None:
     for zero, (dp, ways, kind) in enumerate(
         [(2, 2, "tp"), (3, 2, "sp"), (2, 4, "cp"), (4, 2, "others")]

@@ -140,6 +140,7 @@ def test_an_unedited_encoder_and_decoder_train_as_plain_pytorch() -> None:
     assert tags_of(job) == [0, 1]
 
 
+@pytest.mark.soak
 def test_two_unedited_towers_train_as_plain_pytorch() -> None:
     torch.manual_seed(0)
     text = {**TEXT, "num_hidden_layers": 1, "eos_token_id": 30}

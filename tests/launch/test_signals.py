@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from draws import every
 from launch.fault_runs import SOURCES, is_alive
 
 from piper.job.stopping import StopRequest
@@ -77,7 +78,9 @@ def start(tmp_path: Path) -> Iterator[object]:
         run.process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", every(2, [signal.SIGKILL, signal.SIGTERM], ["SIGKILL", "SIGTERM"])
+)
 def test_nothing_stays_of_a_run_whose_launcher_gets(number: signal.Signals, start: object) -> None:
     run = start()  # type: ignore[operator]
 

@@ -9,7 +9,7 @@ from piper.capture import capture
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_layers_are_spread_over_stages(stages: int) -> None:
     with torch.device("meta"):
         model = Llama(LlamaConfig(layers=3), stages)

@@ -59,8 +59,17 @@ def plainly(make: Callable[..., Any]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize(
+    ("strategy", "make"),
+    [
+        pytest.param(
+            STRATEGIES[strategy], MAKERS[make], id=f"{strategy}-{make}",
+            marks=pytest.mark.soak if (k + m) % 2 else (),
+        )
+        for k, strategy in enumerate(STRATEGIES)
+        for m, make in enumerate(MAKERS)
+    ],
+)  # fmt: skip
 def test_every_step_has_its_rate(strategy: Any, make: Callable[..., Any]) -> None:
     found = rehearse(
         Net(), functional.mse_loss, strategy, batches(), optimizer=SGD, lr_scheduler=make

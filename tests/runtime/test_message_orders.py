@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 import torch
+from draws import every
 from message_orders import Named
 from replicas import ADAMW, batches, build, captured, part_of, plain
 from replicas import compare as must_agree
@@ -56,13 +57,9 @@ def must_train_as_plain(name: str, strategy: Strategy, replicas: int, seed: int)
 
 
 CASES = [(schedule, zero) for schedule in BUILDERS for zero in range(4)]
-EVERY_OTHER = [
-    case if k % 2 == k // 4 % 2 else pytest.param(*case, marks=pytest.mark.soak)
-    for k, case in enumerate(CASES)
-]  # each level with every other schedule; the rest takes longer
 
 
-@pytest.mark.parametrize(("schedule", "zero"), EVERY_OTHER)
+@pytest.mark.parametrize(("schedule", "zero"), every(3, CASES))
 def test_random_orders_of_messages_change_nothing(schedule: str, zero: int) -> None:
     dp = 1 if schedule == "dualpipe" else 2
     strategy = legal(schedule, 2, dp=dp, zero=zero)

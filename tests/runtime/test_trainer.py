@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from draws import every
 from small_training import SGD, TWO, Net, assert_equal, data, plainly
 from torch import Tensor, nn
 from torch.nn import functional
@@ -181,7 +182,7 @@ def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", every(2, EXAMPLES, [path.stem for path in EXAMPLES]))
 def test_every_example_is_short_and_compiles(script: Path) -> None:
     if "transformers" in script.read_text():
         pytest.importorskip("transformers")

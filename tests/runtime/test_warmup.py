@@ -123,8 +123,14 @@ def in_four_stages() -> tuple[Any, ...]:
     return model, cross_entropy, (tokens, tokens), found
 
 
-@pytest.mark.parametrize("remat", [False, True, "attention", "matmuls", 0.5])
-@pytest.mark.parametrize("name", ["dualpipev", "zbv", "interleaved-1f1b"])
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [
+        pytest.param(name, keep, marks=pytest.mark.soak if name != "dualpipev" else ())
+        for name in ("dualpipev", "zbv", "interleaved-1f1b")
+        for keep in (False, True, "attention", "matmuls", 0.5)
+    ],
+)
 def test_operators_see_the_layouts_of_a_step(name: str, remat: Any, layouts: set[Any]) -> None:
     """Some operators remember how to compute what they met first, whatever they are given later."""
     model, loss_fn, example, known = in_four_stages()

@@ -152,7 +152,8 @@ def test_context_parallelism_gathers_keys_and_values_if_heads_do_not_divide() ->
     assert devices.sent[Step.ALL_GATHER] == 2 * HIDDEN * 3 / 4
 
 
-@pytest.mark.parametrize("what", ["weights", pytest.param("tokens", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["weights", "tokens"])
 def test_dropout_masks_do_not_depend_on_the_number_of_devices(what: str) -> None:
     model = drawn(Gpt(p=0.3))
     whole = Interpreter(capture(model, cross_entropy, batch()), state(model), random=(5, 2))
@@ -174,6 +175,7 @@ def test_operators_without_a_rule_work_on_whole_tensors() -> None:
     assert placements(captured)["up.weight"] == Cut(0)
 
 
+@pytest.mark.soak
 def test_one_of_two_stages_is_divided() -> None:
     model = drawn(llama(stages=2))
     captured = divided(model, 2, only=("PP1",))
