@@ -33,12 +33,12 @@ def every(nth: int, cases: Iterable[Any], names: Iterable[str] | None = None) ->
 
 
 def levels_of(names: Iterable[str], levels: Sequence[int]) -> list[object]:
-    """Every schedule with every level. Half of them are soaks, such that each name and each level
-    is among the rest."""
+    """Every schedule with every level. All but one level of each schedule are soaks, such that each
+    level is among the rest."""
     names = list(names)
-    kept = {name: levels[k % 2 :: 2] for k, name in enumerate(names)}
+    kept = {name: levels[k % len(levels)] for k, name in enumerate(names)}
     return [
-        pytest.param(name, level, marks=() if level in kept[name] else pytest.mark.soak)
+        pytest.param(name, level, marks=() if level == kept[name] else pytest.mark.soak)
         for name in names
         for level in levels
     ]

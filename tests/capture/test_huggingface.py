@@ -82,6 +82,7 @@ def sorted_experts(self, x: Tensor, expert: Tensor, score: Tensor) -> Tensor:
     return (rows.view(-1, chosen, x.shape[-1]) * score.unsqueeze(-1)).sum(1)
 
 
+@pytest.mark.soak
 def test_qwen3_with_experts() -> None:
     moe = pytest.importorskip("transformers.integrations.moe")
     moe.ALL_EXPERTS_FUNCTIONS.register("sorted", sorted_experts)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
+from draws import every
 from replicas import Net, data
 from torch import Tensor, nn
 from torch.nn import functional
@@ -104,7 +105,7 @@ RIGHT: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", [PARTS, REPLICAS], ids=["parts", "replicas"])
+@pytest.mark.parametrize("strategy", every(2, [PARTS, REPLICAS], ["parts", "replicas"]))
 @pytest.mark.parametrize("loss_fn", WRONG.values(), ids=WRONG)
 def test_what_is_no_mean_is_refused(loss_fn: Callable[..., Any], strategy: Any) -> None:
     with pytest.raises(InputError) as refused:
@@ -114,7 +115,7 @@ def test_what_is_no_mean_is_refused(loss_fn: Callable[..., Any], strategy: Any) 
     assert "loss_weight=lambda *microbatch: 1" in str(refused.value)
 
 
-@pytest.mark.parametrize("strategy", [PARTS, REPLICAS], ids=["parts", "replicas"])
+@pytest.mark.parametrize("strategy", every(2, [PARTS, REPLICAS], ["parts", "replicas"]))
 @pytest.mark.parametrize("loss_fn", RIGHT.values(), ids=RIGHT)
 def test_means_train_as_on_the_whole_batch(loss_fn: Callable[..., Any], strategy: Any) -> None:
     found = rehearse(Net(), loss_fn, strategy, data())

@@ -118,7 +118,7 @@ def trained(strategy: Any, compiled: bool, dropout: float, batch_norm: bool) -> 
     return rehearsed(replace(known, options=options), [Batch.of(one) for one in data()])
 
 
-@pytest.mark.parametrize("name", every(2, STRATEGIES))
+@pytest.mark.parametrize("name", every(4, STRATEGIES))
 def test_joined_regions_train_as_regions_alone(name: str, sequences_seen: list[int]) -> None:
     strategy = STRATEGIES[name]
     for dropout, batch_norm in [(0.5, False)] + [(0.0, True)] * (strategy is ONE):
