@@ -116,16 +116,12 @@ class Recordable(Base):
         return True
 
 
-class Moving(Base):
-    """What makes `into` of `value`, which ends."""
+class Making(Base):
+    """What makes `into` of `value`."""
 
     __slots__ = ()
     value: str
     into: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.verb:7} {self.into} += {self.value}"
 
     @property
     def uses(self) -> Buffers:
@@ -134,6 +130,16 @@ class Moving(Base):
     @property
     def defines(self) -> Buffers:
         return (self.into,)
+
+
+class Moving(Making):
+    """What makes `into` of `value`, which ends."""
+
+    __slots__ = ()
+
+    @property
+    def text(self) -> str:
+        return f"{self.verb:7} {self.into} += {self.value}"
 
     @property
     def ends(self) -> Buffers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper.names import COMPUTE
-from piper.plan.instructions.base import Base, Buffers, Moving, Recordable, Several, Waits
+from piper.plan.instructions.base import Base, Buffers, Making, Moving, Recordable, Several, Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Run(Recordable, Several):
 
 
 @dataclass(frozen=True, slots=True)
-class Slice(Recordable):
+class Slice(Recordable, Making):
     """Take one of `parts` equal slices of the first dimension. `value` stays as it is."""
 
     node: str
@@ -65,14 +65,6 @@ class Slice(Recordable):
     waits: Waits = ()
 
     stream = COMPUTE
-
-    @property
-    def uses(self) -> Buffers:
-        return (self.value,)
-
-    @property
-    def defines(self) -> Buffers:
-        return (self.into,)
 
     @property
     def text(self) -> str:

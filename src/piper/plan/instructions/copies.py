@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper.plan.instructions.base import Base, Buffers, Waits
+from piper.plan.instructions.base import Making, Waits
 from piper.plan.instructions.sizes import Shape, shape_bytes
 
 
-class Copying(Base):
+class Copying(Making):
     """What makes `into` of `value` in other memory. Both then exist."""
 
     __slots__ = ()
-    value: str
-    into: str
     shapes: tuple[Shape, ...]
     stream: str
 
     @property
     def text(self) -> str:
         return f"{self.verb:7} {self.flow} on {self.stream}"
-
-    @property
-    def uses(self) -> Buffers:
-        return (self.value,)
-
-    @property
-    def defines(self) -> Buffers:
-        return (self.into,)
 
     @property
     def moves(self) -> object:

@@ -7,7 +7,7 @@ from typing import Self
 
 from piper.names import TOTALS_STREAM, Device
 from piper.plan.communicator import Channel
-from piper.plan.instructions.base import Among, Base, Buffers, Moving, Seat, Several, Waits
+from piper.plan.instructions.base import Among, Base, Buffers, Making, Moving, Seat, Several, Waits
 from piper.plan.instructions.sizes import Layout, Shape, is_dynamic, ring_bytes, shape_bytes
 
 
@@ -115,7 +115,7 @@ class Reduce(Among, Moving):
 
 
 @dataclass(frozen=True, slots=True)
-class Gather(Among):
+class Gather(Among, Making):
     """Start an all-gather of the shards of a group into a gather buffer of the plan."""
 
     node: str
@@ -131,14 +131,6 @@ class Gather(Among):
     @property
     def fixed(self) -> bool:
         return True
-
-    @property
-    def uses(self) -> Buffers:
-        return (self.value,)
-
-    @property
-    def defines(self) -> Buffers:
-        return (self.into,)
 
     @property
     def moves(self) -> object:
@@ -193,7 +185,7 @@ class Exchange(Among, Several):
 
 
 @dataclass(frozen=True, slots=True)
-class Redistribute(Among):
+class Redistribute(Among, Making):
     """Start a collective on one tensor, which devices that divide a region need elsewhere.
 
     All work along the first dimension: an all-gather joins the tensors of a group, a reduce-scatter
@@ -216,14 +208,6 @@ class Redistribute(Among):
     @property
     def verb(self) -> str:
         return self.step
-
-    @property
-    def uses(self) -> Buffers:
-        return (self.value,)
-
-    @property
-    def defines(self) -> Buffers:
-        return (self.into,)
 
     @property
     def moves(self) -> object:
