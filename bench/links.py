@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from piper.launch.local import run_local
+from piper.launcher.local import run_local
 
 NORMAL = "normal"
 BURST, QUEUE, FRAME = "128kb", "32mb", 9000

@@ -35,7 +35,7 @@ from piper.job.job import Job
 from piper.job.options import Options
 from piper.job.pricing import price
 from piper.job.profiling import profile
-from piper.launch.local import run_local
+from piper.launcher.local import run_local
 from piper.models.llama import LlamaConfig
 from piper.sim.report import report
 from piper.trainer import Trainer

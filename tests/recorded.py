@@ -13,7 +13,7 @@ from shared_capture import using
 from piper.directives import Place, Strategy
 from piper.ir.replicas import replicas
 from piper.job.tracing import Recording
-from piper.launch.trace_window import Window
+from piper.launcher.trace_window import Window
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan
 from piper.runtime.observe.clocks import Offset, offset_to_first

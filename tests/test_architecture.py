@@ -28,13 +28,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"plan", *WORDS},
     "sim": {"plan", "costs", *WORDS},
     "view": {"plan", "sim", *IR},
-    "launch": WORDS,
+    "launcher": WORDS,
     "models": {"capture", *WORDS},
 }
 MAY_IMPORT["job"] = set(MAY_IMPORT)  # all but the Trainer, which runs jobs
 TOP = {"trainer", "pretrained", "cli", "__init__", "__main__"}  # may import anything below them
 TORCH = {"capture", "runtime", "models", "job", "trainer", "pretrained"}
-RAY = {"launch"}
+RAY = {"launcher"}
 
 
 def layer_of(module: str) -> str:
@@ -158,7 +158,7 @@ def test_modules_do_not_import_each_other_in_rings() -> None:
 
 def test_the_compiler_is_imported_without_torch() -> None:
     modules = "piper, piper.job.compiler, piper.strategies, piper.plan.check.check, piper.ir.text"
-    others = "piper.passes.pass_pipeline, piper.view.schedule_grid, piper.launch.local"
+    others = "piper.passes.pass_pipeline, piper.view.schedule_grid, piper.launcher.local"
     program = f"import sys, {modules}, {others}; print('torch' in sys.modules)"
 
     done = subprocess.run(
@@ -215,7 +215,7 @@ OTHER_TEXT = {  # they parse text that is not a name of a node, value, region or
     "piper.strategies.pytorch_csv": "PyTorch's schedule text",
     "piper.view.page": "the template of the page",
 }
-READS_TEXT = {"capture", "launch", "models", "cli"}  # layers that read sources, files and options
+READS_TEXT = {"capture", "launcher", "models", "cli"}  # layers that read sources, files and options
 
 
 def takes_text_apart(path: Path) -> Iterator[str]:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from piper import __version__
 from piper.cli import app, main
 from piper.errors import ScriptFailed
-from piper.launch.child import QUIET, log_progress
-from piper.launch.script_errors import shortened
+from piper.launcher.child import QUIET, log_progress
+from piper.launcher.script_errors import shortened
 
 TYPO = """import torch
 

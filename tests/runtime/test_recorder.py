@@ -16,7 +16,7 @@ from recorded import Seen, offsets, profile, train, trainer_of
 from runtime.test_replicate import stages_of
 
 from piper.errors import InputError, RunError
-from piper.launch.trace_window import steps_of
+from piper.launcher.trace_window import steps_of
 from piper.names import COMPUTE
 from piper.plan.analyse.trace import Span, Trace
 from piper.plan.instructions import Exchange, Gather, Plan, Recv, Reduce, Run, Send, Total

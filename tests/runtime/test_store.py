@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 from scripts.faulty import sockets
 
-from piper.launch import local
-from piper.launch.local import free_port
-from piper.launch.on_ray import LOCAL, meeting_place
+from piper.launcher import local
+from piper.launcher.local import free_port
+from piper.launcher.on_ray import LOCAL, meeting_place
 from piper.runtime.comm.store import open_store
 
 SOON = timedelta(seconds=5)

@@ -12,13 +12,13 @@ import typer
 from piper.cli.files import is_file
 from piper.cli.target import PASS_ON
 from piper.errors import InputError
-from piper.launch.child import QUIET
-from piper.launch.local import run_local
-from piper.launch.on_ray import address_of, run_on_ray
-from piper.launch.restarts import with_restarts
-from piper.launch.shared_gpu import shared_gpu
-from piper.launch.signals import SAVE
-from piper.launch.trace_window import COUNT, FIRST, Window, steps_of
+from piper.launcher.child import QUIET
+from piper.launcher.local import run_local
+from piper.launcher.on_ray import address_of, run_on_ray
+from piper.launcher.restarts import with_restarts
+from piper.launcher.shared_gpu import shared_gpu
+from piper.launcher.signals import SAVE
+from piper.launcher.trace_window import COUNT, FIRST, Window, steps_of
 
 Restarts = Annotated[int, typer.Option(help="after a failure, start again so many times", min=0)]
 Least = Annotated[

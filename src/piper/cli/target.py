@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from piper.cli.files import read_as
 from piper.directives import Strategy
 from piper.errors import PiperError, ScriptFailed, StrategyError
-from piper.launch.script_errors import shortened
+from piper.launcher.script_errors import shortened
 from piper.strategies import from_csv
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from piper.job.device_costs import kind_of
 from piper.job.job import Job
 from piper.job.pricing import Prices
 from piper.job.programs import load
-from piper.launch.local import run_local
+from piper.launcher.local import run_local
 from piper.names import BI, BW, F, Phase, RegionId
 from piper.plan.instructions import Add, Free, Instruction, Load, Run, Total, Update
 from piper.runtime.comm.threads import Hub, ThreadComm

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-from piper.launch.signals import SAVE
+from piper.launcher.signals import SAVE
 
 LOG = logging.getLogger("piper")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from piper.errors import InputError
 from piper.job.compiler import Compiled
-from piper.launch.trace_window import Window, window_in
+from piper.launcher.trace_window import Window, window_in
 from piper.names import amount
 from piper.plan.analyse.trace import Trace
 from piper.runtime.batch import StepInputs

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from draws import every
-from launch.fault_runs import SOURCES, is_alive
+from launcher.fault_runs import SOURCES, is_alive
 
 from piper.job.stopping import StopRequest
-from piper.launch.private_folder import private_folder
-from piper.launch.restarts import with_restarts
-from piper.launch.signals import Received, received_signals
+from piper.launcher.private_folder import private_folder
+from piper.launcher.restarts import with_restarts
+from piper.launcher.signals import Received, received_signals
 
 IDLE = """
 import os, pathlib, signal, sys, time

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from piper.launch.signals import ENDING
+from piper.launcher.signals import ENDING
 
 SYMPTOM = 75  # exit code of a process that stopped because another one did
 GRACE = 3.0  # seconds for the others to stop by themselves

@@ -1,6 +1,6 @@
 """Random faults under random strategies and launchers: they end, name the culprit, leave nothing.
 
-`python tests/launch/test_random_faults.py 200` prints the table of so many runs.
+`python tests/launcher/test_random_faults.py 200` prints the table of so many runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from launch.fault_runs import Outcome, attempt
+from launcher.fault_runs import Outcome, attempt
 from scripts.faulty import STRATEGIES, plain
 
 FAULTS = ("kill", "term", "stop", "hang", "exit 0", "exit 3", "os._exit", "exception", "segv")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from piper.errors import InputError, Problem
-from piper.launch.private_folder import private_folder
+from piper.launcher.private_folder import private_folder
 
 CONTROL = "nvidia-cuda-mps-control"
 

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from piper.cli import app
 from piper.errors import InputError
-from piper.launch.ending import Ended, verdict
-from piper.launch.on_ray import LOCAL, NOTICE, joined, load, refuse_unreachable, time_after
-from piper.launch.rank_assignment import Place, assign_ranks
-from piper.launch.supervisor import Supervisor, interface
+from piper.launcher.ending import Ended, verdict
+from piper.launcher.on_ray import LOCAL, NOTICE, joined, load, refuse_unreachable, time_after
+from piper.launcher.rank_assignment import Place, assign_ranks
+from piper.launcher.supervisor import Supervisor, interface
 
 pytestmark = pytest.mark.processes
 TESTS = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from piper.launch.local import free_port
+from piper.launcher.local import free_port
 
 pytestmark = pytest.mark.processes
 TESTS = Path(__file__).parent.parent

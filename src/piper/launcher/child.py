@@ -1,6 +1,6 @@
 """One process of a run: runs the script, and reports why it failed.
 
-python -m piper.launch.child REPORT PARENT SCRIPT ARGUMENTS...
+python -m piper.launcher.child REPORT PARENT SCRIPT ARGUMENTS...
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import traceback
 from pathlib import Path
 
 from piper.errors import PeerLost, PiperError, is_echo
-from piper.launch.ending import SYMPTOM, Report
-from piper.launch.script_errors import shortened
-from piper.launch.trace_window import FILE
+from piper.launcher.ending import SYMPTOM, Report
+from piper.launcher.script_errors import shortened
+from piper.launcher.trace_window import FILE
 
 QUIET = "PIPER_QUIET"  # set by `piper run --quiet`
 

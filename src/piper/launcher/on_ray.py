@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from piper.errors import InputError, Problem
-from piper.launch.ending import GRACE, Ended, Report, signals_raise, verdict
-from piper.launch.private_folder import private_folder
-from piper.launch.rank_assignment import assign_ranks
-from piper.launch.supervisor import Supervisor, Update
+from piper.launcher.ending import GRACE, Ended, Report, signals_raise, verdict
+from piper.launcher.private_folder import private_folder
+from piper.launcher.rank_assignment import assign_ranks
+from piper.launcher.supervisor import Supervisor, Update
 from piper.names import amount
 
 LOCAL = "local"  # Ray's name for a new cluster on this machine

@@ -19,9 +19,9 @@ from threading import Condition, Thread
 from typing import IO
 
 from piper.errors import Problem
-from piper.launch.ending import Report
-from piper.launch.local import free_port
-from piper.launch.rank_assignment import Place
+from piper.launcher.ending import Report
+from piper.launcher.local import free_port
+from piper.launcher.rank_assignment import Place
 
 PATIENCE = 5.0  # seconds until an answer, even if there is no output
 DRAIN = 1.0  # seconds to read after the end: grandchildren may keep the pipes open
@@ -70,7 +70,7 @@ class Supervisor:
         report = tempfile.TemporaryFile("w+")  # has no name, so nothing is left behind  # noqa: SIM115
         where = [f"/dev/fd/{report.fileno()}", str(os.getpid())]
         process = subprocess.Popen(
-            [sys.executable, "-m", "piper.launch.child", *where, *script],
+            [sys.executable, "-m", "piper.launcher.child", *where, *script],
             env={**defaults(address), **os.environ, **given}, pass_fds=[report.fileno()],
             cwd=folder if Path(folder).is_dir() else None,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -9,8 +9,8 @@ import pytest
 
 import piper
 from piper.errors import InputError
-from piper.launch.local import run_local
-from piper.launch.shared_gpu import CONTROL, shared_gpu
+from piper.launcher.local import run_local
+from piper.launcher.shared_gpu import CONTROL, shared_gpu
 
 pytestmark = pytest.mark.processes
 

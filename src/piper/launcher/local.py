@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from piper.launch.ending import GRACE, Ended, Report, verdict
-from piper.launch.private_folder import private_folder
-from piper.launch.signals import SAVE, Received, announce, received_signals
+from piper.launcher.ending import GRACE, Ended, Report, verdict
+from piper.launcher.private_folder import private_folder
+from piper.launcher.signals import SAVE, Received, announce, received_signals
 
 
 @dataclass
@@ -60,7 +60,7 @@ def start(
     rank: int, world: int, port: int, script: Sequence[str], extra: Mapping[str, str], folder: Path
 ) -> Child:
     report = folder / f"rank-{rank}"
-    command = [sys.executable, "-m", "piper.launch.child", str(report), str(os.getpid()), *script]
+    command = [sys.executable, "-m", "piper.launcher.child", str(report), str(os.getpid()), *script]
     everything = {
         "OMP_NUM_THREADS": "1" if world > 1 else str(os.cpu_count()),
         "GLOO_SOCKET_IFNAME": "lo",

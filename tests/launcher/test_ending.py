@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from piper.errors import ECHO
-from piper.launch import child
-from piper.launch.ending import SYMPTOM, Ended, Report, verdict
+from piper.launcher import child
+from piper.launcher.ending import SYMPTOM, Ended, Report, verdict
 
 
 def test_a_cause_comes_before_symptoms(capsys: pytest.CaptureFixture[str]) -> None:

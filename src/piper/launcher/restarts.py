@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from piper.launch.signals import received_signals
+from piper.launcher.signals import received_signals
 from piper.names import amount
 
 ATTEMPT = "PIPER_RESTART"  # how often the run was started before
