@@ -47,11 +47,14 @@ class Named:
                 sends = tags[PASS] == "SEND" and isinstance(node, Transfer)
                 yield self.lane_of[node.source if sends else node.devices], wanted
 
-    def drawn(self, slots: int) -> Order | None:
-        """Some nodes of one lane, in an order that the dataflow allows."""
+    def drawn(self, slots: int, anywhere: bool = False) -> Order | None:
+        """Some nodes of one lane, or of any, in an order that the dataflow allows."""
         found: dict[int, list[tuple[bool, Filter]]] = {}
         for node in map(self.dag.nodes.__getitem__, self.order):
-            for lane, wanted in dict(self.filters(node)).items():  # one end of a transfer
+            ends = list(dict(self.filters(node)).items())
+            if anywhere and ends:
+                ends = [(0, self.chance.choice(ends)[1])]
+            for lane, wanted in ends:  # one end of a transfer
                 found.setdefault(lane, []).append((isinstance(node, Compute), wanted))
         lane = self.chance.choice(list(found))
         picked = sorted(self.chance.sample(range(len(found[lane])), min(slots, len(found[lane]))))

@@ -13,9 +13,11 @@ Device = int
 PASS = "PASS"  # the filter key for phases
 RUN = "RUN"  # the filter key that numbers regions with equal tags, in program order
 OF = "OF"  # the filter key for the pass that a message belongs to: F or B
+STEP = "STEP"  # the filter key for passes of the next step, in the last slot of an order
 COMPUTE = "compute"  # the stream on which regions run
 TOTALS_STREAM = "totals"  # the stream of the loss and norm all-reduce
 WEIGHTS_STREAM = "weights"  # the stream that refreshes copies of parameters
+CONTROL_STREAM = "control"  # the stream of messages that only say when something may start
 NORMAL, HIGH = "normal", "high"  # priorities of a stream
 
 

@@ -12,6 +12,7 @@ from plan.devices import EARLY, LATE, executed
 from plan.expert_programs import random_experts
 from plan.numbers import expected
 from plan.programs import Program, random_program
+from plan.unequal_programs import random_unequal
 
 from piper.directives import Directive
 from piper.errors import DirectiveError, PassError
@@ -19,7 +20,9 @@ from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.check.hardware_queues import first_blocked
 
 STEPS = 2
-BUFFERS = ("gather_buffers", "they use the same gather buffer", "GATHER")
+BUFFERS = (
+    "gather_buffers", "they use the same gather buffer", "GATHER", "cannot wait for the gather",
+)  # fmt: skip
 
 
 def compiled(program: Program, directives: list[Directive]) -> Compiled:
@@ -28,7 +31,8 @@ def compiled(program: Program, directives: list[Directive]) -> Compiled:
 
 def drawn(base: Compiled, random: Random) -> list[Directive]:
     named = Named(base.dag, random)
-    found = [named.drawn(random.choice([2, 3, 4])) for _ in range(random.choice([1, 2]))]
+    anywhere = random.choice([False, True])
+    found = [named.drawn(random.choice([2, 3, 4]), anywhere) for _ in range(random.choice([1, 2]))]
     return [order for order in found if order]
 
 
@@ -44,6 +48,10 @@ def must_be_right(program: Program, random: Random) -> None:
     right = expected(program.model, program.parts, program.clip, STEPS, program.feeds)
     for when in (EARLY, LATE):
         assert executed(program.model, found.plans, when, STEPS, program.feed_of) == right
+    few = compile_strategy(
+        program.model, [*program.directives, *orders], clip=program.clip, by_role=True
+    )
+    assert few.device_plans == found.plans
     if first_blocked(base.plans) is None:
         assert first_blocked(found.plans) is None
 
@@ -62,6 +70,14 @@ def test_the_same_with_experts(seed: int) -> None:
     random = Random(seed)
 
     must_be_right(random_experts(random, random.randint(1, 2), 2, random.choice([2, 4])), random)
+
+
+@drawn_more
+@pytest.mark.parametrize("seed", range(draws(8, 80)))
+def test_the_same_with_stages_on_different_numbers_of_devices(seed: int) -> None:
+    random = Random(seed)
+
+    must_be_right(random_unequal(random), random)
 
 
 @drawn_more

@@ -28,7 +28,7 @@ def with_orders(strategy: Strategy, found: Captured, random: Random) -> Strategy
     base = compile_strategy(found.model, strategy)
     for _ in range(DRAWS):
         named = Named(base.dag, random)
-        orders = [one for one in (named.drawn(3), named.drawn(4)) if one]
+        orders = [one for one in (named.drawn(3), named.drawn(4, anywhere=True)) if one]
         try:
             compile_strategy(found.model, [*strategy, *orders])
         except PiperError:

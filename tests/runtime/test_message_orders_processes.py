@@ -14,7 +14,12 @@ SENDS = Order([where(PP=0, MB=1, PASS="F"), where(PP=0, MB=0, PASS="SEND", OF="F
 ARRIVALS = Order([where(PP=1, MB=1, PASS="RECV"), where(PP=1, MB=LAST, PASS="F")])
 LATE = Order([where(PP=1, MB=LAST, PASS="SEND"), where(PP=1, PASS="REDUCE")])
 BESIDE = Order([where(PP=0, MB=0, PASS="REDUCE"), where(PP=0, MB=1, PASS="B")])
-ORDERS = {0: (SENDS, ARRIVALS, LATE), 1: (LATE,), 2: (SENDS, BESIDE), 3: (BESIDE, ARRIVALS)}
+ELSEWHERE = Order([where(PP=0, MB=LAST, PASS="B"), where(PP=1, PASS="UPDATE")])
+NEXT = Order([where(PP=1, PASS="UPDATE"), where(PP=0, MB=0, PASS="F", STEP=1)])
+ORDERS = {
+    0: (SENDS, ARRIVALS, LATE), 1: (LATE, ELSEWHERE), 2: (SENDS, BESIDE, NEXT),
+    3: (BESIDE, ARRIVALS, ELSEWHERE, NEXT),
+}  # fmt: skip
 
 
 def test_processes_keep_orders_of_messages() -> None:

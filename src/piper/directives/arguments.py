@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from piper.errors import Problem, Refused
 from piper.ir.devices import Devices
 from piper.ir.filters import Filter
-from piper.names import COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM, Device
+from piper.names import COMPUTE, CONTROL_STREAM, TOTALS_STREAM, WEIGHTS_STREAM, Device
 
 DeviceList = Sequence[Device]
 DeviceGroups = Sequence[Device] | Sequence[Sequence[Device]]
@@ -19,7 +19,8 @@ Slot = tuple[Filter, ...]
 Slots = Sequence[Filter | Sequence[Filter]]  # a slot of one filter needs no list
 
 CUTS = ("colwise", "rowwise")  # of a matrix of [outputs, inputs]
-RESERVED = (COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM)  # streams that Piper uses itself
+# streams that Piper uses itself
+RESERVED = (COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM, CONTROL_STREAM)
 
 
 def device_list(devices: object) -> Devices:

@@ -23,12 +23,10 @@ from piper.ir.message_order import (
     without_operations,
 )
 from piper.ir.nodes import Compute, Node, Precedence
-from piper.ir.rules.flow import NEXT_STEP
 from piper.ir.training import split_backward
-from piper.names import BI, BW, OF, PASS, B, NodeId, Operation
+from piper.names import BI, BW, OF, PASS, STEP, B, NodeId, Operation
 
 Ahead = bool | Literal["pairs"]
-STEP = "STEP"  # no key: orders are about one step
 
 
 @directive(keys={"slots": "filters"}, omit_defaults=("overlap", "ahead"))
@@ -39,6 +37,7 @@ class Order(Directive):
     `PASS="BI"` and `PASS="BW"` split that backward into its two halves. `PASS="UPDATE"`,
     `"REDUCE"`, `"GATHER"`, `"SEND"`, `"RECV"`, `"DISPATCH"` and `"COMBINE"` name what is not a pass
     of a region. `OF="F"` or `OF="B"` says whether a message belongs to a forward or a backward.
+    `STEP=1`, in the last slot, names passes of the next step.
 
     Piper interleaves the filters of a slot, so that the communication of one hides behind the
     compute of another. With `overlap=False` they run in the order in which you list them. To order
@@ -86,17 +85,18 @@ class Order(Directive):
         dag = with_split_backwards(dag, (order for _, order in named))
         lane_of = lanes(dag)
         new: list[Precedence] = []
-        later: list[MessageOrder] = []
+        waiting: list[MessageOrder] = []
         for name, order in named:
-            mixed = any(names_operations(wanted) for slot in order.steps for wanted in slot)
-            slots = [slot_nodes(dag, passes(slot) if mixed else slot) for slot in order.steps]
-            found = precedences(name, slots, order.may_overlap, lane_of)
+            steps, later = next_step(dag, order.steps)
+            mixed = later or any(names_operations(wanted) for slot in steps for wanted in slot)
+            slots = [slot_nodes(dag, passes(slot) if mixed else slot) for slot in steps]
+            found = precedences(name, slots, order.may_overlap[: len(steps)], lane_of)
             if mixed:
-                later.append(message_order(dag, name, order, slots))
+                waiting.append(message_order(dag, name, order, steps, slots, later))
                 found = (replace(one, partial=True) for one in found)
             new += (replace(one, loose=True) for one in found) if order.ahead == "pairs" else found
         dag = dag.with_precedences(new)
-        return dag.with_message_orders(later) if later else dag
+        return dag.with_message_orders(waiting) if waiting else dag
 
 
 def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
@@ -155,24 +155,50 @@ def misunderstandings(wanted: Filter) -> Iterator[Problem]:
         fix = f'add the message, such as {PASS}="SEND", or leave {OF} out'
         yield Problem(f"{wanted}: {OF} is for messages, not for passes", fix)
     if STEP in wanted.keys:
-        yield Problem(f"{wanted} names another step", f"leave it out: {NEXT_STEP}")
+        fix = "put passes of the next step in a slot of their own, at the end of the order"
+        yield Problem(f"{wanted} is not of this step", fix)
+
+
+def next_step(dag: Dag, steps: tuple[Slot, ...]) -> tuple[tuple[Slot, ...], tuple[NodeId, ...]]:
+    """The slots without the last, if that is about the next step; and what is in it then."""
+    last = steps[-1] if steps else ()
+    if not last or STEP in dag.tag_names or not all(STEP in wanted.keys for wanted in last):
+        return steps, ()
+    if len(steps) == 1:
+        fix = "put what it waits for into a slot before it"
+        raise Refused(Problem(f"{last[0]} waits for nothing", fix))
+    nodes = [node for wanted in last for node in pass_nodes(dag, of_this_step(wanted))]
+    return steps[:-1], tuple(dict.fromkeys(node.id for node in nodes))
+
+
+def of_this_step(wanted: Filter) -> Filter:
+    """The filter for the same passes of this step."""
+    if type(wanted) is not Filter or dict(wanted.items)[STEP] != 1:
+        fix = "write a filter with STEP=1 for each: an order reaches as far as the next step"
+        raise Refused(Problem(f"{wanted} is not a pass of the next step", fix))
+    if names_operations(wanted):
+        fix = "name the first pass that comes after it"
+        raise Refused(Problem(f"{wanted}: only passes can be of the next step", fix))
+    return Filter(tuple(item for item in wanted.items if item[0] != STEP))
 
 
 def message_order(
-    dag: Dag, name: Maker, order: Order, slots: Sequence[Sequence[Compute]]
-) -> MessageOrder:
+    dag: Dag, name: Maker, order: Order, steps: Sequence[Slot],
+    slots: Sequence[Sequence[Compute]], later: tuple[NodeId, ...],
+) -> MessageOrder:  # fmt: skip
     """The order as it waits for the nodes that passes make. Its tags must exist now."""
     if order.ahead:
         what = f"ahead={order.ahead!r} is not supported in an order that names messages or updates"
         raise Refused(Problem(what, "put what may overlap in one slot"))
     filters = [
         tuple(one for wanted in filter(names_operations, slot) for one in alternatives(wanted))
-        for slot in order.steps
+        for slot in steps
     ]
     for wanted in (wanted for slot in filters for wanted in slot):
         pass_nodes(dag, without_operations(wanted))
     ids = [tuple(dict.fromkeys(node.id for node in slot)) for slot in slots]
-    return MessageOrder(tuple(map(OrderSlot, ids, filters)), name)
+    found = [*map(OrderSlot, ids, filters), *([OrderSlot(later=later)] if later else [])]
+    return MessageOrder(tuple(found), name)
 
 
 def alternatives(wanted: Filter) -> Iterator[Filter]:

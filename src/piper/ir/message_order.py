@@ -18,13 +18,18 @@ class OrderSlot:
 
     nodes: tuple[NodeId, ...] = ()
     filters: tuple[Filter, ...] = ()
+    later: tuple[NodeId, ...] = ()  # passes of the next step
+    arrivals: tuple[NodeId, ...] = ()  # control messages, sent after the slot before; by a pass
 
     def __str__(self) -> str:
         """
         >>> print(OrderSlot((NodeId("PP0:F"),), (Filter(((PASS, "REDUCE"),)),)))
         PP0:F; where(PASS='REDUCE')
         """
-        return f"{', '.join(self.nodes)}; {', '.join(map(str, self.filters))}"
+        names = [", ".join(self.nodes), ", ".join(map(str, self.filters))]
+        if self.later or self.arrivals:
+            names += [", ".join(self.later), ", ".join(self.arrivals)]
+        return "; ".join(names)
 
 
 @dataclass(frozen=True, slots=True)

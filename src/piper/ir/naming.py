@@ -131,6 +131,11 @@ def short_list(devices: Sequence[Device], comma: str = ",") -> str:
     return comma.join(map(str, devices))
 
 
+def control(number: int) -> ValueId:
+    """What a control message brings."""
+    return ValueId(f"control:{number}")
+
+
 def transfer_id(arrived: ValueId) -> NodeId:
     return NodeId(f"send {arrived}")
 

@@ -10,6 +10,7 @@ from piper.errors import Problem, Refused
 from piper.ir.filters import Filter, where
 from piper.ir.flat_layout import Message
 from piper.ir.maker import Maker
+from piper.ir.message_order import OrderSlot
 from piper.ir.nodes import Sum
 from piper.ir.values import TensorSpec
 from piper.names import NORMAL, Device, NodeId, Share, ValueId
@@ -28,6 +29,15 @@ def message_of(whole: tuple[TensorSpec, ...], tensors: tuple[int, ...], ways: in
 
 def ids_of(shown: str) -> tuple[NodeId, ...]:
     return tuple(map(NodeId, filter(None, shown.split(", "))))
+
+
+def slot_of(shown: str) -> OrderSlot:
+    """
+    >>> slot_of("PP0:F; where(PASS='REDUCE')")
+    OrderSlot(nodes=('PP0:F',), filters=(where(PASS='REDUCE'),), later=(), arrivals=())
+    """
+    nodes, filters, *more = [part.strip() for part in shown.split(";")]
+    return OrderSlot(ids_of(nodes), filters_of(filters), *map(ids_of, more))
 
 
 def filters_of(shown: str) -> tuple[Filter, ...]:

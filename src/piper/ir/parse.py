@@ -12,7 +12,7 @@ from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.host_copies import HostCopies, Offloaded
 from piper.ir.maker import Maker
-from piper.ir.message_order import MessageOrder, OrderSlot
+from piper.ir.message_order import MessageOrder
 from piper.ir.model import Model
 from piper.ir.naming import node_id, update_id
 from piper.ir.nodes import (
@@ -37,13 +37,13 @@ from piper.ir.notation import (
     SPEC,
     Found,
     devices_of,
-    filters_of,
     groups_of,
     ids_of,
     maker_of,
     message_of,
     pairs,
     share_of,
+    slot_of,
     specs_of,
     sum_of,
     tags_of,
@@ -199,9 +199,9 @@ class Reader:
     def waiting_orders(self, nodes: Mapping[NodeId, Node]) -> Iterator[MessageOrder]:
         for number, found in self.message_orders:
             self.number = number
-            parts = [slot.partition(";") for slot in found["slots"].split(" then ")]
-            slots = tuple(OrderSlot(ids_of(a), filters_of(b.strip())) for a, _, b in parts)
-            self.known((name for slot in slots for name in slot.nodes), nodes, "node")
+            slots = tuple(map(slot_of, found["slots"].split(" then ")))
+            names = (name for s in slots for name in (*s.nodes, *s.later, *s.arrivals))
+            self.known(names, nodes, "node")
             yield MessageOrder(slots, maker_of(found["maker"]))
 
 

@@ -52,6 +52,7 @@ class Role(StrEnum):
     SEED = "seed"  # the gradient of the loss with respect to itself: the microbatch's weight
     RANDOM = "random"  # the counter that random numbers of this microbatch start from
     RANK = "rank"  # the position of the device among those that divide a region
+    CONTROL = "control"  # a number that says nothing: what counts is that it has arrived
     WEIGHTS = "weights"  # the parameters of a bucket, at its home or as a copy
     NEW_WEIGHTS = "new weights"  # the same after the update, in the same memory
     WHOLE_WEIGHTS = "whole weights"  # gathered from the shards of all replicas
@@ -67,7 +68,7 @@ class Role(StrEnum):
     TOTALS = "totals"  # loss and squared gradient norm of the whole step
 
 
-LOADED = (Role.BATCH, Role.SEED, Role.RANDOM, Role.RANK)
+LOADED = (Role.BATCH, Role.SEED, Role.RANDOM, Role.RANK, Role.CONTROL)
 GIVEN = (*LOADED, Role.WEIGHTS, Role.OPTIMIZER)
 PER_DEVICE = (  # one for all replicas on a device; of all else, each replica has its own
     Role.WEIGHTS, Role.NEW_WEIGHTS, Role.WHOLE_WEIGHTS, Role.GRADIENT_SHARD, Role.GRADIENT_SUM,

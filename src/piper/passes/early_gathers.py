@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute
 from piper.names import NodeId
-from piper.passes.message_orders import ResolvedSlot, Resolver
+from piper.passes.resolved_orders import ResolvedSlot, Resolver
 
 Early = dict[int, list[int]]  # a position in the order of a lane -> those of later uses
 

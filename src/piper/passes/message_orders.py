@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from piper.errors import DirectiveError
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
-from piper.ir.message_order import MessageOrder, OrderSlot, named_passes
-from piper.ir.nodes import Compute, Precedence, Transfer
-from piper.ir.operations import operation_index, use_index
-from piper.names import NodeId, Operation
-from piper.passes.order_problems import in_two_slots, nothing_matches, unrelated
-from piper.passes.reachability import unreached
-from piper.passes.sharded_reads import sharded_reads
-
-Lane = int
-ByLane = dict[Lane, dict[NodeId, None]]
+from piper.ir.message_order import MessageOrder
+from piper.ir.nodes import Compute, Precedence
+from piper.names import NodeId
+from piper.passes.control_messages import with_control_messages
+from piper.passes.resolved_orders import ResolvedSlot, Resolver
 
 
 def place_message_orders(dag: Dag) -> Dag:
@@ -35,10 +27,14 @@ def place_message_orders(dag: Dag) -> Dag:
     if not dag.message_orders:
         return dag
     resolver = Resolver(dag)
-    found = [(order, resolver.slots(order)) for order in dag.message_orders]
-    resolver.require_meeting(found)
-    new = [edge for order, slots in found for edge in precedences(dag, order, slots)]
-    later = tuple(order for order, slots in found if any(slot.uses for slot in slots))
+    found = resolver.all_slots()
+    connected = with_control_messages(dag, resolver, found)
+    if connected is not dag:
+        dag, resolver = connected, Resolver(connected)
+        found = resolver.all_slots()
+    pairs = list(zip(dag.message_orders, found, strict=True))
+    new = [edge for order, slots in pairs for edge in precedences(dag, order, slots)]
+    later = tuple(order for order, slots in pairs if any(slot.uses for slot in slots))
     ordered = dag.with_precedences(new)
     return ordered.known_to(replace(ordered, message_orders=later))
 
@@ -55,80 +51,6 @@ def with_gather_orders(dag: Dag, uses: Mapping[NodeId, Compute]) -> Dag:
     return ordered.known_to(replace(ordered, message_orders=()))
 
 
-@dataclass
-class ResolvedSlot:
-    """The nodes of a slot on each lane, and the passes that wait for gathers to be made."""
-
-    nodes: ByLane = field(default_factory=dict)
-    uses: ByLane = field(default_factory=dict)
-    is_pass: bool = True  # it names passes of regions only
-
-    @property
-    def lanes(self) -> dict[Lane, None]:
-        return dict.fromkeys((*self.nodes, *self.uses))
-
-    def all_nodes(self) -> list[NodeId]:
-        return [name for names in self.nodes.values() for name in names]
-
-
-class Resolver:
-    """Finds the nodes of each slot. `uses`: passes for which gathers have been made by now."""
-
-    def __init__(self, dag: Dag, uses: Mapping[NodeId, Compute] | None = None) -> None:
-        self.dag = dag
-        self.lane_of = lanes(dag)
-        self.index = operation_index(dag, uses)
-        later = () if uses is not None else dag.computes
-        self.uses = use_index(dag, (node for node in later if any(sharded_reads(dag, node))))
-
-    def slots(self, order: MessageOrder) -> list[ResolvedSlot]:
-        found = [self.slot(order, slot) for slot in order.slots]
-        seen: dict[NodeId, int] = {}
-        for number, slot in enumerate(found):
-            for name in slot.all_nodes():
-                if seen.setdefault(name, number) != number:
-                    problem = in_two_slots(name, seen[name], number)
-                    raise DirectiveError(str(order.maker), problem)
-        return found
-
-    def slot(self, order: MessageOrder, slot: OrderSlot) -> ResolvedSlot:
-        found = ResolvedSlot(is_pass=not slot.filters)
-        self.add(found.nodes, slot.nodes)
-        for wanted in slot.filters:
-            names, later = self.index.select(wanted), self.uses.select(wanted)
-            if not names and not later:
-                problem = nothing_matches(self.dag, self.index, self.uses, wanted)
-                raise DirectiveError(str(order.maker), problem)
-            self.add(found.nodes, names, sends=Operation.SEND in named_passes(wanted))
-            self.add(found.uses, later)
-        return found
-
-    def add(self, to: ByLane, names: Iterable[NodeId], sends: bool = False) -> None:
-        for name in names:
-            node = self.dag.nodes[name]
-            devices = node.source if isinstance(node, Transfer) and sends else node.devices
-            assert devices is not None
-            to.setdefault(self.lane_of[devices], {})[name] = None
-
-    def require_meeting(self, found: Sequence[tuple[MessageOrder, list[ResolvedSlot]]]) -> None:
-        """Neighbouring slots have a device in common, or the dataflow orders them already."""
-        apart = [
-            (order, one, other)
-            for order, slots in found
-            for one, other in pairwise(slot for slot in slots if slot.lanes)
-            if not (one.is_pass and other.is_pass) and not one.lanes.keys() & other.lanes.keys()
-        ]
-        for order, one, other in apart:
-            if one.uses or other.uses:
-                names = [[*s.all_nodes(), *(u for us in s.uses.values() for u in us)][0]
-                         for s in (one, other)]  # fmt: skip
-                raise DirectiveError(str(order.maker), unrelated(self.dag, *names))
-        pairs = [(one.all_nodes(), other.all_nodes()) for _, one, other in apart]
-        for (order, _, _), missing in zip(apart, unreached(self.dag, pairs), strict=True):
-            if missing:
-                raise DirectiveError(str(order.maker), unrelated(self.dag, *missing))
-
-
 def precedences(
     dag: Dag, order: MessageOrder, slots: Sequence[ResolvedSlot]
 ) -> Iterator[Precedence]:
@@ -136,9 +58,13 @@ def precedences(
     for lane in dict.fromkeys(lane for slot in slots for lane in slot.lanes):
         last: tuple[NodeId, ...] = ()
         for slot in slots:
+            sent = tuple(slot.sent.get(lane, ()))
+            if last and sent:
+                yield Precedence(last, sent, order.maker, partial=True)
             nodes, uses = tuple(slot.nodes.get(lane, ())), tuple(slot.uses.get(lane, ()))
-            names = (*last, *nodes, *uses)
+            before = (*last, *slot.arrivals.get(lane, ()))
+            names = (*before, *nodes, *uses)
             passes = not uses and all(isinstance(dag.nodes[name], Compute) for name in names)
-            if last and (nodes or uses) and not passes:
-                yield Precedence(last, (*nodes, *uses), order.maker, partial=True)
+            if before and (nodes or uses) and not passes:
+                yield Precedence(before, (*nodes, *uses), order.maker, partial=True)
             last = nodes or last

@@ -73,13 +73,13 @@ def too_few_buffers(here: NodeId, how: Residency, pinned: Iterable[BucketId]) ->
     return Problem(what, fix)
 
 
-def unrelated(dag: Dag, first: NodeId, second: NodeId) -> Problem:
-    one, other = (devices_text(dag.nodes[name]) for name in (first, second))
-    what = f"{first} is on {one} and {second} on {other}, which do not wait for each other"
-    fix = f"order {second} after something on its own devices, such as a RECV that comes later"
-    return Problem(what, fix)
+def gathered_elsewhere(dag: Dag, use: NodeId, other: NodeId) -> Problem:
+    here, there = (devices_text(dag.nodes[name]) for name in (use, other))
+    what = f"{other} on {there} cannot wait for the gather (zero=3) for {use} on {here}"
+    return Problem(what, f"let it wait for {use}, which reads what is gathered")
 
 
 def devices_text(node: Node) -> str:
     devices = [*node.source, *node.devices] if isinstance(node, Transfer) else node.devices or ()
+    devices = list(dict.fromkeys(devices))
     return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"

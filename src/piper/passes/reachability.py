@@ -32,3 +32,13 @@ def unreached(
     for starts_here, ends in pairs:
         apart = ((a, b) for b in ends for a in starts_here if not reached[number[b]] & bit[a])
         yield next(apart, None)
+
+
+def ancestors(dag: Dag, name: NodeId) -> set[NodeId]:
+    """All nodes whose results a node needs."""
+    found, left = set[NodeId](), [name]
+    while left:
+        new = set(dag.predecessors(dag.nodes[left.pop()])) - found
+        found |= new
+        left += new
+    return found

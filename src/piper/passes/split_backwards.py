@@ -45,10 +45,11 @@ def split_backwards(dag: Dag) -> Dag:
 
 def split_order(order: MessageOrder, halves: dict[NodeId, tuple[NodeId, ...]]) -> MessageOrder:
     """An order that waits for its messages, with BI and BW in place of B."""
-    slots = (
-        replace(slot, nodes=tuple(part for n in slot.nodes for part in halves.get(n, (n,))))
-        for slot in order.slots
-    )
+
+    def split(names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+        return tuple(part for name in names for part in halves.get(name, (name,)))
+
+    slots = (replace(s, nodes=split(s.nodes), later=split(s.later)) for s in order.slots)
     return replace(order, slots=tuple(slots))
 
 

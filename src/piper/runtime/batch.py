@@ -35,6 +35,8 @@ class StepInputs:
             return torch.full((), weight, dtype=loss_dtype, device=device)
         if load.role == "rank":
             return torch.full((), load.index, dtype=torch.int64, device=device)
+        if load.role == "control":
+            return torch.zeros((), dtype=torch.int64, device=device)
         counter = [self.seed, self.first + load.part]
         return torch.tensor(counter).to(device, non_blocking=True)  # does not wait for the GPU
 

@@ -47,13 +47,11 @@ def nothing_waits_for_itself(dag: Dag) -> Iterator[Problem]:
         after_update = next((name for name, why in loop if is_ordered_update(dag, name, why)), None)
         yield Problem(
             "these wait for each other" + "".join(rows),
-            f"leave {after_update} out: {NEXT_STEP}" if after_update else fix,
+            NEXT_STEP if after_update else fix,
         )
 
 
-NEXT_STEP = (
-    "an order is about one step, and on each device the next step begins after all updates anyway"
-)
+NEXT_STEP = "if you mean passes of the next step, write STEP=1 in their filters, in the last slot"
 
 
 def is_ordered_update(dag: Dag, name: NodeId, why: str) -> bool:
