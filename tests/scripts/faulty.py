@@ -1,16 +1,20 @@
 """A run in which one device meets a fault, for tests of launchers.
 
 --strategy NAME: one of STRATEGIES, on as many devices as there are. --fault KIND: one of FAULTS,
-on device --at in step --step. --checkpoint FOLDER: resume from there, and save after every step.
-Device 0 prints the loss of each step.
+on device --at in step --step, or --after so many seconds of it. --checkpoint FOLDER: resume from
+there, and save after every step. Device 0 prints the loss of each step, and every line its time.
 """
 
 import argparse
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
+
+if __name__ == "__main__":  # before torch, which takes seconds
+    print(f"began {time.time()}\n", end="", flush=True)
 
 import torch
 from torch import nn
@@ -68,7 +72,19 @@ def plain(replicas: int, steps: int) -> list[float]:
     return found
 
 
-def fail(kind: str) -> None:
+FAULTS = (
+    "kill", "term", "stop", "segv", "os._exit",  # at any moment
+    "hang", "exit 0", "exit 3", "exception", "memory", "nan",  # between two steps
+)  # fmt: skip
+ANY_MOMENT = FAULTS[:5]
+
+
+def fail(kind: str, after: float = 0.0) -> None:
+    """Meet a fault now, or in so many seconds, wherever the main thread is then."""
+    if after and kind in ANY_MOMENT:
+        threading.Timer(after, fail, [kind]).start()
+        return
+    print(f"fault {time.time()}\n", end="", flush=True)
     match kind:
         case "kill" | "term" | "stop" | "segv":
             number = {
@@ -77,6 +93,8 @@ def fail(kind: str) -> None:
             }[kind]  # fmt: skip
             os.kill(os.getpid(), number)
             time.sleep(1)
+        case "nan":
+            pass  # see `spoiled`
         case "exit 0" | "exit 3":
             sys.exit(int(kind[-1]))
         case "os._exit":
@@ -84,13 +102,23 @@ def fail(kind: str) -> None:
         case "exception":
             raise ValueError("this device has had enough")
         case "memory":
-            torch.empty(2**60, dtype=torch.uint8)
+            torch.empty(2**60, dtype=torch.uint8)  # more than any host has
         case "hang":
             time.sleep(600)  # a data loader that waits for a file system
         case "interrupt":
             raise KeyboardInterrupt
         case _:
             raise AssertionError(f"there is no fault {kind!r}")
+
+
+def spoiled(given: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return given[0], given[1] * float("nan")
+
+
+def first_attempt() -> bool:
+    """Whether the launcher, Piper's or torchrun, has not restarted this run."""
+    names = ("PIPER_RESTART", "TORCHELASTIC_RESTART_COUNT")
+    return not any(int(os.environ.get(name, "0")) for name in names)
 
 
 def sockets() -> list[str]:
@@ -113,33 +141,33 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--checkpoint")
-    parser.add_argument("--once", help="a file: no fault if it is there already")
+    parser.add_argument("--after", type=float, default=0.0)
+    parser.add_argument("--once", action="store_true", help="no fault after a restart")
     parser.add_argument("--pids", help="a folder for process ids")
     parser.add_argument("--sockets", action="store_true")
     chosen = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     if chosen.pids:
-        (Path(chosen.pids) / f"{rank}.new").write_text(str(os.getpid()))
-        (Path(chosen.pids) / f"{rank}.new").rename(Path(chosen.pids) / str(rank))
-    here = chosen.fault and rank == chosen.at
-    if here and chosen.once:
-        here = not Path(chosen.once).exists()
-        Path(chosen.once).touch()
+        (Path(chosen.pids) / f"{os.getpid()} of device {rank}").touch()
+    comes = bool(chosen.fault) and (first_attempt() or not chosen.once)
+    here = comes and rank == chosen.at
     if here and chosen.step == 0:
-        fail(chosen.fault)
+        fail(chosen.fault, chosen.after)
     torch.manual_seed(0)
     trainer = piper.Trainer(
         Net(), nn.functional.mse_loss, STRATEGIES[chosen.strategy], optimizer=optimizer,
         example=batch(0, 0), timeout=chosen.timeout,
+        on_nan="stop" if chosen.fault == "nan" else None,
     )  # fmt: skip
     if chosen.checkpoint:
         trainer.resume(chosen.checkpoint, missing_ok=True)
     while trainer.steps < chosen.steps:
         step = trainer.steps + 1
         if here and step == chosen.step:
-            print(f"fault {time.time()}\n", end="", flush=True)
-            fail(chosen.fault)
-        metrics = trainer.step(*batch(step, trainer.replica))
+            fail(chosen.fault, chosen.after)
+        given = batch(step, trainer.replica)
+        bad = comes and step == chosen.step and chosen.fault == "nan"
+        metrics = trainer.step(*(spoiled(given) if bad else given))
         if rank == 0:
             print(f"step {step} loss {metrics.loss:.9f} {time.time()}\n", end="", flush=True)
         if chosen.checkpoint:
