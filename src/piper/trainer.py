@@ -39,7 +39,8 @@ from piper.runtime.checkpoint.description import described
 from piper.runtime.checkpoint.folder import Keep
 from piper.runtime.checkpoint.model_names import model_tensors
 from piper.runtime.checkpoint.save import Run
-from piper.runtime.comm.world import gather, join, processes, world
+from piper.runtime.comm.gathering import gather
+from piper.runtime.comm.world import join, processes, world
 from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import Metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from piper.capture.torch_private import own_tensors, version_of
 from piper.errors import InputError
 from piper.job.consistency import Digests, digest, digests, sample
-from piper.runtime.comm.waits import peers_needed
+from piper.runtime.comm.broadcast_text import broadcast_text
 from piper.runtime.comm.world import world
 
 FIRST, EVERY = 3, 100  # steps before which all values are compared: the first, and every so many
@@ -84,11 +85,10 @@ class ModelWrites:
 
 def from_first(mine: Digests) -> Digests:
     """What the first process has, in every process."""
-    found = [mine]
-    if world() > 1:
-        with peers_needed("the digests of a state dict"):
-            dist.broadcast_object_list(found)
-    return found[0]
+    if world() == 1:
+        return mine
+    text = broadcast_text(json.dumps(mine) if dist.get_rank() == 0 else "")
+    return {str(name): str(one) for name, one in json.loads(text).items()}
 
 
 def version(tensor: torch.Tensor | None) -> int:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from piper.errors import InputError, Problem, StrategyError
+from piper.runtime.comm.gathering import everyone
 from piper.runtime.comm.waits import peers_needed
 
 SAMPLE = 1024  # elements of each parameter that are compared: enough to tell two random ones apart
@@ -28,12 +29,9 @@ def refuse_disagreement(given: Mapping[str, str], model: torch.nn.Module) -> Non
         return
     texts = {name: ADDRESS.sub("", text) for name, text in given.items()}
     mine = {name: short_or_digest(text) for name, text in texts.items()}
-    everyone: list[tuple[Digests, Digests]] = [({}, {})] * dist.get_world_size()
-    mine_too = mine, digests(model)
-    with peers_needed("the comparison of models and options"):
-        dist.all_gather_object(everyone, mine_too)
-    wanted, weights = everyone[0]
-    for rank, (theirs, values) in enumerate(everyone):
+    everywhere = everyone((mine, digests(model)), "the comparison of models and options")
+    wanted, weights = everywhere[0]
+    for rank, (theirs, values) in enumerate(everywhere):
         for name in {**wanted, **theirs}:
             first, other = wanted.get(name, "nothing"), theirs.get(name, "nothing")
             if first != other:
@@ -193,18 +191,17 @@ def number(text: str) -> int:
 
 
 def different_steps(kind: tuple[object, ...]) -> Exception:
-    everyone: list[object] = [None] * dist.get_world_size()
-    with peers_needed("the comparison of calls"):
-        dist.all_gather_object(everyone, kind)
-    other = next(rank for rank, theirs in enumerate(everyone) if theirs != everyone[0])
-    calls = [call_of(kind) for kind in (everyone[other], everyone[0])]
+    mine = call_of(kind), short(kind), repr(kind)
+    found = everyone(mine, "the comparison of calls")
+    other = next(rank for rank, theirs in enumerate(found) if theirs != found[0])
+    calls, shown = [found[other][0], found[0][0]], [found[other][1], found[0][1]]
     if calls[0] != calls[1]:
         return InputError.of(
             "trainer",
             f"process {other} is in trainer.{calls[0]}(...), process 0 in {calls[1]}(...)",
             "let every process call both, in the same order: no `if trainer.rank == 0:` around",
         )
-    here, there = short(everyone[0]), short(everyone[other])
+    there, here = shown
     apart = "a model in a different mode" if here == there else "a batch of different shapes"
     shapes = "" if here == there else f": {there}, not {here}"
     return InputError.of(

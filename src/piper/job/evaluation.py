@@ -19,7 +19,8 @@ from piper.job.consistency import Agreed
 from piper.job.forward_programs import ForwardPrograms
 from piper.job.job import Job
 from piper.job.loss_reduction import LossReduction, reduction_of_batches, refuse_weightless
-from piper.runtime.comm.world import gather, world
+from piper.runtime.comm.gathering import gather
+from piper.runtime.comm.world import world
 from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
 

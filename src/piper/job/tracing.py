@@ -15,7 +15,7 @@ from piper.launcher.trace_window import Window, window_in
 from piper.names import amount
 from piper.plan.analyse.trace import Trace
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.world import gather
+from piper.runtime.comm.gathering import gather
 from piper.runtime.execute import Program
 from piper.runtime.observe.clocks import Clock, Offset, offset_to_first
 from piper.runtime.observe.device_times import Times, device_times

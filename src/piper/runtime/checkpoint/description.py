@@ -10,12 +10,14 @@ import torch
 
 from piper.runtime.checkpoint.index import Described, Index
 from piper.runtime.checkpoint.problems import refused
+from piper.runtime.comm.wire_format import travels
 from piper.runtime.state.device_state import DeviceState
 
 LOG = logging.getLogger("piper")
 HOW = ("foreach", "fused", "capturable", "differentiable")  # options that change no result
 
 
+@travels
 class Contents(NamedTuple):
     """What a process holds: kinds of optimizers, and the options that they were made with."""
 

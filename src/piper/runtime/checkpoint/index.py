@@ -12,6 +12,7 @@ import torch
 
 from piper.runtime.checkpoint.problems import damaged
 from piper.runtime.checkpoint.sealed_json import sealed, unsealed
+from piper.runtime.comm.wire_format import travels
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 
 INDEX = "index.json"
@@ -20,6 +21,7 @@ PARAMETER, WHOLE, NUMBER = "parameter", "tensor", "number"  # the kinds of piece
 Described = dict[str, list[Any]]  # shape and dtype of every tensor of a model, by name
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Some elements of a parameter, or of a state of its optimizer; of no device."""
@@ -39,6 +41,7 @@ class Piece:
         return f"{self.name}|{self.state}|{self.first}{self.order}"
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
     """A piece in a file."""
@@ -69,6 +72,7 @@ class StoredPiece:
         return [*place, self.dtype, self.shape, self.file, self.start, self.digest]
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file of a checkpoint. The digest is of its header; tensors have their own."""
@@ -79,6 +83,7 @@ class StoredFile:
     digest: str
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class ProcessFile:
     """What a process keeps beside tensors: its random state, the position of its data."""

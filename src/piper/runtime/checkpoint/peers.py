@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from piper.errors import InputError
 from piper.runtime.checkpoint.problems import SPACE, refused
-from piper.runtime.comm.waits import peers_needed
+from piper.runtime.comm.gathering import everyone
 from piper.runtime.comm.world import patience, world
 
 Found = TypeVar("Found")
@@ -26,12 +26,7 @@ class Peers:
 
     def everyone(self, mine: Found) -> list[Found]:
         """The value of each process."""
-        if self.count == 1:
-            return [mine]
-        found: list[Any] = [None] * self.count
-        with peers_needed("a checkpoint"):
-            dist.all_gather_object(found, mine, group=self.group)
-        return found
+        return everyone(mine, "a checkpoint", self.group) if self.count > 1 else [mine]
 
     def each(self, act: Callable[[], Found]) -> Found:
         """Run it on all processes. If it fails on one, it fails on all, so that none waits."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 from datetime import timedelta
-from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from piper.errors import StrategyError
 from piper.names import amount
 from piper.runtime.comm.arrivals import wait_for_all
 from piper.runtime.comm.store import open_store, second_connection
-from piper.runtime.comm.waits import open_board, peers_needed
+from piper.runtime.comm.waits import open_board
 
-Found = TypeVar("Found")
 _patience = timedelta(minutes=10)  # what the last Trainer was given
 
 
@@ -49,19 +45,6 @@ def processes() -> int:
 def world() -> int:
     """How many processes train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def gather(mine: Found) -> list[Found] | None:
-    """The value of each process, on the first one."""
-    if world() == 1:
-        return [mine]
-    first = dist.get_rank() == 0
-    found: list[Any] = [None] * world()
-    file = io.BytesIO()
-    torch.save(mine, file)  # pickle would write and read a small file for every tensor
-    with peers_needed("the gathering of values", None if first else (0,)):
-        dist.gather_object(file.getvalue(), found if first else None)
-    return [torch.load(io.BytesIO(one), weights_only=False) for one in found] if first else None
 
 
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 from piper.plan.instructions import Exchange, Run, Shape, Update, is_message
 from piper.runtime.batch import StepInputs
+from piper.runtime.comm.gathering import everyone
 from piper.runtime.comm.gloo import Tensors
+from piper.runtime.comm.wire_format import travels
 from piper.runtime.execute import Act, Program
 from piper.runtime.state.device_state import BucketState
 
@@ -22,6 +23,7 @@ Lap = Callable[[], float]  # read when the round is over
 TRIES = 5  # of each token all-to-all
 
 
+@travels
 @dataclass
 class Measured:
     """Measurements of one device: compute, and latency and speed of token all-to-alls."""
@@ -153,8 +155,4 @@ def seconds(program: Program, one: Exchange, tokens: Tensors) -> float:
 
 def gathered(mine: T) -> list[T]:
     """The values of all devices."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [mine]
-    everyone: list[T] = [mine] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return everyone
+    return everyone(mine, "the measurements of all devices")

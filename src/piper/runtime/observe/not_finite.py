@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from piper.plan.instructions import Run, is_message
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.waits import peers_needed
+from piper.runtime.comm.gathering import everyone
+from piper.runtime.comm.wire_format import travels
 from piper.runtime.execute import Act, Program
 from piper.runtime.torch_private import pytree
 
@@ -29,6 +29,7 @@ class Contents:
     infinity: bool = False
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Origin:
     """A region, phase and microbatch that makes what is not finite, or reads it."""
@@ -79,7 +80,7 @@ def origin_of(program: Program, inputs: StepInputs) -> Origin | None:
         for tensor in filter(is_float, buffers):  # running statistics are NaN already
             tensor.masked_fill_(tensor.isnan(), 0.0)
         program.step(replace(inputs, only_finite=True))
-    return min(everyone(found), key=lambda one: one.order, default=None)
+    return min(on_all_devices(found), key=lambda one: one.order, default=None)
 
 
 @contextmanager
@@ -147,10 +148,6 @@ def buffers_as_they_were(program: Program) -> Iterator[list[torch.Tensor]]:
         now.copy_(before)
 
 
-def everyone(mine: list[Origin]) -> list[Origin]:
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return mine
-    found: list[list[Origin]] = [[] for _ in range(dist.get_world_size())]
-    with peers_needed("the search for a number that is not finite"):
-        dist.all_gather_object(found, mine)
+def on_all_devices(mine: list[Origin]) -> list[Origin]:
+    found = everyone(mine, "the search for a number that is not finite")
     return [one for part in found for one in part]

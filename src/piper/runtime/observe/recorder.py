@@ -27,6 +27,7 @@ from piper.runtime.batch import StepInputs
 from piper.runtime.comm.exchange_thread import Task
 from piper.runtime.comm.gloo import SumOfPieces, Works
 from piper.runtime.comm.in_flight import Arrived, Shards
+from piper.runtime.comm.wire_format import travels
 from piper.runtime.execute import Act, Program
 from piper.runtime.observe.clocks import Clock
 from piper.runtime.observe.device_times import Times
@@ -34,6 +35,7 @@ from piper.runtime.observe.device_times import Times
 AT_ONCE = 20_000  # nanoseconds: a shorter wait counts as no wait
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Notes:
     """One step of one device: clock readings in nanoseconds, by position in the plan."""

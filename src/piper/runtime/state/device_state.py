@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
+from piper.runtime.comm.wire_format import travels
 from piper.runtime.host_memory import Copying, host_memory
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.loss_scale import DynamicLossScale
@@ -127,6 +128,7 @@ class Origin(Protocol):
         ...
 
 
+@travels
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some elements of a parameter, or of a tensor of its shape."""

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from piper.runtime.comm.wire_format import travels
 
+
+@travels
 @dataclass(frozen=True, slots=True)
 class ElementOrder:
     """A dimension is `blocks` blocks, each cut in `ways` pieces: first come all first pieces.

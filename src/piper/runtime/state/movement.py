@@ -17,6 +17,7 @@ from piper.runtime.checkpoint.index import NUMBER, PARAMETER, Piece
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Turns, bucket_pieces
 from piper.runtime.checkpoint.reader import States, put
+from piper.runtime.comm.wire_format import travels
 from piper.runtime.observe.measure import settle
 from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
 from piper.runtime.state.element_runs import ElementRun, Overlap, element_runs, overlaps, without
@@ -24,6 +25,7 @@ from piper.runtime.state.element_runs import ElementRun, Overlap, element_runs, 
 Key = tuple[str, str]  # the kind and the state of a piece
 
 
+@travels
 class Offer(NamedTuple):
     """A piece that a device holds."""
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from piper.errors import ReplicaError
-from piper.runtime.comm.waits import peers_needed
+from piper.runtime.comm.gathering import everyone
 from piper.runtime.state.device_state import BucketState, DeviceState
 
 EVERY = 100  # steps between two comparisons: each one waits for the device
@@ -72,16 +72,13 @@ def digest_of(text: str) -> str:
 
 
 def everywhere(mine: Digests) -> list[Digests]:
-    found: list[Digests] = [{}] * dist.get_world_size()
-    with peers_needed("the comparison of replicated parameters"):
-        dist.all_gather_object(found, mine)
-    return found
+    return everyone(mine, "the comparison of replicated parameters")
 
 
-def different(everyone: Sequence[Digests]) -> tuple[Held, int, int] | None:
+def different(found: Sequence[Digests]) -> tuple[Held, int, int] | None:
     """The first part that two devices hold with different bits, and these devices."""
     first: dict[Held, tuple[int, int]] = {}
-    for device, theirs in enumerate(everyone):
+    for device, theirs in enumerate(found):
         for name, number in theirs.items():
             other, known = first.setdefault(name, (device, number))
             if known != number:

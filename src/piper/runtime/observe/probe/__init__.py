@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from piper.runtime.comm.gathering import everyone
+
 LARGE, SMALL = 4 * 2**20, 1  # elements of four bytes
 TRIES = 9
 WORK = 0.15  # seconds of a calibrated piece of work
@@ -82,9 +84,7 @@ def cores() -> float:
         alone = timed(rounds) if turn == dist.get_rank() else alone
     dist.barrier()
     together = statistics.median([timed(rounds) for _ in range(3)])
-    everyone: list[tuple[float, float]] = [(0.0, 0.0)] * world()
-    dist.all_gather_object(everyone, (alone, together))
-    ones, alls = zip(*everyone, strict=True)
+    ones, alls = zip(*everyone((alone, together), "the speed of cores"), strict=True)
     return world() * statistics.median(ones) / statistics.median(alls)
 
 
