@@ -1,7 +1,7 @@
 """Random faults under random strategies and launchers: they end, name the culprit, leave nothing.
 
-`python tests/launcher/test_random_faults.py 200` prints the table of so many runs. A second number is
-the seed, and `summary FILE...` prints the summary of such tables.
+`python tests/launcher/test_random_faults.py 200` prints the table of so many runs. A second number
+is the seed, and `summary FILE...` prints the summary of such tables.
 """
 
 from __future__ import annotations
