@@ -19,6 +19,8 @@ LENGTH = 8  # bytes that say how long the JSON is
 ALIGNED = 16  # bytes: where a tensor may begin
 Class = TypeVar("Class", bound=type)
 _CLASSES: dict[str, type] = {}  # that travel, by name
+_DTYPES = {name: one for name, one in vars(torch).items() if isinstance(one, torch.dtype)}
+_NAMES = {one: name for name, one in _DTYPES.items()}
 
 
 def travels(cls: Class) -> Class:
@@ -79,8 +81,8 @@ class Tensors:
 def encoded(value: Any, tensors: list[torch.Tensor]) -> Any:
     """JSON of a value. Its tensors are added to the list.
 
-    >>> encoded({"a": (1, None), 2: torch.float32}, [])
-    {'dict': [['a', {'tuple': [1, None]}], [2, {'dtype': 'float32'}]]}
+    >>> encoded({"a": (1, None), 2: torch.bool}, [])
+    {'dict': [['a', {'tuple': [1, None]}], [2, {'dtype': 'bool'}]]}
     """
     match value:
         case None | bool() | str():
@@ -94,10 +96,10 @@ def encoded(value: Any, tensors: list[torch.Tensor]) -> Any:
         case set() | frozenset():
             return {"set": [encoded(one, tensors) for one in value]}
         case torch.dtype():
-            return {"dtype": str(value).removeprefix("torch.")}
+            return {"dtype": _NAMES[value]}
         case torch.Tensor():
             tensors.append(value)
-            return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
+            return {"tensor": [_NAMES[value.dtype], list(value.shape)]}
         case tuple() if type(value) in (tuple, torch.Size):
             return {"tuple": [encoded(one, tensors) for one in value]}
     name = type(value).__name__
@@ -122,15 +124,12 @@ def decoded(value: Any, tensors: Tensors) -> Any:
 
 
 def decoded_dtype(name: str, _: Tensors) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name} is not a dtype")
-    return found
+    return _DTYPES[name]
 
 
 def decoded_tensor(row: tuple[str, list[int]], tensors: Tensors) -> torch.Tensor:
     name, shape = row
-    return tensors.next(decoded_dtype(name, tensors), shape)
+    return tensors.next(_DTYPES[name], shape)
 
 
 def decoded_class(row: tuple[str, list[Any]], tensors: Tensors) -> Any:
