@@ -55,4 +55,4 @@ def test_the_version_is_written_once() -> None:
 
     assert project["version"] == piper.__version__
     assert project["license"] == "BSD-3-Clause" and (ROOT / "LICENSE").read_text().startswith("BSD")
-    assert set(project["optional-dependencies"]) == {"hf", "ray", "log", "docs", "dev"}
+    assert set(project["optional-dependencies"]) == {"hf", "ray", "log", "notebook", "docs", "dev"}

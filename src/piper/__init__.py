@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from piper.directives import Shard as Shard
     from piper.directives import Split as Split
     from piper.directives import Stage as Stage
-    from piper.directives import Strategy as Strategy
     from piper.directives import Stream as Stream
     from piper.ir.filters import where as where
     from piper.job.compiler import compile_strategy as compile_strategy
+    from piper.job.launching import launch as launch
     from piper.job.rehearsal import rehearse as rehearse
     from piper.pretrained import from_pretrained as from_pretrained
     from piper.runtime.metrics import Metrics as Metrics
+    from piper.strategies import Strategy as Strategy
     from piper.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -49,12 +50,13 @@ _HOMES = {
     "Stage": "piper.directives",
     "Stream": "piper.directives",
     "Remat": "piper.directives",
-    "Strategy": "piper.directives",
+    "Strategy": "piper.strategies",  # which knows how to draw one
     "LossScale": "piper.capture",
     "Precision": "piper.capture",
     "Trainer": "piper.trainer",
     "Metrics": "piper.runtime.metrics",
     "from_pretrained": "piper.pretrained",
+    "launch": "piper.job.launching",
     "rehearse": "piper.job.rehearsal",
     "compile_strategy": "piper.job.compiler",
 }

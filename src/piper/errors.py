@@ -117,6 +117,10 @@ class ScriptFailed(PiperError):
         return f"{self.script} failed\n{self.report}"
 
 
+class LaunchError(PiperError):
+    """A process that `piper.launch` started has failed. Names its device, and the user's lines."""
+
+
 ECHO = "met on device 0, which captures and compiles for all"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from piper.directives.base import Directive, known_directives
@@ -33,6 +34,14 @@ class Strategy:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.directives))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        found = next((html(self) for html, _ in _PICTURES), None)
+        return f"<pre>{escape(str(self))}</pre>" if found is None else found
+
+    def _repr_svg_(self) -> str | None:
+        return next((svg(self) for _, svg in _PICTURES), None)
 
     def __add__(self, other: Directive | Iterable[Directive]) -> Strategy:
         return Strategy((*self.directives, *flat([other])))
@@ -76,6 +85,15 @@ class Strategy:
                 "strategy", "the JSON is not a list", 'write [{"op": "place", ...}, ...]'
             )
         return Strategy(decode(one, f"directive {k}") for k, one in enumerate(objects, start=1))
+
+
+Picture = Callable[[Strategy], str | None]
+_PICTURES: list[tuple[Picture, Picture]] = []  # HTML and SVG, of a layer that knows schedules
+
+
+def draw_with(html: Picture, svg: Picture) -> None:
+    """Let notebooks show strategies so. Directives alone know no schedules."""
+    _PICTURES[:] = [(html, svg)]
 
 
 def flat(directives: Iterable[Any]) -> Iterator[Directive]:

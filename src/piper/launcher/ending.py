@@ -56,30 +56,35 @@ class Ended:
 
 
 def verdict(processes: Sequence[Ended]) -> int:
-    """Print the cause of a failure, and return its exit code.
+    """Print the cause of a failure, and return its exit code."""
+    code, text = cause(processes)
+    if code:
+        print(f"piper: {text}", file=sys.stderr)
+    return code
+
+
+def cause(processes: Sequence[Ended]) -> tuple[int, str]:
+    """The exit code of a run, and the cause of its failure; 0 and nothing if all went well.
 
     The cause is the earliest failure that is not a lost peer. If there is none, it is a process
     with a reason, rather than one that was asked to stop.
     """
     failed = [process for process in processes if process.code]
     if not failed:
-        return 0
+        return 0, ""
     causes = [process for process in failed if process.is_cause]
     named = [process for process in failed if process.culprit is not None]
     if not causes and named:
         first = named[0]
-        print(f"piper: device {first.culprit} held up the others", file=sys.stderr)
-        print(f"  {first.reason.strip()}", file=sys.stderr)
-        return 1
+        return 1, f"device {first.culprit} held up the others\n  {first.reason.strip()}"
     over = [process.rank for process in processes if process.code == 0]
     if not causes and over:
-        print(f"piper: {unequal_ends(over[0], failed[0].rank)}", file=sys.stderr)
-        return 1
+        return 1, unequal_ends(over[0], failed[0].rank)
     causes = causes or [process for process in failed if process.reason] or failed
     first = min(causes, key=lambda process: process.when)
     reason = first.reason or exit_text(first.code)
-    print(f"piper: device {first.rank} failed\n{reason.rstrip()}", file=sys.stderr)
-    return first.code if first.code > 0 else 128 - first.code
+    code = first.code if first.code > 0 else 128 - first.code
+    return code, f"device {first.rank} failed\n{reason.rstrip()}"
 
 
 def unequal_ends(over: int, other: int) -> str:

@@ -33,6 +33,17 @@ def run_local(
 
     `extra` are additional environment variables. `{rank}` in a value stands for the rank.
     """
+    code, found = run_processes(script, arguments, processes, extra)
+    return code or verdict(found)
+
+
+def run_processes(
+    script: str, arguments: Sequence[str], processes: int, extra: Mapping[str, str] | None = None
+) -> tuple[int, list[Ended]]:
+    """Run a script in several processes, and say how each ended.
+
+    The number is the exit code of a run that a signal to this process ended, and 0 otherwise.
+    """
     with private_folder("piper-") as folder, received_signals() as received:
         given, port = extra or {}, free_port()
         children = [
@@ -47,7 +58,7 @@ def run_local(
                 wait_unless_asked_again(children, received)
         finally:
             stop(children, at_once=len(received.numbers) > 1)
-        return received.code or verdict([ended(child) for child in children])
+        return received.code, [ended(child) for child in children]
 
 
 def free_port(address: str = "127.0.0.1") -> int:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from threading import current_thread, main_thread
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 SAVE = "PIPER_SAVE_ON_SIGNAL"  # the folder for a checkpoint, read by the Trainer
@@ -33,9 +34,12 @@ _open: list[Received] = []  # the one of this process, if any
 
 @contextmanager
 def received_signals() -> Iterator[Received]:
-    """Inside, signals that would end this process are noted instead. May be nested."""
-    if _open:
-        yield _open[0]
+    """Inside, signals that would end this process are noted instead. May be nested.
+
+    Python delivers signals to the main thread only: in another one, none are noted.
+    """
+    if _open or current_thread() is not main_thread():
+        yield _open[0] if _open else Received()
         return
     found = Received()
     _open.append(found)

@@ -1,5 +1,7 @@
 """Well-known pipeline schedules: functions that return directives, and their tables."""
 
+from piper.directives.strategy import Strategy, draw_with
+from piper.strategies import picture
 from piper.strategies.assembly import to_directives
 from piper.strategies.builders import (
     BUILDERS,
@@ -23,8 +25,10 @@ from piper.strategies.pytorch_csv import parse_csv, print_csv
 from piper.strategies.table import Action, Table, draw
 
 __all__ = [
-    "BUILDERS", "Action", "PipelineOptions", "Table", "check", "draw", "dualpipe", "dualpipev",
-    "from_csv", "from_orders", "from_table", "gpipe", "interleaved_one_f_one_b", "interleaved_zb",
-    "one_f_one_b", "parse_csv", "peaks", "print_csv", "to_csv", "to_directives", "to_table",
-    "zb_h1", "zbv",
+    "BUILDERS", "Action", "PipelineOptions", "Strategy", "Table", "check", "draw", "dualpipe",
+    "dualpipev", "from_csv", "from_orders", "from_table", "gpipe", "interleaved_one_f_one_b",
+    "interleaved_zb", "one_f_one_b", "parse_csv", "peaks", "print_csv", "to_csv", "to_directives",
+    "to_table", "zb_h1", "zbv",
 ]  # fmt: skip
+
+draw_with(picture.html, picture.svg)

@@ -1,0 +1,33 @@
+"""`piper.launch`: run a function on several devices, from a script or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from piper.job.inspection import is_inspecting
+from piper.launcher.function import call_in_processes
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def launch(
+    fn: Callable[Given, Result], n: int, /, *args: Given.args, **kwargs: Given.kwargs
+) -> list[Result]:
+    """Run `fn(*args, **kwargs)` in `n` new processes, one per device. Returns `n` results, by rank.
+
+    `fn` makes a `Trainer`, as a script does. In a notebook, it may be defined in a cell. In a
+    script, call `launch` below `if __name__ == "__main__":`, because every process imports the
+    script. If a process fails, all end, and `LaunchError` says which one failed and why. Ctrl-C
+    ends all processes.
+
+        def train(steps):
+            trainer = piper.Trainer(Net(), loss_fn, strategy, example=batch)
+            return [trainer.step(*batch).loss for _ in range(steps)]
+
+        losses, _ = piper.launch(train, 2, 10)
+    """
+    if is_inspecting():  # `piper show` wants the Trainer, not what it trains
+        return [fn(*args, **kwargs)]
+    return call_in_processes(fn, n, args, kwargs)
