@@ -57,7 +57,7 @@ def leave(code: int) -> None:
 def pickled(value: Any, by_value: bool) -> bytes:
     """With the code of functions and classes that no file defines, if `by_value`."""
     try:
-        return call.pickler(by_value).dumps(value)
+        return bytes(call.pickler(by_value).dumps(value))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         fix = (
             "give a function and arguments that pickle can send: a function of a file, not a "

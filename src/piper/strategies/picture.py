@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -100,7 +100,7 @@ def rows(strategy: Strategy, table: Table, width: int) -> Iterator[str]:
         yield f'<text x="6" y="{y + 17}">{label}</text>'
 
 
-def devices_text(devices: tuple[int, ...]) -> str:
+def devices_text(devices: Sequence[int]) -> str:
     """
     >>> devices_text((1,)), devices_text((0, 2)), devices_text((0, 2, 4, 6))
     ('device 1', 'dev. 0, 2', 'dev. 0 (+3)')
