@@ -21,8 +21,26 @@ def call(*arguments: str) -> str:
 
 def test_schedule_prints_a_grid() -> None:
     assert call("schedule", "1f1b", "--pp", "2", "--microbatches", "3") == (
-        "PP rank 0  F0 F1 B0 F2 B1 B2\nPP rank 1  F0 B0 F1 B1 F2 B2\n"
+        "device 0  F0 F1 .  .  B0 -- F2 B1 -- .  B2 --\n"
+        "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- .  .\n"
+        "12 time steps, 25 % idle: F, BI and BW take 1 each, B takes 2, communication takes none\n"
+        "F0 forward, microbatch 0; B backward; -- still running; . idle\n"
     )
+
+
+def test_a_schedule_in_a_file_is_shown_as_it_was_printed(tmp_path: Path) -> None:
+    shape = ("schedule", "zbv", "--pp", "2", "--microbatches", "4")
+    for form in ("csv", "json"):
+        file = tmp_path / f"schedule.{form}"
+        file.write_text(call(*shape, "--format", form))
+        assert call("show", str(file)).startswith(call(*shape))
+
+
+def test_show_draws_some_steps_of_some_devices() -> None:
+    drawn = call("show", str(SCRIPT), "--steps", "1:4", "--devices", "1").splitlines()
+
+    assert drawn[:2] == ["time steps 1 to 4", "device 1  F0 B0 -- F1"]
+    assert [line[:8] for line in drawn if "peak" in line] == ["device 1"]
 
 
 def test_schedule_prints_csv_as_pytorch_reads_it() -> None:
@@ -42,7 +60,7 @@ def test_schedule_prints_json_that_loads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_builder_prints_in_every_form(name: str) -> None:
-    for form in ("grid", "csv", "json"):
+    for form in ("grid", "csv", "json", "svg"):
         assert call("schedule", name, "--pp", "4", "--microbatches", "8", "--format", form)
 
 
@@ -69,15 +87,15 @@ def test_show_draws_the_schedule_of_a_script() -> None:
     assert drawn[:3] == [
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 --",
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
-        "15 units long, 20% idle (F, BI, BW take 1 unit each, communication takes none)",
+        "15 time steps, 20 % idle: F, BI and BW take 1 each, B takes 2, communication takes none",
     ]
-    assert drawn[3:6] == [
+    assert drawn[4:7] == [
         "stage  layers   parameters  FLOPs  time  activations",
         "PP=0   1 layer         200   50 %  63 %        192 B",
         "PP=1   1 layer          72   50 %  37 %        192 B",
     ]
-    assert drawn[6].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
-    assert drawn[6].endswith("; sends 384 B on pp")
+    assert drawn[7].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
+    assert drawn[7].endswith("; sends 384 B on pp")
 
 
 def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from piper import Place, Strategy, Trainer, strategies
 from piper.capture import Captured, capture
 from piper.ir.nodes import Collective, Kind
 from piper.ir.replicas import replicas as replicas_of
+from piper.ir.schedule_rows import dag_rows
 from piper.job.compiler import compile_strategy
 from piper.job.inspection import Inspected, inspecting
 from piper.job.numerics import compare
@@ -96,8 +97,8 @@ def test_hanayo_and_chimera_are_those_of_the_papers() -> None:
 
 def idle(strategy: Strategy, stages: int) -> int:
     """Percent of the step that devices are idle, where a backward takes as long as two forwards."""
-    drawn = summary(compile_strategy(chain(stages), strategy).dag)
-    return int(re.search(r"(\d+)% idle", drawn)[1])
+    drawn = summary(dag_rows(compile_strategy(chain(stages), strategy).dag))
+    return int(re.search(r"(\d+) % idle", drawn)[1])
 
 
 @pytest.mark.parametrize("pp", [4, 6, 8])

@@ -16,6 +16,7 @@ from piper import Place, Replicate, Shard, Split, Strategy, annotate, rehearse, 
 from piper.cli.target import inspect
 from piper.directives import Directive
 from piper.errors import PassError
+from piper.ir.schedule_rows import dag_rows
 from piper.job.batch import Batch
 from piper.job.inspection import Inspected
 from piper.job.job import Job
@@ -159,8 +160,8 @@ def test_views_and_prices_know_every_replica() -> None:
     predicted = predict(found.compiled, simulated)
     data = view_data("two to one", dag, plans)
 
-    assert summary(dag).startswith("24 units long, 50% idle")
-    drawn = grid(dag).splitlines()[1].split()
+    assert summary(dag_rows(dag)).startswith("24 time steps, 50 % idle")
+    drawn = grid(dag_rows(dag)).splitlines()[1].split()
     assert drawn[:9] == ["device", "2", "0F0", "0F0", "1F0", "1F0", "1B0", "---", "1B0"]
     assert predicted.peaks[2].total > predicted.peaks[2].held["parameters"]
     table = data.devices[2].instructions

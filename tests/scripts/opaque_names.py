@@ -47,6 +47,7 @@ from synthetic import chain, moe_chain  # noqa: E402
 
 from piper import strategies  # noqa: E402
 from piper.ir.model import Model  # noqa: E402
+from piper.ir.schedule_rows import dag_rows  # noqa: E402
 from piper.job.compiler import Compiled, compile_strategy  # noqa: E402
 from piper.job.pricing import predict, price  # noqa: E402
 from piper.names import BucketId, RegionId, ValueId  # noqa: E402
@@ -106,7 +107,7 @@ def hidden(model: Model) -> Model:
 def without_names(one: Compiled) -> Iterator[Any]:
     shown = view_data("it", one.dag, one.plans)
     yield [(k["kind"], k["microbatch"], k["stage"]) for k in [shown.nodes]]
-    yield grid(one.dag)
+    yield grid(dag_rows(one.dag))
     found = price(one)
     yield round(found.seconds, 12), predict(one, found).tokens
     for plan in one.plans:

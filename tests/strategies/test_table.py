@@ -13,7 +13,7 @@ def test_an_action_prints_as_pytorch_writes_it() -> None:
 
 
 def test_a_rank_with_one_stage_is_drawn_without_it() -> None:
-    assert draw(table("0F0 0B0", "1F0 1I0 1W0")) == "PP rank 0  F0 B0\nPP rank 1  F0 I0 W0"
+    assert draw(table("0F0 0B0", "1F0 1I0 1W0")) == "PP rank 0  F0 B0\nPP rank 1  F0 BI0 BW0"
 
 
 def test_a_rank_with_several_stages_names_them_and_joins_what_overlaps() -> None:

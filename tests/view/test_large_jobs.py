@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from synthetic import chain
 
+from piper.ir.schedule_rows import dag_rows
 from piper.job.compiler import Compiled, compile_strategy
 from piper.strategies import one_f_one_b
 from piper.view.footprint import footprint
@@ -19,15 +20,15 @@ def compiled(dp: int, by_role: bool = True) -> Compiled:
 def test_the_schedule_has_a_line_for_each_role() -> None:
     large, small = compiled(2048).dag, compiled(2).dag
 
-    assert grid(large).splitlines() == [
+    assert grid(dag_rows(large)).splitlines() == [
         "devices 0, 2, 4 and 2045 more  F0 F1 .  .  B0 -- .  B1 --",
         "devices 1, 3, 5 and 2045 more  .  F0 B0 -- F1 B1 -- .  .",
     ]
-    assert summary(large) == summary(small)
+    assert summary(dag_rows(large)) == summary(dag_rows(small))
 
 
 def test_the_picture_has_a_row_for_each_role() -> None:
-    large, small = svg(compiled(2048).dag), svg(compiled(2).dag)
+    large, small = (svg(dag_rows(compiled(n).dag)) for n in (2048, 2))
 
     assert large.count("<text x=") < small.count("<text x=")
     assert ">0 (+2047)<" in large

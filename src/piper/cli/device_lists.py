@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from piper.errors import StrategyError
+from piper.errors import InputError, StrategyError
 from piper.names import Device
 
 MOST = 1_000_000  # devices
@@ -41,6 +41,21 @@ def devices_in(numbers: str, text: str) -> Iterator[Device]:
             what = f"{text!r} names device {last or first}"
             raise StrategyError.of("device", what, f"number devices from 0 to {MOST - 1}")
         yield from range(int(first), int(last or first) + 1)
+
+
+def device_numbers(text: str, option: str) -> list[Device]:
+    """
+    >>> device_numbers("0-2,5", "--devices")
+    [0, 1, 2, 5]
+    """
+    try:
+        found = list(devices_in(text.replace(",", "+"), text))
+    except StrategyError as error:
+        fix = "write ranges and numbers, for example 0-3,8"
+        raise InputError.of(option, error.problems[0].what, fix) from None
+    if not found:
+        raise InputError.of(option, f"{text!r} names no device", "write for example 0-3,8")
+    return found
 
 
 def not_listed(text: str) -> StrategyError:

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
+from piper.cli.terminal import Devices, Steps, show_rows, window_of
 from piper.errors import Problem, StrategyError
-from piper.strategies import BUILDERS, draw, to_csv, to_table
+from piper.strategies import BUILDERS, to_csv
+from piper.strategies.timing import strategy_rows
+from piper.view.schedule_svg import svg
 
 
 class Format(StrEnum):
@@ -18,6 +21,7 @@ class Format(StrEnum):
     GRID = "grid"
     CSV = "csv"
     JSON = "json"
+    SVG = "svg"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,9 +38,17 @@ def schedule(
     mesh: Annotated[
         str | None, typer.Option(help='order of the axes: "pp,dp" puts replicas side by side')
     ] = None,
-    format: Annotated[Format, typer.Option(help="csv is the format of PyTorch")] = Format.GRID,
+    format: Annotated[
+        Format, typer.Option(help="csv is the format of PyTorch, svg a picture")
+    ] = Format.GRID,
+    steps: Steps = None,
+    devices: Devices = None,
 ) -> None:
-    """Print the order in which a schedule runs."""
+    """Draw a built-in schedule over time, or print it in a form that other commands read.
+
+    Example: piper schedule zbv --pp 4 --microbatches 8
+    """
+    window = window_of(steps, devices)
     if name not in BUILDERS:
         problem = Problem(f"there is no schedule {name!r}", f"choose one of {', '.join(BUILDERS)}")
         raise StrategyError("schedule", problem)
@@ -48,11 +60,13 @@ def schedule(
     strategy = build(**options)
     match format:
         case Format.GRID:
-            print(draw(to_table(strategy)))
+            show_rows(strategy_rows(strategy), window)
         case Format.CSV:
             print(to_csv(strategy), end="")
         case Format.JSON:
             print(strategy.to_json(), end="")
+        case Format.SVG:
+            print(svg(strategy_rows(strategy)), end="")
 
 
 def refuse_unused(name: str, option: str, known: object) -> None:

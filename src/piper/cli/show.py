@@ -7,29 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from piper.cli.files import write_text
 from piper.cli.simulate import chosen_network
 from piper.cli.target import PASS_ON, inspect, strategy_of
-from piper.directives import Order, apply
+from piper.cli.terminal import Devices, Steps, show_lines, show_rows, show_text, window_of
+from piper.directives import Order, Strategy, apply
 from piper.directives.remat import policies_of
 from piper.errors import InputError, StrategyError
+from piper.ir.schedule_rows import Rows, dag_rows
 from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes, mesh_notes
 from piper.job.stage_weights import stage_table
-from piper.strategies import draw, to_table
+from piper.strategies.timing import strategy_rows
 from piper.view.division import division
 from piper.view.footprint import footprint
 from piper.view.message_orders import message_orders
 from piper.view.offload import offload
 from piper.view.overlap import overlap
 from piper.view.recomputation import recomputation
-from piper.view.schedule_grid import grid, summary
+from piper.view.schedule_grid import Window
 from piper.view.schedule_svg import svg as picture
 
 if TYPE_CHECKING:
+    from piper.job.compiler import Compiled
     from piper.job.inspection import Inspected
 
 Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
@@ -43,51 +45,65 @@ def show(
     context: typer.Context,
     target: Target,
     dag: Annotated[bool, typer.Option("--dag", help="print the final training DAG")] = False,
-    plan: Annotated[int | None, typer.Option(help="print the plan of this device")] = None,
+    plan: Annotated[
+        int | None, typer.Option(metavar="DEVICE", help="print the plan of this device")
+    ] = None,
     svg: Annotated[Path | None, typer.Option(help="write the schedule as a picture")] = None,
     after: Annotated[
         int | None, typer.Option(help="print the DAG after this many directives")
     ] = None,
+    steps: Steps = None,
+    devices: Devices = None,
     network: Annotated[
         str | None, typer.Option(help="warn if another mesh suits it: h100, ..., or a file")
     ] = None,
     per_node: Annotated[int | None, typer.Option(help="the same: devices per node", min=1)] = None,
 ) -> None:
-    """Show TARGET: a training script (.py), a strategy (.json) or a schedule (.csv)."""
+    """Show TARGET: its schedule over time, and what each device holds and sends.
+
+    TARGET is a training script (.py), a strategy (.json) or a schedule (.csv). Nothing is trained.
+    Arguments after TARGET are passed on to the script, and so is a --steps that is a plain number;
+    write `--` before options that are named like these.
+
+    Example: piper show train.py --devices 0-3
+    """
     if target.suffix in (".json", ".csv"):
-        show_strategy(target)
+        show_strategy(target, svg, window_of(steps, devices))
         return
-    found = inspect(target, context.args)
+    words = context.args
+    if steps is not None and steps.isdecimal():
+        words, steps = [*words, "--steps", steps], None
+    window = window_of(steps, devices)
+    found = inspect(target, words)
     if after is not None:
         directives = found.compiled.program[: whole_number("--after", after)]
         model = found.captured.model_with(policies_of(found.compiled.program))
         print(text(apply(directives, training_dag(model))))
     elif svg is not None:
-        write_text(svg, picture(found.compiled.dag))
+        write_text(svg, picture(dag_rows(found.compiled.dag)))
     elif plan is not None:
         print(found.compiled.plan(device_of(found, plan)))
     elif dag:
         print(text(found.compiled.dag))
     else:
-        show_schedule(found)
-        if stages := stage_table(found.compiled):
-            print(stages)
-        print(footprint(found.compiled.dag, found.compiled.plans, found.compiled.roles))
-        if divided := division(found.compiled.dag.model):
-            print(divided)
-        if ordered := message_orders(found.compiled.dag):
-            print(ordered)
-        if again := recomputation(found.compiled.dag):
-            print(again)
-        if away := offload(found.compiled.dag, found.compiled.plans):
-            print(away)
-        if shares := found.compiled.dag.streams:
-            print(f"streams: {', '.join(map(str, shares))}")
-        if hidden := overlap(found.compiled.dag):
-            print("\n".join([hidden, *cost_notes(found.compiled)]))
+        show_rows(schedule_rows(found), window)
+        show_sections(found.compiled, window)
         if between := chosen_network(network, per_node):
-            for note in mesh_notes(found.compiled, between):
-                print(note)
+            show_lines(mesh_notes(found.compiled, between), window)
+
+
+def show_sections(compiled: Compiled, window: Window) -> None:
+    """What is there to say of the strategy, besides its schedule."""
+    dag, plans = compiled.dag, compiled.plans
+    show_lines(stage_table(compiled).splitlines(), window)
+    show_lines(footprint(dag, plans, compiled.roles, window.devices).splitlines(), window)
+    for section in (division(dag.model), message_orders(dag), recomputation(dag)):
+        show_text(section, window)
+    show_text(offload(dag, plans), window)
+    if shares := dag.streams:
+        show_text(f"streams: {', '.join(map(str, shares))}", window)
+    if hidden := overlap(dag):
+        show_lines([*hidden.splitlines(), *cost_notes(compiled)], window)
 
 
 def device_of(found: Inspected, device: int) -> int:
@@ -104,19 +120,22 @@ def whole_number(option: str, number: int) -> int:
     return number
 
 
-def show_schedule(found: Inspected) -> None:
-    """A grid over time. With sharded experts and orders, the slots of the orders instead."""
+def schedule_rows(found: Inspected) -> Rows:
+    """The passes of the DAG. With sharded experts and orders, the slots of the orders instead."""
     dag, strategy = found.compiled.dag, found.job.strategy
     if dag.shardings and any(isinstance(one, Order) for one in strategy):
         with suppress(StrategyError):  # not a pipeline schedule
-            print(draw(to_table(strategy)))
-            return
-    console = Console(soft_wrap=True)
-    console.print(grid(dag, colour=console.is_terminal), highlight=False)
-    print(summary(dag))
+            return strategy_rows(strategy)
+    return dag_rows(dag)
 
 
-def show_strategy(target: Path) -> None:
-    """The schedule table of a .csv file, the directives of a .json file."""
+def show_strategy(target: Path, svg: Path | None, window: Window) -> None:
+    """The schedule of a file, if it has one, and its other directives."""
     strategy = strategy_of(target)
-    print(draw(to_table(strategy)) if target.suffix == ".csv" else strategy)
+    if svg is not None:
+        write_text(svg, picture(strategy_rows(strategy)))
+        return
+    with suppress(StrategyError):  # not a pipeline schedule
+        show_rows(strategy_rows(strategy), window)
+        strategy = Strategy(tuple(one for one in strategy if not isinstance(one, Order)))
+    show_text(str(strategy), window)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from piper.ir.schedule_rows import label
 from piper.names import BI, BW, B, F, Phase
 
 LETTERS = {F: "F", B: "B", BI: "I", BW: "W"}  # one letter per pass, as PyTorch writes it
@@ -84,5 +85,4 @@ def line(row: Row) -> str:
 
 
 def cell(action: Action, one_stage: bool) -> str:
-    text = str(action)
-    return text[len(str(action.stage)) :] if one_stage else text
+    return label(None if one_stage else action.stage, action.phase, action.microbatch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from piper.ir.dag import Dag
 from piper.ir.roles import Roles
@@ -12,15 +12,18 @@ from piper.plan.analyse.traffic import traffic
 from piper.plan.instructions import Plan
 
 
-def footprint(dag: Dag, plans: Sequence[Plan], roles: Roles) -> str:
+def footprint(
+    dag: Dag, plans: Sequence[Plan], roles: Roles, chosen: Container[Device] | None = None
+) -> str:
     """Peak memory and bytes sent in a step. The optimizer is assumed to be Adam.
 
-    There is a plan for one device of each role.
+    There is a plan for one device of each role. `chosen`: only of these devices.
     """
     alike: dict[str, list[Device]] = {}
     for plan in plans:
-        text = line(peak(dag, plan), traffic(plan))
-        alike.setdefault(text, []).extend(roles.devices(plan.device))
+        mine = [d for d in roles.devices(plan.device) if chosen is None or d in chosen]
+        if mine:
+            alike.setdefault(line(peak(dag, plan), traffic(plan)), []).extend(mine)
     return "\n".join(f"{devices_text(sorted(some))}  {text}" for text, some in alike.items())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute
-from piper.names import NodeId
+from piper.names import NodeId, amount
 
 MOST = 4  # names of a slot
 SHOWN = 12  # orders
@@ -22,7 +22,7 @@ def lines(dag: Dag) -> Iterator[str]:
     for order in found[:SHOWN]:
         yield f"{listed(order.before)} -> {listed(order.after)}  # {order.maker}"
     if len(found) > SHOWN:
-        yield f"and {len(found) - SHOWN} other orders with messages or updates"
+        yield f"and {amount(len(found) - SHOWN, 'other order')} with messages or updates"
 
 
 def names_more(dag: Dag, names: Sequence[NodeId]) -> bool:

@@ -51,11 +51,11 @@ def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Bus
             order = sorted(slot, key=lambda name: dag.times[name][0])
             found.setdefault(pattern(dag, order), []).append(tuple(order))
     if not found:
-        yield f"  from the middle of the step  {' '.join(middle(dag, lane, table))}"
+        yield f"  in the middle of the step: {' '.join(middle(dag, lane, table))}"
     for alike in list(found.values())[:SHOWN]:
-        yield f"  {len(alike)} x  {' '.join(alike[0])}"
+        yield f"  {amount(len(alike), 'slot')}: {' '.join(alike[0])}"
     if len(found) > SHOWN:
-        yield f"  and {amount(len(found) - SHOWN, 'other order')} of a slot"
+        yield f"  and {amount(len(found) - SHOWN, 'other kind')} of slots"
 
 
 def middle(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> list[NodeId]:

@@ -2,107 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from piper.ir.dag import Dag
-from piper.ir.nodes import Compute
-from piper.ir.roles import Present, roles
-from piper.names import BI, BW, B, Device, F, NodeId
+from piper.ir.schedule_rows import OVERLAP, Cell, Rows, idle, label, length
+from piper.names import BI, BW, B, Device, F, Phase, amount
 from piper.view.footprint import devices_text
+from piper.view.kinds import colour, ink, word
 
-UNITS = {F: 1, B: 2, BI: 1, BW: 1}
-COLOURS = {F: "cyan", B: "green", BI: "magenta", BW: "yellow"}
+TALL = 24  # lines of a block in a terminal
+BLOCKS = 4  # in a terminal
+Line = tuple[str, Sequence[Cell]]  # the devices, and what they do
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """One pass of one region on one device, from `start` to `end` in units of a forward."""
+class Window:
+    """The part of a schedule to draw, and where it has to fit."""
 
-    device: Device
-    node: Compute
-    start: int
-    end: int
-
-    @property
-    def label(self) -> str:
-        """The pass and the microbatch, as in F3."""
-        part = self.node.microbatch
-        return f"{self.node.phase}{'' if part is None else part}"
+    width: int | None = None  # columns of a terminal; None: all in one line, and nothing is cut
+    steps: tuple[int, int] | None = None  # the first time step, and how many
+    devices: frozenset[Device] | None = None
+    painted: bool = False  # with the markup of rich
 
 
-def bars(dag: Dag, devices: Sequence[Device] | None = None) -> list[Bar]:
-    """When everything runs, if F, BI and BW take one unit each and communication takes none.
+WHOLE = Window()
 
-    `devices`: those whose bars are returned, at least one of each role. By default all.
+
+def grid(rows: Rows, window: Window = WHOLE) -> str:
+    """One line for each device, or for several that do the same. A dot is an idle time step.
+
+    A schedule that is wider than the window is continued in a block of lines below.
     """
-    here = Present(dag.devices if devices is None else devices)
-    ends: dict[NodeId, int] = {}
-    free: dict[Device, int] = {}
+    lines, more = shortened(lines_of(rows, window), window)
+    size = max((needed(cell) for _, row in lines for cell in row), default=2)
+    head = max((len(name) for name, _ in lines), default=0)
+    all_blocks = blocks(rows, window, max(1, (window.width or 0) - head - 1) // size or 1, size)
+    shown = all_blocks if window.width is None or window.steps else all_blocks[:BLOCKS]
     found = []
-    for name in dag.sequence:
-        node = dag.nodes[name]
-        ready = max((ends[before] for before in dag.predecessors(node)), default=0)
-        if not isinstance(node, Compute):
-            ends[name] = ready
-            continue
-        placed = here.of(node.devices)
-        start = max(ready, *(free.get(device, 0) for device in placed))
-        for device in placed:  # several times if it has several replicas
-            begin = max(start, free.get(device, 0))
-            free[device] = begin + UNITS[node.phase]
-            found.append(Bar(device, node, begin, free[device]))
-        ends[name] = max(free[device] for device in placed)
+    for begin, end in shown:
+        if len(all_blocks) > 1 or window.steps is not None:
+            found.append(f"time steps {begin} to {end - 1}")
+        found += [drawn(head, line, size, (begin, end), window.painted) for line in lines]
+        if more:
+            found.insert(len(found) - TALL // 2, more)
+    if len(shown) < len(all_blocks):
+        begin, end = all_blocks[len(shown)]
+        next_part = f"--steps {begin}:{end - begin} shows the next part"
+        found.append(f"... {next_part} of {length(rows)} time steps")
+    return "\n".join(found)
+
+
+def blocks(rows: Rows, window: Window, most: int, size: int) -> list[tuple[int, int]]:
+    """The time steps of each block, at most so many."""
+    begin, last = span(rows, window)
+    found = []
+    while begin < last:
+        end = last if window.width is None else min(last, begin + most)
+        near = range(end, max(begin, end - 3), -1)
+        end = next((one for one in near if not cuts_a_label(rows, size, one)), end)
+        found.append((begin, end))
+        begin = end
     return found
 
 
-def grid(dag: Dag, width: int | None = None, colour: bool = False) -> str:
-    """One line per device, or for several that do the same. A dot is a bubble."""
-    known = roles(dag)
-    all_bars = bars(dag, known.first)
-    several = shares_devices(all_bars)
-    labels = {id(bar): text(bar, several) for bar in all_bars}
-    cell = max(map(len, labels.values())) + 1
-    last = max(bar.end for bar in all_bars)
-    rows = {device: [".".ljust(cell)] * last for device in known.first}
-    for bar in all_bars:
-        cells = rows[bar.device]
-        cells[bar.start] = paint(labels[id(bar)].ljust(cell), bar, colour)
-        for k in range(bar.start + 1, bar.end):
-            cells[k] = paint("-" * (cell - 1) + " ", bar, colour)
-    lines: dict[str, list[Device]] = {}
-    for device, cells in rows.items():
-        lines.setdefault("".join(cells).rstrip(), []).extend(known.devices(device))
-    heads = {line: devices_text(sorted(alike)) for line, alike in lines.items()}
-    widest = max(map(len, heads.values()))
-    found = [f"{head.ljust(widest)}  {line}" for line, head in heads.items()]
-    return "\n".join(line if width is None or colour else line[:width] for line in found)
+def cuts_a_label(rows: Rows, size: int, step: int) -> bool:
+    cells = (cell for row in rows.values() for cell in row if cell.start < step < cell.end)
+    return any(len(cell.label) >= (step - cell.start) * size for cell in cells)
 
 
-def shares_devices(all_bars: list[Bar]) -> bool:
-    regions: dict[Device, set[str]] = {}
-    for bar in all_bars:
-        regions.setdefault(bar.device, set()).add(bar.node.region)
-    return any(len(names) > 1 for names in regions.values())
+def lines_of(rows: Rows, window: Window) -> list[Line]:
+    """Devices that do the same share a line."""
+    alike: dict[tuple[Cell, ...], list[Device]] = {}
+    for devices, row in rows.items():
+        chosen = [d for d in devices if window.devices is None or d in window.devices]
+        if chosen:
+            alike.setdefault(tuple(same(row)), []).extend(chosen)
+    return [(devices_text(sorted(some)), row) for row, some in alike.items()]
 
 
-def text(bar: Bar, several: bool) -> str:
-    index = f"{bar.node.tags[0][1]}" if several and bar.node.tags else ""
-    return f"{index}{bar.label}"
+def same(row: Sequence[Cell]) -> Iterator[Cell]:
+    """Without the names of nodes, which differ."""
+    return (Cell(one.start, one.end, one.labels, one.phases) for one in row)
 
 
-def paint(cell: str, bar: Bar, colour: bool) -> str:
-    code = COLOURS[bar.node.phase]
-    return f"[{code}]{cell}[/{code}]" if colour else cell
+def shortened(lines: list[Line], window: Window) -> tuple[list[Line], str]:
+    """The first and the last lines if there are many, and a line that stands for the others."""
+    if window.width is None or window.devices is not None or len(lines) <= TALL:
+        return lines, ""
+    half = TALL // 2
+    left_out = amount(len(lines) - TALL, "more line")
+    return lines[:half] + lines[-half:], f"... {left_out}: --devices {half}-{2 * half} shows some"
 
 
-def summary(dag: Dag) -> str:
-    """The length of the step in units of a forward, and the idle fraction."""
-    first = roles(dag).first
-    all_bars = bars(dag, first)
-    last = max(bar.end for bar in all_bars)
-    busy = sum(bar.end - bar.start for bar in all_bars)
-    idle = 1 - busy / (last * len(first))
+def span(rows: Rows, window: Window) -> tuple[int, int]:
+    """The first time step, and the one after the last."""
+    last = length(rows)
+    if window.steps is None:
+        return 0, last
+    first, count = window.steps
+    return min(first, last), min(first + count, last)
+
+
+def needed(cell: Cell) -> int:
+    """Columns of a time step, so that the label fits, with a space after it."""
+    return max(2, -(-(len(cell.label) + 1) // cell.steps))
+
+
+def drawn(head: int, line: Line, size: int, block: tuple[int, int], painted: bool) -> str:
+    name, row = line
+    text = "".join(pieces(row, size, block, painted))
+    return f"{name.ljust(head)}  {text}".rstrip()
+
+
+def pieces(row: Sequence[Cell], size: int, block: tuple[int, int], painted: bool) -> Iterator[str]:
+    """The text of a block. Cells that began before it go on in it."""
+    first, end = block
+    time = first
+    for cell in sorted(row, key=lambda cell: cell.start):
+        if cell.end <= first or cell.start >= end:
+            continue
+        yield ".".ljust(size) * (cell.start - time)
+        begin, to = max(cell.start, first), min(cell.end, end)
+        for text, phase in parts_of(cell, size, begin, to):
+            yield paint(text, phase) if painted and text else text
+        time = to
+    yield ".".ljust(size) * (end - time)
+
+
+def parts_of(cell: Cell, size: int, begin: int, end: int) -> Iterator[tuple[str, Phase | None]]:
+    """The text of a cell in a block, by pass. Its label is in the first block with room for it.
+
+    >>> long, short = Cell(0, 2, ("B0",), (B,)), Cell(0, 1, ("F0",), (F,))
+    >>> [text for text, _ in parts_of(long, 3, 0, 2)], [text for text, _ in parts_of(long, 3, 1, 2)]
+    (['B0 --', ' '], ['--', ' '])
+    >>> [text for text, _ in parts_of(short, 5, 0, 1)]
+    ['F0  ', ' ']
+    """
+    room, before = size * (end - begin), size * (begin - cell.start)
+    shown = before <= len(cell.label) < room
+    *first, last = cell.labels if shown else ("",)
+    *phases, phase = cell.phases
+    for name, own in zip(first, phases, strict=False):
+        yield f"{name}{OVERLAP}", own
+    space = " " if end == cell.end else ""
+    rest = room - (len(cell.label) if shown else 0) - len(space)
+    fill = (" " if shown else "").ljust(rest, "-" if cell.steps > 1 else " ")
+    yield f"{last}{fill[:rest]}", phase
+    yield space, None
+
+
+def paint(text: str, phase: Phase | None) -> str:
+    """With the markup of rich."""
+    if phase is None:
+        return text
+    fill = colour(phase)
+    return f"[{ink(fill)} on {fill}]{text}[/]"
+
+
+def summary(rows: Rows) -> str:
+    """How long a step is, and how much of it is idle."""
     return (
-        f"{last} units long, {idle:.0%} idle (F, BI, BW take 1 unit each, communication takes none)"
+        f"{amount(length(rows), 'time step')}, {100 * idle(rows):.0f} % idle: "
+        "F, BI and BW take 1 each, B takes 2, communication takes none"
     )
+
+
+def legend(rows: Rows) -> str:
+    """What the letters and signs of a grid mean, those that it has."""
+    cells = [cell for row in rows.values() for cell in row]
+    phases = [p for p in (B, BI, BW) if any(p in cell.phases for cell in cells)]
+    signs = {
+        OVERLAP: any(len(cell.labels) > 1 for cell in cells),
+        "--": any(cell.steps > 1 for cell in cells),
+        ".": idle(rows) > 0,
+    }
+    meant = {OVERLAP: "may overlap", "--": "still running", ".": "idle"}
+    words = [f"{phase} {word(phase)}" for phase in phases]
+    return "; ".join(
+        [example(cells), *words, *(f"{k} {meant[k]}" for k, used in signs.items() if used)]
+    )
+
+
+def example(cells: Sequence[Cell]) -> str:
+    """
+    >>> example([Cell(0, 1, ("3F12",), (F,))]), example([Cell(0, 1, ("F",), (F,))])
+    ('1F0 stage 1, forward, microbatch 0', 'F forward')
+    """
+    staged = any(not cell.label.startswith(cell.phases[0]) for cell in cells)
+    split = any(cell.label != cell.phases[0] for cell in cells)
+    name = label(1 if staged else None, F, 0 if split else None)
+    return f"{name} {'stage 1, ' if staged else ''}{word(F)}{', microbatch 0' if split else ''}"

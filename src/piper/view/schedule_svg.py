@@ -2,62 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import escape
 
-from piper.ir.dag import Dag
-from piper.ir.roles import Roles, own_roles, roles
-from piper.names import BI, BW, B, F
-from piper.view.schedule_grid import Bar, bars, shares_devices, text
+from piper.ir.schedule_rows import STEPS, Cell, Rows, length
+from piper.names import BI, BW, B, Device, F
+from piper.view.kinds import colour, ink, word
 
-FILL = {F: "#8ecae6", B: "#90be6d", BI: "#f9c74f", BW: "#f8961e"}
-UNIT, ROW, LEFT = 34, 30, 70
-MANY = 64  # devices; above that, one of each role is drawn
+UNIT, ROW, LEFT, LETTER = 34, 30, 70, 6.7
+MANY = 64  # rows; above that, one is drawn for all devices that do the same
 
 
-def svg(dag: Dag) -> str:
+def svg(rows: Rows) -> str:
     """One row per device, or per role if there are very many devices. Gaps are bubbles."""
-    known = own_roles(dag.devices) if len(dag.devices) <= MANY else roles(dag)
-    found = bars(dag, known.first)
-    width = LEFT + UNIT * max(bar.end for bar in found) + 10
-    height = ROW * len(known.first) + 44
+    lines = [(name, row) for devices, row in rows.items() for name in names(rows, devices)]
+    lines = sorted(lines, key=lambda line: line[0])
+    unit = max(
+        [UNIT, *(LETTER * len(c.label) / (c.end - c.start) for _, row in lines for c in row)]
+    )
+    width = round(max(LEFT + unit * length(rows) + 10, LEFT + 150 * len(phases(rows))))
+    height = ROW * len(lines) + 44
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
     )
-    return "\n".join(
-        [head, *rows(known, width), *boxes(known, found), *legend(dag, height), "</svg>\n"]
-    )
+    drawn = [head, f'<rect width="{width}" height="100%" fill="white"/>']
+    for k, ((_, text), row) in enumerate(lines):
+        drawn += line(6 + k * ROW, text, row, unit, length(rows))
+    return "\n".join([*drawn, *legend(rows, height), "</svg>\n"])
 
 
-def rows(known: Roles, width: int) -> Iterator[str]:
-    yield f'<rect width="{width}" height="100%" fill="white"/>'
-    more = len(known.rows) - 1
-    for row, device in enumerate(known.first):
-        y = 6 + row * ROW
-        size = f'width="{width - LEFT - 10}" height="{ROW - 4}"'
-        yield f'<rect x="{LEFT}" y="{y}" {size} fill="#eee"/>'
-        label = f"{device} (+{more})" if more else f"device {device}"
-        yield f'<text x="6" y="{y + 17}">{label}</text>'
+def names(rows: Rows, devices: Sequence[Device]) -> Iterator[tuple[Device, str]]:
+    """The names of the lines of a group of devices, each with the device that sorts it."""
+    if sum(map(len, rows)) <= MANY:
+        yield from ((device, f"device {device}") for device in devices)
+    else:
+        more = f" (+{len(devices) - 1})" if len(devices) > 1 else ""
+        yield devices[0], f"{devices[0]}{more}" if more else f"device {devices[0]}"
 
 
-def boxes(known: Roles, found: list[Bar]) -> Iterator[str]:
-    several = shares_devices(found)
-    row = {device: k for k, device in enumerate(known.first)}
-    for bar in found:
-        x, y = LEFT + bar.start * UNIT, 6 + row[bar.device] * ROW
-        width = (bar.end - bar.start) * UNIT
+def line(y: int, name: str, row: Sequence[Cell], unit: float, last: int) -> Iterator[str]:
+    yield f'<rect x="{LEFT}" y="{y}" width="{last * unit:g}" height="{ROW - 4}" fill="#eee"/>'
+    yield f'<text x="6" y="{y + 17}">{name}</text>'
+    for cell in row:
+        x, width = LEFT + cell.start * unit, cell.steps * unit
+        yield f"<g><title>{escape(cell.about or cell.label)}</title>"
+        yield from boxes(cell, x, y, unit)
         yield (
-            f'<rect x="{x}" y="{y}" width="{width - 1}" height="{ROW - 4}" rx="3" '
-            f'fill="{FILL[bar.node.phase]}"><title>{bar.node.id}</title></rect>'
-            f'<text x="{x + width / 2}" y="{y + 17}" text-anchor="middle">'
-            f"{text(bar, several)}</text>"
+            f'<text x="{x + width / 2:g}" y="{y + 17}" text-anchor="middle" '
+            f'fill="{ink(colour(cell.phases[0]))}">{escape(cell.label)}</text></g>'
         )
 
 
-def legend(dag: Dag, height: int) -> Iterator[str]:
-    words = {F: "forward", B: "backward", BI: "input gradients", BW: "weight gradients"}
-    used = dict.fromkeys(node.phase for node in dag.computes)
-    for k, phase in enumerate(used):
+def boxes(cell: Cell, x: float, y: int, unit: float) -> Iterator[str]:
+    for phase in cell.phases:
+        size = f'width="{STEPS[phase] * unit - 1:g}" height="{ROW - 4}"'
+        yield f'<rect x="{x:g}" y="{y}" {size} rx="3" fill="{colour(phase)}"/>'
+        x += STEPS[phase] * unit
+
+
+def phases(rows: Rows) -> list[str]:
+    used = {phase for row in rows.values() for cell in row for phase in cell.phases}
+    return [phase for phase in (F, B, BI, BW) if phase in used]
+
+
+def legend(rows: Rows, height: int) -> Iterator[str]:
+    for k, phase in enumerate(phases(rows)):
         x, y = LEFT + 150 * k, height - 24
-        yield f'<rect x="{x}" y="{y}" width="14" height="14" fill="{FILL[phase]}"/>'
-        yield f'<text x="{x + 20}" y="{y + 12}">{words[phase]}</text>'
+        yield f'<rect x="{x}" y="{y}" width="14" height="14" fill="{colour(phase)}"/>'
+        yield f'<text x="{x + 20}" y="{y + 12}">{word(phase)}</text>'

@@ -60,9 +60,9 @@ def zb_h1(pp: int, microbatches: int) -> Table:
     rank of 1F1B.
 
     >>> print(zb_h1(pp=3, microbatches=4))
-    PP rank 0  F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
-    PP rank 1  F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
-    PP rank 2  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+    PP rank 0  F0 F1 F2 BI0 BW0 F3 BI1 BW1 BI2 BW2 BI3 BW3
+    PP rank 1  F0 F1 BI0 F2 BI1 BW0 F3 BI2 BW1 BI3 BW2 BW3
+    PP rank 2  F0 BI0 F1 BI1 F2 BI2 BW0 F3 BI3 BW1 BW2 BW3
     """
     require_at_least("zb-h1", 1, pp=pp, microbatches=microbatches)
     note_bubble("zb-h1", pp, pp, microbatches)
@@ -74,8 +74,8 @@ def interleaved_zb(pp: int, microbatches: int, virtual: int = 2) -> Table:
     """ZB-H1 with `virtual` stages per rank.
 
     >>> print(interleaved_zb(pp=2, microbatches=2, virtual=2))
-    PP rank 0  0F0 0F1 2F0 2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
-    PP rank 1  1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
+    PP rank 0  0F0 0F1 2F0 2F1 2BI0 2BW0 2BI1 2BW1 0BI0 0BW0 0BI1 0BW1
+    PP rank 1  1F0 1F1 3F0 3BI0 3F1 3BI1 3BW0 1BI0 3BW1 1BI1 1BW0 1BW1
     """
     loop = interleaved("interleaved-zb", pp, microbatches, virtual, instead="zb-h1")
     return Table(tuple(loop.split(r, loop.lead + pp - 1 - r, delay=r) for r in range(pp)))

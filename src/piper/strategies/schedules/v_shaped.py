@@ -25,8 +25,8 @@ def zbv(pp: int, microbatches: int) -> Table:
     """Zero bubble, V-shaped: no bubble inside a rank's row if F, BI and BW take equal time.
 
     >>> print(zbv(pp=2, microbatches=3))
-    PP rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2
-    PP rank 1  1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
+    PP rank 0  0F0 0F1 0F2 3F0 3BI0 3BW0 3F1 3BI1 3BW1 0BI0 0BW0 3F2 3BI2 3BW2 0BI1 0BW1 0BI2 0BW2
+    PP rank 1  1F0 2F0 1F1 2F1 2BI0 2BW0 1F2 1BI0 1BW0 2F2 2BI1 2BW1 1BI1 2BI2 1BI2 1BW1 2BW2 1BW2
     """
     require_at_least("zbv", 1, pp=pp, microbatches=microbatches)
     scripts = (zbv_script(rank, pp, microbatches) for rank in range(pp))
@@ -54,8 +54,8 @@ def dualpipev(pp: int, microbatches: int) -> Table:
     """DualPipe folded to a V: forwards of one half overlap backwards of the other.
 
     >>> print(dualpipev(pp=2, microbatches=4))
-    PP rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3&3B1 3F2&0B0 3B2 3F3&0B1 3B3 0I2 0W2 0I3 0W3
-    PP rank 1  1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2I3 1I3 2W3 1W3
+    PP rank 0  0F0 0F1 0F2 3F0 3BI0 3BW0 3F1 0F3&3B1 3F2&0B0 3B2 3F3&0B1 3B3 0BI2 0BW2 0BI3 0BW3
+    PP rank 1  1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2BI3 1BI3 2BW3 1BW3
     """
     require_at_least("dualpipev", 1, pp=pp, microbatches=microbatches)
     note_bubble("dualpipev", 2 * pp, pp, microbatches)
@@ -69,8 +69,8 @@ def dualpipe(pp: int, microbatches: int) -> Table:
     for both: the row of a V on half the ranks. `microbatches` counts those of one replica.
 
     >>> print(dualpipe(pp=4, microbatches=4))
-    PP rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3&3B1 3F2&0B0 3B2 3F3&0B1 3B3 0I2 0W2 0I3 0W3
-    PP rank 1  1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2I3 1I3 2W3 1W3
+    PP rank 0  0F0 0F1 0F2 3F0 3BI0 3BW0 3F1 0F3&3B1 3F2&0B0 3B2 3F3&0B1 3B3 0BI2 0BW2 0BI3 0BW3
+    PP rank 1  1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2BI3 1BI3 2BW3 1BW3
     """
     require_mirror("dualpipe", pp)
     require_at_least("dualpipe", 1, microbatches=microbatches)
