@@ -52,6 +52,7 @@ FOREIGN_WRITE = "mutating a non-functional tensor"  # in the text of a RuntimeEr
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
 
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
+_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
 
 
@@ -92,7 +93,27 @@ def was_updated(tensor: Tensor) -> bool:
 def trace_joint(function: Callable, args: Sequence[Any], backward: bool) -> fx.GraphModule:
     """(args, gradients of differentiable outputs) -> (outputs, gradients of args) as one graph."""
     with traceback.preserve_node_meta(), _kept_whole(), torch.enable_grad():
-        return aot_export_joint_simple(function, tuple(args), trace_joint=backward)
+        found = aot_export_joint_simple(function, tuple(args), trace_joint=backward)
+    _correct_types(found.graph)
+    return found
+
+
+def _correct_types(graph: fx.Graph) -> None:
+    """torch 2.11 says that attention on a CPU keeps float32 for its backward, also in float64."""
+    for node in graph.find_nodes(op="call_function", target=_CPU_ATTENTION):
+        mixed, kept = node.meta["val"]
+        if mixed.dtype == torch.float64 != kept.dtype:
+            node.meta["val"] = mixed, kept.double()
+            for user in node.users:
+                if user.args[1] == 1:
+                    _set_type(user, torch.float64)
+
+
+def _set_type(node: fx.Node, dtype: torch.dtype) -> None:
+    node.meta["val"] = node.meta["val"].to(dtype)
+    for user in node.users:
+        if user.target is torch.ops.aten.detach.default:
+            _set_type(user, dtype)
 
 
 def is_backward(node: fx.Node) -> bool:
@@ -266,6 +287,11 @@ def is_compiled(module: nn.Module) -> bool:
     """By the name of the class: to import it takes seconds."""
     named = any(kind.__name__ == "OptimizedModule" for kind in type(module).__mro__)
     return named or module._compiled_call_impl is not None
+
+
+def is_generator_error(error: Exception) -> bool:
+    """Whether torch 2.11 could not record a random operation that has its own generator."""
+    return isinstance(error, NotImplementedError) and "torch._C.Generator" in str(error)
 
 
 def has_effects(graph: fx.Graph) -> bool:

@@ -8,6 +8,7 @@ from piper.capture.fx_nodes import (
     closure,
     in_order,
     insert,
+    line,
     same_layout,
     storages,
     value,
@@ -28,6 +29,8 @@ _ASSERTIONS = frozenset({
     aten._assert_scalar.default, aten._assert_async.msg, aten._assert_async.default,
     aten._assert_tensor_metadata.default,
 })  # fmt: skip
+# torch 2.11 loses their check where it differentiates them.
+_CHECKED = frozenset({aten.linalg_lu_factor.default, aten.linalg_ldl_factor.default})
 _LSTM = frozenset({aten.lstm.input, aten.lstm.data})
 
 
@@ -47,6 +50,8 @@ def clean(traced: Traced) -> None:
             elif node.target in WITHOUT_CHECK:
                 node.args, node.kwargs = tuple(arguments(node).values()), {}
                 node.target = WITHOUT_CHECK[node.target]
+            elif node.target in _CHECKED:
+                raise refusals.checked_values(line(node))
             elif node.target in _LSTM:
                 raise refusals.lstm(node)
         _own_results(traced)

@@ -253,6 +253,8 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
     except torch_private.VALUE_WANTED as error:
         raise refusals.value_wanted(error) from error
     except Exception as error:
+        if torch_private.is_generator_error(error):
+            raise refusals.own_generator(line_of(error.__traceback__)) from error
         if is_transformed(error.__traceback__):
             raise refusals.transformed(line_of(error.__traceback__)) from error
         at = line_of(error.__traceback__)

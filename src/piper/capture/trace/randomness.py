@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.capture.fx_nodes import arguments, value
+from piper.capture.fx_nodes import arguments, line, value
 from piper.capture.kernels import random_operators as ops
 from piper.capture.kernels.dropout import DROPOUT
 from piper.capture.torch_private import argument_names
@@ -44,7 +44,7 @@ def _replace(traced: Traced, node: fx.Node, number: int) -> bool:
     """Return whether the operation is random, and so takes a number."""
     given = arguments(node)
     if given.get("generator") is not None:
-        raise refusals.own_generator(node)
+        raise refusals.own_generator(line(node))
     made = TRANSLATIONS[node.target](node, given)
     if made is None:
         result = given.get("input", given.get("self"))

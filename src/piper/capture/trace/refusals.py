@@ -167,9 +167,9 @@ def random_operation(node: fx.Node) -> CaptureError:
     )
 
 
-def own_generator(node: fx.Node) -> CaptureError:
+def own_generator(where: str) -> CaptureError:
     return refusal(
-        line(node),
+        where,
         "a random operation has a generator of its own, whose state a captured step does not have",
         "leave out generator=: Piper draws from its seed, the step and the position in the batch",
     )
