@@ -73,4 +73,4 @@ class Mixed(nn.Module):
 def loss(output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
     """The side loss has the same weight as the other loss, so a missing part of it shows."""
     found, side = output
-    return functional.mse_loss(found, labels) + side.mean()
+    return functional.mse_loss(found, labels.to(found.dtype)) + side.mean()

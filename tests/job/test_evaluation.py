@@ -19,7 +19,6 @@ from piper.errors import InputError
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.models.llama import cross_entropy
 from piper.strategies import (
     dualpipev,
     gpipe,
@@ -63,6 +62,10 @@ class Layer(nn.Module):
         return x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
 
+def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
 @cache
 def base(name: str) -> tuple[Job, list[tuple[Tensor, Tensor]]]:
     torch.manual_seed(0)
@@ -71,7 +74,7 @@ def base(name: str) -> tuple[Job, list[tuple[Tensor, Tensor]]]:
     if name == "text":
         model: nn.Module = Text().double()
         data = [(draw(), draw()) for _ in range(STEPS + 1)]
-        return Job(model, cross_entropy, as_strategy(None), options), data
+        return Job(model, token_loss, as_strategy(None), options), data
     width = (ROWS, 6) if name.startswith("blocks") else (ROWS, 3, WIDTH)
     data = [(torch.randn(width).double(), torch.randn(width).double()) for _ in range(STEPS + 1)]
     if name == "experts":

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from mixed_precision import squares
 from pool import run_on
 from replicas import ADAMW, assert_same, data, plain, train_all
 from runtime.test_remat import (
@@ -147,9 +148,7 @@ def test_masters_wait_with_the_optimizer(zero: int) -> None:
     strategy = one_f_one_b(pp=2, dp=2, zero=zero, microbatches=4)
 
     kept, found = (
-        rehearse(
-            net("dropout"), functional.mse_loss, one, data(), optimizer=ADAMW, precision="bf16"
-        )
+        rehearse(net("dropout"), squares, one, data(), optimizer=ADAMW, precision="bf16")
         for one in (strategy, strategy + Offload(where(), "optimizer"))
     )
 
@@ -178,14 +177,14 @@ def test_a_run_goes_on_from_a_checkpoint(resumed: bool, tmp_path: Path) -> None:
     place = [Place(where(), [0]), Split("MB", 2)]
     moved = [*place, Offload(where(), "optimizer")]
 
-    with closing(Trainer(net("dropout"), functional.mse_loss, place, **options)) as whole:
+    with closing(Trainer(net("dropout"), squares, place, **options)) as whole:
         wanted = [whole.step(*batch).loss for batch in batches]
         theirs = whole.state_dict()
-    with closing(Trainer(net("dropout"), functional.mse_loss, moved, **options)) as first:
+    with closing(Trainer(net("dropout"), squares, moved, **options)) as first:
         found = [first.step(*batch).loss for batch in batches[:2]]
         first.save(tmp_path / "run")
     again = place if resumed else moved
-    with closing(Trainer(net("dropout"), functional.mse_loss, again, **options)) as second:
+    with closing(Trainer(net("dropout"), squares, again, **options)) as second:
         second.resume(tmp_path / "run")
         found += [second.step(*batch).loss for batch in batches[2:]]
         ours = second.state_dict()
