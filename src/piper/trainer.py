@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from piper.directives.strategy import as_strategy
 from piper.job import consistency
 from piper.job.arguments import names_options
 from piper.job.around_step import ModelWrites, refuse_modes
+from piper.job.averaging import Averaging
 from piper.job.batch import Batch
 from piper.job.consistency import Agreed
 from piper.job.evaluation import Evaluation, evaluated, predicted
@@ -27,7 +29,7 @@ from piper.job.metric_log import Log, metric_log
 from piper.job.model_flops import best_seconds
 from piper.job.on_nan import OnNan, after_step
 from piper.job.options import ADAMW, Loss, Options
-from piper.job.programs import Programs
+from piper.job.programs import Programs, whole_state
 from piper.job.retarget import retargeted
 from piper.job.stale_model import StaleModel
 from piper.job.stopping import StopRequest
@@ -39,14 +41,13 @@ from piper.runtime.checkpoint.description import described
 from piper.runtime.checkpoint.folder import Keep
 from piper.runtime.checkpoint.model_names import model_tensors
 from piper.runtime.checkpoint.save import Run
-from piper.runtime.comm.gathering import gather
 from piper.runtime.comm.world import join, processes, world
 from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import Metrics
 from piper.runtime.observe.measure import measure
 from piper.runtime.state import replica_digests
-from piper.runtime.state.device_state import assembled
+from piper.runtime.state.averages import advance
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.steps_in_flight import steps_on
@@ -65,18 +66,18 @@ class Trainer:
 
     `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
     optimizer (what it makes is stepped after every step); `max_norm` clips by the norm over all
-    devices; `on_nan` is "stop", "skip" or "report" for a loss or norm that is not finite, and names
-    the region it began in; `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md);
-    `compiled` runs the regions through Inductor, `graphs` as CUDA graphs where their shapes allow
-    (both may be on; graphs need a GPU); `init(name, tensor)` fills parameters of a model on `meta`;
-    `seed` is for dropout and such models; `costs` is what `tune` gave, or a file of it.
-    `memory_gib` is the memory of a device: a strategy that needs more is an error, with a
-    table of what would fit (on a GPU, a warning by default if it needs more than the GPU has).
-    `no_decay` names parameters without weight decay, such as ["bias", "norm"]. `log` is where the
-    metrics of all steps go: "print", "tensorboard", "wandb", a .csv file, or your function.
-    `device` is "cuda" or "cpu", by default a GPU if there is one. At most `max_programs` programs
-    for different shapes of batches are kept. Waiting for another process fails after `timeout`
-    seconds.
+    devices; `ema` is the decay of averages of the parameters (`averaged`); `on_nan` is "stop",
+    "skip" or "report" for a loss or norm that is not finite, and names the region it began in;
+    `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md); `compiled` runs the regions
+    through Inductor, `graphs` as CUDA graphs where their shapes allow (both may be on; graphs need
+    a GPU); `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for dropout and
+    such models; `costs` is what `tune` gave, or a file of it. `memory_gib` is the memory of a
+    device: a strategy that needs more is an error, with a table of what would fit (on a GPU, a
+    warning by default if it needs more than the GPU has). `no_decay` names parameters without
+    weight decay, such as ["bias", "norm"]. `log` is where the metrics of all steps go: "print",
+    "tensorboard", "wandb", a .csv file, or your function. `device` is "cuda" or "cpu", by default a
+    GPU if there is one. At most `max_programs` programs for different shapes of batches are kept.
+    Waiting for another process fails after `timeout` seconds.
     """
 
     @names_options
@@ -93,6 +94,7 @@ class Trainer:
         reduction: Literal["mean", "sum"] | None = None,
         loss_weight: Callable[..., Any] | None = None,
         max_norm: float | None = None,
+        ema: float | None = None,
         on_nan: OnNan | None = None,
         precision: Precision | str | None = None,
         compiled: bool = False,
@@ -108,7 +110,7 @@ class Trainer:
     ) -> None:
         options = Options(
             optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
-            loss_weight=loss_weight, max_norm=max_norm, on_nan=on_nan, precision=precision,
+            loss_weight=loss_weight, max_norm=max_norm, ema=ema, on_nan=on_nan, precision=precision,
             compiled=compiled, graphs=graphs, seed=seed, init=init, costs=costs,
             memory_gib=memory_gib, device=device, max_programs=max_programs,
         )  # fmt: skip
@@ -125,7 +127,7 @@ class Trainer:
         self._checkpoints, self._stop = Checkpoints(), StopRequest()
         self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
         self._best: dict[BatchKind, float | None] = {}  # seconds of a step at the peak
-        self._broken = False
+        self._broken, self._averaging = False, Averaging()
         self._programs.get(first, job.kind(first), self.steps)
         taken = consistency.digests(model)  # of the values that were copied
         self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken)
@@ -155,7 +157,7 @@ class Trainer:
 
     def step(self, *batch: Any, **named: Any) -> Metrics:
         """One optimizer step on one batch."""
-        self._refuse_closed()
+        self._refuse_closed("step")
         given, kind = self._batch_of(batch, named)
         self._in_flight.begin()
         program, inputs, kind = self._ready(given, kind)
@@ -163,13 +165,13 @@ class Trainer:
             with on_compute_stream(program.plan, program.device):
                 recorded = self._recording.step(self.steps + 1, program, inputs)
                 counts = after_step(self._job.options.on_nan, program, inputs, self.steps + 1)
+                lr = self._programs.state.learning_rate
+                if counts:
+                    advance(self._programs.state)
         except BaseException:
             self._in_flight.forget()
             self._broken = world() > 1
             raise
-        lr = self._programs.state.learning_rate
-        if counts:
-            self._programs.state.advance()
         self.steps, self._stale.stepped = self.steps + 1, True
         self._writes.stepped += 1
         replica_digests.refuse_drift(self._programs.state, self.steps, replica_digests.EVERY)
@@ -236,19 +238,23 @@ class Trainer:
         given = self._job.inputs_only(batch, named)
         return predicted(self._forwards, given, self._in_flight.moved)
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """A `with` in which `evaluate`, `predict`, `state_dict` and `export` use the averages.
+
+        They are those of `Trainer(ema=...)`. Every process enters it.
+        """
+        self._enter("averaged")
+        self._in_flight.finish()
+        return self._averaging.swapped(self._programs, self._checkpoints.peers)
+
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """The whole model's parameters and buffers on device 0, for `model.load_state_dict`.
 
         Every process must call it; the others get None.
         """
         consistency.agree_on_call("state_dict", self.replicas)
-        programs, model = self._programs, self._job.model
-        everywhere = gather(programs.state.parts(programs.reported_states))
-        found = None
-        if everywhere is not None:
-            parts = assembled(part for parts in everywhere for part in parts)
-            found = programs.state.whole(parts, model.state_dict(), programs.aliases)
-        self._writes.allow_values(found, model)
+        found = whole_state(self._programs)
+        self._writes.allow_values(found, self._job.model)
         return found
 
     def save(
@@ -345,10 +351,11 @@ class Trainer:
 
     def _enter(self, call: str) -> None:
         """Begin a call that all processes must make together. A step has its own check."""
-        self._refuse_closed()
+        self._refuse_closed(call)
         consistency.agree_on_call(call, self.replicas)
 
-    def _refuse_closed(self) -> None:
+    def _refuse_closed(self, call: str) -> None:
+        self._averaging.refuse(call)
         consistency.refuse_over(self._programs.comm is None, self._broken)
 
     def _batch_of(self, batch: tuple[Any, ...], named: dict[str, Any]) -> tuple[Batch, BatchKind]:

@@ -81,6 +81,14 @@ def refuse_wrong_memory(found: Any) -> None:
         raise InputError.of("memory_gib", f"{found!r} is not an amount of memory", fix)
 
 
+def refuse_wrong_ema(decay: Any) -> None:
+    if decay is None:
+        return
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
+        fix = "write a number from 0 to below 1, such as 0.999, or None"
+        raise InputError.of("ema", f"{decay!r} is not a decay", fix)
+
+
 def refuse_wrong_count(name: str, found: Any) -> None:
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise InputError.of(name, f"{found!r} is not a count", "write a whole number above 0")

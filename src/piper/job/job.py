@@ -104,7 +104,11 @@ class Job:
     def memory(self) -> MemoryLimit | None:
         """The memory of a device that counts. None: it is not known."""
         wanted = [one.memory_gib for one in self.strategy if isinstance(one, Remat)]
-        return memory_limit(self.device, [self.options.memory_gib, *wanted], self.options.optimizer)
+        given = [self.options.memory_gib, *wanted]
+        found = memory_limit(self.device, given, self.options.optimizer)
+        if found is None or self.options.ema is None:
+            return found
+        return replace(found, optimizer=found.optimizer + 1.0)  # averages are as large as weights
 
     @property
     def replicas(self) -> int:

@@ -14,6 +14,7 @@ from piper.capture.precision import precision_of
 from piper.costs import Costs
 from piper.job.arguments import (
     refuse_wrong_count,
+    refuse_wrong_ema,
     refuse_wrong_memory,
     refuse_wrong_options,
     refuse_wrong_patterns,
@@ -38,6 +39,7 @@ class Options:
     reduction: Reduction | None = None
     loss_weight: Weight | None = None
     max_norm: float | None = None
+    ema: float | None = None
     on_nan: OnNan | None = None
     precision: Precision | str | None = None
     compiled: bool = False
@@ -52,6 +54,7 @@ class Options:
     def __post_init__(self) -> None:
         refuse_wrong_options(self.optimizer, self.lr_scheduler, self.max_norm)
         refuse_wrong_patterns(self.no_decay)
+        refuse_wrong_ema(self.ema)
         if self.no_decay and not isinstance(self.optimizer, WithoutDecay):
             grouped = WithoutDecay(self.optimizer, tuple(self.no_decay))
             object.__setattr__(self, "optimizer", grouped)

@@ -23,6 +23,7 @@ from piper.job.shipping import PlanShipping
 from piper.names import F, Phase
 from piper.plan.analyse.kernel_sequences import KernelSequence
 from piper.plan.instructions import Run
+from piper.runtime.comm.gathering import gather
 from piper.runtime.comm.gloo import Comm, ProcessComm
 from piper.runtime.comm.transport import communicators
 from piper.runtime.comm.world import refuse_wrong_world, world
@@ -31,7 +32,8 @@ from piper.runtime.gpu.cuda_graphs import record_graphs
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
-from piper.runtime.state.device_state import DeviceState
+from piper.runtime.state.averages import start_late
+from piper.runtime.state.device_state import DeviceState, assembled
 from piper.runtime.state.loss_scale import DynamicLossScale
 
 LOG = logging.getLogger("piper")
@@ -146,6 +148,15 @@ class Programs:
             self.comm = None
 
 
+def whole_state(programs: Programs) -> dict[str, torch.Tensor] | None:
+    """The state dict of the whole model on device 0. The others get None."""
+    everywhere = gather(programs.state.parts(programs.reported_states))
+    if everywhere is None:
+        return None
+    parts = assembled(part for parts in everywhere for part in parts)
+    return programs.state.whole(parts, programs.job.model.state_dict(), programs.aliases)
+
+
 def loss_scale(precision: Precision | None) -> DynamicLossScale | None:
     if precision is None or precision.loss_scale is None:
         return None
@@ -158,7 +169,10 @@ def load(
 ) -> Program:
     """Make a plan executable: with its parameters, kernels and communicators."""
     options, trainable = job.options, mine.part.trainable.__getitem__
+    state.ema, known = options.ema, set(state.buckets)
     state.add(mine.plan.states, mine.part.contents, trainable, job.initial, options.optimizer)
+    if steps:
+        start_late(state, known)
     if options.lr_scheduler is not None:
         state.schedule(options.lr_scheduler, steps)
     if state.loss_scale is None:
@@ -192,7 +206,7 @@ def joins(mine: Assignment, kernels: Kernels) -> Joins:
 
 def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
     """The arguments that must be the same on all processes."""
-    names = ("max_norm", "on_nan", "compiled", "graphs", "seed")
+    names = ("max_norm", "ema", "on_nan", "compiled", "graphs", "seed")
     return {
         "strategy": str(job.strategy),
         "example": repr(batch.shapes),

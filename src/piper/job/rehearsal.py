@@ -28,6 +28,7 @@ from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gloo import Comm
 from piper.runtime.execute import Program
 from piper.runtime.joined_runs import join_runs
+from piper.runtime.state.averages import advance, swap
 from piper.runtime.state.device_state import BucketState, DeviceState, assembled
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
@@ -44,6 +45,7 @@ class Rehearsal:
     grad_norms: tuple[float, ...]
     parts: tuple[Mapping[int, float], ...]  # the loss of each microbatch of all replicas, by step
     parameters: Mapping[str, torch.Tensor]
+    averages: Mapping[str, torch.Tensor]  # of trained parameters, with `ema`
 
 
 @names_options
@@ -59,6 +61,7 @@ def rehearse(
     reduction: Literal["mean", "sum"] | None = None,
     loss_weight: Callable[..., Any] | None = None,
     max_norm: float | None = None,
+    ema: float | None = None,
     on_nan: OnNan | None = None,
     precision: Precision | str | None = None,
     compiled: bool = False,
@@ -80,7 +83,7 @@ def rehearse(
     """
     options = Options(
         optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
-        loss_weight=loss_weight, max_norm=max_norm, on_nan=on_nan, precision=precision,
+        loss_weight=loss_weight, max_norm=max_norm, ema=ema, on_nan=on_nan, precision=precision,
         compiled=compiled, graphs=graphs, seed=seed, init=init, costs=costs,
         memory_gib=memory_gib, device=device, max_programs=max_programs,
     )  # fmt: skip
@@ -112,13 +115,22 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
     run_together(
         compiled.device_plans, ready, [[step[feed] for step in steps] for feed in feeds], record
     )
-    owned = [states[device].parts(one.reported_states) for device, one in parts.items()]
-    parameters = assembled(part for found in owned for part in found)
+
+    def collected() -> dict[str, torch.Tensor]:
+        owned = [states[device].parts(one.reported_states) for device, one in parts.items()]
+        return assembled(part for found in owned for part in found)
+
+    parameters, averages = collected(), dict[str, torch.Tensor]()
+    if job.options.ema is not None:
+        for state in states.values():
+            swap(state)
+        averages = collected()
     return Rehearsal(
         losses=tuple(rows[0][0][0].item() for rows in seen),
         grad_norms=tuple(rows[0][0][1].item() ** 0.5 for rows in seen),
         parts=tuple({k: v for _, losses in rows for k, v in losses.items()} for rows in seen),
         parameters=parameters,
+        averages=averages,
     )
 
 
@@ -148,4 +160,4 @@ def remember(seen: list[list[Any]], number: int, program: Program) -> None:
     first = program.batch.first
     losses = {first + part: loss.item() for part, loss in program.losses.items()}
     seen[number].append((program.totals.clone(), losses))
-    program.state.advance()
+    advance(program.state)

@@ -14,6 +14,7 @@ __all__ = ["DropoutModule", "TorchDispatchMode", "pytree"]  # re-exported
 
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
+foreach_lerp_ = torch._foreach_lerp_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
 

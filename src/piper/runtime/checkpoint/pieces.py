@@ -14,6 +14,7 @@ from piper.runtime.observe.measure import settle
 from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
 from piper.runtime.state.optimizers import SCHEDULED, settings
 
+EMA = "piper.ema"  # averages are saved like a state of the optimizer
 STEP = "step"  # a count, in torch's optimizers; may have the shape of a one-element parameter
 CHUNK = 1 << 25  # bytes of a piece: whoever needs some of them reads all, to compare the digest
 Turns = Mapping[str, tuple[int, int]]  # of a state: which of the devices that hold it, of how many
@@ -72,6 +73,9 @@ def optimizer_pieces(bucket: BucketState, part: HeldPart) -> Iterator[tuple[Piec
     """A state with its parameter's shape is cut like it. Others (a step count) stay whole."""
     name, parameter = part.name, part.parameter
     held = bucket.optimizer.state.get(parameter, {}) if bucket.optimizer is not None else {}
+    means = zip(bucket.parameters, bucket.averages or (), strict=False)
+    for mean in (mean for one, mean in means if one is parameter):
+        yield from chunks(part, EMA, mean)
     for state, value in held.items():
         if isinstance(value, torch.Tensor) and value.shape == parameter.shape and state != STEP:
             yield from chunks(part, state, value)

@@ -18,7 +18,7 @@ from piper.runtime.checkpoint.index import (
     StoredPiece,
     read_index,
 )
-from piper.runtime.checkpoint.pieces import STEP, Pieces
+from piper.runtime.checkpoint.pieces import EMA, STEP, Pieces
 from piper.runtime.checkpoint.problems import damaged
 from piper.runtime.checkpoint.safetensors_format import tensor_of
 from piper.runtime.state.device_state import BucketState, HeldPart
@@ -132,11 +132,14 @@ def runs_of(one: StoredPiece, shape: torch.Size) -> list[ElementRun]:
 
 def put(bucket: BucketState, states: Iterable[States]) -> None:
     """Put what was read into a bucket and its optimizer."""
-    for part, held in zip(bucket.parts(), states, strict=True):
+    for k, (part, held) in enumerate(zip(bucket.parts(), states, strict=True)):
         if not held:
             continue
         parameter, rest = part.parameter, {key: held[key] for key in held if key}
         parameter.data.copy_(held[""])
+        mean = rest.pop(EMA, None)
+        if mean is not None and bucket.averaged:
+            bucket.put_average(k, mean)
         if bucket.optimizer is not None and rest:
             moved = on_its_device(bucket.optimizer, parameter, rest)
             bucket.optimizer.state[parameter] = in_its_type(parameter, held[""].dtype, moved)

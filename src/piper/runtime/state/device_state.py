@@ -64,6 +64,8 @@ class BucketState:
     first: list[dict[str, Any]] | None = None  # settings of the optimizer's groups at the start
     copies: list[tuple[torch.Tensor, torch.nn.Parameter]] = field(init=False)  # and their masters
     copying: Copying | None = None  # the last copy of what the optimizer keeps, to the host or back
+    averaged: bool = False  # whether averages of the parameters are kept
+    averages: list[torch.Tensor] | None = None  # of `parameters`; None until the first step
 
     def __post_init__(self) -> None:
         pairs = zip(self.views(self.tensors), self.parameters, strict=True)
@@ -87,6 +89,12 @@ class BucketState:
         """Write what the optimizer has updated to the memory that plans use."""
         if self.copies:
             foreach_copy_([copy for copy, _ in self.copies], [m.data for _, m in self.copies])
+
+    def put_average(self, k: int, values: torch.Tensor) -> None:
+        """The average of one of `parameters`, as it was saved."""
+        if self.averages is None:
+            self.averages = [parameter.data.clone() for parameter in self.parameters]
+        self.averages[k].copy_(values)
 
     def settle(self) -> None:
         """Block until the host may read what the optimizer keeps."""
@@ -149,6 +157,7 @@ class DeviceState:
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)  # that gathers fill
     origin: Origin | None = None  # what the run was resumed from
     loss_scale: DynamicLossScale | None = None  # of float16
+    ema: float | None = None  # the decay of averages of parameters
 
     def buffer(self, number: int, size: int) -> torch.Tensor:
         """A gather buffer. All programs share it, because their steps never overlap."""
@@ -172,6 +181,7 @@ class DeviceState:
                 trained = trainable(state.bucket)
                 here = partial(on_device, initial, self.device)
                 made = make_bucket(state, contents[state.bucket], trained, here, make_optimizer)
+                made.averaged = self.ema is not None and made.optimizer is not None
                 self.buckets[state.value] = made
                 if self.origin is not None:
                     self.origin.fill(made)
