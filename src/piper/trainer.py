@@ -124,14 +124,13 @@ class Trainer:
         self._programs = Programs(job, self.rank, len(first.arguments))
         self._forwards = ForwardPrograms(self._programs)
         self._in_flight, self._recording = steps_on(job.device), from_environment()
-        self._checkpoints, self._stop = Checkpoints(), StopRequest()
+        self._checkpoints, self._stop, self._averaging = Checkpoints(), StopRequest(), Averaging()
         self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
         self._best: dict[BatchKind, float | None] = {}  # seconds of a step at the peak
-        self._broken, self._averaging = False, Averaging()
         self._programs.get(first, job.kind(first), self.steps)
         taken = consistency.digests(model)  # of the values that were copied
         self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken)
-        self._log = metric_log(log, self.rank)
+        self._log, self._broken = metric_log(log, self.rank), False
 
     @property
     def _job(self) -> Job:
