@@ -129,6 +129,20 @@ def is_echo(error: Exception) -> bool:
     return ECHO in getattr(error, "__notes__", ())
 
 
+NO_MEMORY = ("can't allocate memory", "not enough memory")  # as torch says it of a CPU
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host or a GPU has no memory left. torch has an error of its own for a GPU.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("not enough memory"))
+    (True, False)
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY)
+
+
 class PeerLost(RunError):
     """A device that cannot continue because another one is gone: a symptom, not the cause.
 

@@ -35,6 +35,7 @@ from piper.job.stale_model import StaleModel
 from piper.job.stopping import StopRequest
 from piper.job.tracing import from_environment, recording
 from piper.job.tuning import tuned
+from piper.launcher.parent_death import die_with_torchrun
 from piper.runtime.batch import StepInputs
 from piper.runtime.checkpoint.checkpoints import Checkpoints
 from piper.runtime.checkpoint.description import described
@@ -118,6 +119,7 @@ class Trainer:
         first = job.example(example)
         if is_inspecting():
             raise inspected(job, first)
+        die_with_torchrun()
         self.rank = join(timeout, job.device.type == "cuda")
         self.steps = 0  # done so far, including those before `resume`
         self._example = first.map(lambda tensor: tensor.to("meta"))  # its form is all that counts

@@ -27,6 +27,7 @@ LAUNCHERS = {
         "--restarts", "{restarts}",
     ],
 }  # fmt: skip
+NAMED = r"stopped at.*\n.*device (\d+) (?:does not answer|waits for nobody)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,11 @@ class Outcome:
 
     @property
     def root_cause(self) -> int | None:
-        """The process that torchrun blames."""
+        """The process that the others blame under torchrun, or that torchrun blames."""
+        named = {int(one) for one in re.findall(NAMED, self.errors)}
         found = re.search(r"^Root Cause.*?rank\s*: (\d+)", self.errors, re.M | re.S)
-        return int(found[1]) if found else None
+        own = {int(found[1])} if found else set()
+        return next(iter(named or own)) if len(named) < 2 else None
 
     @property
     def losses(self) -> list[float]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from launcher.fault_runs import SOURCES, is_alive
 
 from piper.errors import ECHO
 from piper.launcher import child
 from piper.launcher.ending import SYMPTOM, Ended, Report, verdict
+from piper.launcher.local import Child, ended
 
 
 def test_a_cause_comes_before_symptoms(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +89,8 @@ def test_the_device_that_the_others_wait_for_is_blamed(capsys: pytest.CaptureFix
         ("import sys; sys.exit()", 0, ""),
         ("raise KeyboardInterrupt", 130, "it was interrupted"),
         ("raise MemoryError", 1, "it is out of memory"),
+        ("import torch; torch.empty(2**60, dtype=torch.uint8)", 1, "it is out of memory"),
+        ("import torch; raise torch.OutOfMemoryError('CUDA')", 1, "it is out of memory"),
         ("raise RuntimeError('[/pytorch/gloo/transport/tcp/pair.cc:5] closed')", SYMPTOM, "pair"),
     ],
 )
@@ -100,3 +108,40 @@ def test_every_end_of_a_script_is_reported(
 
 def test_half_a_report_is_none() -> None:
     assert Report.from_json('{"reason": "x"') == Report.from_json("") == Report()
+
+
+def test_clocks_that_jump_do_not_change_who_was_first(tmp_path: Path) -> None:
+    """Files have the time of the wall clock, which may go back between two failures."""
+    children = []
+    for rank, written in ((0, 9.0), (1, 5.0)):
+        process = subprocess.run(["false"], check=False)
+        children.append(Child(rank, process, tmp_path / f"rank-{rank}"))  # type: ignore[arg-type]
+        child.tell(children[-1].report, f"  {rank}")
+        os.utime(children[-1].report, (written, written))
+
+    first, second = (ended(one) for one in children)
+
+    assert 0.0 < first.when < second.when
+
+
+def test_what_torchrun_starts_ends_with_it() -> None:
+    """A launcher that is killed at once cannot end its processes."""
+    script = (
+        "import os, subprocess, sys\n"
+        "code = 'import time; from piper.launcher.parent_death import die_with_torchrun as do;"
+        "do(); print(1, flush=True); time.sleep(600)'\n"
+        "one = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
+        "one.stdout.readline()\n"
+        "print(one.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "x", "PYTHONPATH": str(SOURCES)}
+
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, check=False
+    )
+
+    end = time.monotonic() + 30
+    while is_alive(int(found.stdout)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not is_alive(int(found.stdout))

@@ -22,6 +22,7 @@ from launcher.fault_runs import Outcome, attempt
 from scripts.faulty import ANY_MOMENT, FAULTS, STRATEGIES, plain
 
 MOST = 10.0  # seconds to stop, after the timeout where nobody notices earlier
+ASKING = 5.0  # seconds until the others know who is gone: Piper's launchers know it at once
 TORCHRUN = 30.0  # seconds that torchrun gives a process which does not end on SIGTERM
 STEPS = 4
 STUCK = ("stop", "hang")
@@ -83,7 +84,9 @@ def longest(case: Case) -> float:
     """Seconds that the run may take to stop."""
     stuck = case.fault in STUCK
     found = MOST + (timeout(case.launcher, case.n) if stuck else 0.0)
-    return found + (TORCHRUN if stuck and case.launcher == "torchrun" else 0.0)
+    if case.launcher == "torchrun":
+        found += ASKING + (TORCHRUN if stuck else 0.0)
+    return found
 
 
 def culprit(case: Case, found: Outcome) -> int | None:

@@ -18,9 +18,10 @@ HELD = {"w:PP0": (torch.zeros(2**18),), "h0": torch.zeros(2**19), "h1": None}
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"),
         MemoryError(),
     ],
-    ids=["gpu", "cpu", "python"],
+    ids=["gpu", "cpu", "another cpu", "python"],
 )
 def test_out_of_memory_says_so_and_what_was_held(error: Exception) -> None:
     found = step_error(PLAN, 0, error, HELD)

@@ -54,7 +54,7 @@ def test_a_device_that_does_not_answer_is_named(
     assert error.culprit == 2
     assert str(error) == (
         "device 0 stopped at run PP0:B@0\n"
-        "  device 2 does not answer: it was stopped, or its host is down or busy\n"
+        "  device 2 does not answer: it ended or was stopped, or its host is down\n"
         "  device 0 has waited 0 s for 1: recv h0 from 1 on pp, for PP0:B@0\n"
         "  device 1 has waited 9 s for 2: recv h1 from 2 on pp, for PP1:B@0"
     )

@@ -6,17 +6,18 @@ python -m piper.launcher.child REPORT PARENT SCRIPT ARGUMENTS...
 from __future__ import annotations
 
 import atexit
-import ctypes
 import logging
 import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
-from piper.errors import PeerLost, PiperError, is_echo
+from piper.errors import PeerLost, PiperError, is_echo, is_out_of_memory
 from piper.launcher.ending import SYMPTOM, Report
+from piper.launcher.parent_death import die_with
 from piper.launcher.script_errors import shortened
 from piper.launcher.trace_window import FILE
 
@@ -42,17 +43,15 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         tell(report, "  it was interrupted (KeyboardInterrupt)")
         return 128 + signal.SIGINT
-    except MemoryError:
-        tell(report, indent(f"it is out of memory\n{traceback.format_exc()}"))
-        return 1
     except Exception as error:
-        tell(report, indent(shortened(error)))
+        memory = "it is out of memory\n" if is_out_of_memory(error) else ""
+        tell(report, indent(memory + shortened(error)))
         return SYMPTOM if is_echo(error) or lost_a_peer(error) else 1
     return 0
 
 
 def tell(report: Path, reason: str, culprit: int | None = None) -> None:
-    report.write_text(Report(reason, culprit).to_json())
+    report.write_text(Report(reason, culprit, time.monotonic()).to_json())
 
 
 def left(report: Path, error: SystemExit) -> int:
@@ -88,14 +87,6 @@ def log_progress() -> None:
 
 def indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends, for whatever reason."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 if __name__ == "__main__":

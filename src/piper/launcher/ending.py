@@ -25,6 +25,7 @@ class Report:
 
     reason: str = ""
     culprit: int | None = None
+    when: float = 0.0  # by a clock of the host that never jumps; 0 if the process was killed
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -143,7 +143,7 @@ def wait_all(children: Sequence[Child], seconds: float) -> None:
 
 def ended(child: Child) -> Ended:
     """A process without a report was killed. That is earlier than what its peers report."""
-    code, reported = child.process.returncode, child.report.exists()
-    when = child.report.stat().st_mtime if reported else 0.0
+    reported = child.report.exists()
     why = Report.from_json(child.report.read_text()) if reported else Report()
-    return Ended(child.rank, code, when, why.reason, why.culprit, child.asked)
+    code = child.process.returncode
+    return Ended(child.rank, code, why.when, why.reason, why.culprit, child.asked)

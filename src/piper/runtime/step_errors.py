@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from piper.errors import RunError
+from piper.errors import RunError, is_out_of_memory
 from piper.plan.instructions import Plan, line
 from piper.runtime.comm.waits import lost
 from piper.runtime.torch_private import pytree
 
 LARGEST = 3  # buffers that are named
-NO_MEMORY = "can't allocate memory"  # as torch says it of a CPU
 
 
 def step_error(plan: Plan, position: int, error: Exception, held: Mapping[str, Any]) -> RunError:
@@ -28,10 +27,6 @@ def step_error(plan: Plan, position: int, error: Exception, held: Mapping[str, A
         states = {state.value for state in plan.states}
         reason = f"out of memory: {held_text(held, states)}\n  {reason}"
     return RunError(plan.device, where, reason)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error)
 
 
 def held_text(held: Mapping[str, Any], states: set[str]) -> str:

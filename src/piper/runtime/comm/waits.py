@@ -10,6 +10,7 @@ The answers travel through the store, over a connection of their own.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from piper.errors import PeerLost
 from piper.names import amount
 from piper.runtime.comm.activity import Status, activity, waiting
+from piper.runtime.comm.store import ATTEMPT
 
 Found = TypeVar("Found")
 ASKED = "piper/who waits"
@@ -107,10 +109,14 @@ def lost(device: int, what: str, reason: str) -> PeerLost:
 
 
 def explained() -> tuple[int | None, str] | None:
-    """The device that all wait for, and what each does. None: this process did not wait long."""
+    """The device that all wait for, and what each does.
+
+    None: this process did not wait long, and its launcher knows better who ended first. torchrun
+    does not: it blames the first process whose end it sees. So ask, and end later than the cause.
+    """
     assert _board is not None
     late = activity.seconds > 0.5 * _board.patience.total_seconds()
-    if not late and not _board.asked():
+    if not late and not _board.asked() and ATTEMPT not in os.environ:
         _board.post()  # somebody may ask later
         return None
     found = _board.ask()
@@ -150,7 +156,7 @@ def lines(found: Mapping[int, Status], culprit: int | None, world: int) -> Itera
     for device in [*first, *(one for one in range(world) if one not in first)]:
         status = found.get(device)
         if status is None:
-            yield f"device {device} does not answer: it was stopped, or its host is down or busy"
+            yield f"device {device} does not answer: it ended or was stopped, or its host is down"
         elif status.peers:
             peers = amount(len(status.peers), "device")
             whom = ", ".join(map(str, status.peers)) if len(status.peers) <= 4 else peers
