@@ -33,9 +33,9 @@ from piper.job.programs import Programs, whole_state
 from piper.job.retarget import retargeted
 from piper.job.stale_model import StaleModel
 from piper.job.stopping import StopRequest
+from piper.job.stragglers import Stragglers
 from piper.job.tracing import from_environment, recording
 from piper.job.tuning import tuned
-from piper.launcher.parent_death import die_with_torchrun
 from piper.runtime.batch import StepInputs
 from piper.runtime.checkpoint.checkpoints import Checkpoints
 from piper.runtime.checkpoint.description import described
@@ -119,7 +119,6 @@ class Trainer:
         first = job.example(example)
         if is_inspecting():
             raise inspected(job, first)
-        die_with_torchrun()
         self.rank = join(timeout, job.device.type == "cuda")
         self.steps = 0  # done so far, including those before `resume`
         self._example = first.map(lambda tensor: tensor.to("meta"))  # its form is all that counts
@@ -163,7 +162,10 @@ class Trainer:
         self._in_flight.begin()
         program, inputs, kind = self._ready(given, kind)
         try:
-            with on_compute_stream(program.plan, program.device):
+            with (
+                self._stragglers.watching(program),
+                on_compute_stream(program.plan, program.device),
+            ):
                 recorded = self._recording.step(self.steps + 1, program, inputs)
                 counts = after_step(self._job.options.on_nan, program, inputs, self.steps + 1)
                 lr = self._programs.state.learning_rate
@@ -179,7 +181,7 @@ class Trainer:
         if kind not in self._best:
             self._best[kind] = best_seconds(self._job, given)
         read, tokens = self._in_flight.end(program), self.replicas * given.tokens
-        metrics = Metrics(self.steps, tokens, read, lr, self._best[kind])
+        metrics = Metrics(self.steps, tokens, read, lr, self._best[kind], self._stragglers.found)
         self._log.add(metrics)
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
         self._stop.leave(self)
@@ -392,9 +394,11 @@ class Trainer:
             data = batch.tensors
             if kind in self._stepped and any(one.is_cuda for one in data):
                 data = ()  # reading them would wait for the GPU
-            mine, feed = replace(found, weight=own), (self.replica, self.replicas)
+            times = self._stragglers.mine(self._programs.role)
+            mine, feed = replace(found, weight=own, own=times), (self.replica, self.replicas)
             found = consistency.agree_on_step((shapes, flags), data, *feed, mine)
         self._job.python_state.agreed = found.state
         self._checkpoints.refuse_failed(found.lost)
         self._stop.agreed = found.stop
+        self._stragglers.see(found.devices)
         return found.weight, (shapes, flags, found.state)

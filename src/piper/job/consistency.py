@@ -21,6 +21,8 @@ SAMPLE = 1024  # elements of each parameter that are compared: enough to tell tw
 SHORT = 60  # characters that a message can show; a digest is longer
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs between processes
 Digests = dict[str, str]
+DeviceTimes = tuple[float, float, int]  # seconds of the last step, and after it; the role
+NO_TIMES: DeviceTimes = (0.0, 0.0, 0)
 
 
 def refuse_disagreement(given: Mapping[str, str], model: torch.nn.Module) -> None:
@@ -134,6 +136,8 @@ class Agreed:
     lost: bool = False  # some process has lost a checkpoint that was being written
     state: int = 0  # of what the model of the first process keeps in Python
     stop: bool = False  # some process was asked to stop after this step
+    own: DeviceTimes = NO_TIMES  # of this process
+    devices: tuple[DeviceTimes, ...] = ()  # of all
 
 
 def agree_on_step(
@@ -146,26 +150,34 @@ def agree_on_step(
     which compiles, knows what matters of it. The processes of one replica must have the same data;
     `batch` is empty if reading it would wait for the GPU.
     """
-    row = torch.full((5 + 3 * feeds,), float("-inf"), dtype=torch.float64)
+    row = torch.full((numbers(feeds),), float("-inf"), dtype=torch.float64)
+    times, rank = 2 + 3 * feeds, dist.get_rank()
+    row[times + 3 * rank : times + 3 * rank + 3] = torch.tensor(mine.own)
     row[2 + feed], row[-2], row[-3] = mine.weight, float(mine.lost), float(mine.stop)
-    if dist.get_rank() == 0:
+    if rank == 0:
         row[-1] = mine.state
     if batch:
         seen = fingerprint(batch)
         row[2 + feeds + feed], row[2 + 2 * feeds + feed] = seen, -seen
     most = agreed(kind, row)
-    data = most[2 + feeds : -3].view(2, feeds)
+    data = most[2 + feeds : times].view(2, feeds)
     other = (data[0] != -data[1]) & data[0].isfinite()  # infinite: no data was compared
     if other.any():
         raise different_data(int(other.nonzero()[0]))
     weight, lost, state = float(most[2 : 2 + feeds].sum()), bool(most[-2]), int(most[-1])
-    return Agreed(weight, lost, state, bool(most[-3]))
+    devices = tuple((s, t, int(role)) for s, t, role in most[times:-3].view(-1, 3).tolist())
+    return Agreed(weight, lost, state, bool(most[-3]), mine.own, devices)
+
+
+def numbers(feeds: int) -> int:
+    """How many all processes agree on."""
+    return 5 + 3 * feeds + 3 * int(dist.get_world_size())
 
 
 def agree_on_call(call: str, feeds: int) -> None:
     """Check that all processes are in the same call, not in a step or another call."""
     if dist.is_initialized() and dist.get_world_size() > 1:
-        agreed((call,), torch.zeros(5 + 3 * feeds, dtype=torch.float64))
+        agreed((call,), torch.zeros(numbers(feeds), dtype=torch.float64))
 
 
 def agreed(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:

@@ -61,6 +61,11 @@ class Programs:
         self.state = DeviceState(self.job.device)
         self.shipping = PlanShipping(self.job.options.compiled)
 
+    @property
+    def role(self) -> int:
+        """The first device with the same plan as this one, but for whom it meets."""
+        return next((one.part.role.plan.device for one in self.assigned.values()), self.rank)
+
     def has(self, kind: BatchKind) -> bool:
         return kind in self.ready
 

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
+from piper.launcher.parent_death import die_with_torchrun
 from piper.launcher.signals import SAVE
 
 LOG = logging.getLogger("piper")
@@ -27,11 +28,12 @@ class Saving(Protocol):
 class StopRequest:
     """Whether this process was asked to stop, and whether all processes know that one was.
 
-    With `piper run --save-on-signal FOLDER`, SIGTERM asks. After the step, all processes save and
-    end their scripts.
+    A process ends if its launcher does. With `piper run --save-on-signal FOLDER`, SIGTERM asks:
+    after the step, all processes save and end their scripts.
     """
 
     def __init__(self) -> None:
+        die_with_torchrun()
         self.wanted, self.agreed = False, False
         self.folder = os.environ.get(SAVE)
         if self.folder and threading.current_thread() is threading.main_thread():

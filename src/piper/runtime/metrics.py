@@ -18,6 +18,31 @@ class Readings:
     losses: Mapping[int, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Slowest:
+    """The device that the others wait for, step after step, and where it loses its time.
+
+    >>> print(Slowest(1, 0.045, 0.03, "PP0:F", 0.0142))
+    device 1 works 45.0 ms of each step, the others 30.0 ms: it loses 14.2 ms in PP0:F
+    """
+
+    device: int
+    seconds: float  # of work in each step
+    others: float
+    where: str = ""  # a region and phase, another instruction, or "between steps"
+    lost: float = 0.0  # seconds there
+
+    def __str__(self) -> str:
+        own, others = (f"{1e3 * one:.1f} ms" for one in (self.seconds, self.others))
+        text = f"device {self.device} works {own} of each step, the others {others}"
+        return f"{text}: it loses {1e3 * self.lost:.1f} ms {self.place}" if self.where else text
+
+    @property
+    def place(self) -> str:
+        return self.where if self.where == BETWEEN else f"in {self.where}"
+
+
+BETWEEN = "between steps"
 NAMES = (
     "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second", "memory_gib",
     "mfu",
@@ -44,9 +69,11 @@ class Metrics:
         read: Callable[[], Readings],
         lr: float | None = None,
         best_seconds: float | None = None,
+        slowest: Slowest | None = None,
     ) -> None:
         self.step, self.tokens, self.read = step, tokens, read
         self.lr = lr  # of the first parameter group on this process, if it has one
+        self.slowest = slowest  # None if no device is persistently slower than the others
         self.best_seconds = best_seconds  # at the peak of all devices, where that is known
 
     @cached_property

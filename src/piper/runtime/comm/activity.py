@@ -46,12 +46,14 @@ class Activity:
     def __init__(self) -> None:
         self.wait: Describe | None = None
         self.since = monotonic()
+        self.waited = 0.0  # seconds of all waits so far
 
     def begin(self, wait: Describe) -> None:
         self.since, self.wait = monotonic(), wait
 
     def end(self) -> None:
-        self.wait, self.since = None, monotonic()
+        before, self.wait, self.since = self.since, None, monotonic()
+        self.waited += self.since - before
 
     @property
     def seconds(self) -> float:
