@@ -81,6 +81,8 @@ class Trainer:
     Waiting for another process fails after `timeout` seconds.
     """
 
+    _broken = False  # whether a step failed
+
     @names_options
     def __init__(
         self,
@@ -131,7 +133,7 @@ class Trainer:
         self._programs.get(first, job.kind(first), self.steps)
         taken = consistency.digests(model)  # of the values that were copied
         self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken)
-        self._log, self._broken = metric_log(log, self.rank), False
+        self._slow, self._log = Stragglers(self.rank), metric_log(log, self.rank)
 
     @property
     def _job(self) -> Job:
@@ -162,10 +164,7 @@ class Trainer:
         self._in_flight.begin()
         program, inputs, kind = self._ready(given, kind)
         try:
-            with (
-                self._stragglers.watching(program),
-                on_compute_stream(program.plan, program.device),
-            ):
+            with self._slow.stepping(program):
                 recorded = self._recording.step(self.steps + 1, program, inputs)
                 counts = after_step(self._job.options.on_nan, program, inputs, self.steps + 1)
                 lr = self._programs.state.learning_rate
@@ -181,7 +180,7 @@ class Trainer:
         if kind not in self._best:
             self._best[kind] = best_seconds(self._job, given)
         read, tokens = self._in_flight.end(program), self.replicas * given.tokens
-        metrics = Metrics(self.steps, tokens, read, lr, self._best[kind], self._stragglers.found)
+        metrics = Metrics(self.steps, tokens, read, lr, self._best[kind], self._slow.found)
         self._log.add(metrics)
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
         self._stop.leave(self)
@@ -391,14 +390,12 @@ class Trainer:
         if not self._stepped:
             self._job.try_mean(batch)  # on real data: an example may be zeros
         if world() > 1:
-            data = batch.tensors
-            if kind in self._stepped and any(one.is_cuda for one in data):
-                data = ()  # reading them would wait for the GPU
-            times = self._stragglers.mine(self._programs.role)
-            mine, feed = replace(found, weight=own, own=times), (self.replica, self.replicas)
+            data = consistency.compared(batch.tensors, kind in self._stepped)
+            mine = replace(found, weight=own, own=self._slow.mine(self._programs.role))
+            feed = self.replica, self.replicas
             found = consistency.agree_on_step((shapes, flags), data, *feed, mine)
         self._job.python_state.agreed = found.state
         self._checkpoints.refuse_failed(found.lost)
         self._stop.agreed = found.stop
-        self._stragglers.see(found.devices)
+        self._slow.see(found.devices)
         return found.weight, (shapes, flags, found.state)

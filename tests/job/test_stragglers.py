@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import pytest
 from draws import drawn, draws, every
@@ -127,7 +128,7 @@ def test_the_clock_of_work_stands_still_in_a_wait() -> None:
 class NoProgram:
     """Stands for a program; its instructions take as long as they say."""
 
-    faster = None
+    faster = plan = device = None
 
 
 @pytest.fixture
@@ -138,10 +139,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stragglers]:
         mine = {"PP0:F": 0.02, "PP0:B": 0.03}
         monkeypatch.setattr(stragglers, "everyone", lambda one, _: [one, {**mine, **seconds}])
         monkeypatch.setattr(stragglers, "timed", lambda _: Noted(mine))
+        monkeypatch.setattr(stragglers, "on_compute_stream", lambda *_: nullcontext())
         found = Stragglers(0)
         for _ in range(count):
             found.see(((0.05, 0.001, 0), (inside, between, 0)))
-            with found.watching(NoProgram()):  # type: ignore[arg-type]
+            with found.stepping(NoProgram()):  # type: ignore[arg-type]
                 pass
         return found
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "faulty.py"
 SOURCES = Path(__file__).parent.parent.parent / "src"
@@ -27,6 +28,7 @@ LAUNCHERS = {
         "--restarts", "{restarts}",
     ],
 }  # fmt: skip
+BLAMED = re.compile(r"^piper: device (\d+) (?:failed|held up|reached)", re.MULTILINE)
 NAMED = r"stopped at.*\n.*device (\d+) (?:does not answer|waits for nobody)"
 
 
@@ -38,13 +40,13 @@ class Outcome:
     output: str
     errors: str
     ended: float  # by the clock, as all times here
+    told: tuple[float, ...]  # when Piper's launcher said who was to blame
     left: tuple[str, ...] = ()  # processes and folders
 
     @property
-    def culprit(self) -> int | None:
-        """The device that the launcher blames."""
-        found = re.search(r"^piper: device (\d+) (failed|held up|reached)", self.errors, re.M)
-        return int(found[1]) if found else None
+    def culprits(self) -> list[int]:
+        """The devices that Piper's launchers blame, one for each attempt that failed."""
+        return [*map(int, BLAMED.findall(self.errors))]
 
     @property
     def root_cause(self) -> int | None:
@@ -65,23 +67,17 @@ class Outcome:
         return sorted(float(one) for one in re.findall(rf"{what} (\d+\.\d+)$", self.output, re.M))
 
     @property
-    def fault(self) -> float | None:
-        """When the fault came, if it did."""
-        return next(iter(self.times("fault")), None)
+    def stops(self) -> list[float]:
+        """Seconds from each fault until the launcher says who was to blame, or else until the next
+        processes start, or the end."""
+        known = [*self.told] or self.times("began")
+        return [next_after(fault, known) or self.ended - fault for fault in self.times("fault")]
 
     @property
-    def seconds(self) -> float:
-        """From the fault to the end, or to the next attempt, whose processes have just started."""
-        if self.fault is None:
-            return 0.0
-        later = [one for one in self.times("began") if one > self.fault]
-        return (later[0] if later else self.ended) - self.fault
-
-    @property
-    def restart(self) -> float | None:
-        """Seconds from the fault to the end of the next step."""
+    def restarts(self) -> list[float | None]:
+        """Seconds from each fault to the end of the next step."""
         steps = self.times(r"step \d+ loss \S+")
-        return next((one - self.fault for one in steps if self.fault and one > self.fault), None)
+        return [next_after(fault, steps) for fault in self.times("fault")]
 
     @property
     def start(self) -> float:
@@ -89,7 +85,14 @@ class Outcome:
         return self.times(r"step \d+ loss \S+")[0] - self.times("began")[0]
 
 
-def attempt(launcher: str, n: int, *given: str, restarts: int = 0, limit: float = 300.0) -> Outcome:
+def next_after(when: float, times: list[float]) -> float | None:
+    """Seconds until the next one."""
+    return next((one - when for one in times if one > when), None)
+
+
+def attempt(
+    launcher: str, n: int, *given: str, restarts: int = 0, limit: float = 1500.0
+) -> Outcome:
     """Run the script to its end. What it leaves behind is looked for in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         folder, pids = Path(name, "tmp"), Path(name, "pids")
@@ -97,8 +100,7 @@ def attempt(launcher: str, n: int, *given: str, restarts: int = 0, limit: float 
         pids.mkdir()
         words = (word.format(n=n, restarts=restarts) for word in LAUNCHERS[launcher])
         command = [*words, str(SCRIPT), *given, "--pids", str(pids)]
-        if "--once" in given:
-            command += ["--checkpoint", f"{name}/checkpoint"]
+        command += ["--checkpoint", f"{name}/checkpoint"] if restarts else []
         environment = {**os.environ, "PYTHONPATH": str(SOURCES), "GLOO_SOCKET_IFNAME": "lo"}
         if launcher != "ray":  # whose sockets need short paths, and whose logs stay
             environment["TMPDIR"] = str(folder)
@@ -106,14 +108,31 @@ def attempt(launcher: str, n: int, *given: str, restarts: int = 0, limit: float 
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
-        try:
-            output, errors = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, errors = process.communicate()
-            errors += f"\nit did not end in {limit} s"
+        output, errors, told = followed(process, limit)
         ended = time.time()
-        return Outcome(process.returncode, output, errors, ended, left_behind(folder, pids))
+        return Outcome(process.returncode, output, errors, ended, told, left_behind(folder, pids))
+
+
+def followed(process: subprocess.Popen[str], limit: float) -> tuple[str, str, tuple[float, ...]]:
+    """What a run prints until its end, and when it said who was to blame."""
+    output, errors, told = list[str](), list[str](), list[float]()
+
+    def read_errors() -> None:
+        for line in process.stderr:
+            told.extend([time.time()] if BLAMED.match(line) else [])
+            errors.append(line)
+
+    readers = [Thread(target=lambda: output.extend(process.stdout)), Thread(target=read_errors)]
+    for reader in readers:
+        reader.start()
+    try:
+        process.wait(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        errors.append(f"it did not end in {limit} s\n")
+    for reader in readers:
+        reader.join(10.0)  # a process that is left may keep them open
+    return "".join(output), "".join(errors), tuple(told)
 
 
 def left_behind(folder: Path, pids: Path) -> tuple[str, ...]:

@@ -1,11 +1,13 @@
-"""A run in which one device meets a fault, for tests of launchers.
+"""A run in which devices meet faults, for tests of launchers.
 
---strategy NAME: one of STRATEGIES, on as many devices as there are. --fault KIND: one of FAULTS,
-on device --at in step --step, or --after so many seconds of it. --checkpoint FOLDER: resume from
-there, and save after every step. Device 0 prints the loss of each step, and every line its time.
+--strategy NAME: one of STRATEGIES, on as many devices as there are. --faults JSON: a list with a
+fault for each attempt: its kind (one of FAULTS), its device, its step of this attempt (0: before
+the Trainer is made), and after how many seconds of it. --checkpoint FOLDER: resume from there, and
+save after every step. Device 0 prints the loss of each step, and every line its time.
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -115,10 +117,11 @@ def spoiled(given: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, tor
     return given[0], given[1] * float("nan")
 
 
-def first_attempt() -> bool:
-    """Whether the launcher, Piper's or torchrun, has not restarted this run."""
+def fault_of_attempt(faults: list[tuple[str, int, int, float]]) -> tuple[str, int, int, float]:
+    """Piper's launchers and torchrun count restarts."""
     names = ("PIPER_RESTART", "TORCHELASTIC_RESTART_COUNT")
-    return not any(int(os.environ.get(name, "0")) for name in names)
+    attempt = max(int(os.environ.get(name, "0")) for name in names)
+    return faults[attempt] if attempt < len(faults) else ("", -1, -1, 0.0)
 
 
 def sockets() -> list[str]:
@@ -135,43 +138,40 @@ def sockets() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", default="1f1b", choices=STRATEGIES)
-    parser.add_argument("--fault", default="")
-    parser.add_argument("--at", type=int, default=1)
-    parser.add_argument("--step", type=int, default=2)
+    parser.add_argument("--faults", type=json.loads, default=[])
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--checkpoint")
-    parser.add_argument("--after", type=float, default=0.0)
-    parser.add_argument("--once", action="store_true", help="no fault after a restart")
     parser.add_argument("--pids", help="a folder for process ids")
     parser.add_argument("--sockets", action="store_true")
     chosen = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     if chosen.pids:
         (Path(chosen.pids) / f"{os.getpid()} of device {rank}").touch()
-    comes = bool(chosen.fault) and (first_attempt() or not chosen.once)
-    here = comes and rank == chosen.at
-    if here and chosen.step == 0:
-        fail(chosen.fault, chosen.after)
+    fault, at, number, after = fault_of_attempt(chosen.faults)
+    if rank == at and number == 0:
+        fail(fault, after)
     torch.manual_seed(0)
     trainer = piper.Trainer(
         Net(), nn.functional.mse_loss, STRATEGIES[chosen.strategy], optimizer=optimizer,
-        example=batch(0, 0), timeout=chosen.timeout,
-        on_nan="stop" if chosen.fault == "nan" else None,
+        example=batch(0, 0), timeout=chosen.timeout, on_nan="stop" if fault == "nan" else None,
     )  # fmt: skip
     if chosen.checkpoint:
         trainer.resume(chosen.checkpoint, missing_ok=True)
+    first = trainer.steps
     while trainer.steps < chosen.steps:
         step = trainer.steps + 1
-        if here and step == chosen.step:
-            fail(chosen.fault, chosen.after)
+        now = step == first + number
+        if now and rank == at:
+            fail(fault, after)
         given = batch(step, trainer.replica)
-        bad = comes and step == chosen.step and chosen.fault == "nan"
-        metrics = trainer.step(*(spoiled(given) if bad else given))
+        metrics = trainer.step(*(spoiled(given) if now and fault == "nan" else given))
         if rank == 0:
             print(f"step {step} loss {metrics.loss:.9f} {time.time()}\n", end="", flush=True)
         if chosen.checkpoint:
             trainer.save(chosen.checkpoint)
+    if rank == at:
+        time.sleep(60)  # until the fault comes
     if chosen.sockets:
         print(f"listens {' '.join(sockets())}\n", end="", flush=True)
 

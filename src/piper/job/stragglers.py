@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from statistics import mean, median
 
 from piper.job.consistency import DeviceTimes
 from piper.runtime.comm.gathering import everyone
 from piper.runtime.execute import Program
+from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import BETWEEN, Slowest
 from piper.runtime.observe.own_time import OwnTime, Seconds, timed
 
@@ -69,16 +70,17 @@ class Stragglers:
         self.rows.clear()
 
     @contextmanager
-    def watching(self, program: Program) -> Iterator[None]:
-        """Around a step."""
-        if not self.looks:
+    def stepping(self, program: Program) -> Iterator[None]:
+        """Around a step, on its stream."""
+        look = self.looks > 0
+        self.looks -= look
+        with (
+            on_compute_stream(program.plan, program.device),
+            timed(program) if look else nullcontext(Seconds()) as seconds,
+        ):
             yield
-        else:
-            self.looks -= 1
-            with timed(program) as seconds:
-                yield
-            for what, one in seconds.items():
-                self.seconds[what] = self.seconds.get(what, 0.0) + one / LOOK
+        for what, one in seconds.items():
+            self.seconds[what] = self.seconds.get(what, 0.0) + one / LOOK
         self.own.end()
 
     def explain(self, found: Slowest) -> None:
