@@ -392,8 +392,7 @@ class Trainer:
         if world() > 1:
             data = consistency.compared(batch.tensors, kind in self._stepped)
             mine = replace(found, weight=own, own=self._slow.mine(self._programs.role))
-            feed = self.replica, self.replicas
-            found = consistency.agree_on_step((shapes, flags), data, *feed, mine)
+            found = consistency.agree_on_step(kind[:2], data, self.replica, self.replicas, mine)
         self._job.python_state.agreed = found.state
         self._checkpoints.refuse_failed(found.lost)
         self._stop.agreed = found.stop
