@@ -146,7 +146,22 @@ def pass_nodes(dag: Dag, wanted: Filter) -> list[Compute]:
     except Refused:
         for problem in misunderstandings(wanted):
             raise Refused(problem) from None
+        if is_untrained(dag, wanted):
+            return []
         raise
+
+
+def is_untrained(dag: Dag, wanted: Filter) -> bool:
+    """Whether it names backwards of regions that have none: they and all before are frozen.
+
+    A schedule need not know that. The rest of it stays as it is.
+    """
+    tags = tuple(item for item in wanted.items if item[0] != PASS)
+    phase = dict(wanted.items).get(PASS)
+    if type(wanted) is not Filter or phase not in (B, BI, BW):
+        return False
+    found = {node.region for node in dag.select(Filter(tags))}
+    return bool(found) and not any(dag.model.by_id[region].has_backward for region in found)
 
 
 def misunderstandings(wanted: Filter) -> Iterator[Problem]:
