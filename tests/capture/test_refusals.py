@@ -96,26 +96,6 @@ def test_a_decision_in_the_backward_of_an_operator() -> None:
     )
 
 
-def test_an_autograd_function() -> None:
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: object, grad: Tensor) -> Tensor:
-            return grad * 3
-
-    def forward(self: Model, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        return Twice.apply(y).mean()
-
-    assert refusal(forward) == (
-        "line 2: Twice is not supported: a trace misses the backward of an autograd.Function\n"
-        "  fix: make it an operator with torch.library.custom_op and register_autograd"
-    )
-
-
 def test_random_numbers() -> None:
     def forward(self: Model, x: Tensor) -> Tensor:
         noise = torch.poisson(x.abs())
@@ -125,19 +105,6 @@ def test_random_numbers() -> None:
         "line 1: poisson draws random numbers, which would depend on the strategy\n"
         "  fix: draw them outside of the model and pass them as an argument, or use torch.rand, "
         "randn, randint, bernoulli, multinomial or dropout"
-    )
-
-
-def test_lstm() -> None:
-    lstm = nn.LSTM(8, 8)
-
-    def forward(self: Model, x: Tensor) -> Tensor:
-        return lstm(self.layer(x))[0].mean()
-
-    lstm.requires_grad_(False)
-    assert refusal(forward) == (
-        "line 1: nn.LSTM is not supported: only autograd provides the workspace of its backward\n"
-        "  fix: loop over nn.LSTMCell, or use nn.GRU"
     )
 
 

@@ -23,6 +23,7 @@ from torch._subclasses.functional_tensor import (
     dispatch_functionalize,
 )
 from torch.amp import autocast_mode
+from torch.autograd.function import _SingleLevelFunction
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -54,6 +55,24 @@ HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeEr
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
 _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
+
+
+def apply_function(function: type, *args: Any) -> Any:
+    """`function.apply(*args)`, also inside `functions_as`."""
+    return super(_SingleLevelFunction, function).apply(*args)
+
+
+@contextmanager
+def functions_as(apply: Callable[..., Any]) -> Iterator[None]:
+    """While this is open, each call of an autograd.Function is `apply(function, *args)`.
+
+    Not on `Function` itself: a model may keep `MyFunction.apply`, which has found it already.
+    """
+    _SingleLevelFunction.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        del _SingleLevelFunction.apply
 
 
 def new_fake_mode() -> FakeTensorMode:
@@ -133,6 +152,13 @@ def is_real(tensor: Tensor) -> bool:
     return not isinstance(tensor, FakeTensor | FunctionalTensor)
 
 
+def inside_trace(tensor: Tensor) -> Tensor:
+    """The tensor behind the one that a model sees while it is traced. It has a history."""
+    if isinstance(tensor, FunctionalTensor):
+        return torch._from_functional_tensor(tensor.elem)
+    return tensor
+
+
 def constant_of(tensor: Tensor) -> Tensor | None:
     """The real tensor behind a fake one that was made from Python numbers, if any."""
     if isinstance(tensor, FakeTensor):
@@ -151,46 +177,6 @@ def is_custom(operator: OpOverload) -> bool:
     """Whether the user's code made it with torch.library.custom_op."""
     found = OPDEFS.get(operator._schema.name)
     return found is not None and not str(found._init_fn.__module__).startswith("torch.")
-
-
-def compile_graph(
-    module: fx.GraphModule, inside: dict[OpOverload, Callable]
-) -> Callable[[list[Any]], Any]:
-    """Inductor's version of a graph, from a list of tensors, which it empties, to a tuple of them.
-
-    `inside` maps Piper's own operators to their decompositions, so that Inductor can fuse them.
-    """
-    from torch._inductor.compile_fx import compile_fx  # takes seconds to import
-    from torch._inductor.decomposition import select_decomp_table
-
-    example = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    with torch.no_grad():
-        found = compile_fx(module, example, decompositions={**select_decomp_table(), **inside})
-    return _taking_a_list(_without_guard(found), module)
-
-
-def _taking_a_list(
-    function: Callable[..., Any], module: fx.GraphModule
-) -> Callable[[list[Any]], Any]:
-    """The function behind the one that keeps its arguments alive during the call.
-
-    That one puts the constants of the module before them, so there must be none.
-    """
-    inner: Callable[[list[Any]], Any] | None = getattr(function, "__wrapped__", None)
-    constants = [*module.parameters(), *module.buffers()]
-    if inner is not None and getattr(inner, "_boxed_call", False) and not constants:
-        return inner
-    return lambda arguments: function(*arguments)
-
-
-def _without_guard(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind the guard against Dynamo, which is not needed and takes 15 us a call.
-
-    A wrapper around the guard has the same attributes, so the id tells whether they are its own.
-    """
-    own = getattr(function, "_torchdynamo_wrapper_id", None) == id(function)
-    found: Callable[..., Any] = function._torchdynamo_orig_callable if own else function  # type: ignore[attr-defined]
-    return found
 
 
 safe_softmax = torch.ops.aten._safe_softmax.default  # zeros for a row of -inf

@@ -9,11 +9,12 @@ from torch import fx
 from torch.nn import functional
 
 from piper.capture.fx_nodes import is_symbolic, value
+from piper.capture.inductor_private import compile_graph
 from piper.capture.kernels import shipping
 from piper.capture.kernels.codegen import quickened, release
 from piper.capture.kernels.joining import Sources, joined
 from piper.capture.kernels.random_operators import INSIDE
-from piper.capture.torch_private import below_autograd, compile_graph, is_plain, pytree
+from piper.capture.torch_private import below_autograd, is_plain, pytree
 from piper.names import F, Phase
 
 Kernel = Callable[..., tuple]

@@ -31,7 +31,9 @@ _ASSERTIONS = frozenset({
 })  # fmt: skip
 # torch 2.11 loses their check where it differentiates them.
 _CHECKED = frozenset({aten.linalg_lu_factor.default, aten.linalg_ldl_factor.default})
-_LSTM = frozenset({aten.lstm.input, aten.lstm.data})
+_PACKED = frozenset({
+    aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data,
+})  # fmt: skip
 
 
 def clean(traced: Traced) -> None:
@@ -52,8 +54,8 @@ def clean(traced: Traced) -> None:
                 node.target = WITHOUT_CHECK[node.target]
             elif node.target in _CHECKED:
                 raise refusals.checked_values(line(node))
-            elif node.target in _LSTM:
-                raise refusals.lstm(node)
+            elif node.target in _PACKED:
+                raise refusals.packed(line(node))
         _own_results(traced)
         _settle_updates(traced)
     graph.eliminate_dead_code(is_impure_node=_must_stay)

@@ -23,6 +23,7 @@ from piper.capture.trace.inputs import Inputs, inputs_of
 from piper.capture.trace.layer_drop import LayerDrop
 from piper.capture.trace.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.trace.outputs import Output, joined
+from piper.capture.trace.replaced_calls import ReplacedCalls
 from piper.capture.trace.side_effects import has_memory, span
 from piper.capture.trace.source_lines import is_transformed, line_of
 from piper.errors import CaptureError
@@ -230,10 +231,11 @@ def _tracing(
         stack.enter_context(converting(view, precision))  # first, to end inside the tags
         stack.enter_context(tagging(view))
         stack.enter_context(mode)
-        stack.enter_context(side_effects.DataIsDetached())
+        stack.enter_context(side_effects.PropertiesAsInEager())
         stack.enter_context(side_effects.DropoutIsCopied())
         stack.enter_context(LayerDrop())
         stack.enter_context(side_effects.NoGradients())
+        stack.enter_context(ReplacedCalls())
         yield
 
 

@@ -5,24 +5,18 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-import torch
 from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointFunction
 
 from piper.capture import torch_private
-from piper.capture.trace import refusals
+from piper.capture.trace.custom_functions import called
 
 RECOMPUTE = "piper_recompute"  # the key of a checkpoint's number in a node's meta["custom"]
 
 
 @contextmanager
 def intercepted() -> Iterator[None]:
-    """Mark what runs inside torch.utils.checkpoint. The user's autograd.Functions are an error.
-
-    A trace sees only their forward, and would silently differentiate that.
-    """
-    function = torch.autograd.Function
-    original = function.__dict__["apply"]
+    """Mark what runs inside torch.utils.checkpoint. The user's autograd.Functions stay whole."""
     numbers = count()
 
     @contextmanager
@@ -30,18 +24,14 @@ def intercepted() -> Iterator[None]:
         with traceback.annotate({RECOMPUTE: next(numbers)}):
             yield
 
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: type, *args: Any) -> Any:
         if cls is CheckpointFunction:
             run, _, *rest = args
             with mark():
                 return run(*rest)
         if cls.__module__.split(".")[0] == "torch":
-            return original.__func__(cls, *args, **kwargs)
-        raise refusals.custom_function(cls.__name__)
+            return torch_private.apply_function(cls, *args)
+        return called(cls, args)
 
-    function.apply = classmethod(apply)
-    try:
-        with torch_private.checkpoints_as(mark):
-            yield
-    finally:
-        function.apply = original
+    with torch_private.functions_as(apply), torch_private.checkpoints_as(mark):
+        yield

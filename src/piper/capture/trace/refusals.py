@@ -35,11 +35,21 @@ def transformed(where: str) -> CaptureError:
     )
 
 
-def custom_function(name: str) -> CaptureError:
+def custom_function(name: str, part: str, error: Exception) -> CaptureError:
+    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return refusal(
+        line_of(error.__traceback__),
+        f"the {part} of {name} cannot be traced ({reason})",
+        "write it with operators of torch, or make it an operator with torch.library.custom_op "
+        "and register_autograd",
+    )
+
+
+def function_in_place(name: str) -> CaptureError:
     return refusal(
         current_line(),
-        f"{name} is not supported: a trace misses the backward of an autograd.Function",
-        "make it an operator with torch.library.custom_op and register_autograd",
+        f"{name} is an autograd.Function that writes to its arguments, which a trace would miss",
+        "return new tensors instead",
     )
 
 
@@ -225,11 +235,11 @@ def hidden_update(where: str) -> CaptureError:
     )
 
 
-def lstm(node: fx.Node) -> CaptureError:
+def packed(where: str) -> CaptureError:
     return refusal(
-        line(node),
-        "nn.LSTM is not supported: only autograd provides the workspace of its backward",
-        "loop over nn.LSTMCell, or use nn.GRU",
+        where,
+        "packed sequences are not supported: their sizes differ from batch to batch",
+        "give the layer padded tensors, and mask what comes after the end of a sequence",
     )
 
 

@@ -14,6 +14,7 @@ from piper.capture.fx_nodes import line
 from piper.capture.torch_private import (
     constant_of,
     has_hooks,
+    inside_trace,
     is_compiled,
     is_lazy,
     is_transformed,
@@ -120,12 +121,21 @@ def refuse_transforms(graph: fx.Graph) -> None:
             raise refusals.transformed(line(node))
 
 
-class DataIsDetached(torch.overrides.TorchFunctionMode):
-    """`x.data` leaves no node in a trace; `x.detach()`, which means the same here, does."""
+_HISTORY = (torch.Tensor.requires_grad, torch.Tensor.grad_fn, torch.Tensor.is_leaf)
+
+
+class PropertiesAsInEager(torch.overrides.TorchFunctionMode):
+    """`x.data` leaves no node in a trace; `x.detach()`, which means the same here, does.
+
+    And what a model sees has no history. The tensor inside has the one of eager training.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__self__", None) is torch.Tensor.data:
+        property = getattr(func, "__self__", None)
+        if property is torch.Tensor.data:
             return args[0].detach()
+        if property in _HISTORY and func.__name__ == "__get__":
+            return func(inside_trace(args[0]))
         return func(*args, **(kwargs or {}))
 
 

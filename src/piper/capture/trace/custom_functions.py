@@ -1,0 +1,92 @@
+"""The user's autograd.Functions: each call is one operator of the trace.
+
+A trace would see only what the forward computes, and differentiate that. As an operator it stays
+whole until its region is differentiated. Then the user's forward and backward are traced.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper.capture.torch_private import VALUE_WANTED, apply_function, pytree, version_of
+from piper.capture.trace import refusals
+from piper.errors import CaptureError
+
+Tensors = list[Tensor]
+_library = torch.library.Library("piper", "FRAGMENT")
+_numbers = count()
+_known: dict[Any, "Call"] = {}  # equal calls are one operator, so that equal regions share code
+_TENSOR = object()  # in place of a tensor among the arguments
+
+
+def called(function: type, args: tuple[Any, ...]) -> Any:
+    """What the Function returns, as the result of one operator."""
+    leaves, spec = pytree.tree_flatten(args)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not tensors:
+        return apply_function(function, *args)
+    fixed = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    call = _call(function, spec, fixed)
+    found = iter(call.operator(tensors))
+    leaves = [next(found) if leaf is _TENSOR else leaf for leaf in call.results]
+    return pytree.tree_unflatten(leaves, call.result_spec)
+
+
+def _call(function: type, spec: Any, fixed: tuple[Any, ...]) -> "Call":
+    try:
+        key = function, str(spec), tuple((type(leaf), leaf) for leaf in fixed)
+        return _known.setdefault(key, _known.get(key) or Call(function, spec, fixed))
+    except TypeError:  # an argument without a hash
+        return Call(function, spec, fixed)
+
+
+class Call:
+    """A Function with all arguments but its tensors, as an operator of them."""
+
+    def __init__(self, function: type, spec: Any, fixed: tuple[Any, ...]) -> None:
+        self.function, self.spec, self.fixed = _guarded(function), spec, fixed
+        self.results: list[Any] = []  # of the last run, with _TENSOR for each tensor
+        self.result_spec: Any = None
+        name = f"function{next(_numbers)}"
+        _library.define(f"{name}(Tensor[] given) -> Tensor[]")
+        for key in ("Autograd", "CompositeExplicitAutograd"):
+            _library.impl(name, self.run, key)
+        self.operator = getattr(torch.ops.piper, name).default
+
+    def run(self, given: Sequence[Tensor]) -> Tensors:
+        tensors = iter(given)
+        leaves = [next(tensors) if leaf is _TENSOR else leaf for leaf in self.fixed]
+        results = apply_function(self.function, *pytree.tree_unflatten(leaves, self.spec))
+        found, self.result_spec = pytree.tree_flatten(results)
+        self.results = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found]
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def _guarded(function: Any) -> type:
+    """The same Function. What cannot be traced in it is an error with a fix."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+        before = [version_of(tensor) for tensor in tensors]
+        found = _traceable(function, "forward", args, kwargs)
+        if [version_of(tensor) for tensor in tensors] != before:
+            raise refusals.function_in_place(function.__name__)
+        return found
+
+    def backward(*args: Any) -> Any:
+        return _traceable(function, "backward", args, {})
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(function.__name__, (function,), members)
+
+
+def _traceable(function: Any, name: str, args: Any, kwargs: Any) -> Any:
+    try:
+        return getattr(function, name)(*args, **kwargs)
+    except (CaptureError, *VALUE_WANTED):
+        raise
+    except Exception as error:
+        raise refusals.custom_function(function.__name__, name, error) from error
