@@ -122,10 +122,10 @@ def counting_copies() -> Counter[str]:
 
 
 def counted(start: Callable[..., Any], way: str, found: Counter[str]) -> Callable[..., Any]:
-    def copy(self: Any, value: Any, stream: str) -> Any:
+    def copy(self: Any, value: Any, stream: str, *pages: Any) -> Any:
         tensors = [value] if isinstance(value, torch.Tensor) else list(value)
         found[way] += sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
-        return start(self, value, stream)
+        return start(self, value, stream, *pages)
 
     return copy
 

@@ -47,9 +47,9 @@ def copies() -> Iterator[Counter[str]]:
     store, fetch = OtherMemory.store, OtherMemory.fetch
 
     def counted(name: str, start: object) -> object:
-        def copy(self: OtherMemory, value: object, stream: str) -> object:
+        def copy(self: OtherMemory, value: object, stream: str, *pages: object) -> object:
             found[name if stream else "at first"] += 1
-            return start(self, value, stream)  # type: ignore[operator]
+            return start(self, value, stream, *pages)  # type: ignore[operator]
 
         return copy
 
@@ -191,6 +191,21 @@ def test_a_run_goes_on_from_a_checkpoint(resumed: bool, tmp_path: Path) -> None:
 
     assert found == wanted
     assert ours and theirs and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_memory_of_the_host_is_used_again() -> None:
+    """Pinned memory is slow to get, and there may be none left for a second copy."""
+    strategy = [Place(where(), [0]), Offload(where(), "optimizer")]
+    options = {"optimizer": ADAMW, "example": data()[0], "device": "cpu", "precision": "bf16"}
+    with closing(Trainer(net("dropout"), squares, strategy, **options)) as trainer:
+        found = []
+        for batch in [*data(), *data()]:
+            trainer.step(*batch)
+            held = trainer._programs.state.optimizers().values()
+            states = [state for one in held for state in one.state.values()]
+            found.append([state["exp_avg"].data_ptr() for state in states])
+
+    assert found[0] and all(one == found[0] for one in found)
 
 
 # Copies keep shapes, strides and aliases

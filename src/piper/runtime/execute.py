@@ -44,7 +44,7 @@ from piper.runtime.host_memory import host_memory
 from piper.runtime.plan_values import counted, ending, exchanged, results, waited_for
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.loss_scale import ready
-from piper.runtime.state.offloaded_optimizer import copied_state
+from piper.runtime.state.offloaded_optimizer import fetch_state, store_state
 from piper.runtime.step_errors import step_error
 from piper.runtime.torch_private import foreach_add_
 
@@ -325,17 +325,15 @@ class Program:
 
     def copy(self, k: int, one: Store | Fetch) -> Act:
         slots, value = self.slots, self.slot(one.value)
-        start = self.host.store if isinstance(one, Store) else self.host.fetch
-        bucket = self.home(one.bucket) if one.bucket else None
+        stores = isinstance(one, Store)
+        if one.bucket:
+            bucket, move = self.home(one.bucket), store_state if stores else fetch_state
+            return partial(self.start, k, partial(move, bucket, self.host, one.stream))
+        start = self.host.store if stores else self.host.fetch
+        return partial(self.start, k, lambda: start(slots[value], one.stream))
 
-        def act() -> None:
-            self.handles[k] = (
-                start(slots[value], one.stream)
-                if bucket is None
-                else copied_state(bucket, start, one.stream)
-            )
-
-        return act
+    def start(self, k: int, copy: Callable[[], Any]) -> None:
+        self.handles[k] = copy()
 
     def total(self, k: int, total: Total) -> Act:
         losses = [(self.slot(value), part) for value, part in total.losses]

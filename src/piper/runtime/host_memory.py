@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 import torch
 
 Block = tuple[int, torch.dtype]  # memory that tensors share, and their type
 Copy = Callable[[torch.Tensor], torch.Tensor]  # of a flat tensor, to other memory
+Pages = dict[tuple[int, int, torch.dtype], torch.Tensor]  # by position, size and type of a block
 
 
 class Copying(Protocol):
@@ -30,7 +32,9 @@ class Copying(Protocol):
 class HostMemory(Protocol):
     """Starts copies of a tensor or a bundle."""
 
-    def store(self, value: Any, stream: str) -> Copying: ...
+    def store(self, value: Any, stream: str, pages: Pages | None = None) -> Copying:
+        """To new memory of the host, or to `pages`, which the next copy of the same fills again."""
+        ...
 
     def fetch(self, value: Any, stream: str) -> Copying: ...
 
@@ -56,8 +60,9 @@ class Copied:
 class OtherMemory:
     """A CPU, whose devices have the same memory as their host."""
 
-    def store(self, value: Any, stream: str) -> Copied:
-        return Copied(copied(value, torch.clone))
+    def store(self, value: Any, stream: str, pages: Pages | None = None) -> Copied:
+        new = reusing(pages, torch.empty_like)
+        return Copied(copied(value, lambda flat: new(flat).copy_(flat)))
 
     def fetch(self, value: Any, stream: str) -> Copied:
         return Copied(copied(value, torch.clone))
@@ -91,8 +96,8 @@ class PinnedMemory:
     device: torch.device
     streams: dict[tuple[str, str], torch.cuda.Stream] = field(default_factory=dict)
 
-    def store(self, value: Any, stream: str) -> CudaCopy:
-        return self.start(value, (stream, "store"), pinned)
+    def store(self, value: Any, stream: str, pages: Pages | None = None) -> CudaCopy:
+        return self.start(value, (stream, "store"), reusing(pages, pinned))
 
     def fetch(self, value: Any, stream: str) -> CudaCopy:
         def new(flat: torch.Tensor) -> torch.Tensor:
@@ -115,6 +120,21 @@ class PinnedMemory:
 
         found = copied(value, copy)
         return CudaCopy(found, value, stream.record_event())
+
+
+def reusing(pages: Pages | None, new: Copy) -> Copy:
+    """Like `new`, in the same memory as before. To pin memory takes longer than to fill it."""
+    if pages is None:
+        return new
+    position = count()
+
+    def again(flat: torch.Tensor) -> torch.Tensor:
+        key = next(position), flat.numel(), flat.dtype
+        if key not in pages:
+            pages[key] = new(flat)
+        return pages[key]
+
+    return again
 
 
 def pinned(flat: torch.Tensor) -> torch.Tensor:

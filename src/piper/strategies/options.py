@@ -20,7 +20,7 @@ class PipelineOptions(TypedDict, total=False):
     """How many layers each stage has. Default: None, stages that take about equally long."""
 
     memory_gib: float | None
-    """The most megabytes that a device may hold, for parameters, gradients, Adam and activations.
+    """The most GiB that a device may hold, for parameters, gradients, Adam and activations.
     Only cuts into stages that fit are considered. Default: None, any."""
 
     mesh: Mesh | None

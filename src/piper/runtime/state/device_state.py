@@ -14,7 +14,7 @@ from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.comm.wire_format import travels
-from piper.runtime.host_memory import Copying, host_memory
+from piper.runtime.host_memory import Copying, Pages, host_memory
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.loss_scale import DynamicLossScale
 from piper.runtime.state.offloaded_optimizer import to_host
@@ -64,6 +64,7 @@ class BucketState:
     first: list[dict[str, Any]] | None = None  # settings of the optimizer's groups at the start
     copies: list[tuple[torch.Tensor, torch.nn.Parameter]] = field(init=False)  # and their masters
     copying: Copying | None = None  # the last copy of what the optimizer keeps, to the host or back
+    pages: Pages = field(default_factory=dict)  # of the host, for what the optimizer keeps
     averaged: bool = False  # whether averages of the parameters are kept
     averages: list[torch.Tensor] | None = None  # of `parameters`; None until the first step
 

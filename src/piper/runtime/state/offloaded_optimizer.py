@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from piper.runtime.host_memory import Copying, HostMemory
+from piper.runtime.host_memory import Copying, HostMemory, Pages
 
 Put = Callable[[torch.Tensor], None]
 Place = tuple[torch.Tensor, Put]  # a tensor, and how another one takes its place
@@ -20,6 +20,7 @@ class Holder(Protocol):
     optimizer: torch.optim.Optimizer | None
     copies: list[tuple[torch.Tensor, torch.nn.Parameter]]  # and their masters
     copying: Copying | None
+    pages: Pages
 
 
 @dataclass(slots=True)
@@ -34,17 +35,27 @@ class StateCopy:
             put(tensor)
 
 
-def copied_state(bucket: Holder, start: Callable[[Any, str], Copying], stream: str) -> StateCopy:
-    """Start to copy all that the optimizer of a bucket keeps. `start` stores or fetches."""
+def store_state(bucket: Holder, memory: HostMemory, stream: str) -> StateCopy:
+    """Start to copy all that the optimizer of a bucket keeps to where it was before."""
     found = list(places(bucket))
-    copy = start(tuple(tensor for tensor, _ in found), stream)
+    copy = memory.store(tuple(tensor for tensor, _ in found), stream, bucket.pages)
+    return moving(bucket, copy, found)
+
+
+def fetch_state(bucket: Holder, memory: HostMemory, stream: str) -> StateCopy:
+    """Start to copy all that the optimizer of a bucket keeps back to the device."""
+    found = list(places(bucket))
+    return moving(bucket, memory.fetch(tuple(tensor for tensor, _ in found), stream), found)
+
+
+def moving(bucket: Holder, copy: Copying, found: list[Place]) -> StateCopy:
     bucket.copying = copy
     return StateCopy(copy, [put for _, put in found])
 
 
 def to_host(bucket: Holder, memory: HostMemory) -> None:
     """Before the first update: masters, and state that was loaded or made early."""
-    state = copied_state(bucket, memory.store, "")
+    state = store_state(bucket, memory, "")
     state.wait()
     state.copy.finish()
 
