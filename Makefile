@@ -24,17 +24,18 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests examples bench
 	$(BIN)/mypy
 
-# Three groups at once. Tests with several processes mostly wait for each other. The other two groups
+# Three groups at once, with one cache of captured regions, which is empty at first.
+# Tests with several processes mostly wait for each other. The other two groups
 # run at a lower priority, so that they do not delay the first, and print their output at the end.
 ALONE = nice -n 10 $(BIN)/pytest -m 'not processes and not soak'
 
 test: $(READY) lint
-	@$(ALONE) tests/runtime tests/job > .row2.log 2>&1 & two=$$!; \
+	@export PIPER_CACHE=$$(mktemp -d); $(ALONE) tests/runtime tests/job > .row2.log 2>&1 & two=$$!; \
 	$(ALONE) --ignore=tests/runtime --ignore=tests/job > .row3.log 2>&1 & three=$$!; \
 	trap "kill $$two $$three" INT TERM; \
 	$(BIN)/pytest -m 'processes and not soak'; status=$$?; \
 	for row in $$two $$three; do wait $$row || status=1; done; \
-	cat .row2.log .row3.log; exit $$status
+	cat .row2.log .row3.log; rm -rf "$$PIPER_CACHE"; exit $$status
 
 soak: $(READY)
 	PIPER_SOAK=1 $(BIN)/pytest -m 'soak or drawn'

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("PIPER_DEVICE", "cpu")  # also where there is a GPU; its tests say so
+if "PIPER_CACHE" not in os.environ:  # of this run alone; its workers share it
+    _CACHE = tempfile.TemporaryDirectory(prefix="piper-tests-")
+    os.environ["PIPER_CACHE"] = _CACHE.name
 GOLDEN = Path(__file__).parent / "golden"
 
 settings.register_profile(

@@ -1,6 +1,8 @@
 """`capture`: from a model to regions with explicit graphs, step by step."""
 
-from collections.abc import Collection, Iterable, Sequence
+import gc
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +53,12 @@ class Captured:
     output: Output  # of the model, for one microbatch
     described: DescribedRegions
 
+    @property
+    def was_read(self) -> int:
+        """How many different regions were read from the cache."""
+        lowered = (source.lowered for source in self.described.sources)
+        return len({one.key for one in lowered if one.joint.was_read})
+
     def model_with(self, policies: Iterable[RematPolicy]) -> Model:
         """The model, whose regions can then be recomputed under these policies."""
         wanted = tuple(dict.fromkeys(policies))
@@ -74,6 +82,19 @@ class Captured:
         return RegionCode(region.code, dropout=self.dropouts[region.id], random=random)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: it would look at all of torch, and find next to nothing."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+@uncollected()
 def capture(
     model: nn.Module,
     loss_fn: Loss | None,

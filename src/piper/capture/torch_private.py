@@ -25,6 +25,7 @@ from torch._subclasses.functional_tensor import (
 from torch.amp import autocast_mode
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx import traceback
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.parameter import is_lazy
@@ -53,7 +54,6 @@ FOREIGN_WRITE = "mutating a non-functional tensor"  # in the text of a RuntimeEr
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
 
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
-_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
 
 
@@ -98,10 +98,17 @@ def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
     functional = dispatch_functionalize(
         function, FunctionalTensorMode(pre_dispatch=True, export=True)
     )
-    with traceback.preserve_node_meta(), _as_if_exporting(), _lines_recorded(), torch.enable_grad():
-        return make_fx(
-            functional, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
-        )(*args)
+    traced = make_fx(
+        functional, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
+    )
+    with _tracing(), _as_if_exporting(), _lines_recorded():
+        return traced(*args)
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    with _use_lazy_graph_module(True), traceback.preserve_node_meta(), torch.enable_grad():
+        yield
 
 
 def was_updated(tensor: Tensor) -> bool:
@@ -111,28 +118,19 @@ def was_updated(tensor: Tensor) -> bool:
 
 def trace_joint(function: Callable, args: Sequence[Any], backward: bool) -> fx.GraphModule:
     """(args, gradients of differentiable outputs) -> (outputs, gradients of args) as one graph."""
-    with traceback.preserve_node_meta(), _kept_whole(), torch.enable_grad():
-        found = aot_export_joint_simple(function, tuple(args), trace_joint=backward)
-    _correct_types(found.graph)
-    return found
+    with _tracing(), _kept_whole():
+        return aot_export_joint_simple(function, tuple(args), trace_joint=backward)
 
 
-def _correct_types(graph: fx.Graph) -> None:
-    """torch 2.11 says that attention on a CPU keeps float32 for its backward, also in float64."""
-    for node in graph.find_nodes(op="call_function", target=_CPU_ATTENTION):
-        mixed, kept = node.meta["val"]
-        if mixed.dtype == torch.float64 != kept.dtype:
-            node.meta["val"] = mixed, kept.double()
-            for user in node.users:
-                if user.args[1] == 1:
-                    _set_type(user, torch.float64)
+def graph_module(root: nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
+    """A module whose Python code is written when it is first called: most graphs are only read."""
+    return _LazyGraphModule(root, graph)
 
 
-def _set_type(node: fx.Node, dtype: torch.dtype) -> None:
-    node.meta["val"] = node.meta["val"].to(dtype)
-    for user in node.users:
-        if user.target is torch.ops.aten.detach.default:
-            _set_type(user, dtype)
+def function_of(module: fx.GraphModule) -> Callable[..., Any]:
+    """What a module computes, as written Python code."""
+    _LazyGraphModule.force_recompile(module)
+    return module.forward
 
 
 def is_backward(node: fx.Node) -> bool:

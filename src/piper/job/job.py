@@ -332,7 +332,8 @@ def is_cut(strategy: Strategy) -> bool:
 def regions_text(captured: Captured) -> str:
     regions = captured.model.regions
     unique = len({region.code for region in regions})
-    return f"{amount(len(regions), 'region')}, {unique} of them unique"
+    read = f", {captured.was_read} read from the cache" if captured.was_read else ""
+    return f"{amount(len(regions), 'region')}, {unique} of them unique{read}"
 
 
 def plans_text(compiled: Compiled) -> str:

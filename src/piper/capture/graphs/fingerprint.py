@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ def _target(module: fx.GraphModule, node: fx.Node) -> str:
         return f"{tuple(tensor.shape)}{tensor.dtype}{tensor.device.type}"
     if node.op == "get_attr":
         return _constant(getattr(module, node.target))
+    if isinstance(node.target, FunctionType):  # its text would have an address
+        return f"{node.target.__module__}.{node.target.__qualname__}"
     return str(node.target)
 
 
@@ -53,5 +56,5 @@ def _constant(constant: Any) -> str:
     if not isinstance(constant, Tensor):
         return repr(constant)
     content = constant.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    kind = f"{tuple(constant.shape)}{constant.stride()}{constant.dtype}"
+    kind = f"{tuple(constant.shape)}{constant.stride()}{constant.dtype}{constant.device.type}"
     return f"{kind}{hashlib.sha256(content).hexdigest()}"

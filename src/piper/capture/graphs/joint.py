@@ -13,6 +13,7 @@ from piper.capture.regions.cut import Chunk
 from piper.capture.trace import refusals
 
 aten = torch.ops.aten
+_CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Joint:
     tangents: list[fx.Node]
     results: list[fx.Node]
     gradients: list[fx.Node | None]  # None for an argument without one
+    was_read: bool = False  # from the cache
 
 
 def differentiable(chunk: Chunk, mode: Any, wants: Sequence[bool]) -> tuple[bool, ...]:
@@ -53,6 +55,7 @@ def differentiate(
 
     with mode:
         module = torch_private.trace_joint(forward, given_arguments, backward=any(given))
+        _correct_types(module.graph)
     if torch_private.has_effects(module.graph):
         raise refusals.checked_values(line(next(iter(chunk.graph.graph.find_nodes(op="output")))))
     _fold_numbers(module)
@@ -104,3 +107,21 @@ def _replace(node: fx.Node, number: Any) -> None:
     for user in list(node.users):
         user.args = fx.map_arg(user.args, lambda n: number if n is node else n)
         user.kwargs = fx.map_arg(user.kwargs, lambda n: number if n is node else n)
+
+
+def _correct_types(graph: fx.Graph) -> None:
+    """torch 2.11 says that attention on a CPU keeps float32 for its backward, also in float64."""
+    for node in graph.find_nodes(op="call_function", target=_CPU_ATTENTION):
+        mixed, kept = node.meta["val"]
+        if mixed.dtype == torch.float64 != kept.dtype:
+            node.meta["val"] = mixed, kept.double()
+            for user in node.users:
+                if user.args[1] == 1:
+                    _set_type(user, torch.float64)
+
+
+def _set_type(node: fx.Node, dtype: torch.dtype) -> None:
+    node.meta["val"] = node.meta["val"].to(dtype)
+    for user in node.users:
+        if user.target is aten.detach.default:
+            _set_type(user, dtype)

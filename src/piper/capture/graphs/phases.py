@@ -19,7 +19,7 @@ from piper.capture.fx_nodes import (
 )
 from piper.capture.graphs.joint import Joint
 from piper.capture.graphs.partition import Partition
-from piper.capture.torch_private import OpOverload
+from piper.capture.torch_private import OpOverload, graph_module
 from piper.names import BI, BW, B, F, Phase
 
 aten = torch.ops.aten
@@ -229,7 +229,7 @@ class _Writer:
     def finish(self, results: Iterable[fx.Node | tuple[fx.Node, ...]]) -> fx.GraphModule:
         self.graph.output(tuple(results))
         self.graph.lint()
-        return fx.GraphModule(self.source, self.graph)
+        return graph_module(self.source, self.graph)
 
     def _add(self, target: OpOverload, node: fx.Node, **options: object) -> fx.Node:
         copy = self.graph.call_function(target, (self.copies[node],), dict(options))

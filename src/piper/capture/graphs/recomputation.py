@@ -24,17 +24,25 @@ MAY_DIFFER = frozenset({
 
 def checkpointed(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:
     """Nodes inside torch.utils.checkpoint, except those whose results leave it."""
-
-    def number(node: fx.Node) -> int | None:
-        return node.meta.get("custom", {}).get(RECOMPUTE)
-
     return {
         node
         for node in joint.module.graph.nodes
         if node not in backward
-        and number(node) is not None
-        and all(user in backward or number(user) == number(node) for user in node.users)
+        and checkpoint_of(node) is not None
+        and all(
+            user in backward or checkpoint_of(user) == checkpoint_of(node) for user in node.users
+        )
     }
+
+
+def checkpoint_of(node: fx.Node) -> int | None:
+    """The number of the torch.utils.checkpoint that a node is inside of."""
+    found: int | None = node.meta.get("custom", {}).get(RECOMPUTE)
+    return found
+
+
+def mark_checkpoint(node: fx.Node, number: int) -> None:
+    node.meta["custom"] = {RECOMPUTE: number}
 
 
 def repeatable(joint: Joint, backward: set[fx.Node]) -> set[fx.Node]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import fx
 
+from piper.capture.cache.derivatives import Derivatives, derivatives
 from piper.capture.fx_nodes import line, value
 from piper.capture.graphs.fingerprint import fingerprint
 from piper.capture.graphs.joint import Joint, differentiable, differentiate
@@ -84,8 +86,10 @@ class _Lowering:
     names: dict[int, str] = field(default_factory=dict)
     known_flags: dict[tuple, Flags] = field(default_factory=dict)
     known_graphs: dict[tuple, tuple[Joint, Partition]] = field(default_factory=dict)
+    derivatives: Derivatives = field(init=False)
 
     def __post_init__(self) -> None:
+        self.derivatives = derivatives(self.traced.mode, self.traced.device)
         weights = self.traced.weights
         self.wanted = {weights[name]: want for name, want in self.traced.parameters.items()}
         self.given = {self.traced.results[0]}
@@ -102,7 +106,10 @@ class _Lowering:
         name = self.names[id(chunk)] = fingerprint(chunk.graph)
         if (name, wants) not in self.known_flags:
             with _explained(chunk):
-                self.known_flags[name, wants] = differentiable(chunk, self.traced.mode, wants)
+                make = partial(differentiable, chunk, self.traced.mode, wants)
+                self.known_flags[name, wants] = self.derivatives.flags(
+                    chunk.graph, name, wants, make
+                )
         self.wanted.update(zip(chunk.results, self.known_flags[name, wants], strict=True))
         return wants
 
@@ -119,7 +126,8 @@ class _Lowering:
         if key not in self.known_graphs:
             flags = (*given, *(False for _ in updates))
             with _explained(chunk):
-                joint = differentiate(chunk, self.traced.mode, wants, flags)
+                make = partial(differentiate, chunk, self.traced.mode, wants, flags)
+                joint = self.derivatives.joint(chunk.graph, key[0], (wants, flags), make)
             volatile = [joint.arguments[position] for position in updates]
             self.known_graphs[key] = joint, partition(joint, weights, volatile)
         joint, cut = self.known_graphs[key]

@@ -14,7 +14,13 @@ from piper.capture.kernels import shipping
 from piper.capture.kernels.codegen import quickened, release
 from piper.capture.kernels.joining import Sources, joined
 from piper.capture.kernels.random_operators import INSIDE
-from piper.capture.torch_private import below_autograd, is_plain, pytree
+from piper.capture.torch_private import (
+    below_autograd,
+    function_of,
+    graph_module,
+    is_plain,
+    pytree,
+)
 from piper.names import F, Phase
 
 Kernel = Callable[..., tuple]
@@ -156,7 +162,7 @@ def counted(random: Any, first: int) -> Any:
 
 def _function(module: fx.GraphModule, fused: bool) -> Kernel:
     """Call operators below autograd if that is safe: it saves asking autograd at each call."""
-    kernel: Kernel = _compiled(module) if fused else module.forward
+    kernel: Kernel = _compiled(module) if fused else function_of(module)
     if not is_plain(module.graph):
         return kernel
 
@@ -192,7 +198,7 @@ def _compiled(module: fx.GraphModule) -> Kernel:
     results: Any = module.graph.output_node().args[0]
     sizes = [len(one) if isinstance(one, tuple | list) else None for one in results]
     flat.output(tuple(copies[node] for node in pytree.tree_leaves(results)))
-    return _packing(compile_graph(fx.GraphModule(module, flat), INSIDE), sizes)
+    return _packing(compile_graph(graph_module(module, flat), INSIDE), sizes)
 
 
 def _packing(kernel: Callable[[list[Any]], Any], sizes: Sequence[int | None]) -> Kernel:

@@ -9,7 +9,7 @@ from torch import fx
 from torch.nn import functional
 
 from piper.capture.fx_nodes import is_contiguous, same_layout, value
-from piper.capture.torch_private import is_view
+from piper.capture.torch_private import graph_module, is_view
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
 def quickened(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph with fewer views and cheaper calls of the same kernels."""
-    fast = fx.GraphModule(module, copy.deepcopy(module.graph))
+    fast = graph_module(module, copy.deepcopy(module.graph))
     for node in list(fast.graph.nodes):
         same = _is_just(node)
         if same is not None:

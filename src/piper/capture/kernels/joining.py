@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.recomputation import may_differ
-from piper.capture.torch_private import OpOverload, is_mutable, new_fake_mode, pytree
+from piper.capture.torch_private import OpOverload, graph_module, is_mutable, new_fake_mode, pytree
 
 Source = int | tuple[int, int]  # an argument, or a result of an earlier graph
 Sources = tuple[tuple[Source, ...], ...]  # of each graph
@@ -29,7 +29,7 @@ def joined(
     for number, (module, sources) in enumerate(zip(modules, reads, strict=True)):
         joiner.add(number, module, sources)
     joiner.graph.output(tuple(joiner.made[number][k] for number, k in results))
-    return fx.GraphModule(joiner.attributes, joiner.graph)
+    return graph_module(joiner.attributes, joiner.graph)
 
 
 class _Joiner:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from piper.capture.fx_nodes import line, value
 from piper.capture.kernels.allowed_calls import function, identifier, name_of, target_of
-from piper.capture.torch_private import new_fake_mode, pytree, unknown_size
+from piper.capture.torch_private import graph_module, new_fake_mode, pytree, unknown_size
 from piper.capture.trace import refusals
 from piper.errors import CaptureError
 
@@ -24,20 +24,21 @@ _PLAIN = (bool, int, float, str, type(None))
 
 def to_json(module: fx.GraphModule, described: bool = False) -> str:
     """The graph as text. If `described`, with the types of its arguments, for Inductor."""
-    return json.dumps(_graph(module, described))
+    return json.dumps(graph_rows(module, described))
 
 
 def from_json(text: str) -> fx.GraphModule:
     """The graph from its text, for the devices of this process. Runs nothing that the text says."""
     try:
-        return _module(json.loads(text), _Fakes())
+        return graph_from(json.loads(text))
     except CaptureError:
         raise
     except Exception as error:
         raise refusals.damaged_graph(f"{type(error).__name__}: {error}") from error
 
 
-def _graph(module: fx.GraphModule, described: bool) -> dict[str, Any]:
+def graph_rows(module: fx.GraphModule, described: bool = False) -> dict[str, Any]:
+    """The graph as plain values."""
     numbers: dict[fx.Node, int] = {}
     inside: dict[str, Any] = {}
     rows = []
@@ -54,7 +55,9 @@ def _graph(module: fx.GraphModule, described: bool) -> dict[str, Any]:
     return {"nodes": rows, "inside": inside}
 
 
-def _module(found: dict[str, Any], fakes: "_Fakes") -> fx.GraphModule:
+def graph_from(found: dict[str, Any], fakes: "_Fakes | None" = None) -> fx.GraphModule:
+    """The graph from plain values."""
+    fakes = fakes or _Fakes()
     graph = fx.Graph()
     nodes: list[fx.Node] = []
     inside = {identifier(name): one for name, one in found["inside"].items()}
@@ -66,8 +69,10 @@ def _module(found: dict[str, Any], fakes: "_Fakes") -> fx.GraphModule:
         if described:
             node.meta["val"] = fakes.like(described[0])
         nodes.append(node)
-    attributes = {n: _module(a, fakes) if "nodes" in a else _tensor(*a) for n, a in inside.items()}
-    return fx.GraphModule(attributes, graph)
+    attributes = {
+        n: graph_from(a, fakes) if "nodes" in a else _tensor(*a) for n, a in inside.items()
+    }
+    return graph_module(attributes, graph)
 
 
 def is_described(module: fx.GraphModule) -> bool:
@@ -151,26 +156,37 @@ def _of_kind(kind: str, name: str) -> Any:
 def _attribute(found: Any, described: bool) -> Any:
     """A nested graph, or a constant: its shape, dtype, device and bytes."""
     if isinstance(found, fx.GraphModule):
-        return _graph(found, described)
+        return graph_rows(found, described)
     if not isinstance(found, Tensor):
         raise refusals.cannot_be_sent(type(found).__name__)
     flat = found.detach().cpu().contiguous().flatten().view(torch.uint8)
     content = base64.b64encode(bytes(flat.tolist())).decode()
-    return [list(found.shape), list(found.stride()), _type(found), found.device.type, content]
+    return [
+        list(found.shape),
+        list(found.stride()),
+        name_of_dtype(found.dtype),
+        found.device.type,
+        content,
+    ]
 
 
 def _tensor(shape: list[int], stride: list[int], dtype: str, device: str, content: str) -> Tensor:
     """The tensor with its original strides, which an operator may depend on."""
     raw = bytearray(base64.b64decode(content))
     flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-    found = flat.view(_of_kind("dtype", dtype)).view(shape)
+    found = flat.view(dtype_named(dtype)).view(shape)
     if list(found.stride()) != stride:
         found = torch.empty_strided(shape, stride, dtype=found.dtype).copy_(found)
     return found.to(device)
 
 
-def _type(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def name_of_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    found: torch.dtype = _of_kind("dtype", name)
+    return found
 
 
 def _described(val: Any) -> Any:
@@ -178,7 +194,7 @@ def _described(val: Any) -> Any:
     if isinstance(val, tuple):
         return {"bundle": [_described(item) for item in val]}
     shape, stride = (list(map(str, sizes)) for sizes in (val.shape, val.stride()))
-    return [shape, stride, _type(val), val.device.type]
+    return [shape, stride, name_of_dtype(val.dtype), val.device.type]
 
 
 class _Fakes:
@@ -194,7 +210,7 @@ class _Fakes:
         shape, stride, dtype, device = described
         sizes = [list(map(self.size, row)) for row in (shape, stride)]
         with self.mode:
-            return torch.empty_strided(*sizes, dtype=_of_kind("dtype", dtype), device=device)
+            return torch.empty_strided(*sizes, dtype=dtype_named(dtype), device=device)
 
     def size(self, text: str) -> Any:
         """A number, an unknown size, or a product of these."""

@@ -12,6 +12,7 @@ from piper.capture.fx_nodes import closure, in_order, line
 from piper.capture.fx_nodes import value as value_of
 from piper.capture.kernels.shipping import from_json, to_json
 from piper.capture.loss.domain import Chosen, Divisor, Labels, PerRow, Total
+from piper.capture.torch_private import graph_module
 
 aten = torch.ops.aten
 
@@ -140,7 +141,7 @@ def _scale(root: fx.GraphModule, total: fx.Node, value: fx.Node) -> str:
 
 
 def _text(root: fx.GraphModule, graph: fx.Graph) -> str:
-    return to_json(fx.GraphModule(root, graph))
+    return to_json(graph_module(root, graph))
 
 
 def _numel(node: fx.Node) -> int | None:

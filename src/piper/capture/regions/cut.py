@@ -11,7 +11,7 @@ from piper.capture.kernels.random_operators import RANDOM_OPERATORS
 from piper.capture.regions import layouts
 from piper.capture.regions.annotate import Path
 from piper.capture.regions.runs import Piece, Run, find_runs, path_of
-from piper.capture.torch_private import is_mutable
+from piper.capture.torch_private import graph_module, is_mutable
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import Mode, Switch, modes_of
 
@@ -193,7 +193,7 @@ def _built(
         results = [_made_contiguous(graph, copies[node]) for node in chunk.results]
     graph.output(tuple(results))
     graph.lint()
-    return fx.GraphModule(traced.root, graph)
+    return graph_module(traced.root, graph)
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from piper.capture.graphs.division.search.space import Space
 from piper.capture.kernels.conversion import CONVERT
 from piper.capture.regions.annotate import KEY
 from piper.capture.regions.runs import PIECE, Piece, Run
+from piper.capture.torch_private import graph_module
 from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import Mode, Switch, autocast, modes_of
@@ -42,7 +43,7 @@ def local_graph(traced: Traced, space: Space, plan: Plan, runs: list[Run]) -> Tr
     names = {name: plan.held[node] for name, node in traced.weights.items() if node in plan.held}
     return replace(
         traced,
-        root=fx.GraphModule(traced.root, writer.graph),
+        root=graph_module(traced.root, writer.graph),
         random=writer.copies.get(traced.random),
         rank=writer.rank,
         placements=names,

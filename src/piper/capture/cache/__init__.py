@@ -1,0 +1,1 @@
+"""Derivatives of regions, kept on disk by what they are derived from."""
