@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def test_a_symptom_waits_for_its_cause_and_a_cause_does_not(
     symptom, cause = Ended(0, 75, when=1.0), Ended(1, -9, when=2.0)
 
     assert time_after(symptom) == NOTICE > time_after(cause)
+    assert time_after(replace(symptom, culprit=1)) == time_after(cause)
     assert verdict([symptom, cause]) == 137
     assert "device 1 failed\n  it was ended by signal SIGKILL" in capsys.readouterr().err
 

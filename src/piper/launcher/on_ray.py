@@ -235,7 +235,8 @@ def time_after(process: Ended) -> float:
     """Seconds to wait for the others. After a symptom, the cause may come late: a dead node."""
     if not process.code:
         return float("inf")
-    return GRACE if process.is_cause else NOTICE
+    known = process.is_cause or process.culprit is not None  # it says who does not answer
+    return GRACE if known else NOTICE
 
 
 def next_update(ray: Any, reference: Any, address: str, failed: bool) -> Update:
