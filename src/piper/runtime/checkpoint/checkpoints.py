@@ -18,7 +18,7 @@ from piper.runtime.checkpoint.lock import FolderLock
 from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.peers import Peers, peers
 from piper.runtime.checkpoint.pieces import Turns
-from piper.runtime.checkpoint.problems import refused
+from piper.runtime.checkpoint.problems import refused, resolved
 from piper.runtime.checkpoint.process_values import process_values, refuse_other_loader
 from piper.runtime.checkpoint.reader import Reader
 from piper.runtime.checkpoint.resume import resume
@@ -56,7 +56,7 @@ class Checkpoints:
         values = everyone.each(partial(process_values, loader, state.device))
         values |= state.loss_scale.saved if state.loss_scale else {}
         given = snapshot(everyone, run, state, turns, values, rest, copy=not wait)
-        part = opened(everyone, folder.resolve(), run.steps, self.locks)
+        part = opened(everyone, resolved(folder), run.steps, self.locks)
         writing = partial(write, everyone, part, self.locks.get(part.parent), given, keep)
         if wait or rest:
             writing()
@@ -84,7 +84,7 @@ class Checkpoints:
     ) -> int:
         self.finish()
         refuse_other_loader(loader)
-        return resume(self.peers, folder.resolve(), state, run, missing_ok, loader)
+        return resume(self.peers, resolved(folder), state, run, missing_ok, loader)
 
     def load(
         self, path: Path, run: Run, state: DeviceState, tensors: Sequence[ModelTensor],
@@ -93,14 +93,14 @@ class Checkpoints:
         self.finish()
         if run.steps:
             raise refused("this Trainer has already run steps", "load before the first step")
-        load(self.peers, path.resolve(), state, tensors, rename, strict)
+        load(self.peers, resolved(path), state, tensors, rename, strict)
 
     def export(
         self, folder: Path, state: DeviceState, turns: Turns, tensors: list[ModelTensor],
         initial: Initial, limit: int,
     ) -> None:  # fmt: skip
         self.finish()
-        export(self.peers, folder.resolve(), state, turns, tensors, initial, limit)
+        export(self.peers, resolved(folder), state, turns, tensors, initial, limit)
 
     @property
     def failed(self) -> bool:

@@ -83,8 +83,7 @@ def export(
         peers.on_first(lambda: finished(folder, sign, files))
     finally:
         if peers.rank == 0:
-            for file in files:
-                file.aside(folder, sign).unlink(missing_ok=True)
+            remove_aside(folder, sign, files)
 
 
 def prepared(folder: Path, files: Sequence[WeightFile]) -> str:
@@ -94,11 +93,20 @@ def prepared(folder: Path, files: Sequence[WeightFile]) -> str:
         if (folder / name).exists():
             raise refused(f"{folder / name} exists", "choose a folder without weights")
     sign = secrets.token_hex(8)
-    for file in files:
-        path = file.aside(folder, sign)
-        write_new(path, [memoryview(file.header)])
-        os.truncate(path, file.nbytes)
+    try:
+        for file in files:
+            path = file.aside(folder, sign)
+            write_new(path, [memoryview(file.header)])
+            os.truncate(path, file.nbytes)
+    except OSError:
+        remove_aside(folder, sign, files)
+        raise
     return sign
+
+
+def remove_aside(folder: Path, sign: str, files: Sequence[WeightFile]) -> None:
+    for file in files:
+        file.aside(folder, sign).unlink(missing_ok=True)
 
 
 def write_parts(

@@ -15,5 +15,13 @@ def refused(what: str, fix: str) -> InputError:
     return InputError.of("checkpoint", what, fix)
 
 
+def resolved(path: Path) -> Path:
+    """Where a path leads, if it leads anywhere."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a zero byte
+        raise refused(f"{path!r} is not a path: {error}", "give another one") from None
+
+
 def damaged(path: Path, what: str) -> InputError:
     return refused(f"{path} {what}", AGAIN)

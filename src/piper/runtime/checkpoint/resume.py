@@ -8,7 +8,13 @@ from typing import Any
 
 from piper.runtime.checkpoint.description import refuse_unlike, warn_of_changed_options
 from piper.runtime.checkpoint.files import digest_of
-from piper.runtime.checkpoint.folder import POINTER, current, is_checkpoint, kept_in
+from piper.runtime.checkpoint.folder import (
+    POINTER,
+    current,
+    is_checkpoint,
+    kept_in,
+    refuse_foreign,
+)
 from piper.runtime.checkpoint.index import INDEX, Index, ProcessFile
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.plain_values import decoded
@@ -60,6 +66,7 @@ def is_there(peers: Peers, folder: Path, missing_ok: bool) -> bool:
     """Whether there is a checkpoint. All processes must see the same one, or none."""
     views = peers.everyone(peers.each(lambda: view(folder)))
     if not any(views) and missing_ok:
+        peers.each(lambda: refuse_foreign(folder))  # else the first save would
         return False
     for rank, seen in enumerate(views):
         if seen != views[0]:
