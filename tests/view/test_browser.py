@@ -309,7 +309,7 @@ def test_memory_shows_its_peak_and_what_holds_it(browser: Browser, tmp_path: Pat
     text = panel(browser)
     assert text.startswith("memory of device 0")
     assert "AT THE PEAK" in text.upper() and "saved:PP0@" in text
-    assert pixel(browser, x, y) == (0x54, 0x66, 0x80)  # parameters, at the bottom
+    assert pixel(browser, x, y) == (0x4B, 0x4C, 0x74)  # parameters, at the bottom
 
 
 def test_two_strategies_are_compared_on_one_axis(browser: Browser, tmp_path: Path) -> None:

@@ -12,6 +12,10 @@ from views import measured, pipeline
 from piper.cli import app
 from piper.cli.view import targets
 from piper.errors import StrategyError
+from piper.ir.schedule_rows import length
+from piper.job.stage_model import WITHOUT_MODEL
+from piper.strategies import BUILDERS, to_csv
+from piper.strategies.timing import strategy_rows
 from piper.view.run_file import load_run, save_view
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "tiny.py"
@@ -45,6 +49,41 @@ def test_a_page_says_that_its_costs_are_estimated(tmp_path: Path) -> None:
     notes = ("nothing was measured: regions are estimated from FLOPs and bytes",)
     assert load_run(tmp_path / "a.json").notes == notes
     assert notes[0] in (tmp_path / "a.html").read_text()
+
+
+def test_a_schedule_or_a_strategy_in_a_file_becomes_a_page(tmp_path: Path) -> None:
+    strategy = BUILDERS["zbv"](pp=2, microbatches=4)
+    (tmp_path / "a.csv").write_text(to_csv(strategy))
+    (tmp_path / "b.json").write_text(strategy.to_json())
+
+    call(tmp_path / "a.csv", tmp_path / "b.json", "-o", tmp_path / "a.html")
+    call(tmp_path / "a.csv", "--chrome", tmp_path / "trace.json")
+
+    assert names(tmp_path / "a.html") == ["a", "b"]
+    shown = load_run(tmp_path / "trace.json")
+    assert shown.notes == (WITHOUT_MODEL,)
+    assert shown.traces[0].seconds == pytest.approx(length(strategy_rows(strategy)), abs=0.1)
+
+
+def test_a_strategy_that_needs_its_model_says_so(tmp_path: Path) -> None:
+    strategy = BUILDERS["1f1b"](pp=2, dp=2, ep=2, microbatches=4)
+    (tmp_path / "a.json").write_text(strategy.to_json())
+
+    with pytest.raises(StrategyError, match="without its model it cannot be shown") as refused:
+        call(tmp_path / "a.json")
+
+    assert "piper view train.py" in str(refused.value)
+
+
+def test_a_page_is_simulated_on_the_machine_that_it_names(tmp_path: Path) -> None:
+    slow, fast = tmp_path / "slow.json", tmp_path / "fast.json"
+
+    call(SCRIPT, "--chrome", slow)
+    call(SCRIPT, "--device", "h200", "--per-node", "2", "--chrome", fast)
+
+    assert load_run(fast).machine == "the data sheet of h200, 2 devices in a node"
+    assert load_run(slow).machine == "the costs that the strategy was compiled with"
+    assert load_run(fast).traces[0].seconds != load_run(slow).traces[0].seconds
 
 
 def test_a_recorded_run_becomes_a_page_named_after_it(

@@ -56,6 +56,16 @@ class Sort(StrEnum):
 
 
 Listed = tuple[Device, ...]  # nothing: all devices
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(help="h100, h200, h800, a100 or cpu; or several: h200:0-3,a100:4-7"),
+]
+CostsOption = Annotated[
+    str | None,
+    typer.Option(help="a file of measured costs; or several: big.json:0-3,small.json:4-7"),
+]
+NetworkOption = Annotated[str | None, typer.Option(help="a name like those of --device, or a file")]
+PerNodeOption = Annotated[int | None, typer.Option(help="devices per node", min=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,7 @@ class SimulatedMachine:
     costs: tuple[tuple[Costs, Listed], ...] = ()  # measured; they replace data sheets
     network: Network | None = None
     optimizer: float = 2.0
+    label: str = "the costs that the strategy was compiled with"
 
     def memory(self, count: int) -> float | dict[Device, float] | None:
         """Of all devices, or of each."""
@@ -104,21 +115,13 @@ def add_to(app: typer.Typer) -> None:
 def simulate(
     context: typer.Context,
     target: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a script")],
-    device: Annotated[
-        str | None,
-        typer.Option(help="h100, h200, h800, a100 or cpu; or several: h200:0-3,a100:4-7"),
-    ] = None,
-    costs: Annotated[
-        str | None,
-        typer.Option(help="a file of measured costs; or several: big.json:0-3,small.json:4-7"),
-    ] = None,
+    device: DeviceOption = None,
+    costs: CostsOption = None,
     profile: Annotated[
         Path | None, typer.Option(help="measure costs on this machine, and write them to this file")
     ] = None,
-    network: Annotated[
-        str | None, typer.Option(help="a name like those of --device, or a file")
-    ] = None,
-    per_node: Annotated[int | None, typer.Option(help="devices per node", min=1)] = None,
+    network: NetworkOption = None,
+    per_node: PerNodeOption = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="an argument of the script: name=4,8,16")
     ] = None,
@@ -187,7 +190,26 @@ def machine_of(
     kinds = tuple((device_kind(name), devices) for name, devices in named.items())
     name = network or slowest_network(list(named))
     between = chosen_network(name, per_node)
-    return SimulatedMachine(kinds, measured, between, optimizer)
+    return SimulatedMachine(
+        kinds, measured, between, optimizer, label_of(device, costs, network, per_node)
+    )
+
+
+def label_of(
+    device: str | None, costs: str | None, network: str | None, per_node: int | None
+) -> str:
+    """The machine in the words of the options.
+
+    >>> label_of("h200", None, None, 8)
+    'the data sheet of h200, 8 devices in a node'
+    """
+    words = []
+    if costs is not None or device is None:
+        words.append(f"the costs in {costs}" if costs else SimulatedMachine().label)
+    if device is not None:
+        words.append(f"the data sheet of {device}" if device != CPU else "the costs of one core")
+    words += [f"network {network}"] if network else []
+    return ", ".join([*words, *([f"{per_node} devices in a node"] if per_node else [])])
 
 
 def measured_costs(text: str) -> Iterator[tuple[Costs, Listed]]:
@@ -236,7 +258,10 @@ def show_step(
     if again := recomputation(compiled.dag):
         print(f"\n{again}")
     if chrome is not None or view is not None:
-        data = view_data(target.stem, compiled.dag, step.plans, [step.trace], notes=found.notes)
+        data = view_data(
+            target.stem, compiled.dag, step.plans, [step.trace], notes=found.notes,
+            machine=machine.label,
+        )  # fmt: skip
         write_views(view, chrome, data)
     if json_file is not None:
         write_text(json_file, json.dumps(found.to_dict(), indent=1) + "\n")

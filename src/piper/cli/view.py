@@ -8,18 +8,30 @@ from typing import Annotated
 
 import typer
 
-from piper.cli.files import damage_reported, is_file, write_text, writing
-from piper.cli.target import PASS_ON, inspect
+from piper.cli.files import damage_reported, is_file, read_text, write_text, writing
+from piper.cli.simulate import (
+    CostsOption,
+    DeviceOption,
+    NetworkOption,
+    PerNodeOption,
+    SimulatedMachine,
+    machine_of,
+)
+from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.errors import StrategyError
-from piper.job.pricing import cost_notes, price
+from piper.job.pricing import price
+from piper.job.stage_model import WITHOUT_MODEL, compiled_alone
 from piper.view.page import page
 from piper.view.run_file import RECORD, load_run, save_view
 from piper.view.timeline_picture import png as as_png
 from piper.view.timeline_picture import svg as as_svg
 from piper.view.view_data import ViewData, view_data
 
-WAYS = "give a .py script that makes a Trainer, or a .json that `piper run --trace` wrote"
-SHOWN = (".py", ".json")
+WAYS = (
+    "give a .py script that makes a Trainer, a .json that `piper run --trace` wrote, a strategy "
+    ".json, or a schedule .csv"
+)
+SHOWN = (".py", ".json", ".csv")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,13 +45,22 @@ def view(
     svg: Annotated[Path | None, typer.Option(help="write a picture of the first step")] = None,
     png: Annotated[Path | None, typer.Option(help="the same as PNG (needs matplotlib)")] = None,
     chrome: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
+    device: DeviceOption = None,
+    costs: CostsOption = None,
+    network: NetworkOption = None,
+    per_node: PerNodeOption = None,
 ) -> None:
     """Show TARGET [ARGUMENTS] [TARGET2 [ARGUMENTS]] in one HTML page that needs no network.
 
-    A target is a training script (.py) or a recorded run (.json); two are compared.
+    A target is a training script (.py), a recorded run (.json), a strategy (.json) or a schedule
+    (.csv). Two are compared. Nothing is trained: a step is simulated, on the machine that --device
+    or --costs name. Write `--` before options of the script that are named like these.
+
+    Example: piper view train.py --device h200 run.json
     """
     named = targets(target, context.args)
-    runs = [data_of(path, rest) for path, rest in named]
+    machine = machine_of(device, costs, network, per_node)
+    runs = [data_of(path, rest, machine) for path, rest in named]
     if output is None and not (svg or png or chrome):
         output = Path(f"{target.stem}.html")
     drawn = [path for path, _ in named if path.suffix == ".json"]  # as their files say
@@ -75,17 +96,26 @@ def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
     return found
 
 
-def data_of(target: Path, words: list[str]) -> ViewData:
-    """Load a recorded run, or compile and simulate a script."""
-    if target.suffix == ".json" and words:
-        what = (
-            f"a recorded run takes no arguments, and `{words[0]}` is not a file to compare it with"
-        )
+def data_of(target: Path, words: list[str], machine: SimulatedMachine) -> ViewData:
+    """Load a recorded run, or compile and simulate a script or a strategy."""
+    if target.suffix not in SHOWN:
+        raise StrategyError.of(str(target), f"`{target.suffix}` cannot be shown", WAYS)
+    if target.suffix != ".py" and words:
+        what = f"only a script takes arguments, and `{words[0]}` is not a file to compare it with"
         raise StrategyError.of(str(target), what, WAYS)
+    if target.suffix == ".csv" or is_strategy(target):
+        alone = compiled_alone(strategy_of(target), str(target))
+        steps = [price(alone).trace]
+        return view_data(target.stem, alone.dag, alone.plans, steps, notes=(WITHOUT_MODEL,))
     if target.suffix == ".json":
         return load_run(target)
-    if target.suffix != ".py":
-        raise StrategyError.of(str(target), f"`{target.suffix}` cannot be shown", WAYS)
     found = inspect(target, words).compiled
-    name, traces = " ".join([target.stem, *words]), [price(found).trace]
-    return view_data(name, found.dag, found.plans, traces, notes=cost_notes(found))
+    step, prediction = machine.price(found)
+    name = " ".join([target.stem, *words])
+    steps, notes = [step.trace], prediction.notes
+    return view_data(name, found.dag, step.plans, steps, notes=notes, machine=machine.label)
+
+
+def is_strategy(target: Path) -> bool:
+    """A list of directives. A recorded run is an object."""
+    return target.suffix == ".json" and read_text(target, WAYS).lstrip()[:1] == "["

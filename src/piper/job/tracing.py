@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import platform
 import sys
 import time
 from pathlib import Path
+
+import torch
 
 from piper.errors import InputError
 from piper.job.compiler import Compiled
@@ -126,7 +129,8 @@ class Recording:
         try:
             name = Path(sys.argv[0]).stem or "run"
             self.window.path.parent.mkdir(parents=True, exist_ok=True)
-            save_run(self.window.path, name, made.dag, made.device_plans, self.traces)
+            machine = machine_name(self.recorder)
+            save_run(self.window.path, name, made.dag, made.device_plans, self.traces, machine)
         except OSError as error:
             LOG.warning("the recorded steps are lost: %s", error)
             return
@@ -135,6 +139,13 @@ class Recording:
             LOG.warning("recorded only %d of %s before the end", seen, amount(wanted, "step"))
         steps = amount(seen, "step")
         LOG.info("recorded %s in %s: open it with `piper view %s`", steps, path, path)
+
+
+def machine_name(recorder: Recorder | None) -> str:
+    """The device of this process, and its host."""
+    cuda = recorder is not None and uses_accelerator(recorder.program)
+    device = torch.cuda.get_device_name() if cuda else f"CPU ({platform.machine()})"
+    return f"{device}, host {platform.node()}"
 
 
 class EnvironmentRecording(Recording):

@@ -20,6 +20,11 @@ KINDS = {
     "other": ("other", "#a9a9a9"),
 }
 
+MEMORY = {  # none of the colours above
+    "parameters": "#4b4c74", "optimizer": "#cb6b76", "gather buffers": "#4c9036",
+    "gradients": "#a2c814", "activations": "#f9c277", "moving": "#a9e3db", "workspace": "#ffeec2",
+}  # fmt: skip
+
 
 def colour(kind: str) -> str:
     return KINDS.get(kind, KINDS["other"])[1]

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
+from piper.view.kinds import KINDS, MEMORY
 from piper.view.view_data import ViewData
 
-SCRIPTS = ("run.js", "lanes.js", "draw.js", "graph.js", "panel.js", "app.js")
+SCRIPTS = ("run.js", "lanes.js", "draw.js", "graph.js", "causes.js", "panel.js", "app.js")
 
 
 def page(runs: Sequence[ViewData]) -> str:
@@ -18,10 +19,14 @@ def page(runs: Sequence[ViewData]) -> str:
     parts = {
         "title": escape(" / ".join(run.name for run in runs) or "Piper"),
         "style": asset("style.css"),
-        "script": "\n".join(map(asset, SCRIPTS)),
+        "script": "\n".join([colours(), *map(asset, SCRIPTS)]),
         "data": harmless(data),
     }
     return filled(asset("page.html"), parts)
+
+
+def colours() -> str:
+    return f"const KINDS = {json.dumps(KINDS)}, MEMORY = {json.dumps(MEMORY)};"
 
 
 def filled(template: str, parts: dict[str, str]) -> str:

@@ -18,10 +18,15 @@ RECORD = "record a run with `piper run train.py -n 4 --trace run.json`"
 
 
 def save_run(
-    path: Path, name: str, dag: Dag, plans: Sequence[Plan], traces: Sequence[Trace]
+    path: Path,
+    name: str,
+    dag: Dag,
+    plans: Sequence[Plan],
+    traces: Sequence[Trace],
+    machine: str = "",
 ) -> None:
     """Write a run: the DAG and plans of its strategy, and the traces of some steps."""
-    save_view(path, view_data(name, dag, plans, traces))
+    save_view(path, view_data(name, dag, plans, traces, machine=machine))
 
 
 def save_view(path: Path, data: ViewData) -> None:

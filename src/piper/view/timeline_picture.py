@@ -10,21 +10,11 @@ from pathlib import Path
 from piper.errors import StrategyError
 from piper.names import COMPUTE
 from piper.plan.analyse.trace import Trace
+from piper.view.kinds import KINDS, colour, ink
 from piper.view.overlap import time_text
 from piper.view.trace_bars import Bar, bars
 from piper.view.view_data import ViewData
 
-FILL = {
-    "F": "#5aa9e6", "B": "#1f7a5a", "BI": "#f4d35e", "BW": "#d96c2c", "update": "#b48ead",
-    "send": "#546680", "recv": "#9bc4e4", "exchange": "#cc3344", "reduce-scatter": "#c18bf4",
-    "all-reduce": "#9734b3", "gather": "#0cb09a", "store": "#2c1ef0", "fetch": "#f0aa10",
-    "totals": "#8c8577",
-}  # fmt: skip
-OTHER = "#a9a9a9"
-WORDS = {
-    "F": "forward", "B": "backward", "BI": "input gradients", "BW": "weight gradients",
-    "recv": "receive", "exchange": "token all-to-all", "totals": "loss and norm all-reduce",
-}  # fmt: skip
 WIDTH, LEFT, TOP, HIGH, LOW, SPACE, FOOT, LINE = 960, 84, 8, 22, 8, 8, 46, 18
 LETTER = 6.4  # pixels
 ROWS = 3  # of messages that are in flight at once on one stream
@@ -123,8 +113,7 @@ class Drawing:
     def legend(self) -> Iterator[tuple[float, int, str, str]]:
         """x, line, colour and text of each kind that is shown."""
         x, row, used = float(LEFT), 0, {bar.kind for bar in self.bars}
-        for kind, fill in FILL.items():
-            text = WORDS.get(kind, kind)
+        for kind, (text, fill) in KINDS.items():
             wide = 28 + LETTER * len(text)
             if kind not in used:
                 continue
@@ -137,11 +126,11 @@ class Drawing:
 def bar_lines(bar: Bar, box: Box) -> Iterator[str]:
     x, y, width, height = box
     title = f"<title>{escape(bar.text)}</title>"
-    yield rect(box, FILL.get(bar.kind, OTHER), title)
+    yield rect(box, colour(bar.kind), title)
     if fits(bar, box):
         yield (
             f'<text x="{x + width / 2:.2f}" y="{y + height / 2 + 4:g}" '
-            f'text-anchor="middle">{bar.label}</text>'
+            f'text-anchor="middle" fill="{ink(colour(bar.kind))}">{bar.label}</text>'
         )
 
 
@@ -171,7 +160,7 @@ def paint(drawing: Drawing, path: Path) -> None:
         axes.text(x, y, text, fontsize=5 if small else 7, ha="right" if small else "left")
     for bar in drawing.bars:
         x, y, width, height = drawing.box(bar)
-        axes.broken_barh([(x, width)], (y, height), color=FILL.get(bar.kind, OTHER))
+        axes.broken_barh([(x, width)], (y, height), color=colour(bar.kind))
         if fits(bar, (x, y, width, height)):
             axes.text(x + width / 2, y + 15, bar.label, fontsize=6.5, ha="center")
     for x, row, fill, text in drawing.legend():

@@ -9,6 +9,7 @@ from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import Span, Trace
 from piper.view.view_data import DeviceView, ViewData
 
+UPDATE = "update"  # shown even if nobody measured how long it takes
 SILENT = ("load", "keep", "free")  # too short for a bar
 
 
@@ -43,7 +44,7 @@ def raw(data: ViewData, one: DeviceView, trace: Trace, begin: float) -> Iterator
     several = has_several_stages(data, one)
     for span in trace.spans.get(one.device, ()):
         kind, node = columns["kind"][span.at], columns["node"][span.at]
-        if kind in SILENT or span.end <= span.start:
+        if kind in SILENT or (span.end <= span.start and kind != UPDATE):
             continue
         yield Bar(
             one.device,

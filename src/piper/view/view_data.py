@@ -65,6 +65,7 @@ class ViewData:
         default_factory=dict
     )  # stream -> label, if it has SMs or a priority
     notes: tuple[str, ...] = ()  # which costs were not measured, if the times are predicted
+    machine: str = ""  # that was measured or simulated
 
     def label(self, stream: str) -> str:
         """A stream, with its SMs and priority if the strategy sets them."""
@@ -78,6 +79,7 @@ class ViewData:
             "left_out": self.left_out,
             "streams": dict(self.streams),
             "notes": list(self.notes),
+            "machine": self.machine,
             "nodes": coded(self.nodes, words),
             "orders": coded(self.orders, words),
             "devices": [
@@ -117,6 +119,7 @@ class ViewData:
             found["left_out"],
             found.get("streams", {}),
             tuple(found.get("notes", ())),
+            found.get("machine", ""),
         )
 
     def to_json(self) -> str:
@@ -139,6 +142,7 @@ def view_data(
     traces: Sequence[Trace] = (),
     most: int = DEVICES,
     notes: Sequence[str] = (),
+    machine: str = "",
 ) -> ViewData:
     """The data of a compiled strategy. Without a trace, it has the compiler's predicted times."""
     shown = different_first(plans, most)
@@ -153,6 +157,7 @@ def view_data(
         max(len(plans), len(dag.devices)) - len(shown),
         {share.stream: str(share) for share in dag.streams},
         tuple(notes),
+        machine,
     )
     return data.with_traces(traces or (expected_trace(dag, shown),))
 

@@ -29,6 +29,7 @@ function chooseViews() {
   }
   document.body.classList.toggle("comparing", S.views.length > 1);
   by("title").textContent = S.views.length > 1 ? "Piper: two steps compared" : S.views[0].run.name;
+  showPath(by("critical").checked);
   fillSummary();
   fillLegend();
   resize();
@@ -124,14 +125,21 @@ function layOutFor(width, height) {
   layOut();
 }
 
-/** Bring a bar into sight: move, and zoom in if it is too thin to see. */
+/** When a bar or a wait begins and ends; null for anything else. */
+function timesOf({ one, b, gap }) {
+  return b !== undefined ? [one.start[b], one.end[b]] : gap ? [gap.start, gap.end] : null;
+}
+
+/** Bring a bar or a wait into sight: move, and zoom in if it is too thin to see. */
 function reveal(what) {
-  if (!what || what.b === undefined) return;
-  const { one, b } = what, span = S.t1 - S.t0, middle = (one.start[b] + one.end[b]) / 2;
-  const thin = (one.end[b] - one.start[b]) / span * (S.width - GUTTER) < 3;
-  const wide = thin ? (one.end[b] - one.start[b]) * 40 : span;
-  if (thin || one.start[b] < S.t0 || one.end[b] > S.t1) setTime(middle - wide / 2, middle + wide / 2);
-  const box = locate(what.view, one, b);
+  const times = what && timesOf(what);
+  if (!times) return;
+  const { one, b } = what, span = S.t1 - S.t0, [start, end] = times, middle = (start + end) / 2;
+  const thin = end > start && (end - start) / span * (S.width - GUTTER) < 3;
+  const wide = thin ? (end - start) * 40 : Math.max(span, 1.5 * (end - start));
+  if (thin || start < S.t0 || end > S.t1) setTime(middle - wide / 2, middle + wide / 2);
+  const row = S.rowOf.get(one), lane = row && row.lanes[0];
+  const box = b !== undefined ? locate(what.view, one, b) : lane && { y: yOf(lane.y), h: lane.h };
   if (box && (box.y < AXIS || box.y + box.h > S.height)) scrollTo(S.scroll + box.y - S.height / 3);
 }
 
@@ -313,14 +321,26 @@ function tipLines({ view, one, b, gap, memory }) {
 const KEYS = {
   "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6), 0: fit, ArrowLeft: () => move(-0.12), ArrowRight: () => move(0.12),
   ArrowUp: () => scrollTo(S.scroll - 60), ArrowDown: () => scrollTo(S.scroll + 60), PageUp: () => scrollTo(S.scroll - S.height * 0.8), PageDown: () => scrollTo(S.scroll + S.height * 0.8),
-  ".": () => stepAlong(1), ",": () => stepAlong(-1), f: zoomToSelected, "/": () => search.focus(), "?": () => by("keys").showModal(), Escape: () => select(null),
+  ".": () => stepAlong(1), ",": () => stepAlong(-1), f: zoomToSelected, c: togglePath,
+  b: () => stepLost(false, 1), B: () => stepLost(false, -1), x: () => stepLost(true, 1), X: () => stepLost(true, -1), "/": () => search.focus(), "?": () => by("keys").showModal(), Escape: () => select(null),
 };
 
 function zoomToSelected() {
-  const what = S.selected;
-  if (!what || what.b === undefined) return;
-  const { start, end } = what.one, wide = (end[what.b] - start[what.b]) * 3;
-  setTime(start[what.b] - wide, end[what.b] + wide);
+  const times = S.selected && timesOf(S.selected);
+  if (!times) return;
+  const wide = (times[1] - times[0]) * 3;
+  setTime(times[0] - wide, times[1] + wide);
+}
+
+function togglePath() {
+  by("critical").checked = !by("critical").checked;
+  changePath();
+}
+
+function changePath() {
+  showPath(by("critical").checked);
+  showPanel();
+  redraw();
 }
 
 document.addEventListener("keydown", (event) => {
@@ -344,6 +364,7 @@ by("help").addEventListener("click", () => by("keys").showModal());
 by("first").addEventListener("change", chooseViews);
 by("second").addEventListener("change", chooseViews);
 by("stretched").addEventListener("change", chooseViews);
+by("critical").addEventListener("change", changePath);
 for (const name of ["paired", "messages", "memory"]) {
   by(name).addEventListener("change", (event) => { S[name] = event.target.checked; resize(); });
 }

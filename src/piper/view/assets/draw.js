@@ -19,7 +19,8 @@ function draw() {
     drawAllBars(devices);
     drawAllMemory(devices);
     devices.forEach(outline);
-    drawLinks();
+    drawLinks(S.links || []);
+    S.steps.forEach((path, v) => drawLinks(pathLinks(S.views[v], path)));
   });
   devices.forEach(drawNames);
   drawAxis(ticks);
@@ -119,7 +120,7 @@ function drawAllBars(rows) {
 function drawBars(row, part, columns) {
   const { one, view } = row, { start, end, bars, n, until } = part.row;
   const y = yOf(part.y), h = part.h, many = columns.length, scale = many / (S.t1 - S.t0), near = S.t0, far = S.t1;
-  const match = S.match && S.match.get(one), hidden = KIND_IDS.map((_, k) => S.hidden.has(k));
+  const match = S.match && S.match.get(one), path = S.path && (S.path.get(one) || new Uint8Array(one.count)), hidden = KIND_IDS.map((_, k) => S.hidden.has(k));
   let column = -1, full = 0, widest = 0, fill = 0, faint = true;
   const flush = () => {
     if (column < 0) return;
@@ -133,7 +134,8 @@ function drawBars(row, part, columns) {
   for (let k = firstAbove(until, near); k < n && start[k] < far; k++) {
     const b = bars[k];
     if (hidden[one.kind[b]]) continue;
-    const x = (start[k] - near) * scale, w = (end[k] - start[k]) * scale, pale = match ? !match[b] : false;
+    const x = (start[k] - near) * scale, least = one.kind[b] === KIND_OF.update ? 3 * S.dense : 0;
+    const w = Math.max(least, (end[k] - start[k]) * scale), pale = (match && !match[b]) || (path && !path[b]) || false;
     if (w < 1.5) {
       const at = Math.max(0, x) | 0;
       if (at !== column) { flush(); column = at; }
@@ -255,16 +257,33 @@ function outline(row) {
     const first = firstAbove(compute.end, row.one.start[what.b]);
     for (let k = first; k < compute.n && compute.start[k] < until && k < first + 200; k++) frame(compute.bars[k], S.theme.text, 1);
   }
+  const gap = S.selected && S.selected.one === row.one && S.selected.gap;
+  if (gap) {
+    const x = xOf(gap.start), lane = row.lanes[0];
+    ctx.strokeStyle = S.theme.mark;
+    ctx.lineWidth = 2.5;
+    ctx.strokeRect(x, yOf(lane.y), Math.max(2, xOf(gap.end) - x), lane.h);
+  }
   if (mine(S.hover)) frame(S.hover.b, S.theme.text, 1.5);
   if (mine(S.selected)) frame(S.selected.b, S.theme.mark, 2.5);
 }
 
-/** Arrows from what the selected bar waits for, and to what waits for it. */
-function drawLinks() {
-  if (!S.links) return;
+/** Where the critical path changes its lane, as far as it can be seen. */
+function pathLinks(view, path) {
+  const found = [];
+  for (let k = 1; k < path.length; k++) {
+    const [one, b] = path[k - 1], [next, c] = path[k];
+    if (next.start[c] > S.t1 || next.end[c] < S.t0 || (one === next && one.laneOf[b] === next.laneOf[c])) continue;
+    found.push([[view, one, b], [view, next, c]]);
+  }
+  return found;
+}
+
+/** Arrows: what the selected bar waits for, and what waits for it; or the critical path. */
+function drawLinks(links) {
   ctx.strokeStyle = ctx.fillStyle = S.theme.mark;
   ctx.lineWidth = 1.2;
-  for (const [from, to] of S.links.slice(0, 60)) {
+  for (const [from, to] of links.slice(0, 200)) {
     const a = locate(...from), b = locate(...to);
     if (!a || !b) continue;
     const x1 = a.x + a.w, y1 = a.y + a.h / 2, x2 = b.x, y2 = b.y + b.h / 2;
@@ -303,7 +322,7 @@ function drawNames(row) {
   ctx.textAlign = "right";
   const low = Math.min(10, ...row.lanes.slice(1).map((place) => place.bottom - place.y + 1));
   ctx.font = `${low}px system-ui, sans-serif`;
-  for (const place of row.lanes.slice(1)) ctx.fillText(streamLabel(row.view.run, place.lane.stream).slice(0, 24), GUTTER - 8, (yOf(place.y) + yOf(place.bottom)) / 2 - 0.5, GUTTER - 12);
+  for (const place of row.lanes.slice(1)) ctx.fillText(streamLabel(row.view.run, place.lane.stream), GUTTER - 8, (yOf(place.y) + yOf(place.bottom)) / 2 - 0.5, GUTTER - 12);
   ctx.font = "10px system-ui, sans-serif";
   if (row.memory) ctx.fillText("memory", GUTTER - 8, yOf(row.memory.y) + row.memory.h / 2);
   ctx.restore();
@@ -331,11 +350,12 @@ function drawAxis(ticks) {
   const digits = Math.max(0, -Math.floor(Math.log10(ticks.step * size * 1.0001)));
   for (const t of ticks.times) {
     const x = xOf(t);
-    if (x > S.width - 30) continue;
+    const text = `${(t * size).toFixed(digits)} ${unit}`;
+    if (x + 8 + ctx.measureText(text).width > S.width) continue;
     ctx.fillStyle = S.theme.line;
     ctx.fillRect(Math.round(x), AXIS - 7, 1, 7);
     ctx.fillStyle = S.theme.quiet;
-    ctx.fillText(`${(t * size).toFixed(digits)} ${unit}`, x + 4, AXIS / 2);
+    ctx.fillText(text, x + 4, AXIS / 2);
   }
   ctx.fillStyle = S.theme.ground;
   ctx.fillRect(0, 0, GUTTER, AXIS - 1);

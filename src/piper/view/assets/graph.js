@@ -59,8 +59,12 @@ function box(run, k, at, self, choose) {
   const group = tagged("g", { class: "node", tabindex: 0, role: "button", "aria-label": id, "data-node": k });
   const fill = KINDS[KIND_IDS[kindIndex(run.nodes.kind[k])]][1];
   group.append(tagged("rect", { x: at.x - wide / 2, y: at.y - 11, width: wide, height: 22, rx: 4, fill, stroke: self ? S.theme.mark : "none", "stroke-width": 2.5 }));
-  const text = tagged("text", { x: at.x, y: at.y + 3.5, "text-anchor": "middle" }, id.length > 14 ? `${id.slice(0, 13)}\u2026` : id);
+  const text = tagged("text", { x: at.x, y: at.y + 3.5, "text-anchor": "middle" }, id);
   text.style.fill = inkOn(fill);
+  if (id.length > 12) { // a long name is squeezed, not cut
+    text.setAttribute("textLength", wide - 6);
+    text.setAttribute("lengthAdjust", "spacingAndGlyphs");
+  }
   group.append(text, tagged("title", {}, id));
   group.addEventListener("click", () => choose(k));
   group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(k); } });

@@ -1,9 +1,10 @@
 // The timeline: where everything is on the canvas, and what is under the mouse.
 
-const GUTTER = 104, AXIS = 26;
+const AXIS = 26, NARROW = 104, BROAD = 240;
+let GUTTER = NARROW; // as wide as the names need
 const S = { // what is shown now
   views: [], t0: 0, t1: 1, scroll: 0, width: 0, height: 0, rows: [], tall: 0,
-  selected: null, hover: null, hidden: new Set(), match: null, mark: null, frame: 0,
+  selected: null, hover: null, path: null, steps: [], lost: null, hidden: new Set(), match: null, mark: null, frame: 0,
   paired: false, messages: true, memory: true, theme: {}, fills: [], hatches: new Map(),
 };
 const canvas = document.getElementById("canvas"), ctx = canvas.getContext("2d");
@@ -53,8 +54,18 @@ function hatch(colour) {
 
 // ---- where things are ----
 
+/** The width of the names on the left. */
+function fitGutter() {
+  ctx.font = "600 12px system-ui, sans-serif";
+  const names = S.views.flatMap((view) => view.devices.map((one) => ctx.measureText(`device ${one.device} A`).width + 16));
+  ctx.font = "10px system-ui, sans-serif";
+  const streams = new Set(S.views.flatMap((view) => view.devices.flatMap((one) => one.lanes.map((lane) => streamLabel(view.run, lane.stream)))));
+  GUTTER = Math.min(BROAD, Math.ceil(Math.max(NARROW, ...names, ...[...streams].map((name) => ctx.measureText(name).width + 20))));
+}
+
 /** Every device of every view from top to bottom, in a scale that fits if it can. */
 function layOut() {
+  fitGutter();
   const items = [];
   const header = (view) => ({ view, head: true });
   const of = (view) => view.devices.map((one) => ({ view, one }));

@@ -44,8 +44,10 @@ function showStep() {
       ...view.devices.map((one) => el("tr", { class: "go", click: () => select({ view, one, memory: one.memory.n ? one.memory.time[one.memory.worst] : 0 }) },
         el("td", {}, `${one.device}`), el("td", {}, percent(one.busy / view.length)),
         el("td", {}, percent(one.exposed / view.length)), el("td", {}, bytes(one.source.peak.total))))));
+    if (S.path) panel.append(pathTable(view, S.steps[S.views.indexOf(view)]));
     panel.append(kindTable(view));
     const shares = Object.values(view.run.streams || {});
+    if (view.run.machine) panel.append(el("p", { class: "quiet machine" }, `${view.trace.kind === "measured" ? "measured on" : "simulated with"} ${view.run.machine}`));
     for (const note of view.run.notes || []) panel.append(el("p", { class: "quiet note" }, note));
     if (shares.length) panel.append(el("p", { class: "quiet" }, `streams: ${shares.join(", ")}`));
     if (view.run.left_out) panel.append(el("p", { class: "quiet" }, `not shown: ${amount(view.run.left_out, "device")} with the same work as these`));
@@ -62,6 +64,15 @@ function kindTable(view) {
     el("tr", {}, ...["", "takes", "hidden", "waited for"].map((t) => el("th", {}, t))),
     ...rows.map(([k, row]) => el("tr", {}, el("td", {}, el("span", { class: "dot" }, swatch(k), ` ${KINDS[KIND_IDS[k]][0]}`)), el("td", {}, seconds(row.time / many)),
       el("td", {}, MESSAGES.has(KIND_IDS[k]) ? percent(row.hidden / row.time) : ""), el("td", {}, row.waited ? seconds(row.waited / many) : "")))));
+}
+
+/** What the critical path consists of. */
+function pathTable(view, path) {
+  const { shares, nothing } = pathShares(view, path);
+  const row = (name, time) => el("tr", {}, el("td", {}, name), el("td", {}, seconds(time / view.stretch)), el("td", {}, percent(time / view.length)));
+  const rows = shares.map(([k, time]) => row(el("span", { class: "dot" }, swatch(k), ` ${KINDS[KIND_IDS[k]][0]}`), time));
+  if (nothing > 1e-6 * view.length) rows.push(row("nothing runs", nothing));
+  return el("div", { id: "path" }, el("h3", {}, "critical path"), el("table", { class: "numbers" }, el("tr", {}, ...["", "takes", "of the step"].map((t) => el("th", {}, t))), ...rows));
 }
 
 /** Mean seconds of every node and kind in a view. */
@@ -189,15 +200,6 @@ function otherText(view, one, b, took) {
   return el("button", { class: "link", click: () => { select(twin); reveal(twin); } }, `${seconds(other)} in ${twin.view.name} (${(other / took).toFixed(2)}x)`);
 }
 
-/** Bars that must end before this one begins. */
-function waitsOf(view, one, b) {
-  const at = one.at[b], found = one.plan.waits[at].map((k) => one.barOf[k]).filter((k) => k >= 0).map((k) => [view, one, k]);
-  const row = one.lanes[one.laneOf[b]].rows[one.rowOf[b]], k = row.bars.indexOf(b);
-  if (one.plan.stream[at] === COMPUTE) found.push(...nextTo(view, one, row, k, -1));
-  if (one.plan.kind[at] === "recv") found.push(...partnersOf(view, one, b).filter(([v, d, c]) => v === view && d.plan.kind[d.at[c]] === "send"));
-  return found;
-}
-
 function waitersOf(view, one, b) {
   if (!one.waiters) {
     one.waiters = new Map();
@@ -258,9 +260,19 @@ function link(view, one, b, last) {
 function showGap({ view, one, gap }) {
   panel.append(el("h2", {}, `device ${one.device} is idle`));
   panel.append(facts([["for", seconds((gap.end - gap.start) / view.stretch)], ["from, to", `${seconds(gap.start / view.stretch)} \u2013 ${seconds(gap.end / view.stretch)}`]]));
-  const b = gap.cause >= 0 ? one.barOf[gap.cause] : -1;
-  if (b >= 0) linkList("waits for", [[view, one, b]], false);
+  const causes = causesOfGap(view, one, gap);
+  if (causes.length) showCauses(view, one, gap, causes);
   else panel.append(el("p", {}, gap.cause >= 0 ? `waits for: ${one.plan.text[gap.cause]}` : "it has nothing left to do"));
+}
+
+/** Each of these waited for the next. The last was still running when the wait began, or nothing was. */
+function showCauses(view, one, gap, causes) {
+  panel.append(el("h3", {}, "why it is late"));
+  for (const [d, b] of causes) panel.append(link(view, d, b, false));
+  const [d, b] = causes[causes.length - 1], name = longLabel(view, d, b), where = d === one ? "" : ` on device ${d.device}`;
+  const late = d.start[b] - gap.start, others = causes.length > 1 ? " Each of the others waited for the one below it." : "";
+  const began = late > 1e-9 * view.length ? `${name} began${where} ${seconds(late / view.stretch)} after the wait.` : `When the wait began, ${name} was still running${where}.`;
+  panel.append(el("p", { class: "quiet", id: "why" }, began + others));
 }
 
 function showMemory({ view, one, memory }) {

@@ -1,31 +1,10 @@
 // The data of the page, prepared for drawing. A "run" is a strategy with its traces, a "view" one trace of it.
 
-const KINDS = {
-  F: ["forward", "#5aa9e6"],
-  B: ["backward", "#1f7a5a"],
-  BI: ["input gradients", "#f4d35e"],
-  BW: ["weight gradients", "#d96c2c"],
-  update: ["update", "#b48ead"],
-  send: ["send", "#546680"],
-  recv: ["receive", "#9bc4e4"],
-  exchange: ["token all-to-all", "#cc3344"],
-  "reduce-scatter": ["reduce-scatter", "#c18bf4"],
-  "all-reduce": ["all-reduce", "#9734b3"],
-  gather: ["gather", "#0cb09a"],
-  store: ["store in host memory", "#2c1ef0"],
-  fetch: ["fetch from host memory", "#f0aa10"],
-  totals: ["loss and norm all-reduce", "#8c8577"],
-  other: ["other", "#a9a9a9"],
-};
 const KIND_IDS = Object.keys(KINDS);
 const KIND_OF = Object.fromEntries(KIND_IDS.map((id, k) => [id, k]));
-const COMPUTE = "compute";
+const COMPUTE = "compute", UPDATE = "update";
 const RARE = 1; // bars
 const MOST_ROWS = 3; // of one stream, for messages that are in flight at once
-const MEMORY = {
-  parameters: "#546680", optimizer: "#8797b5", "gather buffers": "#0cb09a", gradients: "#1f7a5a",
-  activations: "#5aa9e6", moving: "#c18bf4", workspace: "#f4d35e",
-};
 
 function kindIndex(kind) {
   return kind in KIND_OF ? KIND_OF[kind] : KIND_OF.other;
@@ -128,7 +107,7 @@ function makeDevice(view, source) {
   const shown = [];
   rows.at.forEach((at, k) => {
     one.issued[at] = time(rows.issued[k]);
-    if (rows.end[k] > rows.start[k]) shown.push(k);
+    if (rows.end[k] > rows.start[k] || plan.kind[at] === UPDATE) shown.push(k); // an update that nobody measured is a mark
   });
   shown.sort((a, b) => rows.start[a] - rows.start[b] || rows.at[a] - rows.at[b]);
   one.count = shown.length;

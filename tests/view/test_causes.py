@@ -1,0 +1,218 @@
+"""The page in a real browser: the critical path, bubbles, exposed messages, and why things wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Browser
+from synthetic import chain, moe_chain
+from views import SLOW, compiled, divided, measured, pipeline
+
+from piper.costs import Costs
+from piper.job.compiler import Compiled
+from piper.job.pricing import price
+from piper.names import COMPUTE
+from piper.sim.report import HOST, report
+from piper.view.page import page
+from piper.view.view_data import ViewData, view_data
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+EXPERTS = {"pp": 2, "dp": 2, "ep": 2, "zero": 2, "microbatches": 4}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    found = Browser()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """Whatever a test does, the page may not complain."""
+    yield chromium
+    assert chromium.problems == []
+
+
+def opened(browser: Browser, folder: Path, *runs: ViewData) -> Browser:
+    path = folder / "page.html"
+    path.write_text(page(runs))
+    browser.open(path)
+    return browser
+
+
+def simulated(made: Compiled, costs: Costs = SLOW, machine: str = "") -> ViewData:
+    return view_data("step", made.dag, made.plans, [price(made, costs).trace], machine=machine)
+
+
+def path_shares(browser: Browser) -> dict[str, float]:
+    """Seconds of each kind of work on the path, as the page draws it."""
+    found = browser.js(
+        """(() => {
+          const { shares, nothing } = pathShares(piper.S.views[0], piper.S.steps[0]);
+          return [...shares.map(([k, time]) => [KIND_IDS[k], time]), ["nothing", nothing]];
+        })()"""
+    )
+    return dict(found)
+
+
+def panel(browser: Browser) -> str:
+    return browser.js("document.getElementById('panel').innerText")
+
+
+CASES = {
+    "1f1b": compiled("1f1b", chain(2), pp=2, microbatches=3),
+    "zbv": compiled("zbv", chain(8), pp=4, microbatches=8),
+    "experts": compiled("dualpipev", moe_chain(4), **EXPERTS),
+}
+
+
+@pytest.mark.parametrize("made", CASES.values(), ids=CASES)
+def test_the_critical_path_leads_through_the_step_without_a_gap(
+    browser: Browser, tmp_path: Path, made: Compiled
+) -> None:
+    """There may be several that are equally long, so it need not be that of the simulator."""
+    step = price(made, SLOW)
+    idle = sum(part.end - part.start for part in report(step).critical if part.what == HOST)
+
+    opened(browser, tmp_path, simulated(made))
+    browser.key("c")
+    shares = path_shares(browser)
+    times = browser.js("piper.S.steps[0].map(([one, b]) => [one.start[b], one.end[b]])")
+
+    assert idle == 0
+    assert times[0][0] == 0 and times[-1][1] == pytest.approx(step.seconds)
+    for (_, end), (start, _) in pairwise(times):
+        assert start == pytest.approx(end, abs=1e-6)
+    assert sum(shares.values()) == pytest.approx(step.seconds)
+    assert shares["nothing"] == pytest.approx(0, abs=1e-6 * step.seconds)
+    assert "CRITICAL PATH" in panel(browser).upper()
+
+
+def test_c_shows_the_critical_path_and_hides_it_again(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, simulated(CASES["zbv"]))
+    plain = browser.screenshot()
+
+    browser.key("c")
+    shown = browser.screenshot()
+    browser.key("c")
+
+    assert shown != plain
+    assert browser.js("piper.S.path") is None
+    assert "CRITICAL PATH" not in panel(browser).upper()
+
+
+def test_b_goes_from_bubble_to_bubble(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, simulated(CASES["1f1b"]))
+    many = browser.js("lostTime(false).length")
+
+    seen = []
+    for _ in range(many + 1):
+        browser.key("b")
+        seen.append(browser.js("[piper.S.selected.one.device, piper.S.selected.gap.start]"))
+    browser.key("B", shift=True)
+
+    assert many >= 3
+    assert len({tuple(one) for one in seen}) == many
+    assert seen[-1] == seen[0]
+    assert browser.js("piper.S.selected.gap.start") == seen[-2][1]
+    assert "is idle" in panel(browser)
+
+
+def test_x_goes_from_one_exposed_message_to_the_next(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, simulated(CASES["experts"]))
+    many = browser.js("lostTime(true).length")
+
+    browser.key("x")
+    first = browser.js("[piper.S.selected.one.device, piper.S.selected.b]")
+    stream = browser.js(
+        "piper.S.selected.one.plan.stream[piper.S.selected.one.at[piper.S.selected.b]]"
+    )
+    browser.key("x")
+
+    assert many > 1
+    assert stream != COMPUTE
+    assert browser.js("[piper.S.selected.one.device, piper.S.selected.b]") != first
+
+
+def test_a_wait_says_why_it_is_late(browser: Browser, tmp_path: Path) -> None:
+    """Device 2 waits for PP1, which waits for PP0."""
+    opened(browser, tmp_path, simulated(CASES["zbv"]))
+    browser.js(
+        """(() => {
+          const view = piper.S.views[0], one = view.deviceOf.get(2);
+          piper.select({ view, one, gap: one.gaps[0] });
+        })()"""
+    )
+
+    links = browser.js("[...document.querySelectorAll('#panel .what')].map((one) => one.innerText)")
+
+    assert [link for link in links if link.startswith("PP")] == [
+        "PP1:F@0 on device 1",
+        "PP0:F@0 on device 0",
+    ]
+    why = browser.js("document.getElementById('why').innerText")
+    assert why.startswith("When the wait began, PP0:F@0 was still running on device 0.")
+
+
+def test_a_measured_run_has_a_critical_path_too(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, measured(simulated(CASES["1f1b"]), factor=2.0))
+
+    browser.key("c")
+
+    whole = browser.js("piper.S.views[0].length")
+    assert sum(path_shares(browser).values()) == pytest.approx(whole)
+
+
+def test_updates_are_shown_even_if_nobody_measured_them(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, simulated(CASES["1f1b"]))
+
+    assert "optimizer update" in browser.js("document.getElementById('legend').innerText")
+    browser.type("#search", "kind=update")
+    assert browser.js("document.getElementById('found').value") == "2 found"
+
+
+def test_the_page_names_its_machine(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, simulated(CASES["1f1b"], machine="the data sheet of h200"))
+
+    assert "simulated with the data sheet of h200" in panel(browser)
+
+
+def test_names_of_streams_are_not_clipped(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, divided())
+
+    room, needed = browser.js(
+        """(() => {
+          ctx.font = "10px system-ui, sans-serif";
+          const names = piper.S.views[0].devices.flatMap((one) => one.lanes)
+            .map((lane) => streamLabel(piper.S.views[0].run, lane.stream));
+          return [GUTTER - 12, Math.max(...names.map((name) => ctx.measureText(name).width))];
+        })()"""
+    )
+
+    assert needed <= room
+
+
+@pytest.mark.parametrize("width", [700, 1000, 1400])
+def test_nothing_in_the_panel_is_cut(browser: Browser, tmp_path: Path, width: int) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page([simulated(CASES["experts"]), pipeline()]))
+    browser.open(path, width=width)
+    browser.key("c")
+
+    cut = browser.js(
+        """[...document.querySelectorAll('#panel *')]
+          .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth)
+          .map((one) => one.outerHTML.slice(0, 80))"""
+    )
+    edge = browser.js("document.getElementById('panel').getBoundingClientRect().right")
+    far = browser.js(
+        "Math.max(...[...document.querySelectorAll('#panel td')]"
+        ".map((one) => one.getBoundingClientRect().right))"
+    )
+
+    assert cut == []
+    assert far <= edge
