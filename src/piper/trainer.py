@@ -78,7 +78,8 @@ class Trainer:
     weight decay, such as ["bias", "norm"]. `log` is where the metrics of all steps go: "print",
     "tensorboard", "wandb", a .csv file, or your function. `device` is "cuda" or "cpu", by default a
     GPU if there is one. At most `max_programs` programs for different shapes of batches are kept.
-    Waiting for another process fails after `timeout` seconds.
+    `whole` names inputs that every microbatch gets whole, where Piper cannot tell them from the
+    batch. Waiting for another process fails after `timeout` seconds.
     """
 
     _broken = False  # whether a step failed
@@ -109,6 +110,7 @@ class Trainer:
         device: str | None = None,
         log: Log = None,
         max_programs: int = 64,
+        whole: Sequence[str] | None = None,
         timeout: float = 600.0,
     ) -> None:
         options = Options(
@@ -116,6 +118,7 @@ class Trainer:
             loss_weight=loss_weight, max_norm=max_norm, ema=ema, on_nan=on_nan, precision=precision,
             compiled=compiled, graphs=graphs, seed=seed, init=init, costs=costs,
             memory_gib=memory_gib, device=device, max_programs=max_programs,
+            whole=whole,
         )  # fmt: skip
         job = Job(model, loss_fn, as_strategy(strategy, processes()), options)
         first = job.example(example)
@@ -374,6 +377,7 @@ class Trainer:
         weight, kind = self._agreed(batch, kind, sum(own))
         if not programs.has(kind):  # what it divides by is known once it is compiled
             programs.get(batch, kind, self.steps)
+            batch = self._job.whole_inputs.marked(batch)
             own = programs.reduction(kind).weights(batch, parts)
             weight, kind = self._agreed(batch, kind, sum(own))
         refuse_weightless(weight)

@@ -103,6 +103,7 @@ def capture(
     divide: Sequence[DivisionRequest] = (),
     precision: Precision | None = None,
     trained: Collection[str] | None = None,
+    whole: frozenset[int] = frozenset(),
 ) -> Captured:
     """Trace the model on one microbatch, cut it into regions, and differentiate each.
 
@@ -115,10 +116,11 @@ def capture(
     types, and the caller has converted the example.
 
     With `trained`, no region has a backward: for evaluation. These are the names of the parameters
-    that training updates, which keep to their buckets.
+    that training updates, which keep to their buckets. `whole`: the tensors of the example that all
+    microbatches share.
     """
     _require(device)
-    traced = trace(model, loss_fn, example, device, precision)
+    traced = trace(model, loss_fn, example, device, precision, whole)
     form = model_form(traced, own=loss_fn is None)
     traced = _cleaned(traced, divide)
     chunks = cut(traced)

@@ -45,6 +45,7 @@ class CommonPart:
     met: RoleMeetings
     loss: str  # dtype of the loss
     form: LossForm  # how losses of microbatches become one
+    whole: frozenset[int]  # inputs that microbatches share
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,8 @@ def common_part(captured: Captured, compiled: Compiled) -> CommonPart:
     groups, roles = compiled.by_role
     model = compiled.dag.model
     loss = model.values[model.loss].specs[0].dtype
-    return CommonPart(groups, role_meetings(list(roles.values())), loss, captured.form)
+    met, whole = role_meetings(list(roles.values())), captured.inputs.whole
+    return CommonPart(groups, met, loss, captured.form, whole)
 
 
 def role_parts(captured: Captured, compiled: Compiled) -> dict[Device, RolePart]:
@@ -190,6 +192,7 @@ def common_json(common: CommonPart) -> str:
             "holders": common.met.holders,
             "loss": common.loss,
             "form": form_to_json(common.form),
+            "whole": sorted(common.whole),
         }
     )
 
@@ -200,7 +203,8 @@ def common_from_json(text: str) -> CommonPart:
     links, dynamic = frozen(found["links"]), frozen(found["dynamic_links"])
     groups = JobGroups(Roles(frozen(found["rows"])), frozen(found["groupings"]))
     met = RoleMeetings(links, dynamic, frozen(found["collectives"]), holders)
-    return CommonPart(groups, met, found["loss"], form_from_json(found["form"]))
+    form, whole = form_from_json(found["form"]), frozenset(found["whole"])
+    return CommonPart(groups, met, found["loss"], form, whole)
 
 
 def role_json(part: RolePart) -> str:

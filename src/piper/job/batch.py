@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ class Batch:
 
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
+    whole: frozenset[int] = frozenset()  # tensors that every microbatch gets as they are
+    labelled: bool = True  # the last argument is for the loss function, if there is one
 
     @staticmethod
     def of(arguments: tuple[Any, ...]) -> Batch:
@@ -49,9 +52,19 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Elements of the first integer input, else samples."""
-        counts = (t.numel() for t in self.tensors if not t.is_floating_point())
-        rows = (t.shape[0] for t in self.tensors if t.dim())
-        return next(counts, next(rows, 1))
+        counts = (t.numel() for t in self.cut if not t.is_floating_point())
+        return next(counts, self.rows or 1)
+
+    @property
+    def cut(self) -> list[torch.Tensor]:
+        """The tensors that are cut into microbatches."""
+        known = enumerate(self.tensors)
+        return [tensor for k, tensor in known if tensor.dim() and k not in self.whole]
+
+    @property
+    def rows(self) -> int | None:
+        """Samples of the batch. None: no tensor has rows."""
+        return next((tensor.shape[0] for tensor in self.cut), None)
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """The same with other tensors."""
@@ -69,11 +82,20 @@ class Batch:
 
     def part(self, part: int, parts: int) -> Batch:
         """One microbatch, or the part of one replica."""
-        return self.map(lambda tensor: part_of(tensor, part, parts))
+        return self.change_rows(lambda tensor: part_of(tensor, part, parts))
+
+    def change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The same with another number of samples."""
+        position = count()
+        return self.map(
+            lambda tensor: (
+                change(tensor) if next(position) not in self.whole and tensor.dim() else tensor
+            )
+        )
 
     def repeated(self, times: int) -> Batch:
         """A batch with so many equal microbatches."""
-        return self.map(lambda tensor: torch.cat([tensor] * times) if tensor.dim() else tensor)
+        return self.change_rows(lambda tensor: torch.cat([tensor] * times))
 
     def parts(self, parts: int) -> list[Batch]:
         return [self.part(k, parts) for k in range(parts)]
@@ -89,16 +111,17 @@ def is_tensor(leaf: Any) -> bool:
 
 def refuse_uneven(batch: Batch, parts: int) -> None:
     """All tensors must have the same number of rows, divisible by the number of microbatches."""
-    rows = [tensor.shape[0] for tensor in batch.tensors if tensor.dim()]
+    rows = [tensor.shape[0] for tensor in batch.cut]
     if not rows:
         kinds = ", ".join(type(leaf).__name__ for leaf in batch.leaves) or "nothing"
         what = f"it has no tensor with rows, only {kinds}"
         raise InputError.of("batch", what, "give tensors: torch.as_tensor(...)")
-    if len(set(rows)) > 1:
+    if len(set(rows)) > 1 and parts > 1:
         raise InputError.of(
             "batch",
             f"its tensors have different numbers of rows: {rows}",
-            "give every tensor the batch as its first dimension",
+            "give every tensor the batch as its first dimension, or name those that every "
+            'microbatch gets whole: whole=["mask"]',
         )
     if rows[0] == 0:
         raise InputError.of("batch", "it has no rows", "leave out empty batches")

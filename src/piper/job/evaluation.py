@@ -91,6 +91,7 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
             if not forwards.has(batch, "loss"):
                 agreed_weight(here, forwards.rank, batch, 0.0)  # before processes compile together
             program, here = forwards.get(batch, "loss")
+            batch = here.whole_inputs.marked(batch)
             total.reduction = reduction = reduction_for(here, forwards, batch)
             weights = microbatch_weights(here, reduction, batch)
             everyone = agreed_weight(here, forwards.rank, batch, sum(weights))
@@ -105,6 +106,7 @@ def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
     with in_eval_mode(forwards.job.model):
         agreed_weight(forwards.job_for(batch), forwards.rank, batch, 1.0)
         program, job = forwards.get(batch, "outputs")
+        batch = job.whole_inputs.marked(batch)
         run(program, job, forwards.rank, batch, [0.0] * job.microbatches, move)
         first, kind = program.batch.first, job.kind(batch)
     mine = {first + part: one.cpu() for part, one in program.losses.items()}
@@ -153,7 +155,7 @@ def agreed_weight(job: Job, rank: int, batch: Batch, own: float) -> float:
 
 
 def rows_of(batch: Batch) -> int:
-    return next((tensor.shape[0] for tensor in batch.tensors if tensor.dim()), 1)
+    return batch.rows or 1
 
 
 @contextmanager

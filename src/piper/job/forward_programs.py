@@ -83,7 +83,7 @@ class ForwardPrograms:
 
         The last batch of a data set may be smaller than the others.
         """
-        rows = next((tensor.shape[0] for tensor in batch.tensors if tensor.dim()), 1)
+        rows = batch.rows or 1
         parts = self.job.feeds.parts
         if rows % parts:
             what = f"it has {rows} rows, for {parts} replicas that share it"
@@ -127,6 +127,7 @@ class ForwardPrograms:
         kind = Program if wanted == "loss" else OutputProgram
         program = kind(mine.plan, kernel, state, comm, getattr(torch, mine.common.loss))
         self.forms[job.kind(batch)] = mine.common.form
+        job.whole_inputs.learn(batch, mine.common.whole)
         if job.device.type == "cuda":
             self.programs.prepare(program, mine)
         return program
@@ -142,6 +143,7 @@ class ForwardPrograms:
         return assignment(captured, compiled, 0), captured.kernels
 
     def compile(self, job: Job, batch: Batch, wanted: Wanted) -> tuple[Captured, Compiled]:
+        batch = job.judged(batch, job.microbatches)
         captured = captured_forward(job, batch, wanted, frozenset(self.job.trained))
         self.outputs[job.kind(batch)] = captured.output
         if wanted == "loss":
@@ -160,6 +162,7 @@ def captured_forward(job: Job, batch: Batch, wanted: Wanted, trained: frozenset[
     if wanted == "outputs":
         loss_fn, example = joined, (*one.arguments, None)
     given = job.model, loss_fn, example, job.device.type
-    whole = capture(*given, (), job.precision, trained)
-    requests = division_requests(whole.model, job.strategy.directives)
-    return capture(*given, requests, job.precision, trained) if requests else whole
+    rest = job.precision, trained, one.whole
+    undivided = capture(*given, (), *rest)
+    requests = division_requests(undivided.model, job.strategy.directives)
+    return capture(*given, requests, *rest) if requests else undivided

@@ -28,7 +28,8 @@ def inspected(job: Job, example: Batch) -> Inspected:
     if _memory_gib is not None:
         job = replace(job, options=replace(job.options, memory_gib=_memory_gib))
     by_role = len(job.feeds.devices) > MANY
-    return Inspected(job, example, *job.compile(example, by_role=by_role))
+    captured, compiled = job.compile(example, by_role=by_role)
+    return Inspected(job, job.whole_inputs.marked(example), captured, compiled)
 
 
 def is_inspecting() -> bool:

@@ -38,6 +38,7 @@ from piper.job.recent import recent
 from piper.job.reduction_choice import reduced_once_if_it_fits, reduction_lines
 from piper.job.remat_choice import fitted
 from piper.job.stage_weights import stage_lines
+from piper.job.whole_inputs import Name, WholeInputs
 from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
@@ -69,6 +70,8 @@ class Job:
     trained: set[str] = field(default_factory=set, repr=False)  # parameters of all captures so far
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
     python_state: PythonState = field(default_factory=PythonState, repr=False)
+    known_whole: dict[Name, bool] = field(default_factory=dict, repr=False)  # inputs, by name
+    unclear: dict[Name, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
@@ -77,6 +80,12 @@ class Job:
         refuse_unmatched(self.model, self.options.no_decay)
         refuse_wrong_reduction(self.options.reduction)
         _ = self.device, self.costs, self.initial
+
+    @cached_property
+    def whole_inputs(self) -> WholeInputs:
+        """Which inputs microbatches share. It is found out once for all strategies."""
+        given = self.model, self.loss_fn, self.options.whole
+        return WholeInputs(*given, self.known_whole, self.unclear)
 
     @cached_property
     def device(self) -> torch.device:
@@ -142,17 +151,25 @@ class Job:
 
     def example(self, example: Any) -> Batch:
         """A batch as a loader gives it."""
-        return example_of(self.model, self.loss_fn, example)
+        return self.whole_inputs.marked(example_of(self.model, self.loss_fn, example))
 
     def batch(self, example: Batch, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
         """The batch of a step, called with these arguments."""
-        return batch_of(self.model, self.loss_fn, example, given, named)
+        found = batch_of(self.model, self.loss_fn, example, given, named)
+        return self.whole_inputs.marked(found)
 
     def inputs_only(self, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
         """What a model is called with, without labels for a loss function."""
         inside = given[0] if len(given) == 1 and not named else None
         given = tuple(inside) if isinstance(inside, list | tuple) else given
-        return Batch.of(arguments_of(self.model, None, given, named))
+        found = Batch.of(arguments_of(self.model, None, given, named))
+        return self.whole_inputs.marked(replace(found, labelled=False))
+
+    def judged(self, batch: Batch, parts: int) -> Batch:
+        """The batch, with what microbatches share found out if it is cut into several parts."""
+        types = self.device.type, self.precision
+        found = self.whole_inputs.found(self.converted(batch), parts, *types)
+        return replace(batch, whole=found.whole)
 
     def kind(self, batch: Batch) -> BatchKind:
         return batch.shapes, flags(self.model), self.python_state.now()
@@ -192,7 +209,7 @@ class Job:
     def captured_as(self, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:
         """For a microbatch, with these divisions."""
         given = self.model, self.loss_fn, self.converted(one).arguments, self.device.type
-        made = capture(*given, requests, self.precision)
+        made = capture(*given, requests, self.precision, None, one.whole)
         buckets = (bucket for bucket in made.model.buckets.values() if bucket.trainable)
         self.trained.update(parameter.name for each in buckets for parameter in each.parameters)
         return made
@@ -204,7 +221,8 @@ class Job:
         one = batch.part(0, self.microbatches)
         kind = self.kind(one)
         example = self.converted(one).arguments
-        make = partial(function_form, self.loss_fn, captured.output, example, captured.form)
+        given = self.loss_fn, captured.output, example, captured.form, one.whole
+        make = partial(function_form, *given)
         found, _ = recent(self.forms, kind, make, self.options.max_programs)
         return found
 
@@ -241,9 +259,12 @@ class Job:
         `costs` replaces those of the options. `by_role` makes plans for one device per role only.
         Stages stay where the first kind of batch was cut: parameters do not move while training.
         """
+        batch = self.judged(batch, self.microbatches)
         refuse_uneven(batch, self.microbatches)
         first = not self.cut
         captured, started = self.capture(batch, costs), time.perf_counter()
+        if self.microbatches > 1:
+            self.whole_inputs.refuse_unclear(batch, captured.model)
         captured = replace(captured, form=self.form(captured, batch))
         self.try_mean(batch)
         compiled = self.apply(captured, costs or self.costs, by_role)
@@ -320,7 +341,7 @@ class Job:
         first = feed * self.microbatches
         options = self.options
         found = StepInputs(moved.tensors, tuple(shares), seed, options.max_norm, first)
-        return replace(found, only_finite=options.on_nan is not None)
+        return replace(found, only_finite=options.on_nan is not None, whole=batch.whole)
 
 
 def is_cut(strategy: Strategy) -> bool:

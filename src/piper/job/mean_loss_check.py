@@ -29,9 +29,9 @@ def refuse_no_mean(
     """
     if loss_fn is None:
         return
-    labels = batch.arguments[-1]
-    samples = max(tensor.shape[0] for tensor in batch.tensors if tensor.dim()) // parts
+    samples = (batch.rows or 0) // parts
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
+    own, labels = with_whole_labels(own, batch)
     with torch.random.fork_rng(devices=[]):  # do not change the user's random state
         found = [outcomes(own, one, labels, samples) for one in interpretations(output, samples)]
     worst = [max(seen, key=Outcome.apart, default=None) for seen in found]
@@ -39,6 +39,24 @@ def refuse_no_mean(
         return
     known = next((one for one in worst if one is not None), None)
     raise no_mean(known) if known else untestable()
+
+
+def with_whole_labels(loss_fn: Callable[..., Any], batch: Batch) -> tuple[Callable[..., Any], Any]:
+    """A loss of the labels that are cut. It knows those that are the same for all microbatches."""
+    labels = batch.arguments[-1]
+    leaves, spec = pytree.tree_flatten(labels)
+    tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    first = len(batch.tensors) - len(tensors)
+    whole = {leaf for k, leaf in enumerate(tensors, first) if k in batch.whole}
+    if not whole:
+        return loss_fn, labels
+
+    def loss(output: Any, cut: list[Any]) -> Any:
+        rest = iter(cut)
+        every = [leaf if k in whole else next(rest) for k, leaf in enumerate(leaves)]
+        return loss_fn(output, pytree.tree_unflatten(every, spec))
+
+    return loss, [leaf for k, leaf in enumerate(leaves) if k not in whole]
 
 
 def no_mean(found: Outcome) -> InputError:

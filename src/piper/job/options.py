@@ -21,6 +21,7 @@ from piper.job.arguments import (
 )
 from piper.job.loss_reduction import Reduction, Weight
 from piper.job.on_nan import OnNan, refuse_wrong_on_nan
+from piper.job.whole_inputs import refuse_wrong_names
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.state.parameter_groups import WithoutDecay
@@ -50,6 +51,7 @@ class Options:
     memory_gib: float | None = None
     device: str | None = None
     max_programs: int = 64
+    whole: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         refuse_wrong_options(self.optimizer, self.lr_scheduler, self.max_norm)
@@ -63,3 +65,4 @@ class Options:
         refuse_wrong_on_nan(self.on_nan, self.graphs, scaled)
         refuse_wrong_memory(self.memory_gib)
         refuse_wrong_count("max_programs", self.max_programs)
+        refuse_wrong_names(self.whole)

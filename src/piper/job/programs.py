@@ -98,6 +98,7 @@ class Programs:
             consistency.refuse_disagreement(common_arguments(self.job, batch), self.job.model)
         mine, kernels = self.assign(batch, kind)
         self.assigned[kind] = mine
+        self.job.whole_inputs.learn(batch, mine.common.whole)
         self.turns.update(mine.turns)
         if self.comm is None:
             self.comm = communicators(self.job.device)
@@ -211,7 +212,7 @@ def joins(mine: Assignment, kernels: Kernels) -> Joins:
 
 def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
     """The arguments that must be the same on all processes."""
-    names = ("max_norm", "ema", "on_nan", "compiled", "graphs", "seed")
+    names = ("max_norm", "ema", "on_nan", "compiled", "graphs", "seed", "whole")
     return {
         "strategy": str(job.strategy),
         "example": repr(batch.shapes),

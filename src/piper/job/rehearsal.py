@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -72,6 +72,7 @@ def rehearse(
     memory_gib: float | None = None,
     device: str = "cpu",
     max_programs: int = 64,
+    whole: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> Rehearsal:
     """Train a few steps under a strategy, with all its devices in this process.
@@ -86,6 +87,7 @@ def rehearse(
         loss_weight=loss_weight, max_norm=max_norm, ema=ema, on_nan=on_nan, precision=precision,
         compiled=compiled, graphs=graphs, seed=seed, init=init, costs=costs,
         memory_gib=memory_gib, device=device, max_programs=max_programs,
+        whole=whole,
     )  # fmt: skip
     job = Job(model, loss_fn, as_strategy(strategy), options)
     return rehearsed(job, [*map(job.example, batches)], watch)
@@ -94,8 +96,12 @@ def rehearse(
 def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) -> Rehearsal:
     """Rehearse a job on batches of all its replicas together."""
     refuse_different(batches)
+    whole = job.judged(batches[0], job.all_microbatches).whole
+    batches = [replace(batch, whole=whole) for batch in batches]
     refuse_uneven(batches[0], job.all_microbatches)
     captured, compiled = job.compile(batches[0].part(0, job.replicas), by_role=True)
+    if job.all_microbatches > 1:
+        job.whole_inputs.refuse_unclear(batches[0], captured.model)
     plans = compiled.device_plans
     states = {plan.device: DeviceState(job.device) for plan in plans}
     parts = {one.plan.device: one for one in assignments(captured, compiled)}

@@ -22,6 +22,7 @@ class StepInputs:
     first: int = 0  # number of its first microbatch among those of all replicas
     scale: float = 1.0  # of the loss, for its gradients
     only_finite: bool = False  # no update if the loss or the norm is not finite
+    whole: frozenset[int] = frozenset()  # inputs that every microbatch gets as they are
 
     def allows(self, totals: torch.Tensor) -> bool:
         """Whether parameters may be updated."""
@@ -29,6 +30,8 @@ class StepInputs:
 
     def loaded(self, load: Load, loss_dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if load.role == "batch":
+            if load.index in self.whole:
+                return self.inputs[load.index]
             return part_of(self.inputs[load.index], load.part, load.parts)
         if load.role == "seed":
             weight = self.scale * self.weights[load.part]

@@ -42,32 +42,48 @@ def model_form(traced: Traced, own: bool) -> LossForm:
 
     Otherwise, what it says of labels in case `function_form` finds no proof.
     """
-    rows = next((spec.shape[0] for spec in traced.inputs.tensors if spec.shape), None)
+    rows = traced.inputs.rows
     found = _of_model(traced, rows) if own and rows else None
     return found or _unproved(traced)
 
 
 def function_form(
-    loss_fn: Callable[..., Any], output: Output, arguments: tuple[Any, ...], otherwise: LossForm
+    loss_fn: Callable[..., Any],
+    output: Output,
+    arguments: tuple[Any, ...],
+    otherwise: LossForm,
+    whole: frozenset[int] = frozenset(),
 ) -> LossForm:
-    """The form of a loss function of the model's `output` and the last of the arguments."""
+    """The form of a loss function of the model's `output` and the last of the arguments.
+
+    `whole`: the tensors of the arguments that all microbatches share.
+    """
     batch = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
-    rows = next((tensor.shape[0] for tensor in batch if tensor.dim()), None)
+    cut = (tensor for k, tensor in enumerate(batch) if tensor.dim() and k not in whole)
+    rows = next((tensor.shape[0] for tensor in cut), None)
     if not rows:
         return otherwise
     # If it cannot be traced alone, it is tried on numbers.
     with suppress(Exception), torch_private.fake_errors_unlogged(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they have been seen when the model was traced
-        return _of_function(loss_fn, output, arguments[-1], rows, len(batch)) or otherwise
+        given = loss_fn, output, arguments[-1], rows
+        return _of_function(*given, len(batch), whole) or otherwise
     return otherwise
 
 
 def _of_function(
-    loss_fn: Callable[..., Any], output: Output, labels: Any, rows: int, tensors: int
+    loss_fn: Callable[..., Any],
+    output: Output,
+    labels: Any,
+    rows: int,
+    tensors: int,
+    whole: frozenset[int],
 ) -> LossForm | None:
     """Trace the loss alone, for these rows and for twice as many."""
-    one = _traced_loss(loss_fn, output, labels, rows, 1)
-    two = _traced_loss(loss_fn, output, labels, rows, 2)
+    many = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(labels))
+    kept = frozenset(k - tensors for k in whole if k >= tensors - many)
+    one = _traced_loss(loss_fn, output, labels, rows, 1, kept)
+    two = _traced_loss(loss_fn, output, labels, rows, 2, kept)
     for root in (one, two):
         merge_equal(root.graph)
     twins = paired(one.graph, two.graph)
@@ -88,8 +104,14 @@ def _of_function(
 
 
 def _traced_loss(
-    loss_fn: Callable[..., Any], output: Output, labels: Any, rows: int, times: int
+    loss_fn: Callable[..., Any],
+    output: Output,
+    labels: Any,
+    rows: int,
+    times: int,
+    kept: frozenset[int],
 ) -> fx.GraphModule:
+    """`kept`: labels that stay as they are, counted from the last one, which is -1."""
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
     leaves, spec = output
     wanted, label_spec = pytree.tree_flatten(labels)
@@ -104,7 +126,12 @@ def _traced_loss(
     described = [leaf for leaf in leaves if _is_tensor(leaf)]
     described += [(tuple(t.shape), t.dtype) for t in wanted if isinstance(t, Tensor)]
     with torch_private.new_fake_mode():
-        made = [torch.empty(_times(size, rows, times), dtype=kind) for size, kind in described]
+        sizes = [
+            size if k - len(described) in kept else _times(size, rows, times)
+            for k, (size, _) in enumerate(described)
+        ]
+        pairs = zip(sizes, described, strict=True)
+        made = [torch.empty(size, dtype=kind) for size, (_, kind) in pairs]
         return torch_private.trace_forward(call, *made)
 
 
@@ -119,7 +146,10 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def _of_model(traced: Traced, rows: int) -> LossForm | None:
-    given = {node: batch_rows(node, rows) for node in traced.batch}
+    whole = traced.inputs.whole
+    given = {
+        node: FIXED if k in whole else batch_rows(node, rows) for k, node in enumerate(traced.batch)
+    }
     known = followed(traced.root.graph, given, frozenset(traced.batch), rows)
     return _form(traced.root, traced.batch, known[traced.results[0]])
 

@@ -82,11 +82,12 @@ def trace(
     example: tuple[Any, ...],
     device: str,
     precision: Precision | None = None,
+    whole: frozenset[int] = frozenset(),
 ) -> Traced:
     side_effects.refuse_unready(model)
     side_effects.refuse_hooks(model)
     side_effects.refuse_shared_memory(model)
-    given = loss_fn, inputs_of(example), device, precision
+    given = loss_fn, inputs_of(example, whole), device, precision
     attempt = _Attempt(model, *given)
     try:
         root = attempt.root()
@@ -111,6 +112,23 @@ def trace(
         output=attempt.seen[-1],
         precision=precision,
     )
+
+
+def run_once(
+    model: nn.Module, loss_fn: Loss | None, inputs: Inputs, device: str, precision: Precision | None
+) -> None:
+    """Run the model and its loss on tensors without values. Raises what they raise."""
+    attempt = _Attempt(model, loss_fn, inputs, device, precision)
+    with _tracing(model, attempt.view, attempt.mode, precision):
+        before = Snapshot(attempt.reach)
+        weights, buffers, batch = attempt.fakes()
+        named = zip([*attempt.parameters, *attempt.buffers], [*weights, *buffers], strict=True)
+        output = TYPES[precision.output] if precision else None
+        state, arguments = dict(named), inputs.join(batch)
+        try:
+            _loss(attempt.view, state, attempt.loss.bound(state), arguments, [], output)
+        finally:
+            before.restore()
 
 
 def _find_carried(attempt: "_Attempt", given: Given, error: RuntimeError) -> None:
@@ -189,13 +207,16 @@ class _Attempt:
 
         with _tracing(self.model, self.view, self.mode, self.precision):
             before = Snapshot(self.reach)
-            root = _trace(
-                forward,
-                [fake(one, self.device, self.types[n]) for n, one in self.parameters.items()],
-                [fake(tensor, self.device) for tensor in self.buffers.values()],
-                [_fake_input(spec, self.device) for spec in self.inputs.tensors],
-            )
+            root = _trace(forward, *self.fakes())
         return Once(root, tuple(self.updated), before, left[-1], left[-1].traced())
+
+    def fakes(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Parameters, buffers and the batch, without values."""
+        return (
+            [fake(one, self.device, self.types[n]) for n, one in self.parameters.items()],
+            [fake(tensor, self.device) for tensor in self.buffers.values()],
+            [_fake_input(spec, self.device) for spec in self.inputs.tensors],
+        )
 
     def forward(
         self, weights: list[Tensor], states: list[Tensor], batch: list[Tensor]

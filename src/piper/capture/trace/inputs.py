@@ -21,6 +21,13 @@ class Inputs:
 
     spec: pytree.TreeSpec
     leaves: tuple[Any, ...]  # a TensorSpec in place of each tensor
+    whole: frozenset[int] = frozenset()  # tensors that are the same for all microbatches
+
+    @property
+    def rows(self) -> int | None:
+        """Samples of the microbatch. None: no tensor has rows."""
+        known = enumerate(self.tensors)
+        return next((s.shape[0] for k, s in known if s.shape and k not in self.whole), None)
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -59,7 +66,7 @@ class Inputs:
         ]
 
 
-def inputs_of(example: tuple[Any, ...]) -> Inputs:
+def inputs_of(example: tuple[Any, ...], whole: frozenset[int] = frozenset()) -> Inputs:
     if not isinstance(example, tuple):
         raise CaptureError.of(
             "example",
@@ -67,7 +74,7 @@ def inputs_of(example: tuple[Any, ...]) -> Inputs:
             "pass the arguments of one microbatch as a tuple: example=(tokens, labels)",
         )
     leaves, spec = flatten(example)
-    return Inputs(spec, tuple(_leaf(leaf) for leaf in leaves))
+    return Inputs(spec, tuple(_leaf(leaf) for leaf in leaves), whole)
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:

@@ -11,12 +11,10 @@ def like(example: Batch, replicas: int, generator: torch.Generator) -> Batch:
     """A random batch of all replicas together, shaped and typed like the example of one."""
 
     def draw(leaf: torch.Tensor) -> torch.Tensor:
-        if leaf.dim() == 0:
-            return leaf
         shape = (leaf.shape[0] * replicas, *leaf.shape[1:])
         return drawn(leaf.detach().cpu(), shape, generator)
 
-    return example.map(draw)
+    return example.change_rows(draw).map(lambda tensor: tensor.cpu())
 
 
 def drawn(seen: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -54,4 +52,4 @@ def doubled(batch: Batch) -> Batch:
 
 def chunk(batch: Batch, part: int, parts: int) -> Batch:
     """A microbatch, split as plain PyTorch does."""
-    return batch.map(lambda tensor: tensor.chunk(parts)[part] if tensor.dim() else tensor)
+    return batch.change_rows(lambda tensor: tensor.chunk(parts)[part])
