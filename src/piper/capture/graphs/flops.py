@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 from piper.capture.fx_nodes import storages, value
+from piper.capture.graphs.flop_formulas import operations
 from piper.capture.torch_private import OpOverload, is_mutable, pytree
 
 
@@ -47,12 +47,9 @@ def bytes_of(node: fx.Node) -> int:
 
 
 def flops_of(node: fx.Node) -> int:
-    if not isinstance(node.target, OpOverload):
-        return 0
-    formula = flop_registry.get(node.target.overloadpacket)
-    if formula is None:
+    if not isinstance(node.target, OpOverload) or "val" not in node.meta:
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), value)
     with suppress(Exception):  # formulas fail on unknown sizes, each with another error
-        return int(formula(*args, **kwargs, out_val=value(node)))
+        return int(operations(node.target, args, kwargs, value(node)))
     return 0
