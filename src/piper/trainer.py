@@ -61,28 +61,26 @@ class Trainer:
     its replica (`trainer.replica` of `trainer.replicas`). The loss is
     `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` (or its `.loss`) when `loss_fn` is
     None. Batches may be tuples, lists, dicts or keyword arguments (docs/trainer.md). Piper reads
-    from the graph of the loss whether it is a mean over rows, a sum, or a mean over labels that
-    count. Where it cannot, say `reduction="mean"` or `"sum"`, or give `loss_weight(*microbatch)`;
-    with `reduction="sum"`, the loss is then the sum divided by the total weight.
+    from the graph of the loss how microbatches add up. Where it cannot, say `reduction="mean"` or
+    `"sum"`, or give `loss_weight(*microbatch)`.
 
     `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
-    optimizer (what it makes is stepped after every step); `max_norm` clips by the norm over all
-    devices; `ema` is the decay of averages of the parameters (`averaged`); `on_nan` is "stop",
-    "skip" or "report" for a loss or norm that is not finite, and names the region it began in;
-    `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md); `compiled` runs the regions
-    through Inductor, `graphs` as CUDA graphs where their shapes allow (both may be on; graphs need
-    a GPU); `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for dropout and
-    such models; `costs` is what `tune` gave, or a file of it. `memory_gib` is the memory of a
-    device: a strategy that needs more is an error, with a table of what would fit (on a GPU, a
-    warning by default if it needs more than the GPU has). `no_decay` names parameters without
-    weight decay, such as ["bias", "norm"]. `log` is where the metrics of all steps go: "print",
+    optimizer; `max_norm` clips by the norm over all devices; `ema` is the decay of averages of the
+    parameters (`averaged`); `on_nan` is "stop", "skip" or "report" for a loss or norm that is not
+    finite; `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md); `compiled` runs the
+    regions through Inductor, `graphs` as CUDA graphs where their shapes allow (on GPUs);
+    `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for dropout and such
+    models; `costs` is what `tune` gave, or a file of it. `memory_gib` is the memory of a device: a
+    strategy that needs more is an error, with a table of what would fit. `no_decay` names
+    parameters without weight decay. `log` is where the metrics of all steps go: "print",
     "tensorboard", "wandb", a .csv file, or your function. `device` is "cuda" or "cpu", by default a
     GPU if there is one. At most `max_programs` programs for different shapes of batches are kept.
-    `whole` names inputs that every microbatch gets whole, where Piper cannot tell them from the
-    batch. Waiting for another process fails after `timeout` seconds.
+    `whole` names inputs that are not cut into microbatches. Waiting for another process fails after
+    `timeout` seconds.
     """
 
     _broken = False  # whether a step failed
+    steps = 0  # done so far, including those before `resume`
 
     @names_options
     def __init__(
@@ -117,15 +115,13 @@ class Trainer:
             optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
             loss_weight=loss_weight, max_norm=max_norm, ema=ema, on_nan=on_nan, precision=precision,
             compiled=compiled, graphs=graphs, seed=seed, init=init, costs=costs,
-            memory_gib=memory_gib, device=device, max_programs=max_programs,
-            whole=whole,
+            memory_gib=memory_gib, device=device, max_programs=max_programs, whole=whole,
         )  # fmt: skip
         job = Job(model, loss_fn, as_strategy(strategy, processes()), options)
         first = job.example(example)
         if is_inspecting():
             raise inspected(job, first)
         self.rank = join(timeout, job.device.type == "cuda")
-        self.steps = 0  # done so far, including those before `resume`
         self._example = first.map(lambda tensor: tensor.to("meta"))  # its form is all that counts
         self._programs = Programs(job, self.rank, len(first.arguments))
         self._forwards = ForwardPrograms(self._programs)

@@ -116,8 +116,7 @@ def capture(
     types, and the caller has converted the example.
 
     With `trained`, no region has a backward: for evaluation. These are the names of the parameters
-    that training updates, which keep to their buckets. `whole`: the tensors of the example that all
-    microbatches share.
+    that training updates, which keep to their buckets. `whole` tensors are not cut.
     """
     _require(device)
     traced = trace(model, loss_fn, example, device, precision, whole)
@@ -130,8 +129,7 @@ def capture(
     _refuse_shared_updates(traced, chunks, ids)
     names, values = _values(traced, chunks, ids)
     bucketed = make_buckets(traced, lowered, ids, trained)
-    named = zip(ids, tags, runs, strict=True)
-    sources = tuple(map(RegionSource, lowered, bucketed.parts, named))
+    sources = tuple(map(RegionSource, lowered, bucketed.parts, zip(ids, tags, runs, strict=True)))
     made = DescribedRegions(names, values, sources)
     found = Model(regions=made.captured(), values=values, buckets=bucketed.buckets, loss=LOSS)
     return Captured(
