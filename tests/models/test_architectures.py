@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, Architecture
+from draws import every
 
 import piper
 from piper.errors import InputError
@@ -17,6 +18,7 @@ from piper.models.hugging_face import adapt_experts, has_experts
 transformers = pytest.importorskip("transformers")
 SGD = partial(torch.optim.SGD, lr=0.1)
 STRATEGY = partial(piper.strategies.one_f_one_b, pp=2, microbatches=2)
+MIXED = ("Mixtral", "Qwen3Moe", "Olmoe", "Deepseek", "GptOss")
 USUAL = ("ViTForImageClassification",)
 
 
@@ -25,7 +27,11 @@ def build(one: Architecture) -> torch.nn.Module:
     config = getattr(transformers, one.config)(**one.sizes)
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    return getattr(transformers, one.name)(config).double().eval()  # no dropout
+    model = getattr(transformers, one.name)(config).double().eval()  # no dropout
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # they start at zero, and would hide what they do
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
 
 
 def doubled(batch: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +48,7 @@ def use_experts(model: Any, reference: Any) -> None:
             model.set_experts_implementation("batched_mm")
 
 
-def check(one: Architecture) -> None:
+def check(one: Architecture, strategy: piper.Strategy) -> None:
     model, batches = build(one), [doubled(one.batch(seed)) for seed in range(2)]
     reference = copy.deepcopy(model)
     use_experts(model, reference)
@@ -54,7 +60,7 @@ def check(one: Architecture) -> None:
         optimizer.step()
         losses.append(loss.item())
 
-    found = piper.rehearse(model, None, STRATEGY(), batches, optimizer=SGD, reduction="mean")
+    found = piper.rehearse(model, None, strategy, batches, optimizer=SGD, reduction="mean")
 
     assert found.losses == pytest.approx(losses, rel=1e-5)  # many compute the loss in float32
     compared = [name for name, _ in reference.named_parameters() if name in found.parameters]
@@ -66,7 +72,7 @@ def check(one: Architecture) -> None:
 
 @pytest.mark.parametrize("one", [o for o in ARCHITECTURES if o.name in USUAL], ids=lambda o: o.name)
 def test_an_architecture_trains_as_in_plain_pytorch(one: Architecture) -> None:
-    check(one)
+    check(one, STRATEGY())
 
 
 @pytest.mark.soak
@@ -74,4 +80,17 @@ def test_an_architecture_trains_as_in_plain_pytorch(one: Architecture) -> None:
     "one", [o for o in ARCHITECTURES if o.name not in USUAL], ids=lambda o: o.name
 )
 def test_the_other_architectures_do_so_too(one: Architecture) -> None:
-    check(one)
+    check(one, STRATEGY())
+
+
+MIXTURES = [o for o in ARCHITECTURES if o.name.startswith(MIXED)]
+
+
+@pytest.mark.parametrize("one", every(1, MIXTURES[::-1]), ids=lambda o: o.name)
+def test_the_experts_of_a_mixture_are_divided(one: Architecture) -> None:
+    """As `from_pretrained` adapts them: half of the experts on each of two devices."""
+    check(one, STRATEGY(pp=1, dp=2, ep=2, zero=2))
+
+
+def test_all_mixtures_of_the_page_are_divided() -> None:
+    assert len(MIXTURES) == 6

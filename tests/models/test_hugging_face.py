@@ -125,13 +125,20 @@ def test_a_model_without_experts_is_refused() -> None:
     )
 
 
-def test_experts_with_a_bias_are_refused() -> None:
+def test_experts_with_a_norm_are_named() -> None:
     config = transformers.GptOssConfig(**{**SIZES, "head_dim": 8}, num_local_experts=4)
     with torch.device("meta"):
         model = transformers.GptOssForCausalLM(config)
+    model.model.layers[0].mlp.experts.has_post_expert_norm = True
 
-    with pytest.raises(InputError, match="GptOssExperts has more than two matrices and a gate"):
+    with pytest.raises(InputError) as refused:
         adapt_experts(model)
+
+    assert str(refused.value) == (
+        "adapt_experts: model.layers.0.mlp.experts (GptOssExperts) has a norm after its experts\n"
+        '  fix: write `with piper.annotate("EP"):` around the products with the weights of '
+        "model.layers.0.mlp.experts in its forward, or train it without `ep`"
+    )
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from piper.capture import annotate
 from piper.errors import InputError
 from piper.models.grouped import combine, grouped_mm, sort_by_expert
 
 NAME = "piper"  # of this implementation, registered with transformers
+COLUMNS = 8  # of ones, for a bias: 16 bytes in bfloat16
 
 
 def adapt_experts(model: nn.Module) -> nn.Module:
@@ -26,7 +28,7 @@ def adapt_experts(model: nn.Module) -> nn.Module:
             "give a model built by transformers, such as Mixtral or Qwen3-MoE, or annotate "
             'the experts of your own model: with annotate("EP")',
         )
-    _require_plain(experts)
+    _require_plain(model)
     model.set_experts_implementation(NAME)
     return model
 
@@ -46,14 +48,28 @@ def sorted_experts(self: Any, x: Tensor, expert: Tensor, score: Tensor) -> Tenso
     ids = expert.flatten()
     counts = ids.new_zeros(self.num_experts).scatter_add(0, ids, torch.ones_like(ids))
     with annotate("EP"):
-        gated = self._apply_gate(grouped_mm(rows, _matrices(self, self.gate_up_proj), counts))
-        rows = grouped_mm(gated, _matrices(self, self.down_proj), counts)
+        if self.has_gate:
+            inner = self._apply_gate(_product(self, rows, "gate_up_proj", counts))
+        else:
+            inner = self.act_fn(_product(self, rows, "up_proj", counts))
+        rows = _product(self, inner, "down_proj", counts)
     return combine(rows, order, inverse, score).to(x.dtype)
 
 
-def _matrices(experts: Any, weight: Tensor) -> Tensor:
-    """As [experts, in, out]. Most models of transformers keep them transposed."""
-    return weight if experts.is_transposed else weight.transpose(1, 2)
+def _product(experts: Any, rows: Tensor, name: str, counts: Tensor) -> Tensor:
+    """Rows times the matrix of their expert, plus its bias, if there is one.
+
+    A bias is a matrix of one row, times a column of ones. So nothing needs the expert of each row.
+    It gets more rows, which are zero: kernels want aligned rows.
+    """
+    weight = getattr(experts, name)
+    matrices = weight if experts.is_transposed else weight.transpose(1, 2)  # [experts, in, out]
+    found = grouped_mm(rows, matrices, counts)
+    if experts.has_bias:
+        bias = getattr(experts, f"{name}_bias").unsqueeze(1)
+        ones = torch.ones_like(rows[:, :COLUMNS])
+        found = found + grouped_mm(ones, functional.pad(bias, (0, 0, 0, ones.shape[1] - 1)), counts)
+    return found
 
 
 def _register() -> None:
@@ -72,14 +88,14 @@ def _is_switchable(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("num_experts", "is_transposed", "down_proj"))
 
 
-def _require_plain(experts: list[nn.Module]) -> None:
-    """A bias or norm per expert would need each row's expert inside the region."""
-    for module in experts:
-        extras = ("has_bias", "has_post_expert_norm")
-        if not module.has_gate or any(getattr(module, name, False) for name in extras):
+def _require_plain(model: nn.Module) -> None:
+    """A norm after each expert would need each row's expert inside the region."""
+    for path, module in model.named_modules():
+        if _is_switchable(module) and getattr(module, "has_post_expert_norm", False):
             raise _refused(
-                f"{type(module).__name__} has more than two matrices and a gate",
-                "use a model whose experts have a gate, and no bias or norm",
+                f"{path} ({type(module).__name__}) has a norm after its experts",
+                f'write `with piper.annotate("EP"):` around the products with the weights of '
+                f"{path} in its forward, or train it without `ep`",
             )
 
 
