@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from draws import every
 
 from piper.cli.target import inspect
 
@@ -27,8 +29,55 @@ def run(script: str, processes: int, *arguments: str) -> str:
     return found.stdout
 
 
+ALONE = {
+    "lora.py": ["--dp", "1", "--steps"],
+    "pretrain_llama": ["strategy.pp=1", "strategy.dp=1"],
+    "pretrain_mixture": ["strategy.pp=1", "strategy.dp=1", "strategy.ep=1"],
+    "fine_tune.py": ["--dp", "1", "--steps"],
+    "vision.py": ["--dp", "1", "--steps"],
+}
+
+
+def arguments(name: str, steps: int, folder: Path) -> list[str]:
+    log, saved = str(folder / "a.csv"), str(folder / "saved")
+    if name.endswith(".py"):
+        return [*ALONE[name], str(steps), "--log", log, "--checkpoint", saved]
+    file = ["--config", str(EXAMPLES / f"{name}.toml"), *ALONE[name]]
+    return [*file, f"train.steps={steps}", f"train.log={log}", f"train.checkpoint={saved}"]
+
+
+@pytest.mark.parametrize("name", every(4, ALONE))
+def test_a_recipe_trains_on_one_device_and_evaluates(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = EXAMPLES / (name if name.endswith(".py") else "pretrain.py")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(sys, "argv", [str(script), *arguments(name, 2, tmp_path)])
+
+    runpy.run_path(str(script), run_name="__main__")
+
+    assert "held out: loss" in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "a.csv").open()))
+    assert [int(row["step"]) for row in rows] == [1, 2]
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("script", ["vision.py", "fine_tune.py"])
+@pytest.mark.parametrize("kind", ["llama", "mixture"])
+def test_pretraining_resumes(kind: str, tmp_path: Path) -> None:
+    given = ["--config", str(EXAMPLES / f"pretrain_{kind}.toml"), f"train.log={tmp_path / 'a.csv'}",
+             f"train.checkpoint={tmp_path / 'saved'}", "train.save_every=20"]  # fmt: skip
+
+    first = run("pretrain.py", 4, *given, "train.steps=20")
+    again = run("pretrain.py", 4, *given, "train.steps=22")
+
+    assert "held out: loss" in first and "held out: loss" in again
+    rows = list(csv.DictReader((tmp_path / "a.csv").open()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 23))
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("script", ["vision.py", "fine_tune.py", "lora.py"])
 def test_a_recipe_trains_logs_saves_resumes_and_evaluates(script: str, tmp_path: Path) -> None:
     log, folder = tmp_path / "a.csv", tmp_path / "saved"
     given = ("--log", str(log), "--checkpoint", str(folder))

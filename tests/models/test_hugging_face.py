@@ -13,7 +13,8 @@ from torch.nn import functional
 
 import piper
 from piper.capture import capture, tag
-from piper.errors import InputError
+from piper.errors import CaptureError, InputError
+from piper.job.rehearsal import rehearse
 from piper.models.hugging_face import adapt_experts
 
 transformers = pytest.importorskip("transformers")
@@ -139,6 +140,19 @@ def test_experts_with_a_norm_are_named() -> None:
         '  fix: write `with piper.annotate("EP"):` around the products with the weights of '
         "model.layers.0.mlp.experts in its forward, or train it without `ep`"
     )
+
+
+def test_experts_that_were_not_adapted_are_named() -> None:
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=4, use_cache=False)
+    model, tokens = transformers.MixtralForCausalLM(config), torch.zeros(2, 4, dtype=torch.long)
+
+    with pytest.raises(CaptureError) as refused:
+        rehearse(model, None, None, [{"input_ids": tokens, "labels": tokens}])
+
+    assert (
+        "the experts model.layers.0.mlp.experts are those of transformers, which cannot be "
+        "captured\n  fix: write piper.models.hugging_face.adapt_experts(model) before the Trainer"
+    ) in str(refused.value)
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

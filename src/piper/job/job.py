@@ -18,6 +18,7 @@ from piper.capture.trace.loss_state import loss_buffers
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Directive, Remat, Stage, Strategy
 from piper.directives.remat import policies_of
+from piper.errors import CaptureError, Problem
 from piper.ir.division import DivisionRequest
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_unmatched, refuse_wrong_model
@@ -39,6 +40,7 @@ from piper.job.reduction_choice import reduced_once_if_it_fits, reduction_lines
 from piper.job.remat_choice import fitted
 from piper.job.stage_weights import stage_lines
 from piper.job.whole_inputs import Name, WholeInputs
+from piper.models.hugging_face import unadapted_experts
 from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
@@ -209,7 +211,10 @@ class Job:
     def captured_as(self, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:
         """For a microbatch, with these divisions."""
         given = self.model, self.loss_fn, self.converted(one).arguments, self.device.type
-        made = capture(*given, requests, self.precision, None, one.whole)
+        try:
+            made = capture(*given, requests, self.precision, None, one.whole)
+        except CaptureError as error:
+            raise about_experts(error, self.model) from None
         buckets = (bucket for bucket in made.model.buckets.values() if bucket.trainable)
         self.trained.update(parameter.name for each in buckets for parameter in each.parameters)
         return made
@@ -372,3 +377,13 @@ def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
     """
     stages = (one for one in compiled if isinstance(one, Stage))
     return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)
+
+
+def about_experts(error: CaptureError, model: torch.nn.Module) -> CaptureError:
+    """Experts as transformers runs them cannot be captured: say so, and what to write."""
+    path = unadapted_experts(model)
+    if path is None:
+        return error
+    what = f"the experts {path} are those of transformers, which cannot be captured"
+    fix = "write piper.models.hugging_face.adapt_experts(model) before the Trainer"
+    return CaptureError(error.where, Problem(what, fix), *error.problems)

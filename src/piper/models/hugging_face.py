@@ -9,6 +9,7 @@ from torch.nn import functional
 from piper.capture import annotate
 from piper.errors import InputError
 from piper.models.grouped import combine, grouped_mm, sort_by_expert
+from piper.models.transformers_private import experts_implementation
 
 NAME = "piper"  # of this implementation, registered with transformers
 COLUMNS = 8  # of ones, for a bias: 16 bytes in bfloat16
@@ -37,6 +38,12 @@ def has_experts(model: nn.Module) -> bool:
     """Whether a model of transformers has experts whose implementation can be replaced."""
     switch = hasattr(model, "set_experts_implementation")
     return switch and any(map(_is_switchable, model.modules()))
+
+
+def unadapted_experts(model: nn.Module) -> str | None:
+    """The path of the first experts that run as transformers runs them, if there are any."""
+    found = ((path, one) for path, one in model.named_modules() if _is_switchable(one))
+    return next((path for path, one in found if experts_implementation(one) != NAME), None)
 
 
 def sorted_experts(self: Any, x: Tensor, expert: Tensor, score: Tensor) -> Tensor:

@@ -29,3 +29,8 @@ def bare_copy(module: nn.Module) -> nn.Module:
         for name, one in module._parameters.items()
     }
     return real
+
+
+def experts_implementation(module: Any) -> str | None:
+    """The name of the implementation that a module of experts runs."""
+    return getattr(getattr(module, "config", None), "_experts_implementation", None)

@@ -1,0 +1,82 @@
+"""LoRA: adapters train as in plain PyTorch, and frozen weights stay as they are."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from draws import every
+from torch import nn
+
+import piper
+from piper.strategies import one_f_one_b
+
+transformers = pytest.importorskip("transformers")
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+ADAM = partial(torch.optim.AdamW, lr=0.01)
+STRATEGIES = {
+    "zero 3": one_f_one_b(pp=1, dp=2, zero=3, microbatches=2),
+    "pipeline": one_f_one_b(pp=2, dp=2, zero=1, microbatches=2),
+    "tensor": one_f_one_b(pp=1, tp=2, microbatches=2),
+}
+
+
+def build(adapters: str) -> nn.Module:
+    from lora import add_lora, add_peft
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, use_cache=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).double()
+    model = add_lora(model) if adapters == "own" else add_peft(model).double()
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:  # one of the two begins with zeros
+            nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    found = [torch.randint(0, 64, (8, 6), generator=draw) for _ in range(3)]
+    return [{"input_ids": one, "labels": one} for one in found]
+
+
+def check(adapters: str, strategy: piper.Strategy) -> None:
+    plain, losses = build(adapters), []
+    optimizer = ADAM([one for one in plain.parameters() if one.requires_grad])
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = plain(**batch).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    found = piper.rehearse(build(adapters), None, strategy, batches(), optimizer=ADAM)
+
+    assert found.losses == pytest.approx(losses, rel=1e-5)  # transformers computes it in float32
+    moved = 0
+    for (name, wanted), first in zip(
+        plain.named_parameters(), build(adapters).parameters(), strict=True
+    ):
+        torch.testing.assert_close(found.parameters[name], wanted.detach(), rtol=1e-4, atol=1e-6)
+        if not wanted.requires_grad:
+            assert torch.equal(found.parameters[name], first)
+        moved += wanted.requires_grad and not torch.equal(wanted, first)
+    assert moved == 8  # two matrices of two layers in each of two layers
+
+
+@pytest.mark.parametrize("name", every(3, STRATEGIES))
+def test_adapters_train_as_in_plain_pytorch(name: str) -> None:
+    check("own", STRATEGIES[name])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_adapters_of_peft_train_as_in_plain_pytorch(name: str) -> None:
+    pytest.importorskip("peft")
+    check("peft", STRATEGIES[name])
