@@ -367,14 +367,14 @@ class Trainer:
 
     def _ready(self, batch: Batch, kind: BatchKind) -> tuple[Program, StepInputs, BatchKind]:
         """The program for a batch, its inputs, and the kind that all processes agree on."""
-        programs, parts = self._programs, self._job.microbatches
+        programs, weights = self._programs, self._job.weights
         known = programs.known_reduction(kind)
-        own = [0.0] if known is None else known.weights(batch, parts)
+        own = [0.0] if known is None else weights(known, batch)
         weight, kind = self._agreed(batch, kind, sum(own))
         if not programs.has(kind):  # what it divides by is known once it is compiled
             programs.get(batch, kind, self.steps)
             batch = self._job.whole_inputs.marked(batch)
-            own = programs.reduction(kind).weights(batch, parts)
+            own = weights(programs.reduction(kind), batch)
             weight, kind = self._agreed(batch, kind, sum(own))
         refuse_weightless(weight)
         self._stepped = {*(self._stepped & programs.ready.keys()), kind}

@@ -31,7 +31,7 @@ class Interpreter:
     split: bool = False  # BI, and BW after everything else, instead of B
     policy: RematPolicy | None = None  # every region as under `Remat`
     compiled: bool = False
-    random: tuple[int, int] = (0, 0)
+    random: tuple[int, int, int] = (0, 0, 1)
     received: Kernels = field(default_factory=Kernels)
     values: dict[ValueId, Tensor] = field(default_factory=dict)
     kept: dict[RegionId, tuple[Tensor, ...]] = field(default_factory=dict)

@@ -38,7 +38,7 @@ def test_compiled_llama() -> None:
 
 def test_dropout_masks_are_those_of_the_cpu() -> None:
     masks = [
-        dropout_mask(torch.tensor([2**40 + 1, 3], device=device), 5, (64, 1024), 0.3).cpu()
+        dropout_mask(torch.tensor([2**40 + 1, 3, 1], device=device), 5, (64, 1024), 0.3).cpu()
         for device in ("cpu", "cuda")
     ]
 

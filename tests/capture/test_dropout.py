@@ -16,7 +16,7 @@ from piper.capture import annotate, capture, dropout_mask
 
 
 def mask(seed: int, microbatch: int, operation: int, *shape: int, p: float = 0.5) -> Tensor:
-    return dropout_mask(torch.tensor([seed, microbatch]), operation, shape, p)
+    return dropout_mask(torch.tensor([seed, microbatch, 1]), operation, shape, p)
 
 
 def signs(*args: int) -> Tensor:
@@ -97,7 +97,7 @@ def test_dropout_uses_the_documented_masks(inplace: bool) -> None:
     for split in (False, True):
         plain = reference(seed=11, microbatch=3)
         plain.load_state_dict(model.state_dict())
-        step = Interpreter(captured, state(model), split=split, random=(11, 3)).step(batch)
+        step = Interpreter(captured, state(model), split=split, random=(11, 3, 1)).step(batch)
         loss = squared_error(plain(batch[0]), batch[1])
         loss.backward()
         assert torch.equal(step[0], loss)
@@ -124,7 +124,7 @@ def test_a_checkpoint_draws_the_same_mask_again() -> None:
 
     for split in (False, True):
         plain, again = (
-            Interpreter(found, state(models[0]), split=split, random=(11, 3)).step(batch)
+            Interpreter(found, state(models[0]), split=split, random=(11, 3, 1)).step(batch)
             for found in captured
         )
         torch.testing.assert_close(again, plain, rtol=0, atol=0)

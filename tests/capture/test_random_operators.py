@@ -143,7 +143,7 @@ def test_attention_with_dropout_is_attention_with_masked_weights() -> None:
         scores = heads @ (2 * heads).transpose(-2, -1)
         hidden = torch.ones(3, 3).triu(1).bool()
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        kept = dropout_mask(torch.tensor([0, 0]), next(numbers), weights.shape, 0.5)
+        kept = dropout_mask(torch.tensor([0, 0, 1]), next(numbers), weights.shape, 0.5)
         return (weights * kept * 2 @ (heads + 1)).reshape(x.shape)
 
     model, (x, y) = Net(plain), data()[0]
@@ -163,7 +163,7 @@ def test_attention_with_dropout_is_attention_with_masked_weights() -> None:
 
 
 def test_numbers_are_distributed_as_they_should_be() -> None:
-    seed, shape = torch.tensor([3, 0, 0]), [400, 500]
+    seed, shape = torch.tensor([3, 0, 1, 0]), [400, 500]
     like = torch.empty(shape)
 
     drawn = {

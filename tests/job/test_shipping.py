@@ -47,7 +47,7 @@ def test_only_the_first_process_captures_and_compiles() -> None:
     [
         ("unplaced", "PassError", "has no device"),
         ("world", "StrategyError", "it uses devices [0], but the run has 2 processes"),
-        ("uneven", "InputError", "it has 7 rows, not a multiple of its 2 microbatches"),
+        ("uneven", "InputError", "it has 1 row, too few for 2 microbatches"),
     ],
 )
 def test_all_processes_end_with_the_error_of_the_first(case: str, kind: str, text: str) -> None:

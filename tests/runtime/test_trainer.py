@@ -145,9 +145,9 @@ def test_no_strategy_is_one_device() -> None:
     ("batch", "message"),
     [
         (
-            (torch.zeros(7, 6), torch.zeros(7, 6)),
-            "batch: it has 7 rows, not a multiple of its 4 microbatches\n"
-            "  fix: use a batch of 4 or 8 rows, or split into fewer microbatches",
+            (torch.zeros(3, 6), torch.zeros(3, 6)),
+            "batch: it has 3 rows, too few for 4 microbatches\n"
+            "  fix: use a batch of at least 4 rows",
         ),
         (
             (torch.zeros(8, 6), torch.zeros(4, 6)),

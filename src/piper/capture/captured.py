@@ -1,9 +1,9 @@
 """`capture`: from a model to regions with explicit graphs, step by step."""
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from piper.capture.trace.outputs import Output
 from piper.capture.trace.randomness import make_reproducible
 from piper.ir.division import DivisionRequest
 from piper.ir.model import Model, Region
-from piper.ir.naming import RANDOM, RANK, batch_input
+from piper.ir.naming import RANDOM, RANK, batch_input, region_of_size
 from piper.ir.remat_policy import RematPolicy
 from piper.ir.sharding import Contract, contract
 from piper.ir.values import Role, TensorSpec, Value
@@ -52,6 +52,16 @@ class Captured:
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
     described: DescribedRegions
+    others: Mapping[int, "Captured"] = field(default_factory=dict)  # for microbatches of such rows
+
+    def with_others(self, others: Mapping[int, "Captured"]) -> "Captured":
+        """The same, for microbatches of several sizes."""
+        dropouts = {
+            region_of_size(region, rows): number
+            for rows, other in others.items()
+            for region, number in other.dropouts.items()
+        }
+        return replace(self, others=others, dropouts={**self.dropouts, **dropouts})
 
     @property
     def was_read(self) -> int:
@@ -62,11 +72,15 @@ class Captured:
     def model_with(self, policies: Iterable[RematPolicy]) -> Model:
         """The model, whose regions can then be recomputed under these policies."""
         wanted = tuple(dict.fromkeys(policies))
+        others = {rows: other.model_with(wanted) for rows, other in self.others.items()}
+        for one in self.others.values():
+            self.kernels.graphs.update(one.kernels.graphs)
+            self.experts.codes.update(one.experts.codes)
         regions = tuple(self.described.recomputed(self.model.regions, wanted))
         for region, source in zip(regions, self.described.sources, strict=True):
             for policy, other in region.recomputed.items():
                 self.experts.vary(region.code, other.code, self.described.lowered(source, policy))
-        return replace(self.model, regions=regions)
+        return replace(self.model, regions=regions, others=others)
 
     def code(self, region: Region, ways: int = 1) -> RegionCode:
         """What computes a region, or one of so many shares of its experts.
@@ -214,7 +228,7 @@ def _values(
             add(node, batch_input(index), Role.BATCH, index)
     if traced.random is not None:
         names[traced.random] = RANDOM
-        values[RANDOM] = Value((TensorSpec((2,), "int64"),), Role.RANDOM)
+        values[RANDOM] = Value((TensorSpec((3,), "int64"),), Role.RANDOM)
     if traced.rank in used:
         add(traced.rank, RANK, Role.RANK)
     for chunk, region in zip(chunks, ids, strict=True):

@@ -3,7 +3,7 @@
 Pure data: tests and benchmarks build models of any size without torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -108,6 +108,8 @@ class Region:
     recomputed: Mapping[RematPolicy, "Region"] = field(default_factory=dict)
     ways: int = 1  # over how many devices it is divided; each runs these graphs on its part
     conversion: Conversion | None = None  # its passes are messages between those devices
+    rows: int | None = None  # of the microbatches that it is for, where these differ in size
+    twin: RegionId | None = None  # the same for the microbatches of the first size, if it is not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,15 @@ class Model:
     values: Mapping[ValueId, Value]
     buckets: Mapping[BucketId, Bucket]
     loss: ValueId
+    # The same for microbatches of other sizes, by their rows. `Split` makes regions of them.
+    others: Mapping[int, "Model"] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()  # rows of each microbatch, if they differ; from `Split` on
+
+    def microbatches(self, region: Region, n: int) -> Sequence[int]:
+        """Those of n that pass through a region."""
+        if region.rows is None:
+            return range(n)
+        return [k for k, rows in enumerate(self.sizes) if rows == region.rows]
 
     @cached_property
     def by_id(self) -> dict[RegionId, Region]:

@@ -35,6 +35,15 @@ def of_microbatch(value: ValueId, microbatch: int | None) -> ValueId:
     return ValueId(f"{value}{part(microbatch)}")
 
 
+def region_of_size(region: RegionId, rows: int) -> RegionId:
+    """A region for microbatches of another size."""
+    return RegionId(f"{region}|{rows}")
+
+
+def value_of_size(value: ValueId, rows: int) -> ValueId:
+    return ValueId(f"{value}|{rows}")
+
+
 def batch_input(index: int) -> ValueId:
     return ValueId(f"batch:{index}")
 

@@ -104,7 +104,9 @@ def weight_problems(model: Model, region: Region, experts: int) -> Iterator[Prob
 def bucket_problems(
     model: Model, region: Region, bucket: Bucket, experts: int
 ) -> Iterator[Problem]:
-    others = [r.id for r in model.regions if bucket.id in r.buckets and r.id != region.id]
+    same = {region.id, region.twin or region.id}
+    others = [r.id for r in model.regions
+              if bucket.id in r.buckets and r.id not in same and r.twin not in same]  # fmt: skip
     names = ", ".join(parameter.name for parameter in bucket.parameters)
     if bucket.buffers:
         yield Problem(

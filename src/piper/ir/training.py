@@ -1,6 +1,6 @@
 """From the regions of a model to its training DAG: F, B and Update nodes for one batch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import assert_never
@@ -135,11 +135,27 @@ def step_values(model: Model, dimensions: tuple[tuple[str, int], ...]) -> dict[V
         return values
     n = dimensions[0][1]
     shared = {name: value for name, value in values.items() if value.role in OF_THE_STEP}
+    some = microbatches_of_values(model)
     return shared | {
-        of_microbatch(name, k): value.of(k, n)
+        of_microbatch(name, k): value.of(k, n, model.sizes)
         for name, value in values.items()
         if name not in shared
-        for k in range(n)
+        for k in some.get(name, range(n))
+    }
+
+
+def microbatches_of_values(model: Model) -> dict[ValueId, Sequence[int]]:
+    """The microbatches that have each value, where they differ in size; not listed: all."""
+    if not model.sizes:
+        return {}
+    rows: dict[ValueId, set[int | None]] = {}
+    for region in model.regions:
+        own = (*(saved(region.id), carry(region.id)), *input_grads(region))
+        for name in (*region.inputs, *region.outputs, *own, *weight_grads(model, region)):
+            rows.setdefault(name, set()).add(region.rows)
+    return {
+        name: [k for k, size in enumerate(model.sizes) if size in found]
+        for name, found in rows.items()
     }
 
 

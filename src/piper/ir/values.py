@@ -69,6 +69,7 @@ class Role(StrEnum):
 
 
 LOADED = (Role.BATCH, Role.SEED, Role.RANDOM, Role.RANK, Role.CONTROL)
+SIZED = (Role.BATCH, Role.RANDOM)  # depends on where in the batch the rows of a microbatch are
 GIVEN = (*LOADED, Role.WEIGHTS, Role.OPTIMIZER)
 PER_DEVICE = (  # one for all replicas on a device; of all else, each replica has its own
     Role.WEIGHTS, Role.NEW_WEIGHTS, Role.WHOLE_WEIGHTS, Role.GRADIENT_SHARD, Role.GRADIENT_SUM,
@@ -86,6 +87,7 @@ class Value:
     index: int = 0  # BATCH only: which input
     part: int = 0  # BATCH, SEED, RANDOM: which microbatch, of `parts`
     parts: int = 1
+    sizes: tuple[int, ...] = ()  # BATCH, RANDOM: rows of each microbatch, if they differ
     bundle: bool = False  # a tuple of tensors, even if there is one or none
     bucket: BucketId | None = None  # whose parameters or gradients these are
     copy: bool = False  # WEIGHTS and NEW_WEIGHTS: a copy away from home, kept equal
@@ -109,6 +111,8 @@ class Value:
         part, parts = replica * self.parts + self.part, replicas * self.parts
         return replace(self, part=part, parts=parts)
 
-    def of(self, part: int, parts: int) -> "Value":
+    def of(self, part: int, parts: int, sizes: tuple[int, ...] = ()) -> "Value":
         """The same value for one microbatch; the same object if microbatches do not differ."""
-        return replace(self, part=part, parts=parts) if self.role in LOADED else self
+        if self.role not in LOADED:
+            return self
+        return replace(self, part=part, parts=parts, sizes=sizes if self.role in SIZED else ())

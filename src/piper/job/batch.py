@@ -16,6 +16,7 @@ from piper.names import amount
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
+Sizes = tuple[int, ...]  # rows of the microbatches of one replica; empty: all have equally many
 Shapes = tuple[Any, ...]  # shape and dtype (or text) of each leaf, then their nesting
 
 
@@ -80,9 +81,9 @@ class Batch:
         ]
         return replace(self, leaves=tuple(leaf for one in changed for leaf in one.leaves))
 
-    def part(self, part: int, parts: int) -> Batch:
+    def part(self, part: int, parts: int, sizes: Sizes = ()) -> Batch:
         """One microbatch, or the part of one replica."""
-        return self.change_rows(lambda tensor: part_of(tensor, part, parts))
+        return self.change_rows(lambda tensor: part_of(tensor, part, parts, sizes))
 
     def change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """The same with another number of samples."""
@@ -97,8 +98,8 @@ class Batch:
         """A batch with so many equal microbatches."""
         return self.change_rows(lambda tensor: torch.cat([tensor] * times))
 
-    def parts(self, parts: int) -> list[Batch]:
-        return [self.part(k, parts) for k in range(parts)]
+    def parts(self, parts: int, sizes: Sizes = ()) -> list[Batch]:
+        return [self.part(k, parts, sizes) for k in range(parts)]
 
 
 def floating_in(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
@@ -109,8 +110,8 @@ def is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def refuse_uneven(batch: Batch, parts: int) -> None:
-    """All tensors must have the same number of rows, divisible by the number of microbatches."""
+def refuse_uneven(batch: Batch, replicas: int, parts: int) -> None:
+    """All tensors must have the same number of rows, divisible by the number of replicas."""
     rows = [tensor.shape[0] for tensor in batch.cut]
     if not rows:
         kinds = ", ".join(type(leaf).__name__ for leaf in batch.leaves) or "nothing"
@@ -125,10 +126,10 @@ def refuse_uneven(batch: Batch, parts: int) -> None:
         )
     if rows[0] == 0:
         raise InputError.of("batch", "it has no rows", "leave out empty batches")
-    if rows[0] % parts:
-        near = max(rows[0] // parts, 1) * parts
+    if rows[0] % replicas:
+        near = max(rows[0] // replicas, 1) * replicas
         raise InputError.of(
             "batch",
-            f"it has {amount(rows[0], 'row')}, not a multiple of its {parts} microbatches",
-            f"use a batch of {near} or {near + parts} rows, or split into fewer microbatches",
+            f"it has {amount(rows[0], 'row')}, not a multiple of the {replicas} replicas in it",
+            f"use a batch of {near} or {near + replicas} rows",
         )

@@ -38,7 +38,7 @@ WHERE = (Place, Replicate, Shard, Split, Stage)  # directives that are about the
 def forward_strategy(strategy: Iterable[Directive], microbatches: int) -> Strategy:
     """Where everything is, without any order: there is no backward to put in between."""
     return Strategy(
-        replace(one, n=microbatches) if isinstance(one, Split) else one
+        replace(one, n=microbatches, sizes=None) if isinstance(one, Split) else one
         for one in strategy
         if isinstance(one, WHERE) and not is_backward_only(one)
     )

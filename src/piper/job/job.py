@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -16,20 +17,33 @@ from piper.capture.loss import LossForm, function_form
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.trace.loss_state import loss_buffers
 from piper.costs import Costs, mode_of, read_costs
-from piper.directives import Directive, Remat, Stage, Strategy
+from piper.directives import Directive, Remat, Split, Strategy
 from piper.directives.remat import policies_of
-from piper.errors import CaptureError, Problem
+from piper.errors import CaptureError, InputError, Refused
 from piper.ir.division import DivisionRequest
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_unmatched, refuse_wrong_model
 from piper.job.around_step import refuse_modes
-from piper.job.batch import Batch, Shapes, refuse_uneven
+from piper.job.batch import Batch, Shapes, Sizes, refuse_uneven
 from piper.job.batch_arguments import arguments_of, batch_of, example_of
+from piper.job.capture_errors import about_experts
+from piper.job.chosen_directives import (
+    is_cut,
+    plans_text,
+    regions_text,
+    with_sizes,
+    with_stages,
+)
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.device_costs import device_costs
 from piper.job.division import division_requests, feeds_of, is_dense, refuse_compiled
-from piper.job.loss_reduction import LossReduction, reduction_of, refuse_wrong_reduction
+from piper.job.loss_reduction import (
+    LossReduction,
+    reduction_of,
+    refuse_different_forms,
+    refuse_wrong_reduction,
+)
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.memory_check import refuse_too_large
 from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
@@ -40,8 +54,6 @@ from piper.job.reduction_choice import reduced_once_if_it_fits, reduction_lines
 from piper.job.remat_choice import fitted
 from piper.job.stage_weights import stage_lines
 from piper.job.whole_inputs import Name, WholeInputs
-from piper.models.hugging_face import unadapted_experts
-from piper.names import amount
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
 from piper.runtime.state.initial_values import initial_values
@@ -136,6 +148,27 @@ class Job:
         """Microbatches of all replicas together."""
         return self.microbatches * self.replicas
 
+    def sizes(self, batch: Batch) -> Sizes:
+        """The rows of each microbatch of a replica, if they differ."""
+        with suppress(Refused):
+            return self.split.rows((batch.rows or 0) // self.feeds.parts)
+        return ()  # it is refused when it is compiled
+
+    def refuse_uncut(self, batch: Batch) -> None:
+        """A batch must have rows for every microbatch."""
+        try:
+            self.split.rows((batch.rows or 0) // self.feeds.parts)
+        except Refused as refused:
+            raise InputError("batch", *refused.problems) from None
+
+    @property
+    def split(self) -> Split:
+        return next((one for one in self.strategy if isinstance(one, Split)), Split("MB", 1))
+
+    def weights(self, reduction: LossReduction, batch: Batch) -> list[float]:
+        """The weight of each microbatch of a batch."""
+        return reduction.weights(batch, self.microbatches, self.sizes(batch))
+
     @cached_property
     def initial(self) -> Callable[[str], torch.Tensor]:
         """How to get the first value of a parameter or buffer, by name."""
@@ -181,26 +214,34 @@ class Job:
 
         It is divided as the strategy asks, which names regions of the whole model.
         """
-        started, found = time.perf_counter(), self.capture_whole(batch)
-        requests = division_requests(found.model, self.directives(batch, costs))
+        started, whole = time.perf_counter(), self.capture_whole(batch)
+        requests = division_requests(whole.model, self.directives(batch, costs))
         if requests:
             refuse_compiled(self.options.compiled, self.device.type)
-            one = batch.part(0, self.microbatches)
-            asked = self.kind(one), repr(requests)
-            make = partial(self.captured_as, one, requests)
-            found, _ = recent(self.divided, asked, make, self.options.max_programs)
+        first, *others = (self.capture_part(one, requests) for one in self.one_of_each_size(batch))
+        sizes = list(dict.fromkeys(self.sizes(batch)))
+        found = first.with_others(dict(zip(sizes[1:], others, strict=True)))
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
 
     def capture_whole(self, batch: Batch) -> Captured:
-        """The model without any division."""
-        one = batch.part(0, self.microbatches)
-        kind = self.kind(one)
+        """The model without any division, for the first microbatch."""
+        return self.capture_part(self.one_of_each_size(batch)[0], ())
+
+    def capture_part(self, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:
+        """For one microbatch, once for each kind."""
+        kind, most = self.kind(one), self.options.max_programs
+        if requests:
+            make = partial(self.captured_as, one, requests)
+            return recent(self.divided, (kind, repr(requests)), make, most)[0]
         self.find_layers(one)
-        found, _ = recent(
-            self.captures, kind, partial(self.capture_anew, one), self.options.max_programs
-        )
-        return found
+        return recent(self.captures, kind, partial(self.capture_anew, one), most)[0]
+
+    def one_of_each_size(self, batch: Batch) -> list[Batch]:
+        """The first microbatch of each size."""
+        sizes = self.sizes(batch)
+        first = [sizes.index(rows) for rows in dict.fromkeys(sizes)] or [0]
+        return [batch.part(k, self.microbatches, sizes) for k in first]
 
     def capture_anew(self, one: Batch) -> Captured:
         made = self.captured_as(one, ())
@@ -221,9 +262,16 @@ class Job:
 
     def form(self, captured: Captured, batch: Batch, always: bool = False) -> LossForm:
         """What is proved of the loss. With one microbatch, nothing needs to be, but `always`."""
+        made = (captured, *captured.others.values())
+        pairs = zip(made, self.one_of_each_size(batch), strict=False)
+        first, *others = (self.form_of(known, one, always) for known, one in pairs)
+        found = replace(first, others=tuple(zip(captured.others, others, strict=True)))
+        refuse_different_forms(found)
+        return found
+
+    def form_of(self, captured: Captured, one: Batch, always: bool) -> LossForm:
         if self.loss_fn is None or (self.all_microbatches == 1 and not always):
             return captured.form
-        one = batch.part(0, self.microbatches)
         kind = self.kind(one)
         example = self.converted(one).arguments
         given = self.loss_fn, captured.output, example, captured.form, one.whole
@@ -265,14 +313,15 @@ class Job:
         Stages stay where the first kind of batch was cut: parameters do not move while training.
         """
         batch = self.judged(batch, self.microbatches)
-        refuse_uneven(batch, self.microbatches)
+        refuse_uneven(batch, self.feeds.parts, self.microbatches)
+        self.refuse_uncut(batch)
         first = not self.cut
         captured, started = self.capture(batch, costs), time.perf_counter()
         if self.microbatches > 1:
             self.whole_inputs.refuse_unclear(batch, captured.model)
         captured = replace(captured, form=self.form(captured, batch))
         self.try_mean(batch)
-        compiled = self.apply(captured, costs or self.costs, by_role)
+        compiled = self.apply(captured, costs or self.costs, by_role, self.sizes(batch))
         if self.memory is not None:
             others = partial(self.compile_under, batch, costs or self.costs)
             refuse_too_large(compiled, self.strategy, self.memory, others)
@@ -290,7 +339,7 @@ class Job:
                 LOG.info("%s", line)
         return captured, compiled
 
-    def apply(self, captured: Captured, costs: Costs, by_role: bool) -> Compiled:
+    def apply(self, captured: Captured, costs: Costs, by_role: bool, sizes: Sizes = ()) -> Compiled:
         """The strategy, with whatever it leaves to the memory of a device."""
         model = captured.model_with(policies_of(self.strategy))
         options, late = self.options, self.device.type == "cuda"
@@ -303,7 +352,7 @@ class Job:
                 model, program, clip=clip, costs=costs, by_role=by_role, late=late
             )
 
-        program = (self.cut[0] if self.cut else self.strategy).directives
+        program = with_sizes((self.cut[0] if self.cut else self.strategy).directives, sizes)
         if not any(isinstance(one, Remat) and one.is_auto for one in program):
             return reduced_once_if_it_fits(program, compile, self.memory)
         limit = require_limit(self.memory)
@@ -313,12 +362,13 @@ class Job:
     def compile_under(self, batch: Batch, costs: Costs, strategy: Strategy) -> Compiled:
         """Another strategy for the same batch, by role, whether or not it fits."""
         other = self.under(strategy)
-        refuse_uneven(batch, other.microbatches)
-        return other.apply(other.capture(batch, costs), costs, by_role=True)
+        refuse_uneven(batch, other.feeds.parts, other.microbatches)
+        other.refuse_uncut(batch)
+        return other.apply(other.capture(batch, costs), costs, True, other.sizes(batch))
 
     def captured(self, batch: Batch) -> Captured | None:
         """The whole model, if it was captured before. None on processes that do not capture."""
-        return self.captures.get(self.kind(batch.part(0, self.microbatches)))
+        return self.captures.get(self.kind(self.one_of_each_size(batch)[0]))
 
     def try_mean(self, batch: Batch) -> None:
         """Test a loss that is not proved to be a mean, on the process that captured the model."""
@@ -329,7 +379,7 @@ class Job:
         reduction = self.reduction(form)
         if form.kind is None and reduction.kind == "mean" and reduction.weight is None:
             refuse_no_mean(self.loss_fn, found.output, batch, self.microbatches)
-        for line in reduction.warnings(batch, self.microbatches):
+        for line in reduction.warnings(batch.parts(self.microbatches, self.sizes(batch))):
             LOG.warning("%s", line)
 
     def inputs(
@@ -347,43 +397,3 @@ class Job:
         options = self.options
         found = StepInputs(moved.tensors, tuple(shares), seed, options.max_norm, first)
         return replace(found, only_finite=options.on_nan is not None, whole=batch.whole)
-
-
-def is_cut(strategy: Strategy) -> bool:
-    """Whether some directive makes several stages of the model."""
-    stages = (d.stages for d in strategy if isinstance(d, Stage))
-    return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
-
-
-def regions_text(captured: Captured) -> str:
-    regions = captured.model.regions
-    unique = len({region.code for region in regions})
-    read = f", {captured.was_read} read from the cache" if captured.was_read else ""
-    return f"{amount(len(regions), 'region')}, {unique} of them unique{read}"
-
-
-def plans_text(compiled: Compiled) -> str:
-    count = sum(len(plan.instructions) for plan in compiled.plans)
-    plans = amount(len(compiled.plans), "plan")
-    devices = len(compiled.roles.of)
-    whose = f" for {amount(devices, 'device')}" if devices > len(compiled.plans) else ""
-    return f"and checked {plans}{whose}, {amount(count, 'instruction')}"
-
-
-def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
-    """A strategy with the stages that were cut.
-
-    What to recompute is chosen anew for each kind of batch.
-    """
-    stages = (one for one in compiled if isinstance(one, Stage))
-    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)
-
-
-def about_experts(error: CaptureError, model: torch.nn.Module) -> CaptureError:
-    """Experts as transformers runs them cannot be captured: say so, and what to write."""
-    path = unadapted_experts(model)
-    if path is None:
-        return error
-    what = f"the experts {path} are those of transformers, which cannot be captured"
-    fix = "write piper.models.hugging_face.adapt_experts(model) before the Trainer"
-    return CaptureError(error.where, Problem(what, fix), *error.problems)

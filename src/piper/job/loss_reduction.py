@@ -9,7 +9,7 @@ from typing import Any, Literal
 from piper.capture.loss import Count, LossForm, counted, divisor
 from piper.capture.trace.call_arguments import as_given
 from piper.errors import InputError
-from piper.job.batch import Batch
+from piper.job.batch import Batch, Sizes
 
 Reduction = Literal["mean", "sum"]
 Weight = Callable[..., Any]  # a function of the arguments of a microbatch
@@ -31,13 +31,15 @@ class LossReduction:
         alone = self.kind == "mean" and self.weight is None and not self.form.even
         return self.form.counts[0] if alone and len(self.form.counts) == 1 else None
 
-    def weights(self, batch: Batch, parts: int) -> list[float]:
-        """The weight of each microbatch of a batch."""
+    def weights(self, batch: Batch, parts: int, sizes: Sizes = ()) -> list[float]:
+        """The weight of each microbatch of a batch. `sizes`: their rows, if they differ."""
         if self.weight is None and self.count is None:
-            if self.kind == "mean":
-                refuse_uncounted(self.form, batch, parts)
-            return [1.0] * parts
-        found = [self.weight_of(one) for one in batch.parts(parts)]
+            if self.kind == "sum":
+                return [1.0] * parts
+            refuse_uncounted(self.form, batch, parts, sizes)
+            rows = sizes or (1,)
+            return [float(rows[k % len(rows)]) for k in range(parts)]
+        found = [self.weight_of(one) for one in batch.parts(parts, sizes)]
         if self.kind == "mean" and not self.may_be_empty:
             refuse_empty(found)
         return found
@@ -46,7 +48,7 @@ class LossReduction:
         if self.weight is not None:
             return weight_of(self.weight, microbatch)
         assert self.count is not None
-        return counted(self.count, microbatch.tensors)
+        return counted(self.form.of(microbatch.rows).counts[0], microbatch.tensors)
 
     @property
     def may_be_empty(self) -> bool:
@@ -88,13 +90,13 @@ class LossReduction:
         elif self.weight is None and self.form.kind == "sum":
             yield "the loss is a sum over rows: microbatches add up"
 
-    def warnings(self, batch: Batch, parts: int) -> Iterator[str]:
+    def warnings(self, microbatches: Sequence[Batch]) -> Iterator[str]:
         """A weight that the user gives may differ from what the loss itself divides by."""
         counts = self.form.counts if self.kind == self.form.kind == "mean" else ()
         if self.weight is None or len(counts) != 1 or self.form.even:
             return
-        given = [self.weight_of(one) for one in batch.parts(parts)]
-        right = [counted(counts[0], one.tensors) for one in batch.parts(parts)]
+        given = [self.weight_of(one) for one in microbatches]
+        right = [counted(self.form.of(one.rows).counts[0], one.tensors) for one in microbatches]
         if len(set(given)) > 1 and any(
             abs(a * sum(right) - b * sum(given)) > 1e-6 * sum(given) * sum(right)
             for a, b in zip(given, right, strict=True)
@@ -151,7 +153,7 @@ def refuse_wrong_reduction(said: str | None) -> None:
         raise InputError.of("reduction", f"{said!r} is not a reduction", 'write "mean" or "sum"')
 
 
-def refuse_uncounted(form: LossForm, batch: Batch, parts: int) -> None:
+def refuse_uncounted(form: LossForm, batch: Batch, parts: int, sizes: Sizes = ()) -> None:
     """Terms with different divisors have one weight only if everything counts in all of them."""
     if form.obscure:
         raise InputError.of(
@@ -161,11 +163,11 @@ def refuse_uncounted(form: LossForm, batch: Batch, parts: int) -> None:
             "give the Trainer loss_weight=lambda *microbatch: the weight of its labels, "
             "or 1 if all have the same weight",
         )
-    for count in form.counts:
-        for part, one in enumerate(batch.parts(parts)):
-            found = counted(count, one.tensors)
-            if count.scale is not None or found != count.full:
-                of = f" of {count.full}" if count.full is not None else ""
+    for part, one in enumerate(batch.parts(parts, sizes) if form.counts else ()):
+        for count in form.of(one.rows).counts:
+            found, full = counted(count, one.tensors), count.full
+            if count.scale is not None or found != full:
+                of = f" of {full}" if full is not None else ""
                 raise InputError.of(
                     "batch",
                     f"a part of the loss is a mean over {count.what}, another part is not: in "
@@ -192,3 +194,15 @@ def refuse_weightless(everyone: float) -> None:
             "all microbatches of all replicas have weight 0",
             "leave such a batch out, or make loss_weight return more than 0",
         )
+
+
+def refuse_different_forms(form: LossForm) -> None:
+    """Losses of microbatches of all sizes must reduce over rows in the same way."""
+    for rows, other in form.others:
+        if other.shape != form.shape:
+            raise InputError.of(
+                "batch",
+                f"the loss of a microbatch of {rows} rows reduces over them in another way than "
+                "that of the first microbatch",
+                "use a batch that the number of microbatches divides",
+            )

@@ -75,7 +75,7 @@ def measured(job: Job, example: Batch, halves: bool) -> Timed:
     mine, comm = assignment(captured, compiled, 0), ThreadComm(Hub(1), 0)
     program = load(alone, mine, captured.kernels, DeviceState(alone.device), comm)
     step, reduction = stepwatch(program), alone.reduction(captured.form)
-    own = reduction.weights(batch, alone.microbatches)
+    own = alone.weights(reduction, batch)
     inputs = alone.inputs(batch, reduction.shares(own, sum(own)))
     steps = [step(inputs) for _ in range(ROUNDS + 2)][2:]
     sizes = [

@@ -98,7 +98,7 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
     refuse_different(batches)
     whole = job.judged(batches[0], job.all_microbatches).whole
     batches = [replace(batch, whole=whole) for batch in batches]
-    refuse_uneven(batches[0], job.all_microbatches)
+    refuse_uneven(batches[0], job.replicas, job.all_microbatches)
     captured, compiled = job.compile(batches[0].part(0, job.replicas), by_role=True)
     if job.all_microbatches > 1:
         job.whole_inputs.refuse_unclear(batches[0], captured.model)
@@ -143,7 +143,7 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
 def step_inputs(job: Job, captured: Captured, step: int, batch: Batch) -> list[StepInputs]:
     """The inputs of each replica for one step."""
     parts, reduction = batch.parts(job.replicas), job.reduction(captured.form)
-    weights = [reduction.weights(part, job.microbatches) for part in parts]
+    weights = [job.weights(reduction, part) for part in parts]
     everyone = sum(map(sum, weights))
     refuse_weightless(everyone)
     return [

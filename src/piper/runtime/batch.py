@@ -32,7 +32,7 @@ class StepInputs:
         if load.role == "batch":
             if load.index in self.whole:
                 return self.inputs[load.index]
-            return part_of(self.inputs[load.index], load.part, load.parts)
+            return part_of(self.inputs[load.index], load.part, load.parts, load.sizes)
         if load.role == "seed":
             weight = self.scale * self.weights[load.part]
             return torch.full((), weight, dtype=loss_dtype, device=device)
@@ -40,13 +40,34 @@ class StepInputs:
             return torch.full((), load.index, dtype=torch.int64, device=device)
         if load.role == "control":
             return torch.zeros((), dtype=torch.int64, device=device)
-        counter = [self.seed, self.first + load.part]
+        counter = [self.seed, *position(self.first + load.part, load.sizes)]
         return torch.tensor(counter).to(device, non_blocking=True)  # does not wait for the GPU
 
 
-def part_of(tensor: torch.Tensor, part: int, parts: int) -> torch.Tensor:
-    """The samples of one microbatch. A tensor without dimensions is the same for all."""
+def part_of(
+    tensor: torch.Tensor, part: int, parts: int, sizes: tuple[int, ...] = ()
+) -> torch.Tensor:
+    """The samples of one microbatch. A tensor without dimensions is the same for all.
+
+    `sizes` are the rows of the microbatches of each replica, if they differ.
+    """
     if tensor.dim() == 0:
         return tensor
+    if sizes:
+        first, size = position(part, sizes)
+        return tensor.narrow(0, first, size).contiguous()
     size = tensor.shape[0] // parts
     return tensor.narrow(0, part * size, size).contiguous()
+
+
+def position(part: int, sizes: tuple[int, ...]) -> tuple[int, int]:
+    """The first row of a microbatch among those of all replicas, and how many it has. If all have
+    equally many: how many microbatches come before it, and 1.
+
+    >>> position(5, (3, 3, 2)), position(5, ())
+    ((14, 2), (5, 1))
+    """
+    if not sizes:
+        return part, 1
+    replica, k = divmod(part, len(sizes))
+    return replica * sum(sizes) + sum(sizes[:k]), sizes[k]

@@ -29,6 +29,7 @@ def assemble(
     dp: int,
     *,
     stages: Sequence[int] | None = None,
+    microbatch_sizes: Sequence[int] | None = None,
     memory_gib: float | None = None,
     mesh: Mesh | None = None,
     devices: Sequence[Device] | None = None,
@@ -67,7 +68,7 @@ def assemble(
         *shards_of(homes, ep, ep_stream, expert_stages),
         *remats_of(remat, table.stages),
         *offloads_of(offload),
-        Split("MB", table.microbatches),
+        Split("MB", table.microbatches, microbatch_sizes),
         *orders_of(table, tp * cp * ep > 1 if ahead is None else ahead),
     )
     return Strategy(program)

@@ -19,6 +19,10 @@ class PipelineOptions(TypedDict, total=False):
     stages: Sequence[int] | None
     """How many layers each stage has. Default: None, stages that take about equally long."""
 
+    microbatch_sizes: Sequence[int] | None
+    """How many rows each microbatch has, up to a common factor. Default: None, equally many, or the
+    first ones one more."""
+
     memory_gib: float | None
     """The most GiB that a device may hold, for parameters, gradients, Adam and activations.
     Only cuts into stages that fit are considered. Default: None, any."""

@@ -23,8 +23,8 @@ _KEYS = (  # odd and below 2**29: no sum of three products overflows
 def dropout_mask(random: Tensor, operation: int | Tensor, shape: Sequence[int], p: float) -> Tensor:
     """Which elements the model's dropout number `operation` keeps, as booleans.
 
-    `random` holds the seed and the microbatch. Row r of microbatch m is row m * shape[0] + r of
-    the batch, so the mask does not depend on the number of microbatches.
+    `random` holds the seed, what comes before the microbatch, and its size in the same unit: rows,
+    or microbatches. So row r of the microbatch has the same mask for any number of microbatches.
     """
     rows, columns = shape[0] if shape else 1, prod(shape[1:])
     row = torch.arange(rows, device=random.device)
@@ -72,9 +72,9 @@ def noise(
     random: Tensor, operation: int | Tensor, rows: int, row: Tensor, column: Tensor
 ) -> Tensor:
     """[row, column]: random numbers of 32 bits."""
-    seed, microbatch = random.unbind()
+    seed, before, size = random.unbind()
     seed = (seed ^ (seed >> 32)) & _LOW
-    row = microbatch * rows + row
+    row = before * rows // size + row
     found = column.unsqueeze(0)
     for (a, b, c), multiplier in zip(_KEYS, _ROUNDS[:2], strict=True):
         key = _scrambled(seed * a + operation * b + row * c, multiplier)
@@ -108,7 +108,7 @@ DROPOUTS = (DROPOUT, DIVIDED_DROPOUT)
 
 
 def keep(random: Tensor, operation: int, shape: Sequence[int], p: float) -> Tensor:
-    return dropout_mask(random[:2], random[2] + operation, shape, p)
+    return dropout_mask(random[:3], random[3] + operation, shape, p)
 
 
 def keep_piece(
@@ -119,7 +119,7 @@ def keep_piece(
     cut: Sequence[int],
     rank: Tensor,
 ) -> Tensor:
-    return piece_mask(random[:2], random[2] + operation, whole, p, cut, rank)
+    return piece_mask(random[:3], random[3] + operation, whole, p, cut, rank)
 
 
 def _dropout(x: Tensor, random: Tensor, operation: int, p: float) -> Tensor:

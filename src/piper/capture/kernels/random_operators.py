@@ -25,8 +25,8 @@ def bits(random: Tensor, operation: int, shape: Sequence[int]) -> Tensor:
     rows, columns = shape[0] if shape else 1, prod(shape[1:])
     row = torch.arange(rows, device=random.device)
     column = torch.arange(columns, device=random.device)
-    number = random[2] + operation + _APART
-    return (noise(random[:2], number, rows, row, column) >> 8).reshape(shape)
+    number = random[3] + operation + _APART
+    return (noise(random[:3], number, rows, row, column) >> 8).reshape(shape)
 
 
 def _bits_fake(random: Tensor, operation: int, shape: Sequence[int]) -> Tensor:

@@ -35,6 +35,17 @@ class LossForm:
     counts: tuple[Count, ...] = ()
     even: bool = True  # some term needs microbatches of equal weight
     obscure: bool = False  # some mean counts labels that Piper cannot count
+    others: tuple[tuple[int, "LossForm"], ...] = ()  # for microbatches of so many rows
+
+    def of(self, rows: int | None) -> "LossForm":
+        """The same for a microbatch of so many rows: what it counts depends on its size."""
+        return next((form for size, form in self.others if size == rows), self)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What must be the same for microbatches of all sizes, to add up their losses."""
+        counts = tuple((one.what, one.scale, one.empty) for one in self.counts)
+        return self.kind, counts, self.even, self.obscure
 
 
 def model_form(traced: Traced, own: bool) -> LossForm:
@@ -192,5 +203,10 @@ def form_to_json(form: LossForm) -> str:
 
 
 def form_from_json(text: str) -> LossForm:
-    found = json.loads(text)
-    return LossForm(**{**found, "counts": tuple(Count(**one) for one in found["counts"])})
+    return _form_of(json.loads(text))
+
+
+def _form_of(found: dict[str, Any]) -> LossForm:
+    counts = tuple(Count(**one) for one in found["counts"])
+    others = tuple((rows, _form_of(one)) for rows, one in found["others"])
+    return LossForm(**{**found, "counts": counts, "others": others})

@@ -136,7 +136,7 @@ def _random(traced: Traced) -> fx.Node:
         with traced.root.graph.inserting_after(last), traced.mode:
             traced.random = traced.root.graph.placeholder("random")
             # One more element than the caller passes: kernels add the number of their dropout.
-            traced.random.meta["val"] = torch.empty(3, dtype=torch.int64, device=traced.device)
+            traced.random.meta["val"] = torch.empty(4, dtype=torch.int64, device=traced.device)
     return traced.random
 
 

@@ -289,8 +289,10 @@ def gradient_faults(dag: Dag, node: Update, regions: list[RegionId]) -> Iterator
         if (known.role, known.bucket) != (Role.WEIGHT_GRADIENT, node.bucket) or key in found:
             yield f"reads {value} as a part of the gradient of {node.bucket} (expected each once)"
         found[key] = value
-    wanted = ((region, part) for region in regions for part in range(microbatches(dag)))
-    for region, part in () if len(found) == len(regions) * microbatches(dag) else wanted:
+    count = microbatches(dag)
+    some = {name: dag.model.microbatches(dag.model.by_id[name], count) for name in regions}
+    wanted = ((region, part) for region, parts in some.items() for part in parts)
+    for region, part in () if len(found) == sum(map(len, some.values())) else wanted:
         if (region, part) not in found:
             yield f"misses the gradient of {node.bucket} from {region} in microbatch {part}"
 

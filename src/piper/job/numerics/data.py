@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from piper.job.batch import Batch
@@ -53,3 +55,19 @@ def doubled(batch: Batch) -> Batch:
 def chunk(batch: Batch, part: int, parts: int) -> Batch:
     """A microbatch, split as plain PyTorch does."""
     return batch.change_rows(lambda tensor: tensor.chunk(parts)[part])
+
+
+def microbatches(batch: Batch, parts: int, sizes: Sequence[int]) -> list[Batch]:
+    """All microbatches of all replicas, split as plain PyTorch does. `sizes`: those of one."""
+    if not sizes:
+        return [chunk(batch, k, parts) for k in range(parts)]
+    replicas = parts // len(sizes)
+    return [
+        part_of_sizes(chunk(batch, replica, replicas), part, list(sizes))
+        for replica in range(replicas)
+        for part in range(len(sizes))
+    ]
+
+
+def part_of_sizes(batch: Batch, part: int, sizes: list[int]) -> Batch:
+    return batch.change_rows(lambda tensor: tensor.split(sizes)[part])

@@ -15,7 +15,7 @@ from piper.ir.values import Role
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
-from piper.job.numerics.data import chunk, doubled
+from piper.job.numerics.data import chunk, doubled, microbatches
 from piper.job.numerics.reference import loss_of
 from piper.plan.analyse.memory import peak
 from piper.runtime.torch_private import DropoutModule
@@ -58,11 +58,16 @@ def in_double(
     """The model in float64, if one microbatch runs in it."""
     trial = copy.deepcopy(model).double()
     try:
-        loss_of(trial, job, chunk(doubled(batch), 0, job.all_microbatches)).backward()
+        loss_of(trial, job, first_microbatch(job, doubled(batch))).backward()
     except Exception as error:  # whatever it is, use the model's own type
         reason = f"{type(error).__name__} {str(error).partition(chr(10))[0]}".rstrip()
         return None, [f"not in float64, in which the model does not run: {reason}"]
     return copy.deepcopy(model).double(), []
+
+
+def first_microbatch(job: Job, batch: Batch) -> Batch:
+    sizes = job.sizes(chunk(batch, 0, job.replicas))
+    return microbatches(batch, job.all_microbatches, sizes)[0]
 
 
 def without_dropout(job: Job, example: Batch) -> list[str]:

@@ -13,7 +13,7 @@ from piper.capture.trace.call_arguments import call, flatten, own_loss
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.loss_reduction import weight_of
-from piper.job.numerics.data import chunk
+from piper.job.numerics.data import chunk, microbatches
 from piper.runtime.torch_private import TorchDispatchMode, pytree
 
 
@@ -59,7 +59,7 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
     types = Types()
     for batch in batches:
         optimizer.zero_grad()
-        pieces = [chunk(batch, k, parts) for k in range(parts)]
+        pieces = microbatches(batch, parts, job.sizes(chunk(batch, 0, job.replicas)))
         with types:
             whole, losses = accumulated(model, job, batch, pieces)
         used = [p for _, p in trained if p.grad is not None]
@@ -145,7 +145,7 @@ def weights_of(job: Job, pieces: Sequence[Batch]) -> list[float]:
     weight = job.options.loss_weight
     if weight is None and job.options.reduction is None and len(pieces) > 1:
         return counted_weights(job, pieces)
-    own = [1.0 if weight is None else weight_of(weight, piece) for piece in pieces]
+    own = [piece.rows or 1 if weight is None else weight_of(weight, piece) for piece in pieces]
     if job.options.reduction != "sum":
         return [one / sum(own) for one in own]
     return [1.0 if weight is None else 1.0 / sum(own) for _ in own]
@@ -153,9 +153,11 @@ def weights_of(job: Job, pieces: Sequence[Batch]) -> list[float]:
 
 def counted_weights(job: Job, pieces: Sequence[Batch]) -> list[float]:
     """The weights of a model's own loss, which only its graph shows."""
-    captured = job.capture_whole(pieces[0].repeated(job.microbatches))
+    captured = job.capture_part(pieces[0], ())
     reduction = job.reduction(captured.form)
     own = [weight for piece in pieces for weight in reduction.weights(piece, 1)]
+    if reduction.is_plain_mean:
+        own = [float(piece.rows or 1) for piece in pieces]
     return list(reduction.shares(own, sum(own)))
 
 

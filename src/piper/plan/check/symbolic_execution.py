@@ -104,8 +104,8 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
         known, replica = inputs[load.value]
         part, parts = replica * known.parts + known.part, device.wanted.replicas.parts * known.parts
         index = self.rank(device) if known.role is Role.RANK else known.index
-        if (load.role, load.index, load.part, load.parts) != (
-            known.role, index, part, parts,
+        if (load.role, load.index, load.part, load.parts, load.sizes) != (
+            known.role, index, part, parts, known.sizes,
         ):  # fmt: skip
             self.refuse(device, f"it does not load {load.value}")
         self.write(device, load.value, {load.value})

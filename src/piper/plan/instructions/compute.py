@@ -10,13 +10,15 @@ from piper.plan.instructions.base import Base, Buffers, Making, Moving, Recordab
 
 @dataclass(frozen=True, slots=True)
 class Load(Base):
-    """Take a microbatch's part of an input, its loss weight, its random counter, or the rank."""
+    """Take a microbatch's part of an input, its loss weight, its random counter, the rank, or what
+    a control message brings."""
 
     value: str
-    role: str  # batch, seed, random or rank
+    role: str  # batch, seed, random, rank or control
     index: int
     part: int
     parts: int
+    sizes: tuple[int, ...] = ()  # rows of each microbatch of a replica, if they differ
 
     stream = COMPUTE
     node = ""

@@ -348,7 +348,7 @@ class Lowering(Arrivals):
             index = known.index
             if known.role is Role.RANK:
                 index = self.work.replicas.member(devices, self.work.device)
-            self.loaded[name] = self.emit(Load(name, known.role, index, part, parts))
+            self.loaded[name] = self.emit(Load(name, known.role, index, part, parts, known.sizes))
         return name
 
     def storage(self, value: ValueId) -> ValueId:

@@ -1,0 +1,142 @@
+"""Microbatches of different sizes: the regions of a model once for each size.
+
+Graphs are made for one size. A microbatch of another size passes through regions of its own, which
+use the same parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from piper.errors import Problem, Refused
+from piper.ir.dag import Dag
+from piper.ir.maker import CAPTURED
+from piper.ir.model import Model, Region
+from piper.ir.naming import node_id, region_of_size, value_of_size
+from piper.ir.nodes import Compute, Node, Sum, Totals, Update
+from piper.ir.training import all_values, backward_node, contributions, forward_node, updates
+from piper.ir.values import Role
+from piper.names import BucketId, F, RegionId, ValueId
+
+Key = TypeVar("Key")
+Kept = TypeVar("Kept")
+OF_ANY_SIZE = (Role.RANDOM, Role.RANK)
+
+
+def with_sizes(dag: Dag, sizes: tuple[int, ...]) -> Dag:
+    """The DAG of a batch that is to be split into microbatches of these sizes.
+
+    rewrite:
+        F -> B -> Update                       sizes 3, 3, 2
+        -->
+        F   -> B   -> Update                   for microbatches of 3 rows
+        F|2 -> B|2 -/                          for those of 2 rows
+    """
+    first, *others = dict.fromkeys(sizes)
+    regions = tuple(replace(region, rows=first) for region in dag.model.regions)
+    model = replace(dag.model, regions=regions, sizes=sizes)
+    dag = replace(dag, model=model)
+    for rows in others:
+        dag = with_twins(dag, model, twins(model, rows), rows)
+    return dag
+
+
+def twins(model: Model, rows: int) -> Model:
+    """The model for microbatches of another size, under names of its own."""
+    other = model.others.get(rows)
+    if other is None:
+        what = f"the model was captured for microbatches of {model.sizes[0]} rows, not of {rows}"
+        raise Refused(Problem(what, "let a Trainer capture it, or use microbatches of one size"))
+    if other.by_id.keys() != model.by_id.keys() or other.buckets != model.buckets:
+        what = f"microbatches of {model.sizes[0]} and of {rows} rows run different regions"
+        raise Refused(
+            Problem(what, "use microbatches of one size: a batch that their number divides")
+        )
+    names = dict(value_names(other, rows))
+    regions = tuple(twin(model.by_id[region.id], region, names, rows) for region in other.regions)
+    values = {names[name]: value for name, value in other.values.items()}
+    return replace(other, regions=regions, values=values, others={}, sizes=())
+
+
+def value_names(model: Model, rows: int) -> Iterator[tuple[ValueId, ValueId]]:
+    """Losses, and what does not depend on the size, keep their names."""
+    for name, value in model.values.items():
+        same = name == model.loss or value.role in OF_ANY_SIZE
+        yield name, name if same else value_of_size(name, rows)
+
+
+def twin(main: Region, other: Region, names: Mapping[ValueId, ValueId], rows: int) -> Region:
+    """A region as directives have left its main one, for microbatches of another size."""
+    if main.recomputes is not None and not main.recomputes.auto:
+        other = other.recomputed[main.recomputes.keep]
+
+    def named(region: Region) -> Region:
+        return replace(
+            region, id=region_of_size(main.id, rows), tags=main.tags, run=main.run, twin=main.id,
+            rows=rows, inputs=tuple(names[value] for value in region.inputs),
+            outputs=tuple(names[value] for value in region.outputs),
+        )  # fmt: skip
+
+    found = named(other)
+    if main.recomputes is not None and main.recomputes.auto:
+        found = replace(found, recomputes=main.recomputes)
+    return replace(found, recomputed={keep: named(one) for keep, one in other.recomputed.items()})
+
+
+def with_twins(dag: Dag, main: Model, other: Model, rows: int) -> Dag:
+    """The DAG with the nodes of these regions, on the devices of their main ones."""
+    twin_of = {region.id: region_of_size(region.id, rows) for region in main.regions}
+    new = [like(dag, node, other.by_id[node.region].twin) for node in passes(other)]
+    totals = {step.bucket: step.reads[0] for step in updates(other, clip=False)}
+    regions, values = (*dag.model.regions, *other.regions), {**other.values, **dag.model.values}
+    return replace(
+        dag,
+        model=replace(dag.model, regions=regions, values=values),
+        nodes={node.id: node for node in in_order([*dag.nodes.values(), *new], totals)},
+        values={**all_values(other), **dag.values},
+        makers={**dag.makers, **dict.fromkeys((node.id for node in new), CAPTURED)},
+        replicated=(*dag.replicated, *(twin_of[r] for r in dag.replicated if r in twin_of)),
+        shardings=for_both(dag.shardings, twin_of),
+        divisions=for_both(dag.divisions, twin_of),
+        offloads=for_both(
+            dag.offloads,
+            {(what, r): (what, twin_of[r]) for what, r in dag.offloads if r in twin_of},
+        ),
+    )
+
+
+def for_both(found: Mapping[Key, Kept], twin_of: Mapping[Key, Key]) -> dict[Key, Kept]:
+    """What directives say of a region holds for its twin."""
+    return {**found, **{twin_of[key]: how for key, how in found.items() if key in twin_of}}
+
+
+def passes(model: Model) -> Iterator[Compute]:
+    grads = contributions(model)
+    yield from map(forward_node, model.regions)
+    backward = (backward_node(model, region, grads) for region in reversed(model.regions))
+    yield from (node for node in backward if node is not None)
+
+
+def like(dag: Dag, node: Compute, main: RegionId | None) -> Compute:
+    """A node on the devices of the same pass of the main region."""
+    assert main is not None
+    other = dag.nodes[node_id(main, node.phase)]
+    assert isinstance(other, Compute)
+    return replace(node, devices=other.devices, stream=other.stream)
+
+
+def in_order(nodes: Sequence[Node], more: Mapping[BucketId, Sum]) -> Iterator[Node]:
+    """Forwards, backwards, then the rest, which adds up the gradients of all sizes."""
+    runs = [node for node in nodes if isinstance(node, Compute)]
+    yield from sorted(runs, key=lambda node: node.phase is not F)
+    longer: dict[Sum, Sum] = {}
+    for node in nodes:
+        if isinstance(node, Update):
+            total = node.reads[0]
+            longer[total] = (*total, *more.get(node.bucket, ()))
+            yield replace(node, reads=(longer[total], *node.reads[1:]))
+    for node in nodes:
+        if isinstance(node, Totals):
+            yield replace(node, reads=tuple(longer.get(total, total) for total in node.reads))
