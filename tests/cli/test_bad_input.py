@@ -141,6 +141,10 @@ class Fuzz:
     def number(self) -> str:
         return self.draw.choice(NUMBERS)
 
+    def part(self) -> str:
+        """Of the time or of the devices."""
+        return self.draw.choice(["0:4", "9:", ":", "0-3,8", "3-1", "7:999999999999", *NUMBERS])
+
     def word(self) -> str:
         return self.draw.choice(WORDS)
 
@@ -160,7 +164,10 @@ class Fuzz:
     def schedule(self) -> list[str]:
         name = self.draw.choice([*BUILDERS, self.word()])
         n, m = self.number, self.number
-        more = self.options(dp=n, virtual=n, zero=n, mesh=self.word, format=self.word)
+        more = self.options(
+            dp=n, virtual=n, zero=n, mesh=self.word, format=self.word, steps=self.part,
+            devices=self.part,
+        )  # fmt: skip
         return ["schedule", name, "--pp", n(), "--microbatches", m(), *more]
 
     def check(self) -> list[str]:
@@ -169,10 +176,11 @@ class Fuzz:
 
     def show(self) -> list[str]:
         if self.draw.random() < 0.5:
-            return ["show", self.file("strategy.json", "schedule.csv")]
+            part = self.options(steps=self.part, devices=self.part)
+            return ["show", self.file("strategy.json", "schedule.csv"), *part]
         more = self.options(
             plan=self.number, after=self.number, svg=self.output, network=self.network,
-            per_node=self.number,
+            per_node=self.number, steps=self.part, devices=self.part,
         )  # fmt: skip
         return ["show", self.script(), *more]
 
@@ -183,8 +191,12 @@ class Fuzz:
         return self.file("costs.json") if self.draw.random() < 0.7 else self.word()
 
     def view(self) -> list[str]:
-        more = self.options(svg=self.output, chrome=self.output)
-        return ["view", self.file("trace.json"), "-o", self.output(), *more]
+        more = self.options(
+            svg=self.output, chrome=self.output, device=self.word, costs=self.costs,
+            network=self.network, per_node=self.number,
+        )  # fmt: skip
+        shown = self.file("trace.json", "trace.json", "strategy.json", "schedule.csv")
+        return ["view", shown, "-o", self.output(), *more]
 
     def simulate(self) -> list[str]:
         more = self.options(
@@ -236,6 +248,8 @@ def test_no_input_of_a_thousand_leads_to_a_traceback(files: dict[str, str], tmp_
     ("line", "message"),
     [
         (["show", str(TINY), "--plan", "9"], "--plan: the strategy has no device 9"),
+        (["show", str(TINY), "--steps", "1:x"], "--steps: '1:x' names no time steps"),
+        (["show", str(TINY), "--devices", "a"], "--devices: 'a' does not say which devices"),
         (["show", str(TINY), "--after", "-1"], "--after: -1 directives"),
         (["show", str(TINY), "--svg", "nowhere/a.svg"], "it cannot be written: No such file"),
         (["simulate", str(TINY), "--json", "."], ".: it cannot be written: Is a directory"),

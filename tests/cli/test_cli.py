@@ -175,3 +175,16 @@ def test_show_prints_the_plan_of_a_device_and_the_dag() -> None:
     assert call("show", str(SCRIPT), "--plan", "1").startswith("device 1\nrecv ")
     assert "transfer send PP0/0@0>1 on [0] => [1] [pp]" in call("show", str(SCRIPT), "--dag")
     assert "nowhere yet" in call("show", str(SCRIPT), "--after", "1")
+
+
+def test_every_command_has_a_help_that_says_what_it_does() -> None:
+    assert "Exit codes: 0" in call("--help")
+    for command in ("run", "show", "check", "schedule", "simulate", "view"):
+        assert f"Example: piper {command}" in call(command, "--help")
+
+
+def test_output_in_a_pipe_has_no_colours_and_is_not_cut() -> None:
+    drawn = call("schedule", "1f1b", "--pp", "32", "--microbatches", "64")
+
+    assert "\x1b" not in drawn and "..." not in drawn
+    assert sum(line.startswith("device") for line in drawn.splitlines()) == 32

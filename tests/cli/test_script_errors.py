@@ -34,7 +34,7 @@ multiply(torch.ones(3, 3))
 """
 
 
-@pytest.mark.parametrize("command", ["show", "check", "simulate"])
+@pytest.mark.parametrize("command", ["show", "check", "simulate", "view"])
 def test_a_typo_is_shown_with_the_users_lines_only(command: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TYPO)

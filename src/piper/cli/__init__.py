@@ -10,7 +10,6 @@ from piper.cli import check, checkpoint, run, schedule, show, simulate, view
 from piper.errors import PiperError
 
 app = typer.Typer(
-    help="Piper: programmable distributed training for PyTorch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -29,7 +28,13 @@ def options(
         typer.Option("--version", callback=show_version, is_eager=True, help="show the version"),
     ] = False,
 ) -> None:
-    """Piper: programmable distributed training for PyTorch."""
+    """Piper: programmable distributed training for PyTorch.
+
+    Exit codes: 0 if all is well, 1 if the strategy, the script or a file is wrong, 2 for wrong
+    usage. Errors go to stderr. In a file or a pipe, output has no colours and is not cut.
+
+    Examples: piper run train.py -n 4; piper show train.py; piper view train.py --device h200
+    """
 
 
 for command in (run, show, check, schedule, simulate, view, checkpoint):

@@ -52,6 +52,8 @@ def check(
     of plain PyTorch. With --memory, it also fits in the memory of a device, which this machine need
     not have. 1: one of these does not hold. 2: wrong usage. Arguments after TARGET are passed on to
     the script; write `--` before options that are named like these.
+
+    Example: piper check train.py --numerics --memory 80
     """
     refuse_misplaced(numerics, steps=steps, seed=seed, all=every or None)
     if target.suffix in (".json", ".csv"):

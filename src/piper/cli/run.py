@@ -64,7 +64,10 @@ def run(
         bool, typer.Option("--quiet", "-q", help="show what the script prints, and errors only")
     ] = False,
 ) -> None:
-    """Run SCRIPT on N processes. Arguments after it are passed on to it."""
+    """Run SCRIPT on N processes. Arguments after it are passed on to it.
+
+    Example: piper run train.py -n 4 --trace run.json
+    """
     start = launcher(on, share_gpu)
     window = None
     if trace is not None:

@@ -139,6 +139,8 @@ def simulate(
 
     TARGET runs up to its Trainer. Nothing is trained, so models on `meta` may have any size.
     Arguments after TARGET are passed on to it. With --set, all combinations are simulated.
+
+    Example: piper simulate train.py --device h200 --set microbatches=4,8,16
     """
     if profile is not None:
         refuse_two_costs(device, costs)
