@@ -58,9 +58,7 @@ def check(
     refuse_misplaced(numerics, steps=steps, seed=seed, all=every or None)
     if target.suffix in (".json", ".csv"):
         refuse_misplaced(False, numerics=numerics or None, memory=memory)
-        count = len(strategy_of(target))
-        text = f"ok: {amount(count, 'directive')}, readable and consistent"
-        print(as_text(ok=True, directives=count) if as_json else text)
+        check_file(target, as_json)
         return
     try:
         inspected = inspect(target, context.args, memory)
@@ -77,6 +75,12 @@ def check(
             where = getattr(refused, "where", "")
             print(as_text(ok=False, where=where, problems=[asdict(p) for p in refused.problems]))
         raise
+
+
+def check_file(target: Path, as_json: bool) -> None:
+    count = len(strategy_of(target))
+    text = f"ok: {amount(count, 'directive')}, readable and consistent"
+    print(as_text(ok=True, directives=count) if as_json else text)
 
 
 def room_text(inspected: Inspected) -> str:
