@@ -1,5 +1,6 @@
 """What models do besides multiplying matrices: each thing alone, bit by bit as in PyTorch."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -306,6 +307,27 @@ def test_batch_norm_updates_its_buffers() -> None:
     assert captured.model.by_id["PP0"].stateful
     assert not captured.model.by_id["PP1"].stateful
     assert "PP0:buffers" in captured.model.buckets
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(8), nn.BatchNorm2d(8, affine=False)], ids=str)
+def test_batch_norm_without_a_momentum_averages_all_batches(norm: nn.Module) -> None:
+    norm.momentum = None
+    kept = copy.deepcopy(norm).double()
+    x = torch.randn(4, 8, *[3, 2][: 2 * isinstance(norm, nn.BatchNorm2d)]).double()
+
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return (self.norm(x * self.a.weight.mean()) ** 3).mean()
+
+    model = Model(forward, norm=kept).double()
+    captured, weights = capture(model, None, (x,)), state(model)
+    for step in range(3):
+        expected = eager(model, None, (x + step,))
+        found = Interpreter(captured, weights).step((x + step,))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        for name, buffer in model.named_buffers():
+            torch.testing.assert_close(weights[name], buffer, rtol=1e-12, atol=1e-12)
+
+    assert weights["norm.num_batches_tracked"] == 3
 
 
 def test_the_backward_reads_the_old_value_of_an_updated_buffer() -> None:

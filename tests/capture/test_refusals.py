@@ -357,9 +357,71 @@ def test_numbers_drawn_outside_of_torch(draw: Callable[[], float]) -> None:
     def forward(self: Model, x: Tensor) -> Tensor:
         return (self.layer(x) if draw() < 0.5 else x).mean()
 
-    assert refusal(forward) == (
-        "model: its forward draws random numbers from Python or numpy, which a captured step "
-        "would not repeat\n"
-        "  fix: leave layers out with nn.Dropout, or draw in the loader and pass the number with "
-        "the batch"
+    assert refusal(forward) == f"model: {DRAWN}"
+
+
+DRAWN = (
+    "its forward draws random numbers from Python or numpy, which a captured step would not repeat"
+    "\n  fix: draw with torch.rand and keep the decision in tensors, or draw in the loader and "
+    "pass the result with the batch; SpecAugment of Hugging Face models: "
+    "config.apply_spec_augment = False"
+)
+DRAWS: dict[str, Callable[[], float]] = {
+    "random": lambda: random.uniform(0, 1),
+    "integers": lambda: random.randint(0, 1),
+    "numpy": lambda: numpy.random.rand(),
+    "choice": lambda: numpy.random.choice([0, 1]),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_the_line_that_draws_outside_of_torch(draw: Callable[[], float]) -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return (self.layer(x) if draw() < 0.5 else x).mean()
+
+    with pytest.raises(CaptureError) as found:
+        capture(Model(forward), None, (torch.randn(4, 8),))
+
+    line = draw.__code__.co_firstlineno
+    assert str(found.value) == f"test_refusals.py:{line}: {DRAWN}"
+
+
+def test_modules_that_torch_jit_compiled() -> None:
+    class Scripted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = torch.jit.script(nn.Linear(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x).mean()
+
+    with pytest.raises(CaptureError) as found:
+        capture(Scripted(), None, (torch.randn(4, 8),))
+
+    assert str(found.value) == (
+        "module part: torch.jit has compiled it, and a trace cannot see inside\n"
+        "  fix: give the Trainer the module itself, and compiled=True"
     )
+
+
+def test_parameters_that_another_library_divided() -> None:
+    class DTensor(torch.Tensor):
+        """Stands for torch's own, which needs process groups."""
+
+    class Divided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8).as_subclass(DTensor))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.weight).mean()
+
+    with pytest.raises(CaptureError, match="parameter weight: it is a DTensor"):
+        capture(Divided(), None, (torch.randn(4, 8),))
+
+
+def test_sparse_tensors() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.layer.weight.to_sparse(), x.T).mean()
+
+    assert "sparse tensors are not supported" in refusal(forward)

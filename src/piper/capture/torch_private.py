@@ -278,6 +278,11 @@ def is_generator_error(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) and "torch._C.Generator" in str(error)
 
 
+def is_distributed(tensor: Tensor) -> bool:
+    """By the name of the class, as above."""
+    return any(kind.__name__ == "DTensor" for kind in type(tensor).__mro__)
+
+
 def has_effects(graph: fx.Graph) -> bool:
     """Whether it checks values while it runs: then it has an argument that orders the checks."""
     return any(str(node.target).endswith("with_effects") for node in graph.nodes)

@@ -190,7 +190,8 @@ def layer_drop(p: object) -> CaptureError:
         current_line(),
         f"Python decides by a random number ({p}) what to run, which a captured step would repeat "
         "in every step",
-        "set the probability to 0 (layerdrop=0.0), or scale what a layer adds by "
+        "set the probability to 0 (Hugging Face models: config.layerdrop = 0.0, or "
+        "encoder_layerdrop and decoder_layerdrop), or scale what a layer adds by "
         "torch.bernoulli(...) or dropout",
     )
 
@@ -277,11 +278,28 @@ def lazy_parameter(name: str) -> CaptureError:
     )
 
 
-def compiled_module(name: str) -> CaptureError:
+def compiled_module(name: str, by: str = "torch.compile") -> CaptureError:
     return refusal(
         f"module {name}" if name else "model",
-        "torch.compile has compiled it, and a trace cannot see inside",
+        f"{by} has compiled it, and a trace cannot see inside",
         "give the Trainer the module itself, and compiled=True",
+    )
+
+
+def distributed_parameter(name: str) -> CaptureError:
+    return refusal(
+        f"parameter {name}",
+        "it is a DTensor: another library has divided it over devices",
+        "give the Trainer the model before it is parallelized, and divide it in the strategy, "
+        'with Replicate(zero=3) or Shard(what="weights")',
+    )
+
+
+def sparse_tensor(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "sparse tensors are not supported: their sizes in memory differ from batch to batch",
+        "multiply by a dense matrix, or use index_add or scatter_add with indices and values",
     )
 
 
@@ -298,8 +316,9 @@ def drawn_number(where: str = "") -> CaptureError:
         where,
         "its forward draws random numbers from Python or numpy, which a captured step would "
         "not repeat",
-        "leave layers out with nn.Dropout, or draw in the loader and pass the number with the "
-        "batch",
+        "draw with torch.rand and keep the decision in tensors, or draw in the loader and pass the "
+        "result with the batch; SpecAugment of Hugging Face models: "
+        "config.apply_spec_augment = False",
     )
 
 

@@ -4,6 +4,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from piper.capture.torch_private import (
     has_hooks,
     inside_trace,
     is_compiled,
+    is_distributed,
     is_lazy,
     is_transformed,
     is_unfinished,
@@ -37,13 +39,17 @@ def refuse_hooks(model: nn.Module) -> None:
 
 
 def refuse_unready(model: nn.Module) -> None:
-    """What has no shape yet, or is compiled, cannot be traced."""
+    """What has no shape yet, is compiled, or is divided already, cannot be traced."""
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(parameter):
             raise refusals.lazy_parameter(name)
+        if is_distributed(parameter):
+            raise refusals.distributed_parameter(name)
     for name, module in model.named_modules():
         if is_compiled(module):
             raise refusals.compiled_module(name)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise refusals.compiled_module(name, "torch.jit")
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
@@ -84,9 +90,45 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 def no_python_randomness() -> Iterator[None]:
     """Random numbers from Python or numpy would be the same in every step."""
     before = generator_states()
-    yield
+    with refusing_draws():
+        yield
     if generator_states() != before:
         raise refusals.drawn_number()
+
+
+@contextmanager
+def refusing_draws() -> Iterator[None]:
+    """The functions of `random` and `numpy.random` are errors, which know their line."""
+    modules = [random, *filter(None, [sys.modules.get("numpy.random")])]
+    drawn = [(one, name, draw) for one in modules for name, draw in drawing_functions(one)]
+    for module, name, draw in drawn:
+        setattr(module, name, partial(refuse_draw, draw))
+    try:
+        yield
+    finally:
+        for module, name, draw in drawn:
+            setattr(module, name, draw)
+
+
+def drawing_functions(module: Any) -> list[tuple[str, Any]]:
+    """Methods of the module's own generator."""
+    others = ("seed", "getstate", "setstate", "get_state", "set_state", "get_bit_generator")
+    owner = type(getattr(module.random, "__self__", None))
+    return [
+        (name, found)
+        for name, found in vars(module).items()
+        if callable(found)
+        and type(getattr(found, "__self__", None)) is owner
+        and name not in others
+    ]
+
+
+def refuse_draw(draw: Any, *args: Any, **kwargs: Any) -> Any:
+    """Only the model's draws count: torch draws names and seeds of its own."""
+    where = current_line()
+    if where and not is_torchs_own(sys._getframe(1).f_code.co_filename):
+        raise refusals.drawn_number(where)
+    return draw(*args, **kwargs)
 
 
 def generator_states() -> list[Any]:
@@ -117,6 +159,8 @@ def refuse_transforms(graph: fx.Graph) -> None:
     """Some versions of torch trace through a transform, and leave its wrappers in the graph."""
     for node in graph.nodes:
         leaves = pytree.tree_leaves(node.meta.get("val"))
+        if any(isinstance(leaf, Tensor) and leaf.layout != torch.strided for leaf in leaves):
+            raise refusals.sparse_tensor(line(node))
         if any(isinstance(leaf, Tensor) and is_transformed(leaf) for leaf in leaves):
             raise refusals.transformed(line(node))
 
