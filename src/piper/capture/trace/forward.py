@@ -17,7 +17,6 @@ from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
 from piper.capture.trace import functions, refusals, side_effects
-from piper.capture.trace.batch_norm import counted_in_tensors
 from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
@@ -245,7 +244,6 @@ def _tracing(
     """While this is open, the view can be traced, and the model must not change."""
     with ExitStack() as stack:
         stack.enter_context(functions.intercepted())
-        stack.enter_context(counted_in_tensors())
         stack.enter_context(side_effects.unchanged(model))
         stack.enter_context(side_effects.no_python_randomness())
         stack.enter_context(side_effects.no_inference_mode())

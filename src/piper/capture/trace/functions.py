@@ -1,4 +1,4 @@
-"""Python functions whose meaning a trace would lose: checkpoints and autograd.Functions."""
+"""What a trace would lose: checkpoints, autograd.Functions, the counters of batch norms."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointFunction
 
 from piper.capture import torch_private
+from piper.capture.trace.batch_norm import counted_in_tensors
 from piper.capture.trace.custom_functions import called
 
 RECOMPUTE = "piper_recompute"  # the key of a checkpoint's number in a node's meta["custom"]
@@ -33,5 +34,6 @@ def intercepted() -> Iterator[None]:
             return torch_private.apply_function(cls, *args)
         return called(cls, args)
 
-    with torch_private.functions_as(apply), torch_private.checkpoints_as(mark):
+    replaced = torch_private.functions_as(apply)
+    with replaced, torch_private.checkpoints_as(mark), counted_in_tensors():
         yield
