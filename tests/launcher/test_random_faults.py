@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import statistics
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,10 @@ ASKING = 5.0  # seconds until the others know who is gone: Piper's launchers kno
 TORCHRUN = 30.0  # seconds that torchrun gives a process which does not end on SIGTERM
 IN_A_RUN = 5  # faults
 STUCK = ("stop", "hang")
+ROW = re.compile(
+    rf"\w+ +\d  .{{8}}  (?P<fault>{'|'.join(map(re.escape, FAULTS))}) +\d+ +\d +[\d.]+ +(?P<stop>[\d.]+) +(?P<again>\S+) +\S+  "
+    r"(?P<problems>.*)"
+)
 HEAD = "launcher  n  strategy  fault      at step   after   stop  restart  culprit  problems"
 
 
@@ -96,6 +101,8 @@ def longest(case: Case, fault: Fault) -> float:
     """Seconds that the run may take to stop."""
     stuck = fault.kind in STUCK
     found = MOST + (timeout(case.launcher, case.n) if stuck else 0.0)
+    if stuck and fault.step == 0:  # the others wait once they have started too
+        found += timeout(case.launcher, case.n) / 2
     if case.launcher == "torchrun":
         found += ASKING + (TORCHRUN if stuck else 0.0)
     return found
@@ -152,16 +159,15 @@ def table(case: Case, found: Outcome) -> Iterator[str]:
 
 def summary(files: list[str]) -> Iterator[str]:
     """A line for each kind of fault: how many, seconds to stop and to the next step, problems."""
-    rows = [line for file in files for line in Path(file).read_text().splitlines()]
-    found = [one for one in rows if one.startswith(("piper ", "torchrun ", "ray "))]
+    rows = [ROW.match(line) for file in files for line in Path(file).read_text().splitlines()]
     yield "| fault | times | median stop | longest stop | median restart | problems |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for fault in FAULTS:
-        some = [one for one in found if one[23:32].strip() == fault]
-        stops = [float(one[50:55]) for one in some]
-        again = [float(one[57:64]) for one in some if one[57:64].strip() != "-"] or [0.0]
-        bad = sum(one[75:].strip() != "none" for one in some)
-        if some:
+        some = [row for row in rows if row and row["fault"] == fault]
+        stops = [float(row["stop"]) for row in some]
+        again = [float(row["again"]) for row in some if row["again"] != "-"]
+        if stops and again:
+            bad = sum(row["problems"] != "none" for row in some)
             yield (
                 f"| {fault} | {len(some)} | {statistics.median(stops):.1f} s | {max(stops):.1f} s "
                 f"| {statistics.median(again):.1f} s | {bad} |"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing as mp
 import random
 import threading
@@ -28,7 +29,7 @@ from replicas import data
 from torch import nn
 
 from piper import Place, Replicate, Split, Strategy, Trainer, where
-from piper.errors import InputError
+from piper.errors import InputError, PeerLost
 from piper.runtime.checkpoint.folder import kept_in
 from piper.runtime.checkpoint.resume import reader_of
 from piper.runtime.checkpoint.writer import write_pieces
@@ -250,3 +251,39 @@ def test_200_kills_beside_saves_leave_whole_checkpoints(tmp_path: Path) -> None:
     for run in tmp_path.iterdir():
         is_whole(run, found, states)
     found.close()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "piper.runtime.checkpoint.save.complete",  # a peer ended then
+        "piper.runtime.checkpoint.save.finish",
+        "piper.runtime.checkpoint.folder.replace_file",
+        "piper.runtime.checkpoint.folder.remove",
+        "piper.runtime.checkpoint.save.write_new",
+        "piper.runtime.checkpoint.save.share",
+    ],
+)
+def test_a_failure_at_the_end_of_a_save_loses_nothing(
+    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older checkpoint may be gone by then, so the new one must stay."""
+    trainer, folder = alone(), tmp_path / "run"
+    trainer.save(folder)
+    trainer.step(*data()[0])
+    module, _, name = after.rpartition(".")
+    real = getattr(importlib.import_module(module), name)
+
+    def fail(*given: Any) -> None:
+        real(*given)
+        raise PeerLost(0, "a checkpoint", "Connection closed by peer", 1)
+
+    with monkeypatch.context() as patched, pytest.raises(PeerLost):
+        patched.setattr(after, fail)
+        trainer.save(folder)
+    trainer.close()
+
+    again = alone()
+    complete = any(one in after for one in ("complete", "finish", "replace_file", "remove"))
+    assert again.resume(folder) == int(complete)
+    again.close()

@@ -25,6 +25,7 @@ from piper.launcher.rank_assignment import assign_ranks
 from piper.launcher.supervisor import Supervisor, Update
 from piper.names import amount
 
+STORE = "PIPER_STORE"  # the file in which the processes of one host meet
 LOCAL = "local"  # Ray's name for a new cluster on this machine
 PASSED_ON = ("PIPER_", "NCCL_", "GLOO_", "TORCH", "OMP_", "HF_", "PYTHON")
 NOTICE = 20.0  # seconds until Ray reports that a node has died
@@ -60,7 +61,7 @@ def run_on_ray(
     ):
         given = {**passed_on(os.environ), **store, **(extra or {})}
         workers = start(ray, actors, [str(Path(script).absolute()), *arguments], given)
-        return verdict(watch(ray, workers))
+        return verdict(watch(ray, workers, store.get(STORE)))
 
 
 @contextmanager
@@ -70,7 +71,7 @@ def meeting_place(address: str) -> Iterator[Mapping[str, str]]:
         yield {"PIPER_STORE_TOKEN": secrets.token_hex(16)}
         return
     with private_folder("piper-") as folder:
-        yield {"PIPER_STORE": f"{folder}/store"}
+        yield {STORE: f"{folder}/store"}
 
 
 def load() -> Any:
@@ -210,8 +211,11 @@ def start(
     return workers
 
 
-def watch(ray: Any, workers: Sequence[Worker]) -> list[Ended]:
-    """Print their output until all have ended. After a failure, wait a few seconds more."""
+def watch(ray: Any, workers: Sequence[Worker], store: str | None = None) -> list[Ended]:
+    """Print their output until all have ended. After a failure, wait a few seconds more.
+
+    On this machine, the others see beside the store that a process reached its end.
+    """
     asked = {worker.actor.update.remote(): rank for rank, worker in enumerate(workers)}
     ended: list[Ended] = []
     until = float("inf")
@@ -225,6 +229,8 @@ def watch(ray: Any, workers: Sequence[Worker]) -> list[Ended]:
             if update.code is None:
                 asked[workers[rank].actor.update.remote()] = rank
                 continue
+            if store and update.code == 0:
+                Path(store).with_name(f"ended-{rank}").touch()
             why = update.report
             ended.append(Ended(rank, update.code, time.monotonic(), why.reason, why.culprit))
             until = min(until, time.monotonic() + time_after(ended[-1]))

@@ -153,6 +153,14 @@ def finish(part: Path, lock: FolderLock, steps: int, digest: str, keep: Keep) ->
         lock.note()
 
 
+def discard(part: Path) -> None:
+    """Remove a checkpoint that failed. It stays if it is complete already, and a peer ended then:
+    those before it may be gone.
+    """
+    if part.name not in {one.folder for one in kept_in(part.parent)}:
+        remove(part)
+
+
 def remove(folder: Path) -> None:
     """A link in place of a folder is removed, not what it points to."""
     if folder.is_symlink():

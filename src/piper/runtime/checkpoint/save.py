@@ -13,7 +13,7 @@ from typing import Any
 from piper.runtime.checkpoint.copies import copied
 from piper.runtime.checkpoint.description import Contents, contents_of
 from piper.runtime.checkpoint.files import digest_of, write_new
-from piper.runtime.checkpoint.folder import Keep, begin, finish, refuse_foreign, remove
+from piper.runtime.checkpoint.folder import Keep, begin, discard, finish, refuse_foreign, remove
 from piper.runtime.checkpoint.index import (
     INDEX,
     Described,
@@ -115,7 +115,7 @@ def write(peers: Peers, part: Path, lock: FolderLock | None, given: Snapshot, ke
         peers.on_first(lambda: complete(part, lock, given.run, everyone, keep))
     except BaseException:
         if peers.rank == 0:
-            remove(part)
+            discard(part)
         raise
 
 
