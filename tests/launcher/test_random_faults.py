@@ -29,9 +29,10 @@ ASKING = 5.0  # seconds until the others know who is gone: Piper's launchers kno
 TORCHRUN = 30.0  # seconds that torchrun gives a process which does not end on SIGTERM
 IN_A_RUN = 5  # faults
 STUCK = ("stop", "hang")
+KINDS = "|".join(map(re.escape, FAULTS))
 ROW = re.compile(
-    rf"\w+ +\d  .{{8}}  (?P<fault>{'|'.join(map(re.escape, FAULTS))}) +\d+ +\d +[\d.]+ +(?P<stop>[\d.]+) +(?P<again>\S+) +\S+  "
-    r"(?P<problems>.*)"
+    rf"\w+ +\d  .{{8}}  (?P<fault>{KINDS}) +\d+ +\d +[\d.]+ +(?P<stop>[\d.]+) +(?P<again>\S+) "
+    r"+\S+  (?P<problems>.*)"
 )
 HEAD = "launcher  n  strategy  fault      at step   after   stop  restart  culprit  problems"
 
