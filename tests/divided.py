@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from piper.ir.model import Bucket, Model, Parameter, Region
 from piper.ir.placements import (
@@ -28,12 +29,15 @@ KINDS = {"tp": TENSOR_PARALLEL, "sp": SEQUENCE_PARALLEL, "cp": ULYSSES, "others"
 Steps = Sequence[tuple[Placement, Placement]]
 
 
-def divided_chain(stages: int = 1, ways: int = 2, steps: Steps = TENSOR_PARALLEL) -> Model:
+def divided_chain(
+    stages: int = 1, ways: int = 2, steps: Steps = TENSOR_PARALLEL, both: bool = False
+) -> Model:
     """In every stage a piece, then for each step a conversion and another piece.
 
-    A piece also reads what the piece before it has written, where that is placed alike.
+    A piece also reads what the piece before it has written, where that is placed alike. `both`:
+    tokens and weights are divided, over `ways` devices each; conversions are along each in turn.
     """
-    sketch = DividedChain(ways, steps)
+    sketch = DividedChain(ways, steps, both)
     for stage in range(stages):
         sketch.stage(stage, last=stage == stages - 1)
     return Model(
@@ -48,6 +52,7 @@ class DividedChain:
 
     ways: int
     steps: Steps
+    both: bool = False
     regions: list[Region] = field(default_factory=list)
     values: dict[ValueId, Value] = field(default_factory=dict)
     buckets: dict[BucketId, Bucket] = field(default_factory=dict)
@@ -70,15 +75,18 @@ class DividedChain:
         rank = [self.value("rank", None, Role.RANK)] if number == 1 else []
         out = ValueId("loss") if last else ValueId(f"h{stage}.{number}")
         self.values[out] = Value((TensorSpec(()) if last else self.local(placement),))
-        buckets = [self.bucket(name, kind) for kind in (Cut(1), Replicated(), Invariant())]
+        tokens = (Replicated(), Invariant()) if self.both else (Invariant(),)
+        kinds = product(tokens, (Cut(1), Replicated(), Invariant()))
+        buckets = [self.bucket(name, *kind) for kind in kinds]
         inputs = (*acts, *rank)
         self.regions.append(
             Region(
-                id=name, tags=(("PP", stage),), run=self.run(), code="piece", ways=self.ways,
+                id=name, tags=(("PP", stage),), run=self.run(), code="piece", axes=self.axes,
                 inputs=inputs, outputs=(out,), buckets=tuple(buckets), input_grads=grads,
                 output_grads=(0,), backward_inputs=tuple(range(len(inputs))),
-                backward_buckets=(0, 1, 2), saved=(self.local(placement),), weight_inputs=(0,),
-                weight_output_grads=(0,), carry=(self.local(placement),),
+                backward_buckets=tuple(range(len(buckets))),
+                saved=(self.local(placement),), weight_inputs=(0,), weight_output_grads=(0,),
+                carry=(self.local(placement),),
                 flops={F: 1e9, B: 2e9, BI: 1e9, BW: 1e9},
             )
         )  # fmt: skip
@@ -90,11 +98,16 @@ class DividedChain:
         self.regions.append(
             Region(
                 id=RegionId(f"{value}:convert"), tags=(("PP", stage),), run=self.run(),
-                code="convert", ways=self.ways, inputs=(value,), outputs=(out,),
+                code="convert", axes=self.axes, inputs=(value,), outputs=(out,),
                 input_grads=(0,), output_grads=(0,), conversion=Conversion(source, target),
+                axis=self.runs // 2 % len(self.axes),
             )
         )  # fmt: skip
         return out
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return (self.ways,) * (1 + self.both) if self.ways > 1 else ()
 
     def run(self) -> int:
         self.runs += 1
@@ -108,8 +121,9 @@ class DividedChain:
     def local(self, placement: Placement) -> TensorSpec:
         return TensorSpec(local_shape(WHOLE, placement, self.ways))
 
-    def bucket(self, region: RegionId, placement: Placement) -> BucketId:
-        name = BucketId(f"{region}.{type(placement).__name__.lower()}")
-        parameter = Parameter(f"{name}.weight", TensorSpec((4, 4)), placement)
+    def bucket(self, region: RegionId, tokens: Placement, placement: Placement) -> BucketId:
+        kind = f"{type(tokens).__name__.lower()}-" if self.both else ""
+        name = BucketId(f"{region}.{kind}{type(placement).__name__.lower()}")
+        parameter = Parameter(f"{name}.weight", TensorSpec((4, 4)), placement, tokens)
         self.buckets[name] = Bucket(name, (parameter,))
         return name

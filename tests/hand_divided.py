@@ -83,7 +83,7 @@ class Divided:
         self.regions.append(
             Region(
                 id=RegionId(name), tags=(("PP", stage),), run=self.run(stage), code=name,
-                ways=self.ways, inputs=tuple(map(ValueId, inputs)),
+                axes=self.axes, inputs=tuple(map(ValueId, inputs)),
                 outputs=tuple(map(ValueId, piece.outputs)), buckets=tuple(mine), input_grads=grads,
                 output_grads=tuple(range(len(piece.outputs))), backward_inputs=every,
                 backward_buckets=some, carry=carry, flops=dict.fromkeys((F, B, BI, BW), 1e6),
@@ -105,11 +105,15 @@ class Divided:
         self.regions.append(
             Region(
                 id=RegionId(f"{value}:convert"), tags=(("PP", stage),), run=self.run(stage),
-                code="", ways=self.ways, inputs=(ValueId(value),), outputs=(ValueId(out),),
+                code="", axes=self.axes, inputs=(ValueId(value),), outputs=(ValueId(out),),
                 input_grads=(0,), output_grads=(0,), conversion=Conversion(source, target),
             )
         )  # fmt: skip
         return out
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return (self.ways,) if self.ways > 1 else ()
 
     def run(self, stage: int) -> int:
         self.runs[stage] = self.runs.get(stage, -1) + 1

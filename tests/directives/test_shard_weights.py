@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Any
 
 import pytest
 from divided import KINDS, divided_chain
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
+from piper.errors import DirectiveError
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.ir.nodes import Collective, Redistribute, Totals
@@ -129,6 +132,86 @@ def test_loss_and_norm_count_everything_once(kind: str, groups: list, zero: int)
     whole = [grad for _, one in totals for grad in one.grads if "invariant" in grad]
     pieces = [grad for _, one in totals for grad in one.grads if "cut" in grad]
     assert len(pieces) == len(whole) * len(groups[0])
+
+
+GRIDS = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])  # rows and columns
+
+
+def by_both(zero: int | None, weights: int = 0) -> Compiled:
+    """By weights along rows or columns of a grid, and by tokens along the others."""
+    keep = () if zero is None else (Replicate(where(), [0, 1, 2, 3], zero=zero),)
+    shards = (
+        Shard(where(), GRIDS[weights], what="weights"),
+        Shard(where(), GRIDS[1 - weights], what="tokens"),
+    )
+    program = [Place(where(), [0, 1, 2, 3]), *keep, *shards, Split("MB", 2)]
+    return compiled(program, divided_chain(both=True))
+
+
+def test_conversions_go_along_the_axis_of_their_division() -> None:
+    found = by_both(zero=None, weights=1)
+
+    groups = {(node.stream, node.groups) for node in messages(found)}
+    assert groups == {("cp", ((0, 1), (2, 3))), ("tp", ((0, 2), (1, 3)))}
+
+
+def test_gradients_are_added_up_along_the_axes_where_they_are_parts() -> None:
+    found = by_both(zero=None)
+
+    groups = {
+        node.writes[0].rpartition(".")[2]: node.groups
+        for node in found.dag.nodes.values()
+        if isinstance(node, Collective)
+    }
+    rows, columns = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+    assert groups == {
+        "replicated-cut": columns, "replicated-invariant": columns, "invariant-replicated": rows,
+        "replicated-replicated": ((0, 1, 2, 3),),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [0, 1])
+@pytest.mark.parametrize("zero", [None, 0])
+def test_loss_and_norm_count_everything_once_along_both_axes(
+    zero: int | None, weights: int
+) -> None:
+    found = by_both(zero, weights)
+
+    totals = [
+        (plan.device, one) for plan in found.plans for one in plan.instructions
+        if isinstance(one, Total)
+    ]  # fmt: skip
+    counted = Counter(
+        re.findall(r"[a-z]+-[a-z]+", grad)[0] for _, one in totals for grad in one.grads
+    )
+    assert {device for device, one in totals if one.losses} == {0}
+    assert counted == {
+        f"{tokens}-{kind}": 3 * (2 if kind == "cut" else 1)
+        for tokens in ("replicated", "invariant")
+        for kind in ("cut", "replicated", "invariant")
+    }
+
+
+def test_groups_that_are_not_a_grid_are_refused() -> None:
+    rows = Shard(where(), [[0, 1], [2, 3]], what="weights")
+    program = [Place(where(), [0, 1, 2, 3]), rows, Shard(where(), [0, 1, 2, 3], what="tokens")]
+
+    with pytest.raises(DirectiveError) as refused:
+        compiled(program, divided_chain(both=True))
+
+    assert str(refused.value) == (
+        "shard (directive 3 of 3): PP0.0 is divided by tokens over [[0, 1, 2, 3]] and by weights "
+        "over [[0, 1], [2, 3]], which are not a grid\n"
+        "  fix: let the groups be rows and columns of one grid of devices, such as [[0, 2], "
+        "[1, 3]] for tokens and [[0, 1], [2, 3]] for weights"
+    )
+
+
+def test_tokens_are_divided_once() -> None:
+    again = [Shard(where(), [[0, 1], [2, 3]], what="tokens")] * 2
+
+    with pytest.raises(DirectiveError, match="PP0.0 is already sharded"):
+        compiled([Place(where(), [0, 1, 2, 3]), *again], divided_chain())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -96,7 +96,7 @@ def experts_among_weights() -> Dag:
 
 def cut_and_used_whole() -> Dag:
     model = divided_chain()
-    last = replace(model.regions[-1], buckets=model.regions[0].buckets, ways=1)
+    last = replace(model.regions[-1], buckets=model.regions[0].buckets, axes=())
     return training_dag(replace(model, regions=(*model.regions[:-1], last)))
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from piper import Place, Replicate, Shard, Split, Stage, Strategy, annotate, strategies, where
-from piper.errors import DirectiveError, InputError, PassError, StrategyError
+from piper.errors import DirectiveError, InputError, PassError
 from piper.ir.placements import Cut
 from piper.job.batch import Batch
 from piper.job.division import division_requests, feeds_of, refuse_compiled
@@ -195,9 +195,42 @@ def test_groups_without_replicate_are_refused() -> None:
         run(Strategy([*program, Split("MB", 2)]))
 
 
-def test_builders_divide_in_one_way() -> None:
-    with pytest.raises(StrategyError, match="divide the same stages"):
-        strategies.one_f_one_b(pp=1, microbatches=2, dp=2, tp=2, cp=2)
+BOTH = [pytest.param(n, marks=pytest.mark.soak) if n != "dualpipev" else n for n in STRATEGIES]
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_tokens_and_weights_are_divided_together(name: str) -> None:
+    agree(run(STRATEGIES[name](tp=2, cp=2)))
+
+
+def by_both(weights: list[list[int]], tokens: list[list[int]], layer: int | None = None) -> list:
+    """Everything is divided twice, or one layer."""
+    here = where() if layer is None else where(L=layer)
+    shards = Shard(here, weights, what="weights"), Shard(here, tokens, what="tokens")
+    return [Place(where(), [0, 1, 2, 3]), *shards, Split("MB", 4)]
+
+
+@pytest.mark.soak
+def test_the_devices_of_a_grid_may_be_counted_either_way() -> None:
+    agree(run(Strategy(by_both(tokens=[[0, 1], [2, 3]], weights=[[0, 2], [1, 3]]))))
+
+
+@pytest.mark.soak
+def test_one_layer_is_divided_twice_and_the_others_are_whole() -> None:
+    agree(run(Strategy(by_both([[0, 1], [2, 3]], [[0, 2], [1, 3]], layer=1))))
+
+
+def test_regions_that_are_divided_twice_beside_others_divided_once_are_refused() -> None:
+    once = Shard(where(L=0), [0, 1, 2, 3], what="weights")
+    program = by_both([[0, 1], [2, 3]], [[0, 2], [1, 3]], layer=1)
+
+    with pytest.raises(DirectiveError) as refused:
+        run(Strategy([*program[:-1], once, program[-1]]))
+
+    assert str(refused.value) == (
+        "shard: L0 is divided in another way than regions that have two `Shard`s\n"
+        "  fix: divide all of them by tokens and by weights alike, or leave some whole"
+    )
 
 
 def test_a_device_holds_its_part_of_every_matrix() -> None:

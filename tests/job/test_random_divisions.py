@@ -48,7 +48,8 @@ def built(draw: Random, **more: int) -> Strategy:
     parts = 4 // dp // (2 if both else 1)
     if both and parts < 2:
         dp, parts = 1, 2
-    parallel = {draw.choice(["tp", "cp"]): draw.choice([2, 2, 4])}
+    one = {draw.choice(["tp", "cp"]): draw.choice([2, 2, 4])}
+    parallel = draw.choice([one, {"tp": 2, "cp": 2}])
     return builder(
         pp=pp, microbatches=parts, dp=dp, remat=draw.random() < 0.3, ahead=draw.choice(AHEAD),
         **parallel, **more, **options(draw),

@@ -47,7 +47,21 @@ def programs() -> tuple[Compiled, ...]:
                 program.append(Order(slots))
             model = divided_chain(stages, steps=KINDS[kind])
             made.append(compile_strategy(model, program, clip=bool(number % 2)))
+        made.append(by_both(kind, zero=number % 4))
     return tuple(made)
+
+
+def by_both(kind: str, zero: int) -> Compiled:
+    """By tokens and by weights, in two replicas."""
+    devices = list(range(8))
+    program = [
+        Place(where(), devices),
+        Replicate(where(), devices, zero=zero),
+        Shard(where(), [[0, 1], [2, 3], [4, 5], [6, 7]], what="weights"),
+        Shard(where(), [[0, 2], [1, 3], [4, 6], [5, 7]], what="tokens"),
+        Split("MB", 2),
+    ]
+    return compile_strategy(divided_chain(steps=KINDS[kind], both=True), program, clip=True)
 
 
 def dropped(plans: Plans, random: Random) -> Plans | None:

@@ -20,7 +20,7 @@ from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute
-from piper.ir.sharding import Contract, Sharding, contract
+from piper.ir.sharding import Contract, Division, Sharding, contract
 from piper.names import RegionId, amount
 
 What = Literal["experts", "weights", "tokens"]
@@ -90,11 +90,12 @@ class Shard(Directive):
         require_whole_regions(dag, self.filter, f"{self.what} serve")
         self.require_placed_here(nodes)
         regions = dict.fromkeys(node.region for node in nodes)
-        require_not_sharded(regions, dag.shardings if self.what == "experts" else dag.divisions)
         more = dict.fromkeys(regions, self.sharding) if self.sharding.ways > 1 else {}
         if self.what != "experts":
-            dense = {region: how for region, how in more.items() if region not in dag.shardings}
-            return dag.known_to(replace(dag, divisions={**dag.divisions, **dense}))
+            dense = [region for region in more if region not in dag.shardings]
+            divided = {region: self.divided(region, dag.divisions.get(region)) for region in dense}
+            return dag.known_to(replace(dag, divisions={**dag.divisions, **divided}))
+        require_not_sharded(regions, dag.shardings)
         for region in regions:
             self.require_experts(dag, region)
         rest = {region: how for region, how in dag.divisions.items() if region not in more}
@@ -107,6 +108,22 @@ class Shard(Directive):
                 what = f"{node.region} is placed on devices {list(node.devices)}, not on {mine}"
                 fix = f"write devices={list(node.devices)}, or groups of them"
                 raise Refused(Problem(what, fix))
+
+    def divided(self, region: RegionId, known: Division | None) -> Division:
+        """By tokens and by weights, if it is divided by the other already."""
+        known = known or Division()
+        if getattr(known, self.what) is not None:
+            require_not_sharded([region], [region])
+        found = replace(known, **{self.what: self.sharding})
+        if not found.is_grid:
+            tokens, weights = ([list(group) for group in axis.groups] for axis in found.axes)
+            what = f"{region} is divided by tokens over {tokens} and by weights over {weights}"
+            fix = (
+                "let the groups be rows and columns of one grid of devices, such as [[0, 2], "
+                "[1, 3]] for tokens and [[0, 1], [2, 3]] for weights"
+            )
+            raise Refused(Problem(f"{what}, which are not a grid", fix))
+        return found
 
     def require_experts(self, dag: Dag, region: RegionId) -> None:
         found = contract(dag.model, dag.model.by_id[region])

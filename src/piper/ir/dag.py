@@ -18,10 +18,10 @@ from piper.ir.model import Model
 from piper.ir.naming import replica_buffer
 from piper.ir.nodes import Compute, Node, Precedence, Transfer
 from piper.ir.origins import Origins
-from piper.ir.placements import Cut, Replicated
+from piper.ir.placements import Cut, Invariant, Placement
 from piper.ir.replicas import Replicas, distinct, replicas
 from piper.ir.residency import Residency
-from piper.ir.sharding import Sharding, Shardings, held_specs, sharding_of
+from piper.ir.sharding import Division, Sharding, Shardings, held_specs, sharding_of
 from piper.ir.values import LOADED, PER_DEVICE, TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId
 
@@ -50,7 +50,8 @@ class Dag:
     residencies: Mapping[BucketId, Residency] = field(default_factory=dict)
     replicated: tuple[RegionId, ...] = ()  # by `Replicate`
     shardings: Shardings = field(default_factory=dict)  # how experts are divided
-    divisions: Shardings = field(default_factory=dict)  # how all other regions are divided
+    # How other regions are divided, by tokens or weights.
+    divisions: Mapping[RegionId, Division] = field(default_factory=dict)
     offloads: Mapping[tuple[Offloaded, RegionId], HostCopies] = field(default_factory=dict)
     streams: tuple[Share, ...] = ()  # SMs and priorities, by `Stream`; others use the rest
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
@@ -198,23 +199,41 @@ class Dag:
 
     def pieces(self, bucket: BucketId) -> Sharding | None:
         """Which devices hold different pieces of a bucket: experts, or cut parameters."""
-        if self.divisions and self.model.buckets[bucket].placement is Cut:
-            return self.divisions.get(self.model.first_uses[bucket])
-        return sharding_of(self.model, self.shardings, bucket)
+        if not self.divisions or self.model.buckets[bucket].placement is not Cut:
+            return sharding_of(self.model, self.shardings, bucket)
+        users = (region.id for region in self.model.regions if bucket in region.buckets)
+        axes = [self.divisions[user].axes[-1] for user in users if user in self.divisions]
+        groups = dict.fromkeys(group for axis in axes for group in axis.groups)
+        return replace(axes[0], groups=tuple(groups)) if axes else None
 
     def holding(self, bucket: BucketId) -> Sharding | None:
         """Who adds up gradients of a bucket: devices with the same share of it.
 
-        Devices that divide a region give the same gradient of what is whole (Invariant), or parts
-        of it (Replicated); these add up all.
+        Devices along an axis of a division give the same gradient of what is whole (Invariant), or
+        parts of it (Replicated); these add up all.
         """
-        kind = self.model.buckets[bucket].placement
-        if not self.divisions or kind is Replicated:
+        if not self.divisions or self.model.first_uses[bucket] in self.shardings:
             return self.pieces(bucket)
-        home = self.model.first_uses[bucket]
-        if home in self.divisions:
-            return self.divisions[home]
-        return Sharding(groups=self.replicas.groups(self.places[home]), stream="")
+        return self._along(bucket, (Invariant, Cut))
+
+    def repeating(self, bucket: BucketId) -> Sharding | None:
+        """Which devices of a team give the same gradient of a bucket."""
+        if not self.divisions or self.model.first_uses[bucket] in self.shardings:
+            return None
+        return self._along(bucket, (Invariant,))
+
+    def _along(self, bucket: BucketId, kinds: tuple[type[Placement], ...]) -> Sharding | None:
+        """Groups along those axes of the bucket's division along which it is placed so."""
+        home, used = self.model.first_uses[bucket], self.model.buckets[bucket]
+        division = self.divisions.get(home)
+        if division is None:  # all devices of a team compute it alike
+            whole = Sharding(groups=self.replicas.groups(self.places[home]), stream="")
+            return whole if used.placement in kinds else None
+        placed = used.along(len(division.axes))
+        found = [axis for axis, kind in zip(division.axes, placed, strict=True) if kind in kinds]
+        if len(found) == len(division.axes):
+            return Sharding(groups=division.groups, stream=found[0].stream)
+        return found[0] if found else None
 
     def held(self, bucket: BucketId) -> tuple[TensorSpec, ...]:
         """What a device holds of a bucket before ZeRO: all of it, or its share of the experts."""

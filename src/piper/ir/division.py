@@ -12,6 +12,15 @@ from piper.names import RegionId
 What = Literal["weights", "tokens", "experts"]
 
 
+@dataclass(frozen=True, slots=True)
+class TeamAxis:
+    """Where devices are in a team that divides regions by tokens and by weights."""
+
+    number: int = 0  # 0: tokens, 1: weights
+    team: int | None = None  # devices of a team; None: there is only one axis
+    stride: int = 1  # from one device to the next
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivisionRequest:
     """Regions of the undivided model that `ways` devices compute together.
@@ -23,4 +32,5 @@ class DivisionRequest:
     regions: tuple[RegionId, ...]
     ways: int
     what: What
+    axis: TeamAxis = TeamAxis()
     seeds: Mapping[str, Placement] = field(default_factory=dict)  # parameters fixed by name

@@ -6,6 +6,7 @@ Pure data: tests and benchmarks build models of any size without torch.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 
 from piper.ir.placements import Conversion, Cut, Invariant, Placement, local_shape
 from piper.ir.remat_policy import Recomputation, RematPolicy
@@ -22,6 +23,7 @@ class Parameter:
     name: str
     spec: TensorSpec  # of the whole parameter, also where a device holds a piece of it
     placement: Placement = Invariant()  # on the devices that divide its regions
+    by_tokens: Placement = Invariant()  # if these divide weights: on those that divide tokens, too
 
     def local(self, ways: int) -> TensorSpec:
         """What one of `ways` devices holds."""
@@ -65,6 +67,11 @@ class Bucket:
         """The kind of placement that all its parameters have."""
         return type(self.parameters[0].placement) if self.parameters else Invariant
 
+    def along(self, axes: int) -> tuple[type[Placement], ...]:
+        """The kinds of placements along the axes of a division."""
+        tokens = type(self.parameters[0].by_tokens) if self.parameters else Invariant
+        return (tokens, self.placement)[-axes:]
+
     @property
     def cuts(self) -> tuple[tuple[int, int], ...]:
         """Dimension and blocks of each parameter, if these are cut."""
@@ -106,10 +113,16 @@ class Region:
     recomputes: Recomputation | None = None  # the backward recomputes the forward
     # What it becomes under `Remat`, by what that keeps: capture makes those that a strategy names.
     recomputed: Mapping[RematPolicy, "Region"] = field(default_factory=dict)
-    ways: int = 1  # over how many devices it is divided; each runs these graphs on its part
-    conversion: Conversion | None = None  # its passes are messages between those devices
+    # Over how many devices it is divided, along each axis; each runs these graphs on its part.
+    axes: tuple[int, ...] = ()
+    conversion: Conversion | None = None  # its passes are messages between devices
+    axis: int = 0  # along which they are
     rows: int | None = None  # of the microbatches that it is for, where these differ in size
     twin: RegionId | None = None  # the same for the microbatches of the first size, if it is not
+
+    @property
+    def ways(self) -> int:
+        return prod(self.axes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +175,10 @@ class Model:
         divided."""
         found = self.buckets[bucket]
         user = self.first_uses.get(bucket)
-        ways = self.by_id[user].ways if user else 1
-        if ways == 1 or found.placement is not Cut:
+        axes = self.by_id[user].axes if user else ()
+        if not axes or found.placement is not Cut:
             return found.specs
-        return tuple(parameter.local(ways) for parameter in found.parameters)
+        return tuple(parameter.local(axes[-1]) for parameter in found.parameters)
 
     def trained(self, region: Region) -> tuple[BucketId, ...]:
         """The buckets that get gradients from the region's backward."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import chain
 from typing import Any
 
 from piper.errors import Problem, Refused
@@ -86,6 +87,13 @@ def devices_of(shown: str) -> tuple[Device, ...]:
 
 def groups_of(shown: str) -> Groups:
     return tuple(map(devices_of, re.findall(LIST, shown)))
+
+
+def meeting(where: Found) -> dict[str, Any]:
+    groups = groups_of(where["groups"])
+    flat = tuple(chain.from_iterable(groups))
+    devices = devices_of(where["replicas"]) if where["replicas"] else flat
+    return {"groups": groups, "devices": devices, "stream": where["stream"]}
 
 
 def tags_of(where: Found) -> tuple[tuple[str, int], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, get_type_hints
 
@@ -40,6 +40,7 @@ from piper.ir.notation import (
     groups_of,
     ids_of,
     maker_of,
+    meeting,
     message_of,
     pairs,
     share_of,
@@ -50,7 +51,7 @@ from piper.ir.notation import (
 )
 from piper.ir.placements import Step
 from piper.ir.residency import Residency
-from piper.ir.sharding import Sharding
+from piper.ir.sharding import Division, Sharding
 from piper.ir.text import STREAM, describe
 from piper.ir.training import step_values
 from piper.ir.values import ITEM_BYTES, Role, TensorSpec, Value
@@ -89,7 +90,7 @@ class Reader:
     streams: tuple[Share, ...] = ()
     replicated: tuple[RegionId, ...] = ()
     shardings: dict[RegionId, Sharding] = field(default_factory=dict)
-    divisions: dict[RegionId, Sharding] = field(default_factory=dict)
+    divisions: dict[RegionId, Division] = field(default_factory=dict)
     residencies: dict[BucketId, Residency] = field(default_factory=dict)
     offloads: dict[tuple[Offloaded, RegionId], HostCopies] = field(default_factory=dict)
 
@@ -124,8 +125,11 @@ class Reader:
     def take_experts(self, found: Found) -> None:
         self.known([found["region"]], self.model.by_id, "region")
         cut = Sharding(groups=groups_of(found["groups"]), stream=found["stream"])
-        table = self.shardings if found["what"] == "experts" else self.divisions
-        table[RegionId(found["region"])] = cut
+        region, what = RegionId(found["region"]), found["what"]
+        if what == "experts":
+            self.shardings[region] = cut
+        else:
+            self.divisions[region] = replace(self.divisions.get(region, Division()), **{what: cut})
 
     def take_buckets(self, found: Found) -> None:
         words = self.settings(found["rest"], Residency)
@@ -348,13 +352,6 @@ class Builder:
         return self.values[bundle].specs
 
 
-def meeting(where: Found) -> dict[str, Any]:
-    groups = groups_of(where["groups"])
-    flat = tuple(chain.from_iterable(groups))
-    devices = devices_of(where["replicas"]) if where["replicas"] else flat
-    return {"groups": groups, "devices": devices, "stream": where["stream"]}
-
-
 MAKER = r"  # (?P<maker>.+)"
 FORMS: tuple[tuple[re.Pattern[str], Callable[[Reader, Found], None]], ...] = tuple(
     (re.compile(form), keep)
@@ -367,7 +364,7 @@ FORMS: tuple[tuple[re.Pattern[str], Callable[[Reader, Found], None]], ...] = tup
         (r"streams: (?P<streams>.+)", Reader.take_streams),
         (r"replicated: (?P<names>.+)", Reader.take_replicated),
         (
-            rf"(?P<what>experts|divided) (?P<region>.+) on "
+            rf"(?P<what>experts|tokens|weights) (?P<region>.+) on "
             rf"(?P<groups>{LIST}(?: {LIST})*) \[(?P<stream>[^\[\]]*)\]",
             Reader.take_experts,
         ),

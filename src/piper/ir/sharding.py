@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import prod
 
 from piper.errors import Problem
 from piper.ir.model import Bucket, Model, Region
@@ -38,6 +39,68 @@ class Sharding:
     def share(self, device: Device) -> int:
         """The index of the share that a device holds."""
         return next(group.index(device) for group in self.groups if device in group)
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How devices divide a region: by tokens, by weights, or by tokens and each part by weights.
+
+    The devices that divide a region together are a team. With two axes, a team is a grid.
+    """
+
+    tokens: Sharding | None = None
+    weights: Sharding | None = None
+
+    @property
+    def axes(self) -> tuple[Sharding, ...]:
+        return tuple(axis for axis in (self.tokens, self.weights) if axis is not None)
+
+    @property
+    def ways(self) -> int:
+        return prod(axis.ways for axis in self.axes)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(chain.from_iterable(self.groups))
+
+    @property
+    def groups(self) -> tuple[tuple[Device, ...], ...]:
+        """The teams.
+
+        >>> tokens = Sharding(groups=((0, 2), (1, 3)), stream="cp")
+        >>> Division(tokens, Sharding(groups=((0, 1), (2, 3)), stream="tp")).groups
+        ((0, 1, 2, 3),)
+        """
+        if len(self.axes) == 1:
+            return self.axes[0].groups
+        rows = {device: group for group in self.axes[1].groups for device in group}
+        teams = (chain.from_iterable(rows.get(d, (d,)) for d in one) for one in self.axes[0].groups)
+        return tuple(dict.fromkeys(tuple(sorted(team)) for team in teams))
+
+    def stride(self, axis: int) -> int:
+        """How far apart two neighbours along an axis are in their team."""
+        first, second = self.axes[axis].groups[0][:2]
+        team = next(team for team in self.groups if first in team)
+        return team.index(second) - team.index(first)
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether the groups along one axis are rows of each team, and along the other, columns."""
+        if len(self.axes) == 1:
+            return True
+        if any(len(team) != self.ways for team in self.groups):
+            return False
+        one, other = self.axes
+        return any(
+            set(a.groups) == set(self._rows(a.ways)) and set(b.groups) == set(self._columns(a.ways))
+            for a, b in ((one, other), (other, one))
+        )
+
+    def _rows(self, length: int) -> Iterator[tuple[Device, ...]]:
+        return (t[k : k + length] for t in self.groups for k in range(0, len(t), length))
+
+    def _columns(self, length: int) -> Iterator[tuple[Device, ...]]:
+        return (team[k::length] for team in self.groups for k in range(length))
 
 
 @dataclass(frozen=True, slots=True)

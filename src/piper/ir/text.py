@@ -138,8 +138,10 @@ def settings(dag: Dag) -> Iterator[str]:
         yield f"replicated: {', '.join(dag.replicated)}"
     for region, cut in dag.shardings.items():
         yield f"experts {region} on {groups(cut.groups)} [{cut.stream}]"
-    for region, cut in dag.divisions.items():
-        yield f"divided {region} on {groups(cut.groups)} [{cut.stream}]"
+    for region, division in dag.divisions.items():
+        for what, axis in (("tokens", division.tokens), ("weights", division.weights)):
+            if axis is not None:
+                yield f"{what} {region} on {groups(axis.groups)} [{axis.stream}]"
     yield from offloads(dag)
     shared: dict[Residency, list[BucketId]] = {}
     for bucket, how in dag.residencies.items():

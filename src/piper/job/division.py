@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from piper.directives import Directive, Place, Shard, apply
 from piper.directives.remat import policies_of
 from piper.errors import DirectiveError, InputError, Problem
-from piper.ir.division import DivisionRequest
+from piper.ir.division import DivisionRequest, TeamAxis
 from piper.ir.model import Model, Parameter
 from piper.ir.placements import Cut, Placement
 from piper.ir.replicas import Replicas, replicas
+from piper.ir.sharding import Division
 from piper.ir.training import training_dag
 from piper.names import RegionId
 
@@ -43,13 +44,36 @@ def division_requests(model: Model, program: Sequence[Directive]) -> tuple[Divis
         return ()
     found: dict[tuple[int, str, str], DivisionRequest] = {}
     model = recomputed_as_they_are(model, program)
+    last = max(number for number, one in enumerate(program) if isinstance(one, Shard))
+    dag = apply(program, training_dag(model), upto=last + 1)
     for number, directive in enumerate(program):
         if is_dense(directive):
             new = request_of(model, program, number)
             key = new.ways, new.what, repr(new.seeds)
             known = found.get(key, replace(new, regions=()))
             found[key] = replace(known, regions=(*known.regions, *new.regions))
-    return with_experts(model, program, tuple(found.values()))
+    axes = axes_of(dag.divisions)
+    dense = [replace(one, axis=axes.get(one.what, TeamAxis())) for one in found.values()]
+    return with_experts(tuple(dag.shardings), dense)
+
+
+def axes_of(divisions: Mapping[RegionId, Division]) -> dict[str, TeamAxis]:
+    """Where tokens and weights lie in a team of devices, if any region is divided by both."""
+    both = next((how for how in divisions.values() if len(how.axes) > 1), None)
+    if both is None:
+        return {}
+    wanted = axes_in_team(both)
+    for region, how in divisions.items():
+        if len(how.axes) == 1 or axes_in_team(how) != wanted:
+            what = f"{region} is divided in another way than regions that have two `Shard`s"
+            fix = "divide all of them by tokens and by weights alike, or leave some whole"
+            raise DirectiveError("shard", Problem(what, fix))
+    return wanted
+
+
+def axes_in_team(how: Division) -> dict[str, TeamAxis]:
+    names = ("tokens", "weights")
+    return {what: TeamAxis(k, how.ways, how.stride(k)) for k, what in enumerate(names)}
 
 
 def refuse_compiled(compiled: bool, device: str) -> None:
@@ -70,18 +94,14 @@ def recomputed_as_they_are(model: Model, program: Sequence[Directive]) -> Model:
 
 
 def with_experts(
-    model: Model, program: Sequence[Directive], dense: tuple[DivisionRequest, ...]
+    experts: tuple[RegionId, ...], dense: Sequence[DivisionRequest]
 ) -> tuple[DivisionRequest, ...]:
     """Regions that are sharded by experts are not divided otherwise."""
-    if not any(isinstance(d, Shard) and not is_dense(d) for d in program):
-        return dense
-    last = max(number for number, one in enumerate(program) if isinstance(one, Shard))
-    experts = tuple(apply(program, training_dag(model), upto=last + 1).shardings)
     if not experts:
-        return dense
-    ways = dense[0].ways  # all teams are of one size
+        return tuple(dense)
     rest = (replace(d, regions=tuple(r for r in d.regions if r not in experts)) for d in dense)
-    return (*rest, DivisionRequest(regions=experts, ways=ways, what="experts"))
+    axes = {one.axis.number: one for one in dense}.values()  # all teams are of one size
+    return (*rest, *(replace(one, regions=experts, what="experts", seeds={}) for one in axes))
 
 
 def request_of(model: Model, program: Sequence[Directive], number: int) -> DivisionRequest:
@@ -89,7 +109,8 @@ def request_of(model: Model, program: Sequence[Directive], number: int) -> Divis
     assert isinstance(shard, Shard) and shard.what != "experts"
     before = apply(program, training_dag(model), upto=number)
     found = apply(program, training_dag(model), upto=number + 1)
-    regions = tuple(region for region in found.divisions if region not in before.divisions)
+    known = before.divisions
+    regions = tuple(r for r, how in found.divisions.items() if known.get(r) != how)
     try:
         seeds = dict(seeds_of(model, regions, shard))
     except ValueError as error:

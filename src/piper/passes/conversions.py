@@ -10,7 +10,7 @@ from piper.ir.maker import Maker
 from piper.ir.nodes import Compute, Node, Precedence, Redistribute, Sum
 from piper.ir.placements import Conversion, Replicated, Step
 from piper.ir.residency import Residency
-from piper.ir.sharding import among_holders
+from piper.ir.sharding import Sharding, among_holders
 from piper.names import BW, BucketId, F, NodeId, RegionId, ValueId
 
 CONVERSIONS = Maker("conversions")
@@ -60,7 +60,7 @@ class Rewrite:
         if step is Step.NOTHING:
             self.same[written] = read
             return
-        how = self.dag.divisions[node.region]
+        how = self.dag.divisions[node.region].axes[self.dag.model.by_id[node.region].axis]
         assert node.devices is not None and node.stream is not None
         yield Redistribute(
             id=node.id, region=node.region, phase=node.phase, step=step,
@@ -106,19 +106,25 @@ def residencies(dag: Dag) -> Iterator[tuple[BucketId, Residency]]:
         how, holding = dag.residencies.get(bucket), dag.holding(bucket)
         if how is not None:
             yield bucket, among_holders(how, holding) if holding else how
-        elif dag.model.buckets[bucket].placement is Replicated and bucket in trained:
-            yield bucket, of_one_team(dag, home)
+        elif bucket in trained and has_parts(dag, bucket, home):
+            yield bucket, of_one_team(dag, bucket, home)
 
 
-def of_one_team(dag: Dag, home: RegionId) -> Residency:
+def has_parts(dag: Dag, bucket: BucketId, home: RegionId) -> bool:
+    """Whether devices of a team have parts of its gradient."""
+    axes = len(dag.divisions[home].axes) if home in dag.divisions else 1
+    return Replicated in dag.model.buckets[bucket].along(axes)
+
+
+def of_one_team(dag: Dag, bucket: BucketId, home: RegionId) -> Residency:
     """Nothing is sharded: one all-reduce per step, on the stream of the messages.
 
-    Of experts, only devices that hold the same ones add up gradients.
+    Of experts and cut parameters, only devices that hold the same ones add up gradients.
     """
-    experts = dag.shardings.get(home)
-    how = experts or dag.divisions[home]
+    how, holding = dag.shardings.get(home) or dag.divisions[home], dag.holding(bucket)
+    stream = how.stream if isinstance(how, Sharding) else how.axes[0].stream
     whole = Residency(
-        groups=how.groups, zero=0, message_bytes=MESSAGE_BYTES, reduce_stream=how.stream,
-        gather_stream=how.stream, gather_ahead=1, gather_buffers=2, once=True,
+        groups=how.groups, zero=0, message_bytes=MESSAGE_BYTES, reduce_stream=stream,
+        gather_stream=stream, gather_ahead=1, gather_buffers=2, once=True,
     )  # fmt: skip
-    return among_holders(whole, experts) if experts else whole
+    return among_holders(whole, holding) if holding else whole

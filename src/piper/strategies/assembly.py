@@ -52,8 +52,8 @@ def assemble(
     reduce_stream: str = "dp",
     gather_stream: str = "gather",
 ) -> Strategy:
-    """Each stage on its ranks of `dp` pipelines (`tp` or `cp` devices each), and its directives."""
-    require_one_division(dp, tp, cp, ep, devices)
+    """Each stage on its ranks of `dp` pipelines (`tp * cp` devices each), and its directives."""
+    require_counts(dp, tp, cp, ep, devices)
     width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
     pipelines = max(1, ep // (width * tp * cp))  # that divide experts together
     homes = homes_of(places, device_mesh(pp, dp, pipelines, mesh, devices), tp * cp)
@@ -63,8 +63,8 @@ def assemble(
         stage_of(table, stages, memory_gib, zero, min(map(len, homes.values()))),
         *places_of(homes, stream),
         *replicates_of(homes, how),
-        *divisions_of(homes, tp, tp_stream, "weights"),
-        *divisions_of(homes, cp, cp_stream, "tokens"),
+        *divisions_of(homes, tp, 1, tp_stream, "weights"),
+        *divisions_of(homes, cp, tp, cp_stream, "tokens"),
         *shards_of(homes, ep, ep_stream, expert_stages),
         *remats_of(remat, table.stages),
         *offloads_of(offload),
@@ -81,26 +81,21 @@ def replicates_of(homes: Places, how: Replicate) -> Iterator[Replicate]:
             yield replace(how, filter=where(PP=stage), devices=homes[stage])
 
 
-def require_one_division(
-    dp: int, tp: int, cp: int, ep: int, devices: Sequence[Device] | None
-) -> None:
-    """Counts are counts, and stages are divided by weights or by tokens."""
+def require_counts(dp: int, tp: int, cp: int, ep: int, devices: Sequence[Device] | None) -> None:
     for name, count in (("dp", dp), ("tp", tp), ("cp", cp), ("ep", ep)):
         require_count(name, count)
     asked = [f"{name}={n}" for name, n in (("tp", tp), ("cp", cp)) if n > 1]
-    if len(asked) > 1:
-        what = f"{' and '.join(asked)} divide the same stages"
-        raise StrategyError.of("strategy", what, f"keep one of them, such as {asked[0]}")
     if devices is not None and tp * cp > 1:
         what = f"devices lists the places of a mesh, each of which {asked[0]} makes several"
         raise StrategyError.of("strategy", what, "leave out devices")
 
 
-def divisions_of(homes: Places, ways: int, stream: str, what: What) -> Iterator[Shard]:
-    """Each `ways` devices side by side divide a stage."""
+def divisions_of(homes: Places, ways: int, stride: int, stream: str, what: What) -> Iterator[Shard]:
+    """Each `ways` devices of a stage, `stride` apart from each other, divide it."""
     for stage in sorted(homes) if ways > 1 else ():
-        devices = homes[stage]
-        groups = [devices[k : k + ways] for k in range(0, len(devices), ways)]
+        devices, size = homes[stage], ways * stride
+        firsts = (k for k in range(len(devices)) if k % size < stride)
+        groups = [devices[k : k + size : stride] for k in firsts]
         yield Shard(where(PP=stage), groups[0] if len(groups) == 1 else groups, stream, what)
 
 

@@ -61,7 +61,7 @@ def _beside_megatron(model: Model) -> Iterator[str]:
     if not layers or not found:
         return
     hidden = Counter(_whole(model, *one) for one in found).most_common(1)[0][0]
-    sizes = [_sent(model, *one) / sent(Step.ALL_REDUCE, hidden, one[0].ways) for one in found]
+    sizes = [_sent(model, *one) / sent(Step.ALL_REDUCE, hidden, _ways(one[0])) for one in found]
     yield (
         f"in all-reduces of {_size(hidden).strip()}: {sum(sizes):.2f}; "
         f"Megatron's: 4 a layer, 1 for the embedding, 1 for the head: {4 * layers + 2}"
@@ -92,14 +92,19 @@ def _sent(model: Model, region: Region, conversion: Conversion) -> float:
     """Bytes that a device sends in both directions."""
     whole = _whole(model, region, conversion)
     steps = [conversion.forward, *([conversion.backward] if region.has_backward else [])]
-    return sum(sent(step, whole, region.ways) for step in steps)
+    return sum(sent(step, whole, _ways(region)) for step in steps)
 
 
 def _whole(model: Model, region: Region, conversion: Conversion) -> int:
     """Bytes of the tensor that a conversion is about."""
     most = max(model.values[name].nbytes for name in (*region.inputs, *region.outputs))
     pieces = isinstance(conversion.source, Cut) and isinstance(conversion.target, Cut)
-    return most * region.ways if pieces else most
+    return most * _ways(region) if pieces else most
+
+
+def _ways(region: Region) -> int:
+    """How many devices a conversion is among."""
+    return region.axes[region.axis]
 
 
 def placed(placement: Placement) -> str:

@@ -1,6 +1,6 @@
 """Buckets: parameters that the same regions use and train. They live and move together."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -32,7 +32,8 @@ class _Key:
     users: tuple[int, ...]
     trainable: bool  # some region gives it a gradient
     buffer: bool
-    placement: type[Placement] = Invariant  # pieces, and parts of gradients, are kept apart
+    # Pieces, and parts of gradients, are kept apart: by tokens, if by both, and by weights.
+    kinds: tuple[type[Placement], ...] = (Invariant, Invariant)
 
 
 def make_buckets(
@@ -47,7 +48,12 @@ def make_buckets(
     if trained is not None:
         users = {n: dict.fromkeys(uses, names[n] in trained) for n, uses in users.items()}
     keys = {
-        node: _key(users[node], name not in traced.parameters, traced.placements.get(name))
+        node: _Key(
+            tuple(users[node]),
+            any(users[node].values()),
+            name not in traced.parameters,
+            (_kind(traced.by_tokens, name), _kind(traced.placements, name)),
+        )  # fmt: skip
         for node, name in names.items()
         if node in users
     }
@@ -77,15 +83,15 @@ def _users(regions: Sequence[Lowered]) -> dict[fx.Node, dict[int, bool]]:
     return users
 
 
-def _key(uses: dict[int, bool], buffer: bool, placement: Placement | None) -> _Key:
-    kind = Invariant if placement is None else type(placement)
-    return _Key(tuple(uses), any(uses.values()), buffer, kind)
+def _kind(placements: Mapping[str, Placement], name: str) -> type[Placement]:
+    return type(placements.get(name, Invariant()))
 
 
 def _id(key: _Key, ids: Sequence[RegionId]) -> BucketId:
     name = "+".join(ids[number] for number in key.users)
-    if key.placement is not Invariant:
-        name = f"{name}:{key.placement.__name__.lower()}"
+    for kind in key.kinds:
+        if kind is not Invariant:
+            name = f"{name}:{kind.__name__.lower()}"
     if key.buffer:
         return BucketId(f"{name}:buffers")
     return BucketId(name if key.trainable else f"{name}:frozen")
@@ -100,6 +106,7 @@ def _parameters(
             name,
             traced.whole.get(name, spec_of(value(node))),
             traced.placements.get(name, Invariant()),
+            traced.by_tokens.get(name, Invariant()),
         )
         for node, name in ((node, names[node]) for node in nodes)
     )

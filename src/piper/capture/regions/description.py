@@ -105,8 +105,9 @@ def describe(
         workspace=cost.workspace,
         traffic=cost.traffic,
         operators=cost.operators,
-        ways=chunk.piece.ways if chunk.piece else 1,
+        axes=chunk.piece.axes if chunk.piece else (),
         conversion=chunk.piece.conversion if chunk.piece else None,
+        axis=chunk.piece.axis if chunk.piece else 0,
     )
 
 

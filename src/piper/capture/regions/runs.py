@@ -11,6 +11,7 @@ from piper.ir.placements import Conversion
 EXPERTS = "EP"  # the tag of experts, which `Shard` divides: such a region holds nothing else
 Identity = tuple[tuple[str, int | None, int], ...]
 PIECE = "piper_piece"  # the key of a node's piece in its meta
+REQUESTS = "piper_requests"  # of how a node's region is divided, along each axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,9 @@ class Piece:
     """What a divided region is cut into: work of each device, or a conversion between two."""
 
     number: int
-    ways: int
+    axes: tuple[int, ...]  # over how many devices its region is divided, along each axis
     conversion: Conversion | None = None
+    axis: int = 0  # of the conversion
     note: str = ""  # which operators a conversion is between
 
 

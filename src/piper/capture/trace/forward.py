@@ -24,7 +24,6 @@ from piper.capture.trace.layer_drop import LayerDrop
 from piper.capture.trace.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.trace.outputs import Output, joined
 from piper.capture.trace.replaced_calls import ReplacedCalls
-from piper.capture.trace.side_effects import has_memory, span
 from piper.capture.trace.source_lines import is_transformed, line_of
 from piper.errors import CaptureError
 from piper.ir.placements import Placement
@@ -55,6 +54,7 @@ class Traced:
     random: fx.Node | None = None  # the placeholder of the random seed, behind the batch
     rank: fx.Node | None = None  # the placeholder of the rank in a divided graph, the last one
     placements: dict[str, Placement] = field(default_factory=dict)  # of parameters that are divided
+    by_tokens: dict[str, Placement] = field(default_factory=dict)  # if also divided by weights
     whole: dict[str, TensorSpec] = field(default_factory=dict)  # of parameters that are cut
 
     @property
@@ -323,7 +323,8 @@ def throw_away(model: nn.Module) -> nn.Module:
     What a trace caches or writes elsewhere dies with it.
     """
     registered = {id(one): one for one in (*model.parameters(), *model.buffers())}
-    memories = {span(one)[0] for one in registered.values() if has_memory(one)}
+    held = filter(side_effects.has_memory, registered.values())
+    memories = {side_effects.span(one)[0] for one in held}
     shared = {
         id(value): value
         for module in model.modules()
@@ -338,13 +339,9 @@ def throw_away(model: nn.Module) -> nn.Module:
 
 def can_be_copied(tensor: Tensor, memories: set[int]) -> bool:
     """Whether a trace may get its own copy of an attribute. Views of parameters stay views."""
-    return (
-        tensor.is_leaf
-        and has_memory(tensor)
-        and torch_private.is_real(tensor)
-        and span(tensor)[0] not in memories
-        and tensor.numel() <= COPIED
-    )
+    small = tensor.is_leaf and tensor.numel() <= COPIED
+    real = side_effects.has_memory(tensor) and torch_private.is_real(tensor)
+    return small and real and side_effects.span(tensor)[0] not in memories
 
 
 def make_buffers(model: nn.Module, names: list[str]) -> None:

@@ -22,7 +22,7 @@ def divided_regions_have_their_devices(dag: Dag) -> Iterator[Problem]:
     for region in dag.model.regions:
         how, devices = dag.divisions.get(region.id), dag.places[region.id]
         ways = how.ways if how else 1
-        if region.ways != ways:
+        if region.axes != (tuple(axis.ways for axis in how.axes) if how else ()):
             yield Problem(
                 f"{region.id} is divided over {region.ways} devices, but sharded over {ways}",
                 "match each region with at most one `Shard`, whatever stage it is in",
@@ -107,8 +107,9 @@ def misfits(dag: Dag, graphs: Graphs, node: Redistribute) -> list[Problem]:
     how, conversion = dag.divisions.get(region.id), region.conversion
     forward = node.phase is F
     step = conversion and (conversion.forward if forward else conversion.backward)
-    if step is not node.step or how is None or (node.groups, node.stream) != (
-        how.groups, how.stream,
+    along = how.axes[region.axis] if how else None
+    if step is not node.step or along is None or (node.groups, node.stream) != (
+        along.groups, along.stream,
     ):  # fmt: skip
         return [Problem(f"{node.id} is not the {step} of {region.id} in its groups", BUG)]
     if len(node.reads) != 1 or len(node.writes) != 1:

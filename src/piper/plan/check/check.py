@@ -17,7 +17,6 @@ from piper.ir.naming import optimizer_state, sent
 from piper.ir.naming import updated as new
 from piper.ir.nodes import Collective, Kind, Node, Precedence, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
-from piper.ir.placements import Invariant
 from piper.ir.roles import Present
 from piper.ir.values import Role
 from piper.names import BucketId, Device, ValueId
@@ -179,10 +178,8 @@ def counting_devices(dag: Dag, here: Present, update: UpdateNode, number: int) -
 
 def in_turn(dag: Dag, update: UpdateNode, number: int, device: Device) -> bool:
     """Devices that divide regions have the same gradient of what is whole: one of them counts."""
-    if not dag.divisions or dag.model.buckets[update.bucket].placement is not Invariant:
-        return True
-    team = dag.replicas
-    return team.member(update.devices or (), device) == number % team.ways
+    same = dag.repeating(update.bucket)
+    return same is None or same.share(device) == number % same.ways
 
 
 def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Kind, Totals
-from piper.ir.placements import Invariant
 from piper.names import Device, ValueId
 from piper.plan.lower.device_work import DeviceWork
 
@@ -24,14 +23,10 @@ def counts(dag: Dag, device: Device, value: ValueId, number: int) -> bool:
 
 
 def of_member(dag: Dag, device: Device, value: ValueId, number: int) -> bool:
-    """Whether it is the turn of this member of a team, of which all have what is whole."""
+    """Whether it is the turn of this member of a team, of which some have the same gradient."""
     bucket = dag.values[value].bucket
-    if not dag.divisions or bucket is None:
-        return True
-    if dag.model.buckets[bucket].placement is not Invariant:
-        return True
-    devices = dag.places[dag.model.first_uses[bucket]]
-    return dag.replicas.member(devices, device) == number % dag.replicas.ways
+    same = dag.repeating(bucket) if bucket is not None else None
+    return same is None or same.share(device) == number % same.ways
 
 
 def losses_of(

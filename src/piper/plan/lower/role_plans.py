@@ -38,7 +38,8 @@ class Reading:
     dag: Dag
     seen: Mapping[Device, Dag]  # the DAG as each device sees it
     groupings: dict[Groups, int] = field(default_factory=dict)
-    known: dict[int, int] = field(default_factory=dict)  # hashing long lists would take too long
+    # By identity: hashing long lists would take too long. They are kept, so that ids stay theirs.
+    known: dict[int, tuple[Groups, int]] = field(default_factory=dict)
 
     def role_plan(self, plan: Plan) -> RolePlan:
         met = (one for one in plan.instructions if isinstance(one, Meeting))
@@ -50,11 +51,10 @@ class Reading:
         )
 
     def number(self, groups: Groups) -> int:
-        found = self.known.get(id(groups))
-        if found is None:
-            found = self.groupings.setdefault(groups, len(self.groupings))
-            self.known[id(groups)] = found
-        return found
+        if id(groups) not in self.known:
+            number = self.groupings.setdefault(groups, len(self.groupings))
+            self.known[id(groups)] = groups, number
+        return self.known[id(groups)][1]
 
     def of_node(self, name: str) -> int:
         node = self.dag.nodes[NodeId(name)]

@@ -17,6 +17,7 @@ from piper.capture.graphs.division.search.plan import search
 from piper.capture.graphs.division.search.space import Space
 from piper.capture.regions.cut import cut, runs_of
 from piper.capture.regions.description import number_tags, region_ids
+from piper.capture.regions.runs import REQUESTS
 from piper.capture.torch_private import MODE_SWITCHES
 from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
@@ -28,13 +29,27 @@ Requests = dict[fx.Node, DivisionRequest]
 
 
 def divided(traced: Traced, requests: Sequence[DivisionRequest]) -> Traced:
-    """Divide the regions that are named. The traced graph is changed in place, too."""
-    asked = _asked(traced, requests)
-    _rewrite(traced, _requests(traced, asked))
-    _refuse(traced, _requests(traced, asked))
-    refuse_rows(_requests(traced, asked))
-    joins = _join(traced, _requests(traced, asked))
-    wanted = _requests(traced, asked)
+    """Divide the regions that are named. The traced graph is changed in place, too.
+
+    What is divided along two axes is divided twice: by tokens, and then the graph that each device
+    runs by weights. Messages of the first division are operators as any others in the second.
+    """
+    axes = sorted({request.axis.number for request in requests})
+    for axis in axes:
+        _mark(traced, axis, _asked(traced, [one for one in requests if one.axis.number == axis]))
+    for axis in axes:
+        traced = _divided(traced, axis)
+    return traced
+
+
+def _divided(traced: Traced, axis: int) -> Traced:
+    """Along one axis."""
+    _rewrite(traced, requests_of(traced, axis))
+    wanted = requests_of(traced, axis)
+    _refuse(traced, wanted)
+    refuse_rows(wanted)
+    joins = _join(traced, wanted)
+    wanted = requests_of(traced, axis)
     runs, _ = runs_of(traced, list(modes_of(traced.root.graph)))
     parameters = {traced.weights[name]: name for name in traced.parameters}
     used = {node: name for node, name in parameters.items() if node.users}
@@ -57,25 +72,30 @@ def _asked(traced: Traced, requests: Sequence[DivisionRequest]) -> dict[int, Div
     }
 
 
-def _requests(traced: Traced, asked: Mapping[int, DivisionRequest]) -> Requests:
-    """The request of each node. Runs stay what they are when nodes in them are replaced."""
+def _mark(traced: Traced, axis: int, asked: Mapping[int, DivisionRequest]) -> None:
+    """Every node of a divided region remembers its request, and so do those that replace it."""
     runs, _ = runs_of(traced, list(modes_of(traced.root.graph)))
-    return {
-        node: asked[number]
-        for number, run in enumerate(runs)
-        if number in asked
-        for node in run.nodes
-        if node.op == "call_function"
-    }
+    for number, request in asked.items():
+        for node in runs[number].nodes:
+            node.meta[REQUESTS] = {**node.meta.get(REQUESTS, {}), axis: request}
+
+
+def requests_of(traced: Traced, axis: int) -> Requests:
+    """The request of each node along an axis."""
+    nodes = (node for node in traced.root.graph.nodes if node.op == "call_function")
+    found = ((node, node.meta.get(REQUESTS, {}).get(axis)) for node in nodes)
+    return {node: request for node, request in found if request is not None}
 
 
 def _rewrite(traced: Traced, wanted: Requests) -> None:
     modes = modes_of(traced.root.graph)
     with traced.mode:
         for request in {id(request): request for request in wanted.values()}.values():
-            nodes = {node: modes[node] for node, mine in wanted.items() if mine is request}
-            if request.what != "experts":
-                equivalents.rewrite(nodes, request.ways, request.what)
+            mine = [node for node, one in wanted.items() if one is request and node in modes]
+            if request.what != "experts" and mine:
+                last = mine[0].meta[REQUESTS]  # words are divided along the last axis
+                ways = last[max(last)].ways
+                equivalents.rewrite({node: modes[node] for node in mine}, ways, request.what)
     traced.root.graph.eliminate_dead_code(is_impure_node=_must_stay)
 
 

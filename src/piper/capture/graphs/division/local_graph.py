@@ -22,7 +22,7 @@ from piper.capture.graphs.division.search.plan import Plan
 from piper.capture.graphs.division.search.space import Space
 from piper.capture.kernels.conversion import CONVERT
 from piper.capture.regions.annotate import KEY
-from piper.capture.regions.runs import PIECE, Piece, Run
+from piper.capture.regions.runs import PIECE, REQUESTS, Piece, Run
 from piper.capture.torch_private import graph_module
 from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
@@ -45,8 +45,9 @@ def local_graph(traced: Traced, space: Space, plan: Plan, runs: list[Run]) -> Tr
         traced,
         root=graph_module(traced.root, writer.graph),
         random=writer.copies.get(traced.random),
-        rank=writer.rank,
+        rank=writer.team_rank,
         placements=names,
+        by_tokens=traced.placements,
         whole={
             name: space.whole(traced.weights[name])
             for name, placement in names.items()
@@ -89,8 +90,23 @@ class _Writer:
             if node in self.plan.held:
                 self.forms[node, self.plan.held[node]] = copy
                 copy.meta["val"] = self._held(node)
-        self.rank = self.graph.placeholder("rank")
-        self.rank.meta["val"] = torch.empty((), dtype=torch.int64, device=self.traced.device)
+        if self.traced.rank is None:
+            self.team_rank = self.graph.placeholder("rank")
+            device = self.traced.device
+            self.team_rank.meta["val"] = torch.empty((), dtype=torch.int64, device=device)
+        else:
+            self.team_rank = self.copies[self.traced.rank]
+        self.rank = self._rank()
+
+    def _rank(self) -> fx.Node:
+        """Where a device is along this axis. The rank is that in the whole team."""
+        request = next(iter(self.space.requests.values()))
+        if request.axis.team is None:
+            return self.team_rank
+        emit = Emitter(self.graph, {PIECE: Piece(0, ())}, self.team_rank)  # no region of its own
+        if request.axis.stride > 1:
+            return emit(aten.floor_divide.Scalar, self.team_rank, request.axis.stride)
+        return emit(aten.remainder.Scalar, self.team_rank, request.ways)
 
     def _held(self, parameter: fx.Node) -> torch.Tensor:
         whole, placement = value(parameter), self.plan.held[parameter]
@@ -100,41 +116,64 @@ class _Writer:
     def run(self, number: int, run: Run) -> None:
         """The nodes of a run, level by level, and behind each level the messages that it sends."""
         free = [node for node in run.nodes if node not in self.levels.nodes]
-        ways = self.space.ways_in(run.nodes)
+        axes = self._axes(run)
         if any(map(self.space.is_expert, run.nodes)):
-            self._count_rows(run, ways)
-            ways = 1  # each device has rows of its own
+            self._count_rows(run)
+            axes = ()  # each device has rows of its own
         by_level: dict[int, list[fx.Node]] = {}
         for node in run.nodes:
             if node in self.levels.nodes:
                 by_level.setdefault(self.levels.nodes[node], []).append(node)
         levels = sorted({*by_level, *(level for host, level in self.hosted if host == number)})
-        piece = self._piece(ways)
+        piece = self._piece(axes)
         for node in free:
             with self._at(node, run, piece):
                 self.copies[node] = self._copied(node, self.copies.__getitem__)
         for level in levels or [0]:
-            piece = self._piece(ways)
+            piece = self._piece(axes)
             for node in by_level.get(level, ()):
-                self._write(node, run, piece)
+                if node.target is CONVERT:  # of another axis
+                    self._read(node, run, piece)
+                    self._write(node, run, self._renumbered(run, axes))
+                    piece = self._piece(axes)
+                else:
+                    self._write(node, run, piece)
             packed = [
                 (read, self._packed(read, run, piece))
                 for read in self.hosted.get((number, level), ())
             ]
             for read, node in packed:
-                self._message(read, node, run, ways)
+                self._message(read, node, run, axes)
 
-    def _piece(self, ways: int) -> Piece | None:
-        if ways == 1:
+    def _axes(self, run: Run) -> tuple[int, ...]:
+        """Over how many devices a run is divided, along the axes so far and this one."""
+        ways = self.space.ways_in(run.nodes)
+        return (*(run.piece.axes if run.piece else ()), ways) if ways > 1 else ()
+
+    def _piece(self, axes: tuple[int, ...]) -> Piece | None:
+        if not axes:
             return None
         self.numbers += 1
-        return Piece(self.numbers, ways)
+        return Piece(self.numbers, axes)
+
+    def _renumbered(self, run: Run, axes: tuple[int, ...]) -> Piece:
+        """The piece of a conversion that an earlier division made."""
+        assert run.piece is not None
+        self.numbers += 1
+        return replace(run.piece, number=self.numbers, axes=axes)
+
+    def _read(self, node: fx.Node, run: Run, piece: Piece | None) -> None:
+        """Make what a node reads, in a piece before it."""
+        with self._at(node, run, piece):
+            for need, placement in zip(operands(node), self.plan.options[node].inputs, strict=True):
+                self._form(need, placement)
 
     @contextmanager
     def _at(self, like: fx.Node, run: Run, piece: Piece | None) -> Iterator[None]:
         """New nodes are marked as these, and run in the mode of `like`."""
         custom = {**like.meta.get("custom", {}), KEY: run.path}
-        meta = {**like.meta, "custom": custom} | ({PIECE: piece} if piece else {})
+        meta = {**like.meta, "custom": custom, PIECE: piece}
+        meta[REQUESTS] = run.nodes[0].meta.get(REQUESTS, {})
         mode = self.modes.get(like, Mode())
         self.switch.to(mode)
         self.emit = Emitter(self.graph, meta, self.rank)
@@ -155,11 +194,12 @@ class _Writer:
                 made = localized(self.space.call(node), option, self.emit, args, kwargs)
         self.forms[node, option.output] = made
 
-    def _count_rows(self, run: Run, ways: int) -> None:
+    def _count_rows(self, run: Run) -> None:
         """How many rows of each expert this device takes: a region of its own, before theirs."""
+        ways = self.space.ways_in(run.nodes)
         for counts in dict.fromkeys(expert_rows.counts_of(self.space, run.nodes)):
             home = self.runs[self.run_of[counts]]
-            with self._at(counts, home, self._piece(ways)):
+            with self._at(counts, home, self._piece(self._axes(home))):
                 rows = expert_rows.rows_of(self.space, run.nodes) // ways
                 whole = self._form(counts, Invariant())
                 self.counts[counts] = expert_rows.own_counts(self.emit, whole, rows)
@@ -220,13 +260,14 @@ class _Writer:
                 return pack(self.emit, whole, read.target, self._ways(read.value))
             return whole
 
-    def _message(self, read: Read, node: fx.Node, run: Run, ways: int) -> None:
+    def _message(self, read: Read, node: fx.Node, run: Run, axes: tuple[int, ...]) -> None:
         conversion = Conversion(read.source, read.target)
         self.numbers += 1
         note = self.notes[read.value, read.target]
-        with self._at(read.value, run, Piece(self.numbers, ways, conversion, note)):
+        piece = Piece(self.numbers, axes, conversion, len(axes) - 1, note)
+        with self._at(read.value, run, piece):
             steps = str(conversion.forward), str(conversion.backward)
-            self.received[read.value, read.target] = self.emit(CONVERT, node, *steps, ways)
+            self.received[read.value, read.target] = self.emit(CONVERT, node, *steps, axes[-1])
 
     def finish(self) -> None:
         self.switch.to(Mode())

@@ -1,7 +1,14 @@
 """How each operator can be divided. An operator without a rule works on whole tensors."""
 
-from piper.capture.graphs.division.rules import elementwise, lookups, products, reductions, views
+from piper.capture.graphs.division.rules import (
+    conversions,
+    elementwise,
+    lookups,
+    products,
+    reductions,
+    views,
+)
 from piper.capture.graphs.division.rules.table import RULES, has_rule, localized, options_of
 
 __all__ = ["RULES", "has_rule", "localized", "options_of"]
-TABLES = (elementwise, lookups, products, reductions, views)  # each fills RULES
+TABLES = (conversions, elementwise, lookups, products, reductions, views)  # each fills RULES
