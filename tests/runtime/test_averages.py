@@ -148,3 +148,24 @@ def test_wrong_decays_and_missing_averages_are_told() -> None:
     with pytest.raises(InputError, match="keeps no averages"), trainer.averaged():
         pass
     trainer.close()
+
+
+def test_with_masters_the_copies_that_compute_hold_the_averages_too() -> None:
+    x, y = (one.float() for one in data()[0])
+    given = {"example": (x, y), "optimizer": ADAM, "precision": "bf16", "device": "cpu"}
+    trainer = piper.Trainer(Tied(), functional.mse_loss, None, ema=DECAY, **given)
+    for _ in range(3):
+        trainer.step(x, y)
+    before = trainer.predict(x)
+    with trainer.averaged():
+        inside, averages = trainer.predict(x), trainer.state_dict()
+    after = trainer.predict(x)
+    trainer.close()
+    model = Tied()
+    model.load_state_dict(averages)
+    other = piper.Trainer(model, functional.mse_loss, None, **given)
+    wanted = other.predict(x)
+    other.close()
+
+    assert torch.equal(before, after) and not torch.equal(before, inside)
+    assert torch.equal(inside, wanted)
