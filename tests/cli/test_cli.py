@@ -23,7 +23,7 @@ def test_schedule_prints_a_grid() -> None:
     assert call("schedule", "1f1b", "--pp", "2", "--microbatches", "3") == (
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- .  B2 --\n"
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- .  .\n"
-        "12 time steps, 25 % idle: F, BI and BW take 1 each, B takes 2, communication takes none\n"
+        "12 time steps, 25 % empty: F, BI and BW take 1 each, B takes 2, communication takes none\n"
         "F0 forward, microbatch 0; B backward; -- still running; . idle\n"
     )
 
@@ -87,15 +87,16 @@ def test_show_draws_the_schedule_of_a_script() -> None:
     assert drawn[:3] == [
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 --",
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
-        "15 time steps, 20 % idle: F, BI and BW take 1 each, B takes 2, communication takes none",
+        "15 time steps, 20 % empty: F, BI and BW take 1 each, B takes 2, communication takes none",
     ]
-    assert drawn[4:7] == [
+    assert drawn[4].startswith("idle ")
+    assert drawn[5:8] == [
         "stage  layers   parameters  FLOPs  time  activations",
         "PP=0   1 layer         200   50 %  63 %        192 B",
         "PP=1   1 layer          72   50 %  37 %        192 B",
     ]
-    assert drawn[7].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
-    assert drawn[7].endswith("; sends 384 B on pp")
+    assert drawn[8].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
+    assert drawn[8].endswith("; sends 384 B on pp")
 
 
 def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:

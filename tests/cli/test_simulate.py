@@ -36,16 +36,38 @@ def test_a_step_is_told_on_one_screen() -> None:
     lines = call("--device", "h200").splitlines()
 
     assert re.fullmatch(
-        r"step [\d.]+ (us|ms) on 2 devices, [\d,]+ tokens/s; bubble \d+ %", lines[0]
+        r"step [\d.]+ (us|ms) on 2 devices, [\d,]+ tokens/s; idle \d+ % "
+        r"\(\d+ % bubble, \d+ % exposed communication\)",
+        lines[0],
     )
-    assert re.fullmatch(r"  pp +exposed \d+ us per device, \d+ % of its communication", lines[1])
+    assert re.fullmatch(r"per device [\d,]+ tokens/s, MFU [\d.]+ %", lines[1])
+    assert re.fullmatch(r"  pp +exposed \d+ us per device, \d+ % of its communication", lines[2])
+    assert any("parameters" in line and "optimizer" in line for line in lines)
+    assert sum(line.startswith("advice: ") for line in lines) == 1
     assert "peak memory 4.6 KiB on device 0: fits in 131.3 GiB" in lines
     assert any(re.match(r"bound by \d+ % F and B of PP0 on device 0, ", line) for line in lines)
     table = lines.index(next(line for line in lines if line.startswith("devices")))
     assert lines[table].split() == [
         "devices", "compute", "exposed", "pp", "exposed", "totals", "bubble", "peak", "memory",
     ]  # fmt: skip
-    assert [line.split()[:2] for line in lines[table + 1 :]] == [["device", "0"], ["device", "1"]]
+    rows = lines[table + 1 : table + 3]
+    assert [line.split()[:2] for line in rows] == [["device", "0"], ["device", "1"]]
+    assert any(line == "simulated on the data sheet of h200" for line in lines)
+
+
+def test_show_simulate_and_view_have_one_idle_figure(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["show", SCRIPT], catch_exceptions=False).output
+    found = call("--json", str(tmp_path / "step.json"))
+    step = json.loads((tmp_path / "step.json").read_text())
+    busy = sum(one["compute"] for one in step["devices"])  # what a page divides by its width
+
+    assert step["idle"] == pytest.approx(1 - busy / (2 * step["seconds"]))
+    figure = re.search(r"idle [\d.]+ % \([^)]*\)", found)
+    assert figure and f"{figure[0]}, on the costs" in " ".join(shown.split())
+
+
+def test_messages_may_take_no_time() -> None:
+    assert "0 % exposed communication" in call("--device", "h200", "--network", "none")
 
 
 def test_without_a_device_the_costs_it_was_compiled_with_count() -> None:

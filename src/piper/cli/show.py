@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from piper.cli.files import write_text
-from piper.cli.simulate import chosen_network
+from piper.cli.simulate import SimulatedMachine, chosen_network
 from piper.cli.target import PASS_ON, inspect, strategy_of
 from piper.cli.terminal import Devices, Steps, show_lines, show_rows, show_text, window_of
 from piper.directives import Order, Strategy, apply
@@ -20,6 +20,7 @@ from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes, mesh_notes
 from piper.job.stage_weights import stage_table
+from piper.sim.report import report
 from piper.strategies.timing import strategy_rows
 from piper.view.division import division
 from piper.view.footprint import footprint
@@ -29,6 +30,7 @@ from piper.view.overlap import overlap
 from piper.view.recomputation import recomputation
 from piper.view.schedule_grid import Window
 from piper.view.schedule_svg import svg as picture
+from piper.view.simulation_text import idle_text
 
 if TYPE_CHECKING:
     from piper.job.compiler import Compiled
@@ -87,6 +89,7 @@ def show(
         print(text(found.compiled.dag))
     else:
         show_rows(schedule_rows(found), window)
+        show_text(simulated_line(found.compiled), window)
         show_sections(found.compiled, window)
         if between := chosen_network(network, per_node):
             show_lines(mesh_notes(found.compiled, between), window)
@@ -104,6 +107,13 @@ def show_sections(compiled: Compiled, window: Window) -> None:
         show_text(f"streams: {', '.join(map(str, shares))}", window)
     if hidden := overlap(dag):
         show_lines([*hidden.splitlines(), *cost_notes(compiled)], window)
+
+
+def simulated_line(compiled: Compiled) -> str:
+    """The figure that `piper simulate` and `piper view` give without options."""
+    machine = SimulatedMachine()
+    step, _ = machine.price(compiled)
+    return f"{idle_text(report(step))}, on {machine.label}: `piper simulate` says why"
 
 
 def device_of(found: Inspected, device: int) -> int:

@@ -24,6 +24,7 @@ from piper.costs.devices import (
     DeviceKind,
     costs_of_device,
     device_kind,
+    dtype_of,
     of_each_device,
 )
 from piper.costs.links import NETWORKS, Network
@@ -105,7 +106,14 @@ class SimulatedMachine:
         staging = 0 if ahead else 1  # only gloo copies gradients
         memory = self.memory(count)
         prediction = predict(compiled, found, costs, memory, self.optimizer, staging, self.network)
-        return found, prediction
+        return found, replace(prediction, peak_flops=self.peak_flops(compiled.dag.model, count))
+
+    def peak_flops(self, model: Model, count: int) -> float | None:
+        """Of all devices together, by their data sheets."""
+        if not self.kinds:
+            return None
+        found, dtype = of_each_device(self.kinds, count), dtype_of(model)
+        return sum(kind.flops.get(dtype, kind.flops["float32"]) for kind in found)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -256,7 +264,7 @@ def show_step(
 ) -> None:
     compiled = inspect(target, list(arguments)).compiled
     step, found = machine.price(compiled)
-    print(text(found, step))
+    print(text(found, step, machine.label))
     if again := recomputation(compiled.dag):
         print(f"\n{again}")
     if chrome is not None or view is not None:

@@ -79,7 +79,7 @@ class Costs(Rates):
             return self.figures[key].seconds, Source.MEASURED
         work = work_of(model, region, phase)
         if not self.figures:
-            return self.estimate(work, phase), Source.ESTIMATED
+            return self.estimate(work, phase, self.mode), Source.ESTIMATED
         return self.scales.find(key, work, structure_of(model, region))
 
     @cached_property

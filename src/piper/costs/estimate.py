@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
+from piper.costs.modes import Mode
 from piper.ir.model import Model, Region
 from piper.ir.values import TensorSpec
 from piper.names import BI, BW, B, F, Phase
@@ -20,6 +21,14 @@ class Work:
     touched: float  # bytes that go in and out of the region, parameters among them
     traffic: float | None = None  # bytes that operators without arithmetic move, if counted
     operators: int = 0
+    fused_traffic: float | None = None  # the same, if a compiler fuses operators
+    fused_operators: int = 0
+
+    def in_mode(self, mode: Mode) -> tuple[float | None, int]:
+        """Bytes that operators without arithmetic move, and how many operators there are."""
+        if mode.is_compiled and self.fused_traffic is not None:
+            return self.fused_traffic, self.fused_operators
+        return self.traffic, self.operators
 
 
 @dataclass(frozen=True)
@@ -32,14 +41,15 @@ class Rates:
     launch: float = 0.0  # of the host, to start an operator; it runs while others are started
     ahead: bool = False  # the host only queues work (GPU) instead of doing it (CPU)
 
-    def estimate(self, work: Work | None, phase: Phase) -> float:
+    def estimate(self, work: Work | None, phase: Phase, mode: Mode = Mode.EAGER) -> float:
         """Seconds. On an accelerator, moving bytes is most of what small operators do, so bytes
-        are counted operator by operator there."""
+        are counted operator by operator there. CUDA graphs need no host to launch operators."""
         if work is None:
             return UNITS[phase]
-        moved = work.traffic if self.ahead and work.traffic is not None else work.touched
-        seconds = work.flops / self.flops + moved / self.memory
-        return max(seconds + self.start * work.operators, self.launch * work.operators)
+        traffic, operators = work.in_mode(mode)
+        moved = traffic if self.ahead and traffic is not None else work.touched
+        seconds = work.flops / self.flops + moved / self.memory + self.start * operators
+        return seconds if mode.has_graphs else max(seconds, self.launch * operators)
 
 
 def work_of(model: Model, region: Region, phase: Phase) -> Work | None:
@@ -49,7 +59,8 @@ def work_of(model: Model, region: Region, phase: Phase) -> Work | None:
     touched = sum(model.values[value].nbytes for value in (*region.inputs, *region.outputs))
     touched += sum(spec.nbytes for spec in weights(model, region))
     operators = region.operators.get(phase, 0)
-    return Work(region.flops[phase], touched, region.traffic.get(phase), operators)
+    fused = region.fused.get(phase, (None, 0))
+    return Work(region.flops[phase], touched, region.traffic.get(phase), operators, *fused)
 
 
 def structure_of(model: Model, region: Region) -> str:

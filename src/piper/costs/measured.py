@@ -83,7 +83,7 @@ class Scales:
         for other, seconds in known.items():
             if (other.mode, key.mode) in self.between_modes:
                 return seconds * self.between_modes[other.mode, key.mode], Source.SCALED
-        estimate = self.rates.estimate(work, key.phase)
+        estimate = self.rates.estimate(work, key.phase, key.mode)
         ratios = self.of_units if work is None else self.of_estimates
         for group in groups(key, structure):
             if group in ratios:
@@ -102,7 +102,7 @@ class Scales:
         return medians(
             (group, one.seconds / expected)
             for key, one in counted
-            if (expected := self.rates.estimate(one.work, key.phase))
+            if (expected := self.rates.estimate(one.work, key.phase, key.mode))
             for group in groups(key, one.structure)
         )
 

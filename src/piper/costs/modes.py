@@ -14,6 +14,14 @@ class Mode(StrEnum):
     COMPILED_GRAPHS = "compiled graphs"
 
     @property
+    def is_compiled(self) -> bool:
+        return self in (Mode.COMPILED, Mode.COMPILED_GRAPHS)
+
+    @property
+    def has_graphs(self) -> bool:
+        return self in (Mode.GRAPHS, Mode.COMPILED_GRAPHS)
+
+    @property
     def without_graphs(self) -> Mode:
         """How regions are run while they are measured.
 

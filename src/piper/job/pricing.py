@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import chain
+from math import prod
 from typing import assert_never
 
 from piper.costs import Costs
@@ -18,7 +19,7 @@ from piper.ir.naming import weights
 from piper.ir.roles import Roles, own_roles, roles
 from piper.ir.values import Role
 from piper.job.compiler import Compiled
-from piper.names import BucketId, Device, Phase, RegionId, ValueId, amount
+from piper.names import B, BucketId, Device, F, Phase, RegionId, ValueId, amount
 from piper.plan.analyse.memory import peak
 from piper.plan.instructions import (
     Add,
@@ -138,7 +139,16 @@ def predict(
     groups = {first: tuple(devices) for first, devices in alike.items()}
     mesh = mesh_notes(compiled, network) if network else ()
     noted = (*cost_notes(compiled, costs), *mesh)
-    return Prediction(report(found), peaks, groups, tokens_of(compiled.dag), memory, noted)
+    tokens, flops = tokens_of(compiled.dag), flops_of(compiled.dag)
+    return Prediction(report(found), peaks, groups, tokens, memory, noted, flops)
+
+
+def flops_of(dag: Dag) -> float:
+    """Of a step on all replicas, without what is recomputed. Divided regions run on several."""
+    runs = prod(count for _, count in dag.dimensions) * len(dag.replicas.teams)
+    regions = dag.model.regions
+    each = (region.ways * region.flops.get(p, 0.0) for region in regions for p in (F, B))
+    return runs * sum(each)
 
 
 def cost_notes(compiled: Compiled, costs: JobCosts | None = None) -> tuple[str, ...]:

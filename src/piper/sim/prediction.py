@@ -21,6 +21,8 @@ class Prediction:
     tokens: int  # per step, of all replicas
     memory: float | Mapping[Device, float] | None = None  # bytes of each device, if known
     notes: tuple[str, ...] = ()  # which costs were not measured
+    flops: float = 0.0  # of the step, without what is recomputed
+    peak_flops: float | None = None  # per second, of all devices together, if known
 
     @property
     def seconds(self) -> float:
@@ -30,6 +32,18 @@ class Prediction:
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def device_rate(self) -> float:
+        """Tokens per second of one device."""
+        return self.rate / sum(map(len, self.alike.values()))
+
+    @property
+    def mfu(self) -> float | None:
+        """The share of the peak that the model's own operations reach. None: it is not known."""
+        if not self.peak_flops or not self.seconds:
+            return None
+        return self.flops / (self.seconds * self.peak_flops)
 
     @property
     def peak(self) -> int:
@@ -59,6 +73,9 @@ class Prediction:
         return {
             "seconds": self.seconds,
             "tokens_per_second": self.rate,
+            "tokens_per_second_per_device": self.device_rate,
+            "mfu": self.mfu,
+            "idle": self.report.idle,
             "bubble": self.report.bubble,
             "exposed": self.report.exposed,
             "uncovered": self.report.uncovered,
@@ -71,6 +88,7 @@ class Prediction:
             ],
             "devices": [
                 {**asdict(one), "peak_bytes": self.peaks[one.device].total,
+                 "held_bytes": dict(self.peaks[one.device].held),
                  "alike": list(self.alike[one.device])}
                 for one in self.report.devices
             ],

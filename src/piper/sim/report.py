@@ -51,6 +51,15 @@ class Report:
         return sum(one.bubble for one in self.devices) / (self.seconds * len(self.devices) or 1.0)
 
     @property
+    def idle(self) -> float:
+        """The fraction of the time of all devices in which they compute nothing.
+
+        It is the bubble and the exposed communication together.
+        """
+        waiting = sum(self.exposed.values()) / self.seconds if self.seconds else 0.0
+        return self.bubble + waiting
+
+    @property
     def exposed(self) -> dict[str, float]:
         """By stream: seconds that devices wait for messages, on average."""
         found: dict[str, float] = {}

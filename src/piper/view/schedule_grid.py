@@ -160,9 +160,9 @@ def paint(text: str, phase: Phase | None) -> str:
 
 
 def summary(rows: Rows) -> str:
-    """How long a step is, and how much of it is idle."""
+    """How long a step is, and how much of it is empty, in these units: no machine is known."""
     return (
-        f"{amount(length(rows), 'time step')}, {100 * idle(rows):.0f} % idle: "
+        f"{amount(length(rows), 'time step')}, {100 * idle(rows):.0f} % empty: "
         "F, BI and BW take 1 each, B takes 2, communication takes none"
     )
 

@@ -15,10 +15,11 @@ SHOWN = 4  # parts of the critical path, and longest instructions
 ROWS = 16  # devices in the table
 
 
-def text(found: Prediction, step: Simulated) -> str:
+def text(found: Prediction, step: Simulated, machine: str = "") -> str:
     """The whole report."""
-    parts = [headline(found), *streams(found.report), memory(found), *found.notes]
-    parts.append(bound(found.report))
+    parts = [headline(found), *reached(found), *streams(found.report), memory(found)]
+    parts += [by_kind(found), *found.notes, bound(found.report), advice(found)]
+    parts += [f"simulated on {machine}"] if machine else []
     return "\n".join([*parts, *longest(step), "", *table(found)])
 
 
@@ -26,7 +27,49 @@ def headline(found: Prediction) -> str:
     tokens = f", {found.rate:,.0f} tokens/s" if found.tokens else ""
     count = sum(map(len, found.alike.values()))
     step = f"step {time_text(found.seconds)} on {amount(count, 'device')}"
-    return f"{step}{tokens}; bubble {percent(found.report.bubble)}"
+    return f"{step}{tokens}; {idle_text(found.report)}"
+
+
+def idle_text(found: Report) -> str:
+    """How much of the time devices compute nothing, and why."""
+    exposed = found.idle - found.bubble
+    parts = f"{percent(found.bubble)} bubble, {percent(exposed)} exposed communication"
+    return f"idle {percent(found.idle)} ({parts})"
+
+
+def reached(found: Prediction) -> Iterator[str]:
+    """What a device reaches, as far as it is known."""
+    rates = [f"{found.device_rate:,.0f} tokens/s"] if found.tokens else []
+    if found.mfu is not None:
+        rates.append(f"MFU {percent(found.mfu)}")
+    if rates:
+        yield f"per device {', '.join(rates)}"
+
+
+def advice(found: Prediction) -> str:
+    """One line: what bounds the step most, and what usually helps."""
+    report = found.report
+    exposed = {stream: seconds / report.seconds for stream, seconds in report.exposed.items()}
+    worst = max(exposed, key=lambda stream: exposed[stream], default="")
+    if not found.fits:
+        return "advice: it does not fit; recompute (`remat=`), use a higher `zero`, or more devices"
+    if worst and exposed[worst] > max(0.1, report.bubble):
+        return (
+            f"advice: messages on {worst} bound the step; send less or overlap more: larger "
+            "microbatches, a schedule that overlaps, or a faster network"
+        )
+    if report.bubble > 0.1:
+        return (
+            "advice: the bubble bounds the step; use more microbatches, an interleaved or "
+            "zero-bubble schedule, or stages cut by measured costs"
+        )
+    return "advice: compute bounds the step; compiled=True, larger microbatches or lower precision"
+
+
+def by_kind(found: Prediction) -> str:
+    """What holds the memory of the fullest device at its peak."""
+    held = sorted(found.peaks[found.fullest].held.items(), key=lambda part: -part[1])
+    return "  " + ", ".join(f"{what} {size_text(size)}" for what, size in held if size)
 
 
 def streams(found: Report) -> Iterator[str]:

@@ -9,7 +9,18 @@ from torch import fx
 
 from piper.capture.fx_nodes import storages, value
 from piper.capture.graphs.flop_formulas import operations
+from piper.capture.graphs.fusion import fused, read_elsewhere
 from piper.capture.torch_private import OpOverload, is_mutable, pytree
+
+# Operators that look up elements: the position of what they read, and of what says how much.
+TABLES: dict[str, tuple[int, int | None]] = {
+    "embedding": (0, None),
+    "gather": (0, None),
+    "index": (0, None),
+    "index_select": (0, None),
+    "nll_loss_forward": (0, 1),
+    "nll_loss_backward": (1, 2),
+}
 
 
 def count(module: fx.GraphModule) -> float:
@@ -20,7 +31,34 @@ def count(module: fx.GraphModule) -> float:
 def traffic(module: fx.GraphModule) -> float:
     """Bytes that operators without counted FLOPs read and write in one run, unfused."""
     nodes = [node for node in _kernels(module) if not flops_of(node)]
-    return float(sum(bytes_of(n) for node in nodes for n in (node, *node.all_input_nodes)))
+    return float(sum(bytes_of(node) + sum(reads(node).values()) for node in nodes))
+
+
+def fused_work(module: fx.GraphModule) -> tuple[float, int]:
+    """Bytes and operators, if a compiler fuses operators without counted FLOPs."""
+    kernels = list(_kernels(module))
+    products = {node for node in kernels if flops_of(node)}
+    groups = fused(kernels, products)
+    wanted = read_elsewhere(groups, module.graph.output_node().all_input_nodes)
+    moved = 0
+    for group, kept in zip(groups, wanted, strict=True):
+        if products.isdisjoint(group):
+            made = {storage for node in group for storage in storages(node)}
+            outside = {n: size for node in group for n, size in reads(node).items()}
+            moved += sum(size for n, size in outside.items() if not storages(n) & made)
+            moved += sum(bytes_of(node) for node in group if storages(node) & kept)
+    return float(moved), len(groups)
+
+
+def reads(node: fx.Node) -> dict[fx.Node, int]:
+    """Bytes that an operator reads of each input. Looking up rows does not read the whole table."""
+    found = {one: bytes_of(one) for one in node.all_input_nodes}
+    table, index = TABLES.get(node.target.overloadpacket.__name__, (None, None))
+    if table is not None:
+        source, rows = node.args[table], node if index is None else node.args[index]
+        if isinstance(source, fx.Node) and isinstance(rows, fx.Node):
+            found[source] = min(found[source], bytes_of(rows))
+    return found
 
 
 def operators(module: fx.GraphModule) -> int:

@@ -90,4 +90,5 @@ def count(phases: dict[Phase, fx.GraphModule]) -> Cost:
         {phase: workspace.count(graph, phase) for phase, graph in phases.items()},
         {phase: flops.traffic(graph) for phase, graph in phases.items()},
         {phase: flops.operators(graph) for phase, graph in phases.items()},
+        {phase: flops.fused_work(graph) for phase, graph in phases.items()},
     )

@@ -64,6 +64,7 @@ class Cost:
     workspace: dict[Phase, int]  # bytes that it allocates while it runs
     traffic: dict[Phase, float]  # bytes that operators without arithmetic read and write
     operators: dict[Phase, int]
+    fused: dict[Phase, tuple[float, int]]  # traffic and operators, if a compiler fuses them
 
 
 def describe(
@@ -106,6 +107,7 @@ def describe(
         traffic=cost.traffic,
         operators=cost.operators,
         axes=chunk.piece.axes if chunk.piece else (),
+        fused=cost.fused,
         conversion=chunk.piece.conversion if chunk.piece else None,
         axis=chunk.piece.axis if chunk.piece else 0,
     )
