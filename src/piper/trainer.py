@@ -28,7 +28,7 @@ from piper.job.loss_reduction import refuse_weightless
 from piper.job.metric_log import Log, metric_log
 from piper.job.model_flops import best_seconds
 from piper.job.on_nan import OnNan, after_step
-from piper.job.options import ADAMW, Loss, Options
+from piper.job.options import ADAMW, GraphsOption, Loss, Options
 from piper.job.programs import Programs, whole_state
 from piper.job.retarget import retargeted
 from piper.job.stale_model import StaleModel
@@ -68,7 +68,7 @@ class Trainer:
     optimizer; `max_norm` clips by the norm over all devices; `ema` is the decay of averages of the
     parameters (`averaged`); `on_nan` is "stop", "skip" or "report" for a loss or norm that is not
     finite; `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md); `compiled` runs the
-    regions through Inductor, `graphs` as CUDA graphs where their shapes allow (on GPUs);
+    regions through Inductor, `graphs` as CUDA graphs on GPUs ("auto": if they are faster);
     `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for dropout and such
     models; `costs` is what `tune` gave, or a file of it. `memory_gib` is the memory of a device: a
     strategy that needs more is an error, with a table of what would fit. `no_decay` names
@@ -100,7 +100,7 @@ class Trainer:
         on_nan: OnNan | None = None,
         precision: Precision | str | None = None,
         compiled: bool = False,
-        graphs: bool = False,
+        graphs: GraphsOption = False,
         seed: int = 0,
         init: Init | None = None,
         costs: Costs | str | Path | None = None,

@@ -31,11 +31,12 @@ class Mode(StrEnum):
         return {Mode.GRAPHS: Mode.EAGER, Mode.COMPILED_GRAPHS: Mode.COMPILED}.get(self, self)
 
 
-def mode_of(compiled: bool, graphs: bool = False) -> Mode:
-    """
+def mode_of(compiled: bool, graphs: bool | str = False) -> Mode:
+    """With graphs="auto", it is not known yet whether there are any.
+
     >>> mode_of(compiled=True, graphs=False)
     <Mode.COMPILED: 'compiled'>
     """
-    if graphs:
+    if graphs is True:
         return Mode.COMPILED_GRAPHS if compiled else Mode.GRAPHS
     return Mode.COMPILED if compiled else Mode.EAGER

@@ -89,6 +89,11 @@ def refuse_wrong_ema(decay: Any) -> None:
         raise InputError.of("ema", f"{decay!r} is not a decay", fix)
 
 
+def refuse_wrong_graphs(graphs: Any) -> None:
+    if not isinstance(graphs, bool) and graphs != "auto":
+        raise InputError.of("graphs", f"there is no {graphs!r}", 'write True, False or "auto"')
+
+
 def refuse_wrong_count(name: str, found: Any) -> None:
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise InputError.of(name, f"{found!r} is not a count", "write a whole number above 0")

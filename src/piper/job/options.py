@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -15,6 +16,7 @@ from piper.costs import Costs
 from piper.job.arguments import (
     refuse_wrong_count,
     refuse_wrong_ema,
+    refuse_wrong_graphs,
     refuse_wrong_memory,
     refuse_wrong_options,
     refuse_wrong_patterns,
@@ -27,6 +29,7 @@ from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.state.parameter_groups import WithoutDecay
 
 Loss = Callable[..., torch.Tensor]  # of the model's output and the last argument of a step
+GraphsOption = bool | Literal["auto"]  # whether regions run as CUDA graphs
 ADAMW = partial(torch.optim.AdamW, lr=3e-4)
 
 
@@ -44,7 +47,7 @@ class Options:
     on_nan: OnNan | None = None
     precision: Precision | str | None = None
     compiled: bool = False
-    graphs: bool = False
+    graphs: GraphsOption = False
     seed: int = 0
     init: Init | None = None
     costs: Costs | str | Path | None = None
@@ -62,7 +65,8 @@ class Options:
             object.__setattr__(self, "optimizer", grouped)
         precision = precision_of(self.precision)
         scaled = precision is not None and precision.loss_scale is not None
-        refuse_wrong_on_nan(self.on_nan, self.graphs, scaled)
+        refuse_wrong_graphs(self.graphs)
+        refuse_wrong_on_nan(self.on_nan, self.graphs is True, scaled)
         refuse_wrong_memory(self.memory_gib)
         refuse_wrong_count("max_programs", self.max_programs)
         refuse_wrong_names(self.whole)

@@ -28,7 +28,8 @@ from piper.runtime.comm.gloo import Comm, ProcessComm
 from piper.runtime.comm.transport import communicators
 from piper.runtime.comm.world import refuse_wrong_world, world
 from piper.runtime.execute import Kernel, Program
-from piper.runtime.gpu.cuda_graphs import record_graphs
+from piper.runtime.gpu.cuda_graphs import Graphs, record_graphs
+from piper.runtime.gpu.graph_choice import GraphChoice, device_clock
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
@@ -136,8 +137,11 @@ class Programs:
             return
         with on_compute_stream(program.plan, program.device):
             warm(program, mine.known, mine.part.experts, joins)
-            if self.job.options.graphs:
-                program.faster = record_graphs(program, mine.known, joins=joins)
+        record = partial(recorded, program, mine, joins)
+        if self.job.options.graphs == "auto" and self.job.options.on_nan is None:
+            program.faster = GraphChoice(program, program.faster, record, device_clock)
+        elif self.job.options.graphs is True:
+            program.faster = record()
 
     def compile_again(self, costs: Costs) -> None:
         """Compile again with these costs, at the next batch."""
@@ -152,6 +156,11 @@ class Programs:
         if self.comm is not None:
             self.comm.close()
             self.comm = None
+
+
+def recorded(program: Program, mine: Assignment, joins: Joins | None) -> Graphs:
+    with on_compute_stream(program.plan, program.device):
+        return record_graphs(program, mine.known, joins=joins)
 
 
 def whole_state(programs: Programs) -> dict[str, torch.Tensor] | None:

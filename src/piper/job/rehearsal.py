@@ -21,7 +21,7 @@ from piper.job.batch import Batch, refuse_uneven
 from piper.job.job import Job
 from piper.job.loss_reduction import refuse_weightless
 from piper.job.on_nan import OnNan
-from piper.job.options import ADAMW, Loss, Options
+from piper.job.options import ADAMW, GraphsOption, Loss, Options
 from piper.job.programs import joins, load
 from piper.plan.instructions import Plan
 from piper.runtime.batch import StepInputs
@@ -65,7 +65,7 @@ def rehearse(
     on_nan: OnNan | None = None,
     precision: Precision | str | None = None,
     compiled: bool = False,
-    graphs: bool = False,
+    graphs: GraphsOption = False,
     seed: int = 0,
     init: Init | None = None,
     costs: Costs | str | Path | None = None,
