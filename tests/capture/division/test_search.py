@@ -85,7 +85,7 @@ def test_what_is_left_out_is_never_better(ways: int, monkeypatch: pytest.MonkeyP
         quick = frontier.run(segment.nodes, state, last)
         with monkeypatch.context() as patch:
             patch.setattr(Frontier, "_pruned", lambda self, found, width: found)
-            every = frontier._run(segment.nodes, state, last, math.inf, 0)
+            every, _ = frontier._run(segment.nodes, state, last, math.inf, 0)
         best = min(cost for cost, _ in every.values())
         assert min(cost for cost, _ in quick.values()) == pytest.approx(best, rel=1e-12)
 

@@ -20,8 +20,8 @@ from piper.capture.torch_private import is_view
 from piper.ir.division import DivisionRequest
 from piper.ir.placements import Cut, Partial, Placement
 
-QUICK = 50  # states of a first run, which gives an upper bound
-STATES = 2000  # that are kept; more are not needed by models of known kinds
+WIDTHS = (50, 200, 2000)  # states that are kept: in a first run, and in those after it
+SAME = 1 + 1e-9  # costs are equal up to rounding
 RIVALS = 12  # cheaper states that each is compared with
 
 Available = frozenset[Placement]
@@ -76,6 +76,12 @@ class Trail:
 Best = dict[State, tuple[float, Trail | None]]
 
 
+def no_better(found: Best, before: Best) -> bool:
+    return all(
+        state in before and before[state][0] <= cost * SAME for state, (cost, _) in found.items()
+    )
+
+
 @dataclass
 class Frontier:
     """Runs through nodes in order. `held`: how shared parameters are held."""
@@ -89,16 +95,25 @@ class Frontier:
             tuple[fx.Node, Available, Placement], tuple[float | None, Placement | None]
         ] = {}
         self.moves: dict[fx.Node, list[Move]] = {}
+        # Equal sets are one object: states are compared all the time, mostly with themselves.
+        self.sets: dict[Available, Available] = {}
+        self.bridges: dict[tuple[fx.Node, Available, Available], float] = {}
 
     def run(self, nodes: Sequence[fx.Node], entry: State, last: dict[fx.Node, fx.Node]) -> Best:
         """The cheapest of all states after the last node that differ in what it gives.
 
         `last`: the last node that reads a value. A few states find some way through; states that
-        cannot be better than the worst result of that are then left out.
+        cannot be better than the worst result of that are then left out. More states are tried
+        until all are kept, or until more of them find nothing better.
         """
-        quick = self._run(nodes, entry, last, math.inf, QUICK)
-        limit = max((cost for cost, _ in quick.values()), default=math.inf)
-        return self._run(nodes, entry, last, limit * (1 + 1e-9), STATES)
+        found, _ = self._run(nodes, entry, last, math.inf, WIDTHS[0])
+        for width in WIDTHS[1:]:
+            before = found
+            limit = max((cost for cost, _ in before.values()), default=math.inf)
+            found, all_kept = self._run(nodes, entry, last, limit * SAME, width)
+            if all_kept or no_better(found, before):
+                break
+        return found
 
     def _run(
         self,
@@ -107,8 +122,10 @@ class Frontier:
         last: dict[fx.Node, fx.Node],
         limit: float,
         width: int,
-    ) -> Best:
+    ) -> tuple[Best, bool]:
+        """The states after the last node, and whether none were left out to keep to `width`."""
         states: Best = {entry: (0.0, None)}
+        all_kept = True
         ahead = sum(map(self._least, nodes))
         for node in nodes:
             ahead -= self._least(node)
@@ -119,7 +136,8 @@ class Frontier:
                     if total + ahead <= limit and (after not in found or total < found[after][0]):
                         found[after] = total, Trail(trail, choice)
             states = self._pruned(found, width)
-        return states
+            all_kept = all_kept and len(states) < width
+        return states, all_kept
 
     def _least(self, node: fx.Node) -> float:
         """What a node costs at least."""
@@ -134,10 +152,10 @@ class Frontier:
             if read is None:
                 continue
             cost, reads = read
-            more = {one.value: live[one.value] | {one.target} for one in reads}
+            more = {one.value: self._one(live[one.value] | {one.target}) for one in reads}
             state = (
                 *((value, more.get(value, live[value])) for value in kept),
-                (node, frozenset({move.option.output})),
+                (node, self._one(frozenset({move.option.output}))),
             )
             yield state, cost + move.work, Choice(move.option, tuple(reads))
 
@@ -232,11 +250,22 @@ class Frontier:
                 break
         return kept
 
+    def _one(self, found: Available) -> Available:
+        return self.sets.setdefault(found, found)
+
     def _reaches(self, live: dict[fx.Node, Available], state: State, limit: float) -> bool:
-        for node, ways in state:
-            for target in ways - live[node]:
-                price, _ = self._cheapest(node, live[node], target)
-                if price is None or price > limit:
+        for node, wanted in state:
+            given = live[node]
+            if given is not wanted:
+                limit -= self._bridge(node, given, wanted)
+                if limit < 0:
                     return False
-                limit -= price
         return True
+
+    def _bridge(self, node: fx.Node, given: Available, wanted: Available) -> float:
+        """What it costs to have a value in all wanted placements; infinite if it cannot be."""
+        key = node, given, wanted
+        if key not in self.bridges:
+            prices = [self._cheapest(node, given, target)[0] for target in wanted - given]
+            self.bridges[key] = sum(math.inf if price is None else price for price in prices)
+        return self.bridges[key]
