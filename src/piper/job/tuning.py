@@ -6,11 +6,15 @@ import statistics
 from collections.abc import Mapping
 
 from piper.costs import Costs
+from piper.costs.estimate import Work
 from piper.costs.measured import Works, figures_of, medians, works_of
 from piper.costs.modes import Mode
 from piper.ir.model import Model
 from piper.names import Phase
+from piper.runtime.comm.wire_format import travels
 from piper.runtime.observe.measure import Measured, gathered
+
+travels(Work)
 
 
 def tuned(measured: Measured, codes: Mapping[str, str], model: Model | None, mode: Mode) -> Costs:

@@ -70,6 +70,8 @@ class WholeInputs:
         if not batch.labelled:
             loss_fn, arguments = joined, (*arguments, None)
         found = tried(self.model, loss_fn, inputs_of(arguments), device, precision)
+        if found is None:
+            return  # it will fail as it is
         if found.is_clear:
             cut = found.groups[0]
         else:  # whether that matters is known when the model is captured
@@ -127,8 +129,8 @@ def refuse_wrong_names(given: Any) -> None:
 
 def tried(
     model: torch.nn.Module, loss_fn: Any, inputs: Inputs, device: str, precision: Precision | None
-) -> BatchDimension:
-    """Run the model with other sizes, without values."""
+) -> BatchDimension | None:
+    """Run the model with other sizes, without values. None: it does not run with these either."""
 
     def runs(shapes: Sequence[Shape]) -> bool:
         try:
@@ -141,7 +143,8 @@ def tried(
 
     known: list[Any] = [spec.shape for spec in inputs.tensors]
     sizes = (size for one in model.parameters() for size in one.shape)
-    return batch_dimension(known, runs, sizes)
+    found = batch_dimension(known, runs, sizes)
+    return found if found.groups or runs(known) else None
 
 
 def with_shapes(inputs: Inputs, shapes: Sequence[Shape]) -> Inputs:
