@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import closing
 from functools import cache, partial
 
 import pytest
@@ -253,3 +254,33 @@ def test_labels_that_count_are_counted_over_all_batches() -> None:
     found = trainer.evaluate([(x[k : k + 2], labels[k : k + 2]) for k in (0, 2, 4)]).loss
 
     assert found == pytest.approx(loss_fn(model(x), labels).item())
+
+
+class TwoInputs(nn.Module):
+    """Both are floating-point tensors: without labels, none of them is the labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 4), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(self.one(x)) * self.other(y)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_predictions_are_computed_in_the_type_of_training(precision: str) -> None:
+    torch.manual_seed(0)
+    model, (x, y, z) = TwoInputs(), (torch.randn(4, n) for n in (6, 3, 4))
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    trainer = piper.Trainer(
+        model, functional.mse_loss, None, example=(x, y, z), precision=precision, device="cpu"
+    )
+    with closing(trainer):
+        trainer.step(x, y, z)
+        found, trained = trainer.predict(x, y), trainer.state_dict()
+
+    plain = TwoInputs()
+    plain.load_state_dict(trained)
+    with torch.no_grad():
+        wanted = plain.to(dtype)(x.to(dtype), y.to(dtype))
+    torch.testing.assert_close(found.to(dtype), wanted, rtol=0, atol=0)

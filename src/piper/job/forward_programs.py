@@ -160,7 +160,7 @@ def captured_forward(job: Job, batch: Batch, wanted: Wanted, trained: frozenset[
     example = job.converted(one).arguments
     loss_fn: Any = job.loss_fn
     if wanted == "outputs":
-        loss_fn, example = joined, (*one.arguments, None)
+        loss_fn, example = joined, (*example, None)
     given = job.model, loss_fn, example, job.device.type
     rest = job.precision, trained, one.whole
     undivided = capture(*given, (), *rest)

@@ -293,7 +293,8 @@ class Job:
         """The batch with inputs of the type that the model computes in. Labels stay as they are."""
         if self.precision is None:
             return batch
-        return batch.in_type(TYPES[self.precision.compute], labels=self.loss_fn is not None)
+        labels = self.loss_fn is not None and batch.labelled
+        return batch.in_type(TYPES[self.precision.compute], labels=labels)
 
     def find_layers(self, batch: Batch) -> None:
         """Tag the layers of a model without annotations, if the strategy cuts it into stages."""
