@@ -230,12 +230,13 @@ def test_all_of_it_repeats_nothing() -> None:
 
 def test_it_says_what_it_frees_and_what_it_repeats() -> None:
     found, _ = attention()
-    kept = found.model_with([(), ("matmuls",)]).regions[0]
-    nothing, products = kept.recomputed[()], kept.recomputed["matmuls",]
+    policies = [(), ("matmuls",), ("attention", "matmuls")]
+    kept = found.model_with(policies).regions[0]
+    nothing, products, both = (kept.recomputed[policy] for policy in policies)
 
-    assert nothing.recomputes is not None and products.recomputes is not None
+    assert nothing.recomputes and products.recomputes and both.recomputes
     assert nothing.recomputes.frees == nbytes(kept) - nbytes(nothing)
-    assert products.recomputes.flops == 0 < nothing.recomputes.flops
+    assert 0 == both.recomputes.flops < products.recomputes.flops < nothing.recomputes.flops
     assert nothing.recomputes.flops == nothing.flops[B] - kept.flops[B]
 
 

@@ -108,7 +108,7 @@ class Dropping(nn.Module):
 def test_dropouts_keep_their_numbers() -> None:
     captured = capture(Dropping(), nn.functional.mse_loss, (torch.ones(4, 6), torch.ones(4, 6)))
     _, first, second, _ = captured.model.regions
-    given = {"random": torch.tensor([3, 1])}
+    given = {"random": torch.tensor([3, 1, 4])}
     inputs = [given.get(name, torch.ones(4, 6)) for name in first.inputs]
     reads = [(torch.randn(6, 6), torch.randn(6)), *inputs]
 

@@ -158,6 +158,36 @@ def test_a_table_that_the_model_looks_up_must_be_named() -> None:
     )
 
 
+class Masked(nn.Module):
+    """Looks its mask up by row, as the models of Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.last = nn.Embedding(8, SIZE), nn.Linear(SIZE, 1)
+        self.double()
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        with piper.annotate("PP"):
+            x = self.embed(tokens)
+        with piper.annotate("PP"):
+            rows = torch.arange(tokens.shape[0])
+            return self.last(torch.tanh(x) * mask[rows].unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("length", [SIZE, SIZE + 1])
+def test_a_mask_of_the_shape_of_the_tokens_is_cut_with_them(length: int) -> None:
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(8, (3, SIZE, length), generator=draw)
+    masks = torch.randint(2, (3, SIZE, length), generator=draw)
+    labels = (drawn_tensor((SIZE, length), seed) for seed in range(3))
+    given = list(zip(tokens, masks, labels, strict=True))
+
+    found = piper.rehearse(Masked(), functional.mse_loss, strategy(2, 1), given, optimizer=SGD)
+
+    assert found.losses == pytest.approx(plain(Masked(), given), rel=1e-12)
+
+
 @pytest.mark.parametrize(("parts", "replicas"), [(2, 1), (2, 2)])
 def test_what_is_named_stays_whole(parts: int, replicas: int) -> None:
     model, reference, given = Lookup(), Lookup(), lookup_batches(SIZE * replicas)

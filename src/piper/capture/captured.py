@@ -56,6 +56,8 @@ class Captured:
 
     def with_others(self, others: Mapping[int, "Captured"]) -> "Captured":
         """The same, for microbatches of several sizes."""
+        if not others:
+            return self
         dropouts = {
             region_of_size(region, rows): number
             for rows, other in others.items()

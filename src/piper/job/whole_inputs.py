@@ -11,7 +11,7 @@ import torch
 
 from piper.capture import torch_private
 from piper.capture.precision import Precision
-from piper.capture.trace.batch_dimension import BatchDimension, Shape, batch_dimension
+from piper.capture.trace.batch_dimension import BatchDimension, Groups, Shape, batch_dimension
 from piper.capture.trace.call_arguments import LABELS
 from piper.capture.trace.forward import run_once
 from piper.capture.trace.inputs import Inputs, inputs_of
@@ -72,6 +72,7 @@ class WholeInputs:
         found = tried(self.model, loss_fn, inputs_of(arguments), device, precision)
         if found is None:
             return  # it will fail as it is
+        found = BatchDimension(joined_by_shape(found.groups, batch.tensors))
         if found.is_clear:
             cut = found.groups[0]
         else:  # whether that matters is known when the model is captured
@@ -97,6 +98,26 @@ class WholeInputs:
                 f"sizes do not say which tensors have the batch as their first dimension: {those}"
             )
             raise InputError.of("batch", what, FIX)
+
+
+def joined_by_shape(groups: Groups, tensors: Sequence[torch.Tensor]) -> Groups:
+    """Token ids and a mask of the same [batch, tokens] belong together.
+
+    Many models look their mask up row by row. Then it can have more rows than there are tokens,
+    like a table, and a run without values does not tell it from one. Tables are rarely of whole
+    numbers, and hardly ever of the shape of the tokens.
+    """
+    marks = [group for group in groups if all(is_mark(tensors[k]) for k in group)]
+    found = [group for group in groups if group not in marks]
+    for mark in marks:
+        shapes = [tensors[k].shape[:2] for k in mark]
+        alike = [g for g in found if any(tensors[k].shape[:2] in shapes for k in g)]
+        found = [g for g in found if g not in alike] + [mark.union(*alike)]
+    return tuple(found)
+
+
+def is_mark(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 2 and not tensor.is_floating_point()
 
 
 def named_by(given: Sequence[str], names: Sequence[str]) -> list[int]:
