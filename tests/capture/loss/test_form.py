@@ -39,23 +39,23 @@ def batch(seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return outputs, wanted
 
 
-def form_of(loss: Loss) -> LossForm:
+def form_of(loss: Loss, parts: int = PARTS) -> LossForm:
     outputs, wanted = batch(0)
     leaves, spec = pytree.tree_flatten(outputs)
-    described = [((ROWS, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-    example = Batch.of((wanted,)).part(0, PARTS).arguments
+    described = [((len(leaf) // parts, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+    example = Batch.of((wanted,)).part(0, parts).arguments
     return function_form(loss, (described, spec), example, LossForm())
 
 
-def difference(loss: Loss, form: LossForm, seed: int) -> float:
+def difference(loss: Loss, form: LossForm, seed: int, parts: int = PARTS) -> float:
     """The loss of the batch, against that of its microbatches with their shares."""
     outputs, wanted = batch(seed)
-    reduction = reduction_of(None, False, None, PARTS, form_from_json(form_to_json(form)))
+    reduction = reduction_of(None, False, None, parts, form_from_json(form_to_json(form)))
     given, made = Batch.of((wanted,)), Batch.of((outputs,))
-    own = reduction.weights(given, PARTS)
+    own = reduction.weights(given, parts)
     shares = reduction.shares(own, sum(own))
-    parts = zip(made.parts(PARTS), given.parts(PARTS), shares, strict=True)
-    found = sum(float(loss(a.arguments[0], b.arguments[0])) * share for a, b, share in parts)
+    pairs = zip(made.parts(parts), given.parts(parts), shares, strict=True)
+    found = sum(float(loss(a.arguments[0], b.arguments[0])) * share for a, b, share in pairs)
     whole = float(loss(outputs, wanted))
     return abs(found - whole) / abs(whole)
 
@@ -136,18 +136,20 @@ NOT_PROVED: dict[str, Loss] = {
 }
 
 
+@pytest.mark.parametrize("parts", [PARTS, ROWS * PARTS], ids=["rows", "one row"])
 @pytest.mark.parametrize("loss", PROVED.values(), ids=PROVED)
-def test_what_is_proved_holds(loss: Loss) -> None:
-    form = form_of(loss)
+def test_what_is_proved_holds(loss: Loss, parts: int) -> None:
+    form = form_of(loss, parts)
 
     assert form.kind is not None
     if len(form.counts) + form.even < 2:  # else only batches in which everything counts
-        assert max(difference(loss, form, seed) for seed in range(1, 4)) < 1e-12
+        assert max(difference(loss, form, seed, parts) for seed in range(1, 4)) < 1e-12
 
 
+@pytest.mark.parametrize("parts", [PARTS, ROWS * PARTS], ids=["rows", "one row"])
 @pytest.mark.parametrize("loss", NOT_PROVED.values(), ids=NOT_PROVED)
-def test_what_does_not_hold_is_not_proved(loss: Loss) -> None:
-    assert form_of(loss).kind is None
+def test_what_does_not_hold_is_not_proved(loss: Loss, parts: int) -> None:
+    assert form_of(loss, parts).kind is None
 
 
 def drawn(rng: random.Random) -> Loss:
@@ -178,11 +180,11 @@ def drawn(rng: random.Random) -> Loss:
 def assert_drawn(seeds: range) -> int:
     proved = 0
     for seed in seeds:
-        loss = drawn(random.Random(seed))
-        form = form_of(loss)
+        loss, parts = drawn(random.Random(seed)), (PARTS, ROWS * PARTS)[seed % 2]
+        form = form_of(loss, parts)
         if form.kind is not None:
             proved += 1
-            assert difference(loss, form, seed) < 1e-11, seed
+            assert difference(loss, form, seed, parts) < 1e-11, seed
     return proved
 
 

@@ -15,7 +15,7 @@ from piper.capture import torch_private
 from piper.capture.fx_nodes import arguments, value
 from piper.capture.loss.counts import Count, count_of
 from piper.capture.loss.domain import FIXED, MEAN, Known, Labels, PerRow, Reduced, Rows
-from piper.capture.loss.proof import batch_rows, followed, merge_equal, paired
+from piper.capture.loss.proof import batch_rows, followed, merge_equal, paired, without_copies
 from piper.capture.loss.rules import MEANS, base_name
 from piper.capture.torch_private import pytree
 from piper.capture.trace.forward import Traced
@@ -98,6 +98,8 @@ def _of_function(
     for root in (one, two):
         merge_equal(root.graph)
     twins = paired(one.graph, two.graph)
+    if twins is None and rows == 1:  # the second graph only shows what grows: nothing runs it
+        twins = paired(one.graph, without_copies(two.graph))
     if twins is None:
         return None
     places = one.graph.find_nodes(op="placeholder")

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import value
@@ -12,6 +13,7 @@ from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Rows
 from piper.capture.loss.rules import RULES, base_name, elementwise, is_elementwise
 from piper.capture.torch_private import OpOverload, is_mutable, pytree
 
+aten = torch.ops.aten
 Twins = Mapping[fx.Node, fx.Node]
 
 
@@ -107,6 +109,16 @@ def paired(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, fx.Node] | None:
     if [outline(node) for node in here] != [outline(node) for node in there]:
         return None
     return dict(zip(here, there, strict=True))
+
+
+def without_copies(graph: fx.Graph) -> fx.Graph:
+    """Change a graph in place: one row is contiguous where several have to be copied."""
+    for node in graph.find_nodes(op="call_function", target=aten.clone.default):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    for node in graph.find_nodes(op="call_function", target=aten._unsafe_view.default):
+        node.target = aten.view.default
+    return graph
 
 
 def merge_equal(graph: fx.Graph) -> None:
