@@ -58,7 +58,7 @@ LAYERS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
 CASES = [(name, states) for name in LAYERS for states in (False, True)]
 
 
-@pytest.mark.parametrize(("name", "states"), every(4, CASES, map(str, CASES)))
+@pytest.mark.parametrize(("name", "states"), every(6, CASES, map(str, CASES)))
 def test_a_recurrent_layer_trains_as_in_pytorch(name: str, states: bool) -> None:
     kind, options = LAYERS[name]
     torch.manual_seed(0)
@@ -79,7 +79,7 @@ def test_a_long_sequence_is_one_operator() -> None:
 KINDS = [(kind, first) for kind in (nn.RNN, nn.LSTM, nn.GRU) for first in (True, False)]
 
 
-@pytest.mark.parametrize(("kind", "batch_first"), every(3, KINDS, map(str, KINDS)))
+@pytest.mark.parametrize(("kind", "batch_first"), every(6, KINDS, map(str, KINDS)))
 def test_dropout_between_layers_depends_on_the_sample_only(
     kind: type[nn.RNNBase], batch_first: bool
 ) -> None:

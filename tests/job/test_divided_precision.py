@@ -94,7 +94,8 @@ def test_divided_models_train_as_the_loop(name: str) -> None:
     agree(run(STRATEGIES[name], TIGHT), expected(TIGHT))
 
 
-@pytest.mark.parametrize("name", ["weights", pytest.param("tokens", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["weights", "tokens"])
 def test_modules_that_are_kept_are_divided_too(name: str) -> None:
     agree(run(STRATEGIES[name], KEPT), expected(KEPT))
 

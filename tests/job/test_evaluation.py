@@ -117,7 +117,7 @@ STRATEGIES = {
 }  # fmt: skip
 
 
-USUAL = ("interleaved, zero 3", "tensor parallel", "batch norm")
+USUAL = ("interleaved, zero 3", "batch norm")
 
 
 @pytest.mark.parametrize("name", USUAL)

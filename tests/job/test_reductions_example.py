@@ -6,6 +6,7 @@ import runpy
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 from shared_capture import using
 from typer.testing import CliRunner
@@ -35,6 +36,7 @@ def called(*arguments: object) -> str:
     return result.output
 
 
+@pytest.mark.soak
 def test_every_choice_has_its_own_timeline(tmp_path: Path) -> None:
     pictures = set()
     for choice in CHOICES:

@@ -22,7 +22,7 @@ def on_cpus(count: int, *arguments: str) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize("name", ["skips", "dropout"])
+@pytest.mark.parametrize("name", ["skips", pytest.param("dropout", marks=pytest.mark.soak)])
 def test_features_are_compared_with_plain_pytorch(name: str) -> None:
     assert f"ok    float32 eager feature: {name} " in on_cpus(2, "--only", f"feature: {name}")
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
 from shared_capture import capturing_once
 
 import piper
@@ -66,7 +65,8 @@ def trained(name: str, strategy: str | None, seed: int = 0) -> Rehearsal:
         )
 
 
-@pytest.mark.parametrize(("name", "strategy"), every(9, CASES, map(str, CASES)))
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "strategy"), CASES, ids=map(str, CASES))
 def test_every_strategy_draws_the_same_masks(name: str, strategy: str) -> None:
     alone, found = trained(name, None), trained(name, strategy)
 

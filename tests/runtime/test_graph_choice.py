@@ -142,7 +142,7 @@ def with_choices(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[GraphChoice
 CASES = [("1f1b", {}), ("zb-h1", {"dp": 2, "zero": 3}), ("dualpipev", {"dp": 2, "zero": 2})]
 
 
-@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("faster", [True, pytest.param(False, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("name", "options"), every(3, CASES))
 def test_a_run_that_changes_over_trains_like_the_plan(
     name: str, options: dict[str, Any], faster: bool, monkeypatch: pytest.MonkeyPatch

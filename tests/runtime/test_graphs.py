@@ -251,6 +251,7 @@ def test_a_failed_recording_leaves_nothing_behind(monkeypatch: Any) -> None:
     assert all(k in states or slot is None for k, slot in enumerate(program.slots))
 
 
+@pytest.mark.soak
 def test_replays_train_as_plain_pytorch(monkeypatch: Any) -> None:
     """One process, plain autograd: the losses of every microbatch, norms and parameters."""
     seen = with_graphs(monkeypatch)
