@@ -86,13 +86,22 @@ Known = Fixed | Number | Rows | RowNumbers | Reduced | OfTotal | Mixed
 FIXED, MIXED, SUM, MEAN = Fixed(), Mixed(), Reduced(), Reduced((PerRow(),))
 
 
+def over_of(known: Known) -> tuple[Divisor, ...]:
+    return known.over if isinstance(known, Reduced) else ()
+
+
+def is_function(one: Divisor) -> bool:
+    """The shares of microbatches then do not add up to 1: a constant would be scaled by them."""
+    return isinstance(one, Total) and one.value is not one.total
+
+
 def plus(a: Known, b: Known) -> Known:
     """The sum of two reduced values, or of one and a constant."""
     if Mixed() in (a, b):
         return MIXED
     if a == FIXED or b == FIXED:
         other = b if a == FIXED else a
-        return MIXED if other == SUM else other
+        return MIXED if other == SUM or any(map(is_function, over_of(other))) else other
     if not isinstance(a, Reduced) or not isinstance(b, Reduced) or (a == SUM) != (b == SUM):
         return MIXED
     return Reduced(tuple(dict.fromkeys((*a.over, *b.over))))
