@@ -336,7 +336,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", nargs="*", default=[], help="contenders whose names contain this")
+    parser.add_argument(
+        "--match", nargs="*", default=[], help="contenders whose names contain this"
+    )
     parser.add_argument("--link", help=argparse.SUPPRESS)
     chosen, given = parser.parse_args(), sys.argv[1:]
     if "RANK" not in os.environ:
@@ -350,7 +352,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     work, groups = Work(chosen), Groups(PP, EP)
-    names = [n for n in (*PIPERS, *PEERS) if not chosen.only or any(o in n for o in chosen.only)]
+    names = [n for n in (*PIPERS, *PEERS) if not chosen.match or any(o in n for o in chosen.match)]
     steps = {name: Counted(contender(name, work, groups)) for name in names}
     same_losses(steps)
     for step in steps.values():

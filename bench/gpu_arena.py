@@ -121,8 +121,8 @@ class Arena:
         faulthandler.dump_traceback_later(self.chosen.patience, exit=True)
 
     def wanted(self, entry: str) -> bool:
-        only, skip = self.chosen.only, self.chosen.skip
-        return (not only or any(o in entry for o in only)) and not any(s in entry for s in skip)
+        match, skip = self.chosen.match, self.chosen.skip
+        return (not match or any(o in entry for o in match)) and not any(s in entry for s in skip)
 
     def keep(self, entry: str, found: object) -> None:
         """Write it now, beside the results of other groups and runs in the file."""

@@ -70,14 +70,14 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--match", default="")
     chosen = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     ranks, results = dist.get_world_size(), {}
     config = LlamaConfig(vocab=1024, dim=chosen.dim, layers=8, heads=4)
     data = batch(config, chosen.microbatches, chosen.length)
-    for name in chosen.only.split(",") if chosen.only else runnable():
+    for name in chosen.match.split(",") if chosen.match else runnable():
         model = Staged(config, ranks * PEERS[name][1])
         strategy = piper.strategies.BUILDERS[name](pp=ranks, microbatches=chosen.microbatches)
         peer = peer_step(name, copy.deepcopy(model), data, chosen.microbatches)

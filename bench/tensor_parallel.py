@@ -84,7 +84,7 @@ def options() -> argparse.Namespace:
     add("--rows", type=int, help="of a microbatch, if not those of the size")
     add("--microbatches", type=int, default=4)
     add("--repeats", type=int, default=7)
-    add("--only", nargs="*", default=[], help="only entries whose names contain one of these")
+    add("--match", nargs="*", default=[], help="only entries whose names contain one of these")
     add("--skip", nargs="*", default=[], help="no entries whose names contain one of these")
     add("--fused", action="store_true", help="AdamW(fused=True) for all")
     add("--patience", type=float, default=240.0, help="seconds without progress before it ends")

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from piper import Place, Replicate, Shard, Split, Stage, Strategy, annotate, strategies, where
-from piper.errors import DirectiveError, InputError, PassError
+from piper.errors import DirectiveError, PassError
 from piper.ir.placements import Cut
 from piper.job.batch import Batch
-from piper.job.division import division_requests, feeds_of, refuse_compiled
+from piper.job.division import division_requests, feeds_of
 from piper.job.job import Job
 from piper.job.options import Options
 from piper.job.rehearsal import Rehearsal, rehearsed
@@ -266,16 +266,3 @@ def test_what_a_device_keeps_falls_with_the_devices_that_divide_tokens() -> None
     for ways in (2, 4):
         gathered = 2 * hidden * (1 - 1 / ways)
         assert kept(length, cp=ways) <= 1.12 * whole / ways + gathered
-
-
-def test_compiled_kernels_on_gpus_are_refused() -> None:
-    refuse_compiled(True, "cpu")
-    refuse_compiled(False, "cuda")
-
-    with pytest.raises(InputError) as refused:
-        refuse_compiled(True, "cuda")
-
-    assert str(refused.value) == (
-        "compiled: compiled=True is not supported on GPUs where weights or tokens are divided\n"
-        "  fix: leave out compiled=True; graphs=True works"
-    )

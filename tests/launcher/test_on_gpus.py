@@ -24,10 +24,10 @@ def on_cpus(count: int, *arguments: str) -> str:
 
 @pytest.mark.parametrize("name", ["skips", pytest.param("dropout", marks=pytest.mark.soak)])
 def test_features_are_compared_with_plain_pytorch(name: str) -> None:
-    assert f"ok    float32 eager feature: {name} " in on_cpus(2, "--only", f"feature: {name}")
+    assert f"ok    float32 eager feature: {name} " in on_cpus(2, "--match", f"feature: {name}")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_every_feature_is_as_plain_pytorch_has_it(count: int) -> None:
-    assert on_cpus(count, "--only", "feature").count("ok    ") >= 12
+    assert on_cpus(count, "--match", "feature").count("ok    ") >= 12

@@ -217,11 +217,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=LIMITS)
     parser.add_argument("--how", nargs="+", default=["eager", "graphs"], choices=HOW)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--match", default="")  # Inductor reads an `--only` of any script
     parser.add_argument("--patience", type=float, default=60.0, help="then say where it hangs")
     chosen = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    named = [entry for entry in entries(chosen.dtype, chosen.how) if chosen.only in entry[0]]
+    named = [entry for entry in entries(chosen.dtype, chosen.how) if chosen.match in entry[0]]
     wrong = [name for name, dtype, run in named if not is_equal(name, dtype, run, chosen.patience)]
     if wrong:
         raise SystemExit(f"{len(wrong)} differ from plain PyTorch: {wrong}")

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from piper.directives import Directive, Place, Shard, apply
 from piper.directives.remat import policies_of
-from piper.errors import DirectiveError, InputError, Problem
+from piper.errors import DirectiveError, Problem
 from piper.ir.division import DivisionRequest, TeamAxis
 from piper.ir.model import Model, Parameter
 from piper.ir.placements import Cut, Placement
@@ -74,16 +74,6 @@ def axes_of(divisions: Mapping[RegionId, Division]) -> dict[str, TeamAxis]:
 def axes_in_team(how: Division) -> dict[str, TeamAxis]:
     names = ("tokens", "weights")
     return {what: TeamAxis(k, how.ways, how.stride(k)) for k, what in enumerate(names)}
-
-
-def refuse_compiled(compiled: bool, device: str) -> None:
-    """On GPUs, Inductor fails on the graphs of some pieces (seen with torch 2.11)."""
-    if compiled and device == "cuda":
-        raise InputError.of(
-            "compiled",
-            "compiled=True is not supported on GPUs where weights or tokens are divided",
-            "leave out compiled=True; graphs=True works",
-        )
 
 
 def recomputed_as_they_are(model: Model, program: Sequence[Directive]) -> Model:

@@ -37,7 +37,7 @@ from piper.job.chosen_directives import (
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.device_costs import device_costs
-from piper.job.division import division_requests, feeds_of, is_dense, refuse_compiled
+from piper.job.division import division_requests, feeds_of, is_dense
 from piper.job.loss_reduction import (
     LossReduction,
     reduction_of,
@@ -216,8 +216,6 @@ class Job:
         """
         started, whole = time.perf_counter(), self.capture_whole(batch)
         requests = division_requests(whole.model, self.directives(batch, costs))
-        if requests:
-            refuse_compiled(self.options.compiled, self.device.type)
         first, *others = (self.capture_part(one, requests) for one in self.one_of_each_size(batch))
         sizes = list(dict.fromkeys(self.sizes(batch)))
         found = first.with_others(dict(zip(sizes[1:], others, strict=True)))
