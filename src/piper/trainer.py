@@ -227,8 +227,7 @@ class Trainer:
         A batch has the form of `example`; every process gives those of its replica, equally many.
         """
         self._enter("evaluate")
-        given = map(self._job.example, batches)
-        return evaluated(self._forwards, given, self._in_flight.moved)
+        return evaluated(self._forwards, map(self._job.example, batches), self._in_flight.moved)
 
     def predict(self, *batch: Any, **named: Any) -> Any:
         """The output of the model in eval mode, for the inputs of all replicas, on device 0.
@@ -354,6 +353,7 @@ class Trainer:
         """Begin a call that all processes must make together. A step has its own check."""
         self._refuse_closed(call)
         consistency.agree_on_call(call, self.replicas)
+        self._programs.settle_statistics()
 
     def _refuse_closed(self, call: str) -> None:
         self._averaging.refuse(call)

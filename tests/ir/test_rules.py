@@ -136,9 +136,10 @@ def experts(
     return Replicate(where(), replicated, zero=zero).rewrite(dag) if replicated else dag
 
 
-def stateful() -> Model:
+def stateful(*read: str) -> Model:
     model = chain(1)
-    return replace(model, regions=(replace(model.regions[0], stateful=True),))
+    region = replace(model.regions[0], stateful=True, reads_state=read)
+    return replace(model, regions=(region,))
 
 
 def shared_buffers() -> Dag:
@@ -271,12 +272,19 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         converted_wrongly,
         f"h0.1:convert:F is not the all-reduce of h0.1:convert in its groups\n  fix: {BUG}",
     ),
-    rules.replicas_update_no_buffers: (
-        lambda: Place(where(), [0, 1]).rewrite(training_dag(stateful())),
-        "PP0 updates buffers (running statistics) on devices [0, 1]: replicas would not stay "
-        "equal\n"
-        "  fix: use a norm without running statistics, put the module in eval mode, or place it "
-        "on one device: devices=[0]",
+    rules.replicas_compute_with_no_buffers_they_update: (
+        lambda: Place(where(), [0, 1]).rewrite(training_dag(stateful("centre"))),
+        "PP0 updates centre and computes with it, on devices [0, 1]: replicas would compute with "
+        "different values\n"
+        "  fix: place PP0 on one device: devices=[0], or compute with values that no forward "
+        "updates",
+    ),
+    rules.replicas_that_update_buffers_have_devices_of_their_own: (
+        lambda: Place(where(), [0, 0]).rewrite(training_dag(stateful())),
+        "PP0 updates buffers (running statistics) on devices [0, 0]: replicas on one device would "
+        "update the same ones\n"
+        "  fix: use a norm without running statistics, put the module in eval mode, or place every "
+        "region on as many devices as PP0",
     ),
     rules.every_microbatch_of_a_region_is_placed_alike: (
         lambda: on(on(placed(microbatches=2), "PP0:F@1", 1), "PP0:B@1", 1),

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from piper import Place, Replicate, Split, annotate, rehearse, where
 from piper.directives import Strategy
-from piper.errors import PassError, RunError, StrategyError
+from piper.errors import RunError, StrategyError
 from piper.strategies import BUILDERS
 
 LEVELS = (0, 1, 2, 3)
@@ -235,18 +235,6 @@ def test_one_replica_needs_nobody(zero: int) -> None:
     result = rehearse(Net(), functional.mse_loss, strategy, data(), optimizer=SGD)
 
     assert_trains(result, reference)
-
-
-def test_running_statistics_of_replicas_are_refused() -> None:
-    with pytest.raises(PassError) as refused:
-        rehearse(Net(nn.BatchNorm1d(6)), functional.mse_loss, two(0), data(), optimizer=SGD)
-
-    assert str(refused.value) == (
-        "strategy: PP0 updates buffers (running statistics) on devices [0, 1]: replicas would not "
-        "stay equal\n"
-        "  fix: use a norm without running statistics, put the module in eval mode, or place it "
-        "on one device: devices=[0]"
-    )
 
 
 class Shared(nn.Module):

@@ -171,6 +171,11 @@ def argument_types(operator: OpOverload) -> dict[str, str]:
     return {**{one.name: str(one.type) for one in schema.arguments}, **more}
 
 
+def result_names(operator: OpOverload) -> list[str]:
+    """The names of an operator's results; those without one are empty."""
+    return [one.name for one in operator._schema.returns]
+
+
 def is_custom(operator: OpOverload) -> bool:
     """Whether the user's code made it with torch.library.custom_op."""
     found = OPDEFS.get(operator._schema.name)

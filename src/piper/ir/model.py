@@ -105,6 +105,7 @@ class Region:
     weight_buckets: tuple[int, ...] = ()  # of backward_buckets, those BW reads
     carry: tuple[TensorSpec, ...] = ()  # kept from BI to BW
     stateful: bool = False  # F updates buffers: its microbatches keep their order
+    reads_state: tuple[str, ...] = ()  # those of these buffers that its results depend on
     has_backward: bool = True
     flops: Mapping[Phase, float] = field(default_factory=dict)
     workspace: Mapping[Phase, int] = field(default_factory=dict)  # bytes, while it runs

@@ -47,6 +47,19 @@ def refuse_wrong_model(model: Any, loss_fn: Any) -> None:
         raise no("loss_fn", loss_fn, "give a function of the model's output and the batch's last")
 
 
+def refuse_synchronised_norms(model: torch.nn.Module, replicas: int) -> None:
+    """Replicas exchange nothing in the middle of a forward."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm) and module.training and replicas > 1:
+            raise InputError.of(
+                "model",
+                f"{name} is a SyncBatchNorm, and statistics over {replicas} replicas are not "
+                "supported",
+                "use BatchNorm, which normalises each microbatch of each replica by itself, as "
+                "DistributedDataParallel does; or GroupNorm or LayerNorm",
+            )
+
+
 def refuse_wrong_options(optimizer: Any, lr_scheduler: Any, max_norm: Any) -> None:
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
         raise no("optimizer", optimizer, "write optimizer=partial(torch.optim.AdamW, lr=3e-4)")

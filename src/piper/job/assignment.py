@@ -46,6 +46,7 @@ class CommonPart:
     loss: str  # dtype of the loss
     form: LossForm  # how losses of microbatches become one
     whole: frozenset[int]  # inputs that microbatches share
+    statistics: Mapping[str, Device]  # buffers that replicas update: where the first of these is
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ def assigned(common: CommonPart, part: RolePart, device: Device) -> Assignment:
     """The assignment of a device of a role."""
     plan = bind(part.role, common.groups, device)
     needs = required_communicators(common.met, common.groups, plan)
-    turns = state_turns(common.met, common.groups, plan)
+    named = ((bucket, row[0]) for bucket, rows in part.contents.items() for row in rows)
+    first = {bucket: common.statistics[name] for bucket, name in named if name in common.statistics}
+    turns = state_turns(common.met, common.groups, plan, first)
     return Assignment(plan, needs, turns, common, part)
 
 
@@ -117,7 +120,18 @@ def common_part(captured: Captured, compiled: Compiled) -> CommonPart:
     model = compiled.dag.model
     loss = model.values[model.loss].specs[0].dtype
     met, whole = role_meetings(list(roles.values())), captured.inputs.whole
-    return CommonPart(groups, met, loss, captured.form, whole)
+    return CommonPart(groups, met, loss, captured.form, whole, statistics_of(compiled.dag))
+
+
+def statistics_of(dag: Dag) -> dict[str, Device]:
+    """Buffers in regions that update some on several devices, and the first of these devices."""
+    place, buckets = {one.region: one.devices or () for one in dag.computes}, dag.model.buckets
+    return {
+        parameter.name: place[region.id][0]
+        for region in dag.model.regions if region.stateful and len(place[region.id]) > 1
+        for bucket in region.buckets if buckets[bucket].buffers
+        for parameter in buckets[bucket].parameters
+    }  # fmt: skip
 
 
 def role_parts(captured: Captured, compiled: Compiled) -> dict[Device, RolePart]:
@@ -193,6 +207,7 @@ def common_json(common: CommonPart) -> str:
             "loss": common.loss,
             "form": form_to_json(common.form),
             "whole": sorted(common.whole),
+            "statistics": common.statistics,
         }
     )
 
@@ -204,7 +219,7 @@ def common_from_json(text: str) -> CommonPart:
     groups = JobGroups(Roles(frozen(found["rows"])), frozen(found["groupings"]))
     met = RoleMeetings(links, dynamic, frozen(found["collectives"]), holders)
     form, whole = form_from_json(found["form"]), frozenset(found["whole"])
-    return CommonPart(groups, met, found["loss"], form, whole)
+    return CommonPart(groups, met, found["loss"], form, whole, found["statistics"])
 
 
 def role_json(part: RolePart) -> str:

@@ -127,6 +127,7 @@ class ForwardPrograms:
         kind = Program if wanted == "loss" else OutputProgram
         program = kind(mine.plan, kernel, state, comm, getattr(torch, mine.common.loss))
         self.forms[job.kind(batch)] = mine.common.form
+        self.programs.statistics.update(mine.common.statistics)
         job.whole_inputs.learn(batch, mine.common.whole)
         if job.device.type == "cuda":
             self.programs.prepare(program, mine)

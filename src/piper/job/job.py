@@ -22,7 +22,7 @@ from piper.directives.remat import policies_of
 from piper.errors import CaptureError, InputError, Refused
 from piper.ir.division import DivisionRequest
 from piper.ir.replicas import Replicas
-from piper.job.arguments import refuse_unmatched, refuse_wrong_model
+from piper.job.arguments import refuse_synchronised_norms, refuse_unmatched, refuse_wrong_model
 from piper.job.around_step import refuse_modes
 from piper.job.batch import Batch, Shapes, Sizes, refuse_uneven
 from piper.job.batch_arguments import arguments_of, batch_of, example_of
@@ -329,9 +329,8 @@ class Job:
         if by_role and compiled.roles.obstacle:
             LOG.info("a plan for every device: %s", compiled.roles.obstacle)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
-        if not self.cut:
-            self.cut.append(with_stages(self.strategy, compiled.program))
         if first:
+            self.cut.append(with_stages(self.strategy, compiled.program))
             chosen = reduction_lines(self.strategy.directives, compiled, self.memory)
             loss = self.reduction(captured.form).lines()
             for line in (*stage_lines(compiled), *chosen, *loss):
@@ -340,6 +339,7 @@ class Job:
 
     def apply(self, captured: Captured, costs: Costs, by_role: bool, sizes: Sizes = ()) -> Compiled:
         """The strategy, with whatever it leaves to the memory of a device."""
+        refuse_synchronised_norms(self.model, len(self.feeds.teams))
         model = captured.model_with(policies_of(self.strategy))
         options, late = self.options, self.device.type == "cuda"
         clip = options.max_norm is not None or options.on_nan is not None

@@ -20,7 +20,7 @@ from piper.job.job import BatchKind, Job
 from piper.job.loss_reduction import LossReduction
 from piper.job.recent import recent
 from piper.job.shipping import PlanShipping
-from piper.names import F, Phase
+from piper.names import Device, F, Phase
 from piper.plan.analyse.kernel_sequences import KernelSequence
 from piper.plan.instructions import Run
 from piper.runtime.comm.gathering import gather
@@ -36,6 +36,7 @@ from piper.runtime.joined_runs import Joins, join_runs
 from piper.runtime.state.averages import start_late
 from piper.runtime.state.device_state import DeviceState, assembled
 from piper.runtime.state.loss_scale import DynamicLossScale
+from piper.runtime.state.running_statistics import take_from_first
 
 LOG = logging.getLogger("piper")
 
@@ -56,6 +57,9 @@ class Programs:
     turns: dict[str, tuple[int, int]] = field(
         default_factory=dict
     )  # of each state: which of the devices that hold it this one is, of how many
+    statistics: dict[str, Device] = field(
+        default_factory=dict
+    )  # buffers that forwards of several replicas update: where the first of these is
     comm: ProcessComm | None = None  # None before the first program and after `close`
 
     def __post_init__(self) -> None:
@@ -101,6 +105,7 @@ class Programs:
         self.assigned[kind] = mine
         self.job.whole_inputs.learn(batch, mine.common.whole)
         self.turns.update(mine.turns)
+        self.statistics.update(mine.common.statistics)
         if self.comm is None:
             self.comm = communicators(self.job.device)
         self.comm.extend(mine.needs)
@@ -142,6 +147,11 @@ class Programs:
             program.faster = GraphChoice(program, program.faster, record, device_clock)
         elif self.job.options.graphs is True:
             program.faster = record()
+
+    def settle_statistics(self) -> None:
+        """Give all replicas the running statistics of the first. All processes call it."""
+        if self.statistics:
+            take_from_first(self.state, self.statistics, self.rank)
 
     def compile_again(self, costs: Costs) -> None:
         """Compile again with these costs, at the next batch."""

@@ -32,6 +32,7 @@ class Chunk:
     inputs: list[fx.Node]  # batch tensors and activations
     outputs: list[fx.Node]
     updates: dict[fx.Node, fx.Node]  # buffer -> its new value
+    updated: tuple[str, ...]  # the names of these buffers
     source: str
     first_dropout: int  # number of its first dropout in the model; its graph counts from 0
     piece: Piece | None = None  # of a divided region
@@ -59,6 +60,7 @@ def cut(traced: Traced) -> list[Chunk]:
     weights = set(named.values())
     buffers = [named[name] for name in traced.updated]
     updates = dict(zip(traced.results[1:], buffers, strict=True))
+    names = dict(zip(buffers, traced.updated, strict=True))
     wanted = set(traced.results)
     chunks = []
     for run in reversed(runs):  # backwards, so that all later uses of a value are known
@@ -81,6 +83,7 @@ def cut(traced: Traced) -> list[Chunk]:
             inputs=[argument for argument in arguments if argument not in weights],
             outputs=[node for node in results if node not in updates],
             updates=written,
+            updated=tuple(names[buffer] for buffer in written),
             source=_source(run),
             piece=run.piece,
             first_dropout=min(

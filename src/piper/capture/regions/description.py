@@ -9,6 +9,7 @@ from torch import fx
 from piper.capture.fx_nodes import is_symbolic, number_dtype, value
 from piper.capture.graphs.phases import Layout
 from piper.capture.graphs.region_graphs import Lowered
+from piper.capture.graphs.state_reads import read_buffers
 from piper.capture.regions.annotate import Mark, Path
 from piper.capture.regions.buckets import Part
 from piper.capture.trace.inputs import name_of, spec_of
@@ -101,6 +102,7 @@ def describe(
         weight_buckets=_buckets(cut.weight_arguments, layout),
         carry=_specs(cut.carry),
         stateful=bool(chunk.updates),
+        reads_state=read_buffers(lowered),
         has_backward=bool(tangents),
         flops=cost.flops,
         workspace=cost.workspace,

@@ -1,6 +1,9 @@
-"""Batch norm with `momentum=None`: its running statistics are plain means over all batches.
+"""Batch norms as a trace needs them.
 
-torch divides by a counter, as a Python number. Here the counter stays a tensor.
+With `momentum=None`, running statistics are plain means over all batches. torch divides by a
+counter, as a Python number. Here the counter stays a tensor.
+
+SyncBatchNorm is traced as a batch norm: for one replica, it is one.
 """
 
 from collections.abc import Iterator
@@ -16,18 +19,18 @@ _NORM: Any = next(kind for kind in nn.BatchNorm1d.__mro__ if "forward" in vars(k
 
 @contextmanager
 def counted_in_tensors() -> Iterator[None]:
-    """While this is open, batch norms need no value of their counter."""
-    original = _NORM.forward
+    """While this is open, batch norms need no value of their counter, and no other process."""
+    original, synchronised = _NORM.forward, nn.SyncBatchNorm.forward
 
     def forward(self: Any, x: Tensor) -> Tensor:
         counts = self.momentum is None and self.training and self.track_running_stats
         return _averaged(self, x) if counts else original(self, x)
 
-    _NORM.forward = forward
+    _NORM.forward = nn.SyncBatchNorm.forward = forward
     try:
         yield
     finally:
-        _NORM.forward = original
+        _NORM.forward, nn.SyncBatchNorm.forward = original, synchronised
 
 
 def _averaged(norm: Any, x: Tensor) -> Tensor:

@@ -44,7 +44,8 @@ from piper.ir.rules.placement import (
 from piper.ir.rules.replicas import (
     replicas_are_kept_equal,
     replicas_are_where_they_are_placed,
-    replicas_update_no_buffers,
+    replicas_compute_with_no_buffers_they_update,
+    replicas_that_update_buffers_have_devices_of_their_own,
 )
 from piper.ir.rules.shape import (
     every_node_fits_its_region,
@@ -79,7 +80,8 @@ PLACED: tuple[Rule, ...] = (
     experts_of_a_team_take_parts_of_its_rows,
     cut_parameters_are_used_in_divided_regions,
     replicas_are_kept_equal,
-    replicas_update_no_buffers,
+    replicas_compute_with_no_buffers_they_update,
+    replicas_that_update_buffers_have_devices_of_their_own,
     buffers_that_change_are_on_one_device,
     orders_name_all_microbatches_or_none,
 )

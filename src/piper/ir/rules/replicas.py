@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from piper.errors import Problem
 from piper.ir.dag import Dag
+from piper.ir.model import Region
 from piper.ir.replicas import distinct
 from piper.ir.rules.neighbours import show
+from piper.names import Device
 
 
 def replicas_are_kept_equal(dag: Dag) -> Iterator[Problem]:
@@ -40,17 +42,32 @@ def replicas_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
             )
 
 
-def replicas_update_no_buffers(dag: Dag) -> Iterator[Problem]:
-    """Each replica sees only its own data, so their buffers would drift apart."""
-    place = {node.region: node.devices or () for node in dag.computes}
-    for region in dag.model.regions:
-        devices = place[region.id]
-        if region.stateful and len(devices) > 1:
-            alone = len(distinct(devices)) == 1
-            whole = "every region" if alone else "it"
+def replicas_compute_with_no_buffers_they_update(dag: Dag) -> Iterator[Problem]:
+    """Each replica sees only its own data, so their buffers differ. The loss must not."""
+    for region, devices in changing(dag):
+        names = ", ".join(region.reads_state)
+        if names and len(devices) > 1:
             yield Problem(
-                f"{region.id} updates buffers (running statistics) on {show(devices)}: "
-                f"replicas would {'see rows in another order' if alone else 'not stay equal'}",
-                "use a norm without running statistics, put the module in eval mode, or place "
-                f"{whole} on one device: devices=[{devices[0]}]",
+                f"{region.id} updates {names} and computes with it, on {show(devices)}: replicas "
+                "would compute with different values",
+                f"place {region.id} on one device: devices=[{devices[0]}], or compute with values "
+                "that no forward updates",
             )
+
+
+def replicas_that_update_buffers_have_devices_of_their_own(dag: Dag) -> Iterator[Problem]:
+    """A device has one copy of a buffer."""
+    for region, devices in changing(dag):
+        if len(distinct(devices)) < len(devices):
+            yield Problem(
+                f"{region.id} updates buffers (running statistics) on {show(devices)}: replicas "
+                "on one device would update the same ones",
+                "use a norm without running statistics, put the module in eval mode, or place "
+                f"every region on as many devices as {region.id}",
+            )
+
+
+def changing(dag: Dag) -> Iterator[tuple[Region, tuple[Device, ...]]]:
+    """The regions that update buffers, and their devices."""
+    place = {node.region: node.devices or () for node in dag.computes}
+    return ((region, place[region.id]) for region in dag.model.regions if region.stateful)

@@ -14,6 +14,7 @@ from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.loss_reduction import weight_of
 from piper.job.numerics.data import chunk, microbatches
+from piper.job.numerics.replica_buffers import ReplicaBuffers
 from piper.runtime.torch_private import TorchDispatchMode, pytree
 
 
@@ -56,12 +57,13 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
     options, parts = job.options, job.all_microbatches
     optimizer = options.optimizer(trained)
     scheduler = options.lr_scheduler(optimizer) if options.lr_scheduler else None
-    types = Types()
+    types, buffers = Types(), ReplicaBuffers(model, job.strategy.microbatches)
     for batch in batches:
         optimizer.zero_grad()
         pieces = microbatches(batch, parts, job.sizes(chunk(batch, 0, job.replicas)))
         with types:
-            whole, losses = accumulated(model, job, batch, pieces)
+            whole, losses = accumulated(model, job, batch, pieces, buffers)
+        buffers.use(0)
         used = [p for _, p in trained if p.grad is not None]
         found.grad_norms.append(clipped(used, options.max_norm))
         optimizer.step()
@@ -96,13 +98,14 @@ def loss_of(model: torch.nn.Module, job: Job, batch: Batch) -> Any:
 
 
 def accumulated(
-    model: torch.nn.Module, job: Job, batch: Batch, pieces: Sequence[Batch]
+    model: torch.nn.Module, job: Job, batch: Batch, pieces: Sequence[Batch], buffers: ReplicaBuffers
 ) -> tuple[float, list[float]]:
     """Add up the gradients of a batch. Returns its loss, and that of each microbatch."""
     if is_joint(job, pieces):
-        return joint(model, job, batch, pieces)
+        return joint(model, job, batch, pieces, buffers)
     weights, losses = weights_of(job, pieces), []
-    for piece, weight in zip(pieces, weights, strict=True):
+    for k, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
+        buffers.use(k)
         loss = loss_of(model, job, piece)
         (loss * weight).backward()
         losses.append(loss.item())
@@ -116,11 +119,14 @@ def is_joint(job: Job, pieces: Sequence[Batch]) -> bool:
 
 
 def joint(
-    model: torch.nn.Module, job: Job, batch: Batch, pieces: Sequence[Batch]
+    model: torch.nn.Module, job: Job, batch: Batch, pieces: Sequence[Batch], buffers: ReplicaBuffers
 ) -> tuple[float, list[float]]:
     """One call of the loss function, on the outputs of all microbatches."""
     assert job.loss_fn is not None
-    outputs = [call(model, piece.arguments[:-1]) for piece in pieces]
+    outputs = []
+    for k, piece in enumerate(pieces):
+        buffers.use(k)
+        outputs.append(call(model, piece.arguments[:-1]))
     pairs = zip(outputs, pieces, strict=True)
     losses = [job.loss_fn(output, piece.arguments[-1]).item() for output, piece in pairs]
     loss = job.loss_fn(joined(outputs), batch.arguments[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from piper.names import Device, Share
 from piper.plan.binding import Grouping, JobGroups, RolePlan
@@ -87,18 +88,29 @@ def token_groups(plan: Plan) -> list[Team]:
     return sorted({(o.stream, o.group) for o in plan.instructions if isinstance(o, Exchange)})
 
 
-def state_turns(met: RoleMeetings, job: JobGroups, plan: Plan) -> dict[str, tuple[int, int]]:
+def state_turns(
+    met: RoleMeetings,
+    job: JobGroups,
+    plan: Plan,
+    first: Mapping[str, Device] = MappingProxyType({}),
+) -> dict[str, tuple[int, int]]:
     """Of each state at home: which of the devices that hold it this one is, of how many.
 
-    What is written once is divided between them; of what is reported whole, the first reports.
+    What is written once is divided between them; of what is reported whole, the first reports. Of
+    some buckets it is said which device is the `first`.
     """
     found = {}
     for state in plan.states:
         if state.home:
             known = met.holders[state.bucket]
-            holders = sorted(set(holding(known, job, state.shard, state.share)))
+            devices = set(holding(known, job, state.shard, state.share))
+            holders = in_turn(devices, first.get(state.bucket))
             found[state.value] = holders.index(plan.device), len(holders)
     return found
+
+
+def in_turn(devices: set[Device], first: Device | None) -> list[Device]:
+    return sorted(devices, key=lambda device: (device != first, device))
 
 
 def holding(holders: Sequence[Holder], job: JobGroups, shard: int, share: int) -> Iterator[Device]:
