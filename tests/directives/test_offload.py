@@ -77,6 +77,28 @@ def test_what_would_come_back_at_once_stays() -> None:
     assert not any(isinstance(node, Store | Fetch) for node in found.dag.nodes.values())
 
 
+def test_parameters_are_fetched_for_each_pass_and_stored_after_the_update() -> None:
+    found = compiled(Offload(where(PP=0), "parameters", buffers=1)).dag
+
+    assert found.values["w:PP0"].host and not found.values["w:PP1"].host
+    reads = [node.reads[0][0] for node in found.computes if node.region == "PP0"]
+    fetches = [n.writes[0] for n in found.nodes.values() if isinstance(n, Fetch)]
+    assert {value for value in reads if "w:" in value} <= set(fetches)
+    (store,) = [node for node in found.nodes.values() if isinstance(node, Store)]
+    update = found.nodes[found.producers[store.reads[0][0]]]
+    assert update.id == "PP0:U"
+    assert store.writes == ("w:PP0'",)
+
+
+def test_parameters_that_are_still_on_the_device_are_not_fetched_again() -> None:
+    """One region alone: its parameters are needed in every pass, and by the update."""
+    program = [*PLACED, Offload(where(), "parameters")]
+
+    found = compile_strategy(chain(1), program).dag
+
+    assert [n.id for n in found.nodes.values() if isinstance(n, Fetch)] == ["fetch back:w:PP0"]
+
+
 def test_it_may_stand_anywhere() -> None:
     program: list[Directive] = [*PLACED, ALL_FORWARDS_FIRST]
     plans = [
@@ -89,7 +111,8 @@ def test_it_may_stand_anywhere() -> None:
 
 
 def test_the_text_of_a_dag_has_it_all() -> None:
-    dag = compiled(Offload(where(), stream="copies", ahead=2, buffers=3)).dag
+    copies = Offload(where(), stream="copies", ahead=2, buffers=3)
+    dag = compiled(copies, Offload(where(), "parameters"), Offload(where(PP=0), "optimizer")).dag
 
     shown = text(dag)
 
@@ -100,13 +123,16 @@ def test_the_text_of_a_dag_has_it_all() -> None:
 
 
 def test_what_show_says() -> None:
-    found = compiled(Offload(where(PP=0)), Offload(where(), "optimizer"))
+    found = compiled(
+        Offload(where(PP=0)), Offload(where(), "optimizer"), Offload(where(PP=1), "parameters")
+    )
 
     shown = offload(found.dag, found.plans).splitlines()
 
     assert shown[0] == "activations of PP0: in host memory"
     assert shown[1] == "optimizer state of PP0, PP1: in host memory"
-    assert shown[2].startswith("  6 stores (") and shown[2].endswith("in a step, on 1 device")
+    assert shown[2] == "parameters of PP1: in host memory"
+    assert shown[3].startswith("  7 stores (") and shown[3].endswith("in a step, on 1 device")
 
 
 def test_it_is_one_line_of_json() -> None:
@@ -124,7 +150,7 @@ def test_it_is_one_line_of_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"what": "parameters"}, "what='parameters' cannot wait in host memory\n  fix: write "),
+        ({"what": "weights"}, "what='weights' cannot wait in host memory\n  fix: write "),
         ({"stream": "compute"}, "the stream 'compute' is reserved: Piper uses it itself\n"),
         ({"ahead": -1}, "ahead=-1 is not a valid count\n  fix: write a whole number, 0 or more"),
         ({"buffers": 0}, "buffers=0 is not a valid count\n  fix: write a whole number, 1 or more"),

@@ -273,7 +273,9 @@ class World:
             if host.get(update.optimizer) != token(update.bucket, self.step):
                 raise Wrong(f"{update.optimizer} is not the state of {update.bucket}")
             host.put(update.optimizer, token(update.bucket, self.step + 1), host.at)
-        state = f"w:{update.bucket}"
+        state = update.parameters or f"w:{update.bucket}"
+        if any(one.on_host for one in host.plan.states if one.value == state):
+            raise Wrong(f"{state} is updated in host memory")
         new = updated(update.bucket, host.get(state), host.get(update.grad), norm)
         host.put(state, new, host.at)
 

@@ -225,6 +225,12 @@ def random_replicates(program: Program, random: Random) -> tuple[tuple[int, Repl
     return tuple(found)
 
 
+WAITING = (
+    ["activations"], ["optimizer"], ["activations", "optimizer"], ["parameters"],
+    ["parameters", "optimizer"], ["activations", "optimizer", "parameters"],
+)  # fmt: skip
+
+
 def with_offloads(program: Program, random: Random) -> Program:
     """Some of the stages, each with settings of its own, or all of them together."""
     stages, last = range(len(program.device_of)), len(program.directives)
@@ -236,7 +242,7 @@ def with_offloads(program: Program, random: Random) -> Program:
             buffers=random.choice([1, 1, 2, 3]),
         ))
         for wanted in filters
-        for what in random.choice([["activations"], ["optimizer"], ["activations", "optimizer"]])
+        for what in random.choice(WAITING)
     )  # fmt: skip
     return replace(program, offloads=found)
 

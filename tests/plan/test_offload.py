@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from random import Random
 
 import pytest
+from draws import drawn, draws
 from plan.devices import EARLY, LATE, executed, positions
+from plan.expert_programs import random_experts
 from plan.mutants import Mutation, Plans, Programs, at_random, changed, mutants, other
 from plan.mutation_checks import must_be_refused
 from plan.mutations import (
@@ -20,15 +23,18 @@ from plan.mutations import (
     wrong_field,
 )
 from plan.numbers import expected
-from plan.programs import random_program, with_offloads
+from plan.programs import Program, random_program, with_offloads
+from plan.unequal_programs import random_unequal
 from synthetic import chain
 
 from piper.costs.costs import Host
-from piper.directives import Offload, Order, Place, Split
+from piper.directives import Offload, Order, Place, Replicate, Split
+from piper.directives.offload import What
 from piper.ir.filters import where
 from piper.job.compiler import Compiled, compile_strategy
-from piper.plan.analyse.memory import peak
-from piper.plan.instructions import Fetch, Free, Plan, Run, Store, Update
+from piper.names import BucketId
+from piper.plan.analyse.memory import lasting, peak
+from piper.plan.instructions import Fetch, Free, Gather, Plan, Run, Store, Update
 from piper.sim.clock import simulate
 
 EXAMPLES = 60
@@ -58,9 +64,34 @@ def count(compiled: Compiled, kind: type) -> int:
 def test_any_legal_strategy_computes_what_plain_training_computes() -> None:
     assert len(offloaded()) > 20
     for program, compiled in offloaded():
-        right = expected(program.model, program.parts, program.clip, 2, program.feeds)
-        for when in (EARLY, LATE):
-            assert executed(program.model, compiled.plans, when, 2, program.feed_of) == right
+        assert_right(program, compiled)
+
+
+def assert_right(program: Program, compiled: Compiled) -> None:
+    right = expected(program.model, program.parts, program.clip, 2, program.feeds)
+    for when in (EARLY, LATE):
+        assert executed(program.model, compiled.plans, when, 2, program.feed_of) == right
+
+
+def with_experts(random: Random) -> Program:
+    copies = random.choice([2, 2, 3, 4])
+    return random_experts(random, random.randint(1, 3), random.randint(1, 4), copies)
+
+
+@drawn
+@pytest.mark.parametrize("kind", [random_unequal, with_experts])
+def test_unequal_replicas_and_experts_compute_the_same(kind: Callable[[Random], Program]) -> None:
+    moved = 0
+    for seed in range(draws(8, 200)):
+        random = Random(seed)
+        program = with_offloads(kind(random), random)
+        given = program.model, program.directives
+        found = compile_strategy(*given, clip=program.clip)
+        assert_right(program, found)
+        few = compile_strategy(*given, clip=program.clip, by_role=True)
+        assert few.device_plans == found.plans, seed
+        moved += any(state.on_host for plan in found.plans for state in plan.states)
+    assert moved > 1
 
 
 def two_swapped(kind: type) -> Mutation:
@@ -101,6 +132,7 @@ MUTATIONS: dict[str, Mutation] = {
         }.items()
     },
     "an Update changes another optimizer's state": wrong_field(Update, "optimizer"),
+    "an Update changes other parameters": wrong_field(Update, "parameters"),
     "a buffer ends before its last use": free_before_the_last_use,
 }
 WAITS: dict[str, Mutation] = {
@@ -108,6 +140,10 @@ WAITS: dict[str, Mutation] = {
     "a Fetch does not wait for its Store": wait_removed(Store, Fetch),
     "a Store does not wait for what it stores": wait_removed(Run, Store),
     "a backward does not wait for its Fetch": wait_removed(Fetch, Run),
+    "a Gather does not wait for its Fetch": wait_removed(Fetch, Gather),
+    "a buffer ends while it is gathered": wait_removed(Gather, Free),
+    "an Update does not wait for its Fetch": wait_removed(Fetch, Update),
+    "a Store does not wait for its Update": wait_removed(Update, Store),
     "two Stores are swapped": two_swapped(Store),
     "two Fetches are swapped": two_swapped(Fetch),
 }
@@ -159,6 +195,33 @@ def test_memory_of_the_device_shrinks_and_that_of_the_host_is_counted_apart() ->
     assert before.host == 0 < after.host
     assert after.total < before.total
     assert "in host memory" in str(after)
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("more", [(), ("optimizer",)])
+def test_parameters_by_closed_form(zero: int, more: tuple[What, ...]) -> None:
+    """Four equal layers on two replicas, one buffer: one layer, or its shard, is on the device."""
+    model, shard = chain(4), 1 / (1 if zero == 0 else 2)
+    order = [where(PP=min(k, 7 - k), PASS="F" if k < 4 else "B") for k in range(8)]
+    shared = Replicate(where(), [0, 1], zero=zero, gather_ahead=0, gather_buffers=1)
+    away = [Offload(where(), what, ahead=0, buffers=1) for what in ("parameters", *more)]
+    layer = sum(spec.nbytes for spec in model.buckets[BucketId("PP0")].specs)
+
+    found = compile_strategy(
+        model, [Place(where(), [0, 1]), shared, *away, Order([[one] for one in order])]
+    )
+
+    held = peak(found.dag, found.plans[0])
+    kept = dict(lasting(found.dag, found.plans[0], 2.0))
+    assert kept["parameters"] == 0
+    assert held.held["parameters"] <= layer * shard
+    assert kept["optimizer"] == (0 if more else 2 * 4 * layer * shard)
+    assert held.host == (3 if more else 1) * 4 * layer * shard
+    fetched = [one for one in found.plans[0].instructions if isinstance(one, Fetch)]
+    uses = 4 if zero in (1, 2) else 8  # one gather of each layer, or two passes
+    again = 1  # of two uses in a row, the second finds it there
+    copied = (uses + 4 - again) * layer * shard  # and the updates
+    assert sum(one.copied for one in fetched if not one.bucket) == copied
 
 
 @pytest.mark.parametrize("blocks", [False, True])

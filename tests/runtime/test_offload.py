@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from itertools import product
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from draws import every
 from mixed_precision import squares
 from pool import run_on
 from replicas import ADAMW, assert_same, data, plain, train_all
@@ -26,17 +29,24 @@ from runtime.test_replicate import LEVELS, legal, stages_of
 from runtime.test_shard import ROUTINGS
 from torch.nn import functional
 
-from piper import Offload, Place, Split, Trainer, rehearse, where
+from piper import Offload, Place, Split, Strategy, Trainer, rehearse, where
+from piper.directives import Directive
+from piper.directives.offload import What
 from piper.runtime.host_memory import OtherMemory, copied
 from piper.strategies import BUILDERS, gpipe, one_f_one_b, zb_h1
 
+State = dict[str, torch.Tensor] | None
 WHERE = (where(), where(EP="*"), where(EP=None), where(PP=0))
 AHEAD = ((1, 2), (0, 1), (2, 1), (0, 2))  # and buffers
-QUICK = (("gpipe", 0), ("1f1b", 3), ("zb-h1", 1), ("zbv", 2), ("dualpipe", 3))
+ALL: tuple[What, ...] = ("activations", "optimizer", "parameters")
+KINDS: dict[str, tuple[What, ...]] = {**{what: (what,) for what in ALL}, "all": ALL}
+QUICK = (
+    ("gpipe", 0, "activations"), ("zb-h1", 1, "optimizer"), ("1f1b", 0, "parameters"),
+    ("zb-h1", 1, "parameters"), ("zbv", 2, "all"), ("dualpipe", 3, "all"),
+)  # fmt: skip
 CASES = [
-    pytest.param(schedule, zero, marks=[] if (schedule, zero) in QUICK else [pytest.mark.soak])
-    for schedule in BUILDERS
-    for zero in LEVELS
+    pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.soak])
+    for case in product(BUILDERS, LEVELS, KINDS)
 ]
 
 
@@ -60,46 +70,48 @@ def copies() -> Iterator[Counter[str]]:
         yield found
 
 
-def offload(zero: int, schedule: str) -> Offload:
-    ahead, buffers = AHEAD[(zero + position(schedule)) % 4]
-    return Offload(WHERE[zero], ahead=ahead, buffers=buffers)
-
-
-@pytest.mark.parametrize(("schedule", "zero"), CASES)
+@pytest.mark.parametrize(("schedule", "zero", "kind"), CASES)
 def test_every_schedule_with_every_level_on_experts(
-    schedule: str, zero: int, copies: Counter[str]
+    schedule: str, zero: int, kind: str, copies: Counter[str]
 ) -> None:
     """PP=2 x DP=2 (DualPipe: DP=1, twice), EP=2; other regions at each level."""
     strategy = legal(schedule, 2, dp=1 if schedule == "dualpipe" else 2, ep=2, zero=zero)
     name = f"moe {ROUTINGS[zero]}"
+    ahead, buffers = AHEAD[(zero + position(schedule)) % 4]
+    away = [Offload(WHERE[zero], what, ahead=ahead, buffers=buffers) for what in KINDS[kind]]
 
-    found = run(name, strategy + offload(zero, schedule), 2)
+    found = run(name, Strategy([*strategy, *away]), 2)
 
-    assert copies["store"] > 0
-    assert copies["fetch"] >= copies["store"]
+    assert copies["fetch"] >= copies["store"] > 0
     assert_plain(found, name, strategy, 2)
     assert_bitwise(found, run(name, strategy, 2))
 
 
-@pytest.mark.parametrize(("schedule", "zero"), [("gpipe", 1), ("zbv", 3)])
+def away(strategy: Iterable[Directive], *kinds: What, **copies: int) -> Strategy:
+    """The strategy with these in host memory; all kinds if none is named."""
+    return Strategy([*strategy, *(Offload(where(), what, **copies) for what in kinds or ALL)])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "zero"), every(2, [("gpipe", 0), ("1f1b", 1), ("zbv", 3), ("zb-h1", 2)])
+)
 def test_recomputed_regions_move_their_inputs(
     schedule: str, zero: int, copies: Counter[str]
 ) -> None:
     """Frozen and tied parameters, and sizes that divide by nothing."""
     strategy = legal(schedule, 2, dp=2, zero=zero, remat=True)
 
-    found = run("uneven", strategy + Offload(where(), ahead=0, buffers=1), 2)
+    found = run("uneven", away(strategy, ahead=0, buffers=1), 2)
 
     assert copies["store"] > 0
     assert_bitwise(found, run("uneven", strategy, 2))
 
 
-@pytest.mark.parametrize("builder", [gpipe, zb_h1])
-@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize(("middle", "builder"), every(3, product(MIDDLES, (gpipe, zb_h1))))
 def test_dropout_and_buffers(middle: str, builder: type, copies: Counter[str]) -> None:
     strategy = builder(pp=2, microbatches=4)
 
-    found = of_two_stages(middle, strategy + Offload(where(), ahead=0, buffers=1))
+    found = of_two_stages(middle, away(strategy, ahead=0, buffers=1))
 
     assert copies["store"] > 0
     assert_bitwise(found, of_two_stages(middle, strategy))
@@ -110,14 +122,15 @@ def test_compiled_kernels_read_what_comes_back() -> None:
     strategy = gpipe(pp=2, microbatches=4)
     kept = of_two_stages("dropout", strategy, compiled=True)
 
-    found = of_two_stages("dropout", strategy + Offload(where()), compiled=True)
+    found = of_two_stages("dropout", away(strategy), compiled=True)
 
     assert_bitwise(found, kept)
 
 
 @pytest.mark.soak
-def test_in_processes() -> None:
-    strategy = legal("1f1b", 2, dp=2, ep=2, zero=3) + Offload(where(), ahead=0, buffers=1)
+@pytest.mark.parametrize("zero", LEVELS)
+def test_in_processes(zero: int) -> None:
+    strategy = away(legal("1f1b", 2, dp=2, ep=2, zero=zero), ahead=0, buffers=1)
     stages, parts = stages_of(strategy), 2 * strategy.microbatches
 
     runs = run_on(4, train_all, "moe skewed", stages, parts, [strategy.to_json()])
@@ -125,85 +138,99 @@ def test_in_processes() -> None:
     assert_same([row[0] for row in runs], plain("moe skewed", stages, parts, parts))
 
 
-# Optimizer state
+# Masters, checkpoints, and all that reads parameters between steps
 
 
-@pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 0), ("zb-h1", 1), ("zbv", 3)])
-def test_optimizer_state_of_every_level_on_experts(
-    schedule: str, zero: int, copies: Counter[str]
-) -> None:
-    """Experts, shards and whole parameters; AdamW has a step count beside its moments."""
-    strategy = legal(schedule, 2, dp=2, ep=2, zero=zero)
-    name = f"moe {ROUTINGS[zero]}"
-
-    found = run(name, strategy + Offload(WHERE[zero], "optimizer", ahead=zero), 2)
-
-    assert copies["store"] == copies["fetch"] > 0
-    assert_plain(found, name, strategy, 2)
-    assert_bitwise(found, run(name, strategy, 2))
-
-
-@pytest.mark.parametrize("zero", [0, 3])
-def test_masters_wait_with_the_optimizer(zero: int) -> None:
+@pytest.mark.parametrize(("precision", "zero"), every(3, product(("bf16", "fp16"), LEVELS)))
+def test_masters_wait_with_the_optimizer(precision: str, zero: int) -> None:
+    """And compute copies without them, or with them."""
     strategy = one_f_one_b(pp=2, dp=2, zero=zero, microbatches=4)
+    kinds = [KINDS[kind] for kind in ("optimizer", "parameters", "all")]
 
-    kept, found = (
-        rehearse(net("dropout"), squares, one, data(), optimizer=ADAMW, precision="bf16")
-        for one in (strategy, strategy + Offload(where(), "optimizer"))
+    kept, *others = (
+        rehearse(net("dropout"), squares, one, data(), optimizer=ADAMW, precision=precision)
+        for one in (strategy, *(away(strategy, *kind) for kind in kinds))
     )
 
-    assert_bitwise(found, kept)
+    for found in others:
+        assert_bitwise(found, kept)
 
 
 def test_clipping_and_everything_at_once() -> None:
-    strategy = gpipe(pp=2, dp=2, zero=2, microbatches=4, remat="matmuls")
-    offloaded = gpipe(
-        pp=2, dp=2, zero=2, microbatches=4, remat="matmuls", offload=["activations", "optimizer"]
-    )
+    given: dict[str, Any] = {"pp": 2, "dp": 2, "zero": 2, "microbatches": 4, "remat": "matmuls"}
 
     kept, found = (
         rehearse(net("dropout"), functional.mse_loss, one, data(), optimizer=ADAMW, max_norm=0.1)
-        for one in (strategy, offloaded)
+        for one in (gpipe(**given), gpipe(**given, offload=ALL))
     )
 
     assert_bitwise(found, kept)
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_run_goes_on_from_a_checkpoint(resumed: bool, tmp_path: Path) -> None:
-    """Saved with optimizer state in host memory, and resumed there or on the device."""
-    batches = [*data(), *data()]
-    options = {"optimizer": ADAMW, "example": data()[0], "device": "cpu", "precision": "bf16"}
-    place = [Place(where(), [0]), Split("MB", 2)]
-    moved = [*place, Offload(where(), "optimizer")]
+OPTIONS: dict[str, Any] = {"optimizer": ADAMW, "device": "cpu", "precision": "bf16"}
+PLACED = (Place(where(), [0]), Split("MB", 2))
 
-    with closing(Trainer(net("dropout"), squares, place, **options)) as whole:
+
+def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """Saved with everything in host memory, and resumed there or on the device."""
+    batches = [*data(), *data()]
+    options = {**OPTIONS, "example": data()[0]}
+    with closing(Trainer(net("dropout"), squares, PLACED, **options)) as whole:
         wanted = [whole.step(*batch).loss for batch in batches]
         theirs = whole.state_dict()
-    with closing(Trainer(net("dropout"), squares, moved, **options)) as first:
-        found = [first.step(*batch).loss for batch in batches[:2]]
+    with closing(Trainer(net("dropout"), squares, away(PLACED), **options)) as first:
+        before = [first.step(*batch).loss for batch in batches[:2]]
         first.save(tmp_path / "run")
-    again = place if resumed else moved
-    with closing(Trainer(net("dropout"), squares, again, **options)) as second:
-        second.resume(tmp_path / "run")
-        found += [second.step(*batch).loss for batch in batches[2:]]
-        ours = second.state_dict()
+    for again in (PLACED, away(PLACED)):
+        with closing(Trainer(net("dropout"), squares, again, **options)) as second:
+            second.resume(tmp_path / "run")
+            found = [*before, *(second.step(*batch).loss for batch in batches[2:])]
+            assert found == wanted
+            assert_equal(second.state_dict(), theirs)
 
-    assert found == wanted
+
+def assert_equal(ours: State, theirs: State) -> None:
     assert ours and theirs and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_tools_see_the_parameters(precision: str | None) -> None:
+    """Evaluation, prediction, averages, and another strategy in between."""
+    batch, options = data()[0], {**OPTIONS, "precision": precision, "example": data()[0]}
+
+    def story(first: Iterable[Directive], then: Iterable[Directive]) -> list[object]:
+        with closing(Trainer(net("dropout"), squares, first, ema=0.9, **options)) as trainer:
+            seen: list[object] = [trainer.step(*one).loss for one in data()]
+            seen += [trainer.evaluate([batch]).loss, trainer.predict(batch[0]).tolist()]
+            with trainer.averaged():
+                seen += [trainer.evaluate([batch]).loss, weights_of(trainer)]
+            trainer.retarget(then)
+            seen += [trainer.step(*one).loss for one in data()]
+            return [*seen, trainer.evaluate([batch]).loss, weights_of(trainer)]
+
+    kept = story(PLACED, PLACED)
+
+    assert story(away(PLACED), PLACED) == kept
+    assert story(PLACED, away(PLACED)) == kept
+    assert story(away(PLACED, "parameters"), away(PLACED)) == kept
+
+
+def weights_of(trainer: Trainer) -> dict[str, object]:
+    return {name: tensor.tolist() for name, tensor in (trainer.state_dict() or {}).items()}
 
 
 def test_the_memory_of_the_host_is_used_again() -> None:
     """Pinned memory is slow to get, and there may be none left for a second copy."""
-    strategy = [Place(where(), [0]), Offload(where(), "optimizer")]
-    options = {"optimizer": ADAMW, "example": data()[0], "device": "cpu", "precision": "bf16"}
-    with closing(Trainer(net("dropout"), squares, strategy, **options)) as trainer:
+    options = {**OPTIONS, "example": data()[0]}
+    with closing(Trainer(net("dropout"), squares, away([PLACED[0]]), **options)) as trainer:
         found = []
         for batch in [*data(), *data()]:
             trainer.step(*batch)
-            held = trainer._programs.state.optimizers().values()
-            states = [state for one in held for state in one.state.values()]
-            found.append([state["exp_avg"].data_ptr() for state in states])
+            held = trainer._programs.state
+            states = [state for one in held.optimizers().values() for state in one.state.values()]
+            memory = [state["exp_avg"] for state in states]
+            memory += [tensor for one in held.buckets.values() for tensor in one.tensors]
+            found.append([tensor.data_ptr() for tensor in memory])
 
     assert found[0] and all(one == found[0] for one in found)
 

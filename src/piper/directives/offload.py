@@ -13,7 +13,7 @@ from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.host_copies import HostCopies, Offloaded
 
-What = Literal["activations", "optimizer"]
+What = Literal["activations", "optimizer", "parameters"]
 
 
 @directive(omit_defaults=("ahead", "buffers"))
@@ -24,7 +24,8 @@ class Offload(Directive):
     "activations" are what a region keeps from its forward to its backward: they are stored after
     the forward and fetched before the backward. A value that would come back at once stays.
     "optimizer" is the optimizer state of the regions' parameters, with their masters: it is fetched
-    before the update and stored after it.
+    before the update and stored after it. "parameters" are what passes compute with: they are
+    fetched before each use, or their shard before each gather, and stored after the update.
 
     Copies run on `stream`. Those to the device start `ahead` passes before they are used. A device
     holds the copies of at most `buffers` passes at once, in each direction.
@@ -37,6 +38,10 @@ class Offload(Directive):
         B -> Update                             Offload(where(PP=0), "optimizer")
         -->
         B, fetch -> Update -> store
+
+        F ... B ... Update                      Offload(where(PP=0), "parameters")
+        -->
+        fetch -> F ... fetch -> B ... fetch -> Update -> store
     """
 
     filter: Filter
@@ -47,9 +52,9 @@ class Offload(Directive):
 
     def __post_init__(self) -> None:
         if self.what not in tuple(Offloaded):
-            known = " or ".join(f'"{one}"' for one in Offloaded)
-            fix = f"write {known}; parameters are sharded over replicas by zero=3 of `Replicate`"
-            raise Refused(Problem(f"what={self.what!r} cannot wait in host memory", fix))
+            what = f"what={self.what!r} cannot wait in host memory"
+            fix = "write " + " or ".join(f'"{one}"' for one in Offloaded)
+            raise Refused(Problem(what, fix))
         require_free_stream(self.stream, 'stream="offload"')
         require_count("ahead", self.ahead, 0)
         require_count("buffers", self.buffers, 1)

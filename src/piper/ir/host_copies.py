@@ -11,6 +11,7 @@ class Offloaded(StrEnum):
 
     ACTIVATIONS = "activations"  # what a region keeps from its forward to its backward
     OPTIMIZER = "optimizer"  # optimizer state and masters, from one update to the next
+    PARAMETERS = "parameters"  # what passes compute with, from one use to the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

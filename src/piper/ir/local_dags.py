@@ -118,7 +118,7 @@ class LocalDags:
     def local(self, node: Node, device: Device, replica: int | None) -> Iterator[Node]:
         match node:
             case Store() | Fetch() if self.dag.values[node.writes[0]].role in PER_DEVICE:
-                yield node
+                yield replace(node, devices=(device,))
             case Compute() | Store() | Fetch():
                 here = self.where(node.devices or ()).get(device, [])
                 for one in here if replica is None else [replica]:

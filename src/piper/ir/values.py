@@ -106,6 +106,16 @@ class Value:
         """Whether it exists before any node runs."""
         return self.role in GIVEN
 
+    @property
+    def optimizer(self) -> str:
+        """The bucket whose optimizer state it is. Empty: it is something else."""
+        return self.bucket or "" if self.role in (Role.OPTIMIZER, Role.NEW_OPTIMIZER) else ""
+
+    @property
+    def copy_of(self) -> BucketId | None:
+        """The bucket of which these are the parameters, away from its home."""
+        return self.bucket if self.role is Role.WEIGHTS and self.copy else None
+
     def within(self, replica: int, replicas: int) -> "Value":
         """The same value for one of several replicas that are given one batch."""
         part, parts = replica * self.parts + self.part, replicas * self.parts

@@ -14,7 +14,7 @@ from piper.capture import Captured, capture
 from piper.capture.kernels.callables import Kernels
 from piper.capture.loss import LossForm
 from piper.capture.trace.outputs import joined
-from piper.directives import Directive, Place, Replicate, Shard, Split, Stage, Strategy
+from piper.directives import Directive, Offload, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.errors import InputError
 from piper.ir.filters import Both, Either, Not, accepts
 from piper.job.assignment import Assignment, assignment
@@ -33,6 +33,7 @@ from piper.runtime.state.shared_state import shared_state
 
 Wanted = Literal["loss", "outputs"]
 WHERE = (Place, Replicate, Shard, Split, Stage)  # directives that are about the forward, too
+PARAMETERS = "parameters"  # what forwards fetch from host memory
 
 
 def forward_strategy(strategy: Iterable[Directive], microbatches: int) -> Strategy:
@@ -40,8 +41,14 @@ def forward_strategy(strategy: Iterable[Directive], microbatches: int) -> Strate
     return Strategy(
         replace(one, n=microbatches, sizes=None) if isinstance(one, Split) else one
         for one in strategy
-        if isinstance(one, WHERE) and not is_backward_only(one)
+        if is_about_forwards(one) and not is_backward_only(one)
     )
+
+
+def is_about_forwards(directive: Directive) -> bool:
+    if isinstance(directive, Offload):
+        return directive.what == PARAMETERS
+    return isinstance(directive, WHERE)
 
 
 def is_backward_only(directive: Directive) -> bool:

@@ -1,12 +1,10 @@
 """All-gather sharded parameters just before use, into a bounded number of buffers.
 
-The order of all uses is known by now, so the best buffer can be evicted: the one whose next use is
-the latest (Belady's rule). Parameters that are still in a buffer are not gathered again.
+Parameters that are still in a buffer are not gathered again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
@@ -19,14 +17,13 @@ from piper.ir.residency import Residency
 from piper.ir.values import Value
 from piper.names import BucketId, NodeId, ValueId
 from piper.passes.bucket_homes import bucket_homes
+from piper.passes.buffer_slots import BufferSlots
 from piper.passes.early_gathers import Early, early_gathers
 from piper.passes.message_orders import with_gather_orders
 from piper.passes.order_problems import too_few_buffers
 from piper.passes.reductions import gather_of
 from piper.passes.resequence import resequenced
 from piper.passes.sharded_reads import bucket_of, sharded_reads
-
-Need = dict[BucketId, list[int]]  # bucket -> positions of its uses in the order of a lane
 
 
 def place_gathers(dag: Dag) -> Dag:
@@ -135,13 +132,9 @@ class Pool:
             [b for b in sharded_reads(self.dag, node) if self.dag.residencies[b] == self.how]
             for node in self.order
         ]
-        self.uses: Need = {}
-        for position, buckets in enumerate(self.needs):
-            for bucket in buckets:
-                self.uses.setdefault(bucket, []).append(position)
         self.size = self.how.gather_buffers * max(map(len, self.needs))
-        self.resident: dict[BucketId, tuple[int, ValueId]] = {}  # slot, gathered value
-        self.free_from = [0] * self.size  # by slot: the position from which it is free
+        self.slots = BufferSlots(self.size, self.how.gather_ahead, self.needs)
+        self.latest: dict[BucketId, ValueId] = {}  # the result of the last gather
         self.homes = bucket_homes(self.dag)
 
     def fill(self) -> None:
@@ -151,51 +144,31 @@ class Pool:
             for bucket in buckets:
                 if self.pinned.get(bucket) == position:
                     del self.pinned[bucket]
-                if bucket not in self.resident:
+                if bucket not in self.slots.inside:
                     self.gather(position, bucket, keep=buckets)
-                slot, value = self.resident[bucket]
+                value = self.latest[bucket]
                 self.reads.setdefault(self.order[position].id, {})[weights(bucket)] = value
-                self.free_from[slot] = position + 1
+                self.slots.free_from[self.slots.inside[bucket]] = position + 1
 
     def prefetch(self, position: int, use: int) -> None:
         """An order wants the gathers of a later use before this position."""
         for bucket in self.needs[use]:
-            if bucket not in self.resident:
+            if bucket not in self.slots.inside:
                 self.gather(position, bucket, keep=self.needs[position])
                 self.pinned[bucket] = use
 
     def gather(self, position: int, bucket: BucketId, keep: list[BucketId]) -> None:
-        slot = self.slot(position, keep)
+        slot = self.slots.take(position, bucket, (*keep, *self.pinned))
+        if slot is None:
+            raise Refused(too_few_buffers(self.order[position].id, self.how, self.pinned))
         node, whole = gather_of(self.dag, bucket, self.how, len(self.values))
-        use = self.order[self.next_use(bucket, position - 1)]
-        start = max(position - self.how.gather_ahead, self.free_from[slot], 0)
+        use = self.order[self.slots.next_use(bucket, position - 1)]
+        start = self.slots.start(position, slot)
         node = replace(node, devices=self.homes[bucket], slot=slot)
         self.made_for[node.id] = use
         self.before.setdefault(start, []).append(node)
         self.values[node.writes[0]] = whole
-        self.resident[bucket] = (slot, node.writes[0])
-
-    def slot(self, position: int, keep: list[BucketId]) -> int:
-        """A free buffer, or else that of the bucket whose next use is the latest.
-
-        A buffer that is idle early enough is better, because the gather can start ahead.
-        """
-        taken = {slot for slot, _ in self.resident.values()}
-        free = [slot for slot in range(self.size) if slot not in taken]
-        if free:
-            return free[0]
-        idle = [b for b in self.resident if b not in keep and b not in self.pinned]
-        if not idle:
-            raise Refused(too_few_buffers(self.order[position].id, self.how, self.pinned))
-        early = position - self.how.gather_ahead
-        ready = [bucket for bucket in idle if self.free_from[self.resident[bucket][0]] <= early]
-        victim = max(ready or idle, key=lambda bucket: self.next_use(bucket, position))
-        return self.resident.pop(victim)[0]
-
-    def next_use(self, bucket: BucketId, position: int) -> int:
-        uses = self.uses[bucket]
-        k = bisect_right(uses, position)
-        return uses[k] if k < len(uses) else len(self.order)
+        self.latest[bucket] = node.writes[0]
 
 
 def with_gathers(dag: Dag, filled: list[Pool]) -> Dag:

@@ -24,6 +24,7 @@ from piper.passes.gathers import place_gathers
 from piper.passes.host_copies import offload_activations
 from piper.passes.message_orders import place_message_orders
 from piper.passes.offloaded_optimizer import offload_optimizer
+from piper.passes.offloaded_parameters import offload_parameters
 from piper.passes.reductions import place_reductions
 from piper.passes.replica_lists import with_equal_lists
 from piper.passes.schedule import expect_messages, schedule
@@ -49,9 +50,13 @@ def steps(costs: Costs) -> tuple[Step, ...]:
         ("message orders", place_message_orders, ORDERED),
         ("schedule", lambda dag: schedule(dag, costs), ()),
         ("gathers", lambda dag: expect_messages(place_gathers(dag), costs), GATHERED),
-        ("offload", lambda dag: offload_optimizer(offload_activations(dag)), OFFLOADED),
+        ("offload", offload, OFFLOADED),
         ("streams", lambda dag: dag, FINAL),
     )
+
+
+def offload(dag: Dag) -> Dag:
+    return offload_optimizer(offload_parameters(offload_activations(dag)))
 
 
 def run_passes(dag: Dag, costs: Costs) -> Dag:

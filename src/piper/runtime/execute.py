@@ -45,6 +45,7 @@ from piper.runtime.plan_values import counted, ending, exchanged, results, waite
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.loss_scale import ready
 from piper.runtime.state.offloaded_optimizer import fetch_state, store_state
+from piper.runtime.state.offloaded_parameters import BucketMemory, updating
 from piper.runtime.step_errors import step_error
 from piper.runtime.torch_private import foreach_add_
 
@@ -290,13 +291,13 @@ class Program:
         return act
 
     def gather(self, k: int, gather: Gather) -> Act:
-        shards = self.state.buckets[gather.value].tensors
+        slots, value = self.slots, self.slot(gather.value)
         flats = message_views(self.buffers[gather.buffer], gather.messages)
         views = unpacked(flats, gather.messages, whole_shapes(gather.shapes))
         self.gathered[k] = views
 
         def act() -> None:
-            pairs = zip(flats, shards, strict=True)
+            pairs = zip(flats, slots[value], strict=True)
             works = [self.comm.all_gather(f, s, gather.stream, gather.group) for f, s in pairs]
             self.handles[k] = Arrived(works, views)
 
@@ -325,11 +326,13 @@ class Program:
 
     def copy(self, k: int, one: Store | Fetch) -> Act:
         slots, value = self.slots, self.slot(one.value)
-        stores = isinstance(one, Store)
+        stores, host = isinstance(one, Store), self.host
         if one.bucket:
             bucket, move = self.home(one.bucket), store_state if stores else fetch_state
-            return partial(self.start, k, partial(move, bucket, self.host, one.stream))
-        start = self.host.store if stores else self.host.fetch
+            return partial(self.start, k, partial(move, bucket, host, one.stream))
+        if stores and one.into in self.state.buckets:
+            host = BucketMemory(self.state.buckets[one.into], self.host)
+        start = host.store if stores else host.fetch
         return partial(self.start, k, lambda: start(slots[value], one.stream))
 
     def start(self, k: int, copy: Callable[[], Any]) -> None:
@@ -360,6 +363,7 @@ class Program:
     def update(self, k: int, update: Update) -> Act:
         bucket = self.home(update.bucket)
         slots, grad = self.slots, self.slot(update.grad)
+        fetched = self.slot(update.parameters) if update.parameters else None
         counts, scale = self.counted.get(update.grad, k) > k, self.state.loss_scale
 
         def act() -> None:
@@ -369,14 +373,11 @@ class Program:
             own = bucket.gradients(grads)
             if update.clip and not ready(own, self.totals, self.batch.max_norm, scale):
                 return
-            for parameter, tensor in zip(bucket.parameters, own, strict=True):
-                parameter.grad = tensor
-            if bucket.optimizer is not None and self.batch.allows(self.totals):
-                bucket.optimizer.step()
-                bucket.round_masters()
-            self.watch(bucket)
-            for parameter in bucket.parameters:
-                parameter.grad = None
+            with updating(bucket, own, None if fetched is None else slots[fetched]):
+                if bucket.optimizer is not None and self.batch.allows(self.totals):
+                    bucket.optimizer.step()
+                    bucket.round_masters()
+                self.watch(bucket)
 
         return act
 

@@ -78,8 +78,8 @@ class PipelineOptions(TypedDict, total=False):
     of stages. Default: False, nothing."""
 
     offload: OffloadOption
-    """What waits in host memory, as `what` of `Offload`: "activations", "optimizer", or a list of
-    both. Default: None, nothing."""
+    """What waits in host memory, as `what` of `Offload`: "activations", "optimizer",
+    "parameters", or a list of these. Default: None, nothing."""
 
     stream: str
     """The stream of transfers between stages. Default: "pp"."""

@@ -11,7 +11,11 @@ from piper.plan.instructions import Fetch, Plan, Store
 from piper.view.footprint import size_text
 from piper.view.recomputation import names_text
 
-WORDS = {Offloaded.ACTIVATIONS: "activations", Offloaded.OPTIMIZER: "optimizer state"}
+WORDS = {
+    Offloaded.ACTIVATIONS: "activations",
+    Offloaded.OPTIMIZER: "optimizer state",
+    Offloaded.PARAMETERS: "parameters",
+}
 
 
 def offload(dag: Dag, plans: Sequence[Plan]) -> str:

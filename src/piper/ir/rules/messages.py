@@ -9,6 +9,7 @@ from typing import assert_never
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
 from piper.ir.flat_layout import Message, shard_specs
+from piper.ir.naming import weights
 from piper.ir.nodes import (
     Collective,
     Compute,
@@ -245,14 +246,18 @@ def every_update_has_all_gradients(dag: Dag) -> Iterator[Problem]:
 
 def update_faults(dag: Dag, node: Update, regions: list[RegionId], clipped: bool) -> Iterator[str]:
     moved = any(dag.values[value].role is Role.NEW_OPTIMIZER for value in node.writes[1:])
-    if len(node.reads) != 1 + clipped + moved or len(node.writes) != 1 + moved:
-        yield counted(node, 1 + clipped + moved, 1 + moved)
+    fetches = is_offloaded(dag, node.bucket)
+    if len(node.reads) != 1 + clipped + fetches + moved or len(node.writes) != 1 + moved:
+        yield counted(node, 1 + clipped + fetches + moved, 1 + moved)
         return
     if moved:
         yield from optimizer_faults(dag, node)
+    if fetches and node.reads[1 + clipped] != (dag.values[node.writes[0]].state,):
+        yield f"reads {text(node.reads[1 + clipped])} as the parameters that it changes"
     new, bucket = dag.values[node.writes[0]], node.bucket
     state = dag.values[new.state] if new.state else None
-    if state is None or state.copy or (new.role, new.bucket) != (Role.NEW_WEIGHTS, bucket):
+    right = (Role.NEW_WEIGHTS, bucket)
+    if state is None or state.copy or state.host or (new.role, new.bucket) != right:
         yield f"writes {node.writes[0]} (expected the new parameters of {bucket})"
         return
     if new.specs != state.specs:
@@ -264,6 +269,11 @@ def update_faults(dag: Dag, node: Update, regions: list[RegionId], clipped: bool
     yield from gradient_faults(dag, node, regions)
     if clipped and (len(node.reads[1]) != 1 or dag.values[node.reads[1][0]].role != Role.TOTALS):
         yield f"reads {text(node.reads[1])} as the norm that clips {bucket}"
+
+
+def is_offloaded(dag: Dag, bucket: BucketId) -> bool:
+    """Whether its parameters are in host memory."""
+    return dag.values[weights(bucket)].host
 
 
 def is_clipped(dag: Dag, node: Update) -> bool:

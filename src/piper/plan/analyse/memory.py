@@ -70,7 +70,8 @@ def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak
     fixed = dict(lasting(dag, plan, optimizer))
     total = walk.worst + sum(fixed.values())
     host = walk.most_on_host + sum(kept_on_host(dag, plan, optimizer))
-    return Peak(total, walk.at, {**fixed, **walk.held}, host)
+    both = {what: fixed.get(what, 0) + walk.held.get(what, 0) for what in {**fixed, **walk.held}}
+    return Peak(total, walk.at, both, host)
 
 
 def timeline(dag: Dag, plan: Plan, staging: int = 1) -> tuple[Moment, ...]:
@@ -102,7 +103,7 @@ def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]
     ]
     masters = sum(total_bytes(bucket.masters(specs)) for bucket, specs in trained)
     stepped = sum(total_bytes(bucket.updated(specs)) for bucket, specs in trained)
-    yield PARAMETERS, sum(map(total_bytes, held.values()))
+    yield PARAMETERS, sum(total_bytes(held[one.value]) for one in plan.states if not one.on_host)
     if masters:
         yield MASTERS, masters
     yield OPTIMIZER, int(optimizer * stepped)
@@ -115,7 +116,9 @@ def updated_states(plan: Plan) -> list[State]:
 
 
 def kept_on_host(dag: Dag, plan: Plan, optimizer: float) -> Iterator[int]:
-    """Optimizer state and masters that outlive the step in host memory."""
+    """Parameters, optimizer state and masters that outlive the step in host memory."""
+    for one in (one for one in plan.states if one.on_host):
+        yield total_bytes(dag.values[ValueId(one.value)].specs)
     for state in (state for state in updated_states(plan) if state.host):
         bucket = dag.model.buckets[BucketId(state.bucket)]
         held = dag.values[ValueId(state.value)].specs
@@ -170,16 +173,21 @@ class Walk:
             case Slice():
                 self.put(one.into, ACTIVATIONS, self.size(one.into))
             case Store():
-                if not one.bucket:  # optimizer state stays where it was
+                if not one.bucket and one.into not in self.states:  # these stay where they were
                     self.put(one.into, HOST, self.size(one.into))
             case Fetch():
-                kind = OPTIMIZER if one.bucket else ACTIVATIONS
-                self.put(one.into, kind, self.size(one.into))
+                self.put(one.into, self.fetched(one), self.size(one.into))
             case Update():
                 self.look(position, self.largest(one))
             case _:
                 self.move(one)
         self.look(position)
+
+    def fetched(self, one: Fetch) -> str:
+        """What it is for."""
+        if one.bucket:
+            return OPTIMIZER
+        return PARAMETERS if one.value in self.states else ACTIVATIONS
 
     def move(self, one: Instruction) -> None:
         """Messages allocate what they receive, unless it goes to a gather buffer or a state."""

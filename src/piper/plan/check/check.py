@@ -196,6 +196,8 @@ def states_are_right(execution: SymbolicExecution) -> Iterator[Problem]:
                 yield Problem(f"{state.value} on device {plan.device} is the wrong shard", BUG)
             elif state.host != (state.home and optimizer_of(state) in execution.dag.values):
                 yield Problem(f"the optimizer of {state.value} is in other memory", BUG)
+            elif known and state.on_host != known.host:
+                yield Problem(f"{state.value} is in other memory", BUG)
 
 
 def optimizer_of(state: State) -> ValueId:

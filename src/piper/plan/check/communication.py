@@ -185,7 +185,7 @@ class CommunicationChecks(BufferChecks):
         self.once(device, one.node)
         value = device.wanted.dag.values[node.writes[0]]
         shapes = tuple((spec.shape, spec.dtype) for spec in value.specs)
-        if (one.shapes, one.stream, one.bucket) != (shapes, node.stream, value.bucket or ""):
+        if (one.shapes, one.stream, one.bucket) != (shapes, node.stream, value.optimizer):
             self.refuse(device, f"{one.node} is not as in the DAG")
         self.compare(device, [one.value], self.expected(device, node))
         device.used.setdefault(one.value, []).append(device.at)

@@ -188,6 +188,9 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
         assert state is not None
         if update.bucket != node.bucket or device.holds.get(state) != {state}:
             self.refuse(device, f"{update.bucket} is not what {update.node} updates")
+        if update.parameters != ("" if state in device.states else state):
+            self.refuse(device, f"{update.parameters or 'nothing'} was fetched to be updated")
+        self.read(device, state)
         self.refuse_while_sent(device, state)
         self.update_optimizer(device, update, node)
         if update.clip != ((TOTALS,) in node.reads):

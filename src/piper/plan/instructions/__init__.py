@@ -84,6 +84,7 @@ class State:
     shares: int = 1
     cuts: tuple[tuple[int, int], ...] = ()
     host: bool = False  # the state of its optimizer is in host memory
+    on_host: bool = False  # it is in host memory itself: what reads it fetches it first
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,12 +115,13 @@ class Update(Base):
     clip: bool = False
     waits: Waits = ()
     optimizer: str = ""  # the buffer of its state, if that is copied; changed in place
+    parameters: str = ""  # the buffer of its parameters, if these are copied; changed in place
 
     stream = COMPUTE
 
     @property
     def uses(self) -> Buffers:
-        return (self.grad, self.optimizer) if self.optimizer else (self.grad,)
+        return (self.grad, *filter(None, (self.optimizer, self.parameters)))
 
     @property
     def task(self) -> str:

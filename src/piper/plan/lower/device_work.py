@@ -18,6 +18,7 @@ from piper.ir.nodes import (
     Compute,
     Exchange,
     Fetch,
+    Kind,
     Node,
     Redistribute,
     Store,
@@ -115,6 +116,8 @@ class DeviceWork:
         if reader in self.position:
             return self.position[reader]
         node = self.dag.nodes[reader]
+        if isinstance(node, Collective) and node.kind is Kind.ALL_GATHER:
+            return min(self.readers(node), default=None)
         return self.arrived(node) if isinstance(node, Redistribute) else None
 
     def name(self, value: ValueId, devices: tuple[Device, ...]) -> str:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 from piper.ir.naming import sum_buffer
-from piper.ir.nodes import Sum, Totals
+from piper.ir.nodes import Kind, Sum, Totals
 from piper.ir.values import Role, Value
-from piper.names import NodeId
+from piper.names import NodeId, ValueId
 from piper.plan.lower.device_work import DeviceWork
 from piper.plan.lower.message_starts import Receive
 
-LASTING = (Role.WEIGHTS, Role.NEW_WEIGHTS, Role.TOTALS)  # never freed by a plan
+STATES = (Role.WEIGHTS, Role.OPTIMIZER)  # outlive the step, unless a copy was fetched
+LASTING = (Role.NEW_WEIGHTS, Role.NEW_OPTIMIZER, Role.TOTALS)  # never freed by a plan
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,11 @@ def local_sums(work: DeviceWork) -> Sums:
     return Sums(names, {value: name for total, name in names.items() for value in total})
 
 
-def is_kept(value: Value) -> bool:
-    """Optimizer state outlives the step in host memory. What is new has the memory of the old."""
-    return value.role is Role.NEW_OPTIMIZER or (value.role is Role.OPTIMIZER and value.host)
+def is_kept(work: DeviceWork, name: ValueId, value: Value) -> bool:
+    """What is new has the memory of the old. What was fetched in the step ends with it."""
+    if value.role in STATES:
+        return name not in work.dag.producers
+    return value.role in LASTING
 
 
 def endings(work: DeviceWork, sums: Sums, proofs: dict[NodeId, int]) -> dict[int, list[str]]:
@@ -57,19 +60,24 @@ def endings(work: DeviceWork, sums: Sums, proofs: dict[NodeId, int]) -> dict[int
         read = [sums.names.get(total, name) for total, name in work.names(exchange)]
         for value in (*read, *exchange.writes):
             last[value] = max(last.get(value, 0), arrived)
+    for gather in (node for node in work.collectives if node.kind is Kind.ALL_GATHER):
+        done, shards = min(work.readers(gather), default=len(work.nodes)), gather.reads[0][0]
+        last[shards] = max(last.get(shards, 0), done)  # if they were fetched
     for position, store in work.stores:
         value, until = store.reads[0][0], min(position + store.lag, len(work.nodes) - 1)
         memory = work.dag.values[value].state or value
         last[memory] = max(last.get(memory, 0), until)
     for transfer in work.sends:
-        buffer = sums.names.get(transfer.reads[0], transfer.reads[0][0])
+        first = transfer.reads[0][0]
+        buffer = sums.names.get(transfer.reads[0], work.dag.values[first].state or first)
         proof = proofs.get(transfer.id, len(work.nodes))
         last[buffer] = max(last.get(buffer, 0), proof)
-    taken = {sums.names.get(node.reads[0], node.reads[0][0]) for node in work.collectives}
+    reductions = (node for node in work.collectives if node.kind is not Kind.ALL_GATHER)
+    taken = {sums.names.get(node.reads[0], node.reads[0][0]) for node in reductions}
     ends: dict[int, list[str]] = {}
     for buffer, position in last.items():
-        known = work.dag.values.get(buffer)  # type: ignore[call-overload]
-        lasts = known is not None and (known.role in LASTING or is_kept(known))
+        known = work.dag.values.get(ValueId(buffer))
+        lasts = known is not None and is_kept(work, ValueId(buffer), known)
         if not (lasts or buffer in sums.of or buffer in taken):
             ends.setdefault(position, []).append(buffer)
     return ends

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import assert_never
 
 from piper.ir.dag import Dag
-from piper.ir.naming import TOTALS, gather_buffer, optimizer_state
+from piper.ir.naming import TOTALS, gather_buffer, optimizer_state, weights
 from piper.ir.nodes import Collective, Compute, Kind, Sum, Totals, Transfer
 from piper.ir.nodes import Exchange as ExchangeNode
 from piper.ir.nodes import Fetch as FetchNode
@@ -205,6 +205,7 @@ class Lowering(Arrivals):
         self.buffers[node.slot] = size
         self.slots[node.writes[0]] = gather_buffer(node.slot)
         waits = self.free_of_readers(gather_buffer(node.slot), node.stream)
+        waits = tuple(sorted({*waits, *self.wait_for((value,), node.stream)}))
         k = self.emit(
             Gather(
                 node.id, value, node.writes[0], messages, wire_shapes(known), self.group(node),
@@ -212,6 +213,7 @@ class Lowering(Arrivals):
             )
         )  # fmt: skip
         self.arriving[node.writes[0]] = k
+        self.sent.setdefault(value, []).append(k)  # if it was fetched, it is freed afterwards
         self.note_reader(value, k)
 
     def exchange(self, node: ExchangeNode) -> None:
@@ -242,13 +244,13 @@ class Lowering(Arrivals):
 
     def copy(self, node: StoreNode | FetchNode) -> None:
         value, known = self.single(node.reads[0][0], node.devices), self.dag.values[node.writes[0]]
-        kind, waits = (
-            Store if isinstance(node, StoreNode) else Fetch,
-            self.ready((value,), node.stream),
-        )
+        kind = Store if isinstance(node, StoreNode) else Fetch
         into, shapes = self.storage(node.writes[0]), wire_shapes(known)
-        k = self.emit(kind(node.id, value, into, shapes, node.stream, known.bucket or "", waits))
+        overwritten = self.free_of_readers(into, node.stream)
+        waits = tuple(sorted({*self.ready((value,), node.stream), *overwritten}))
+        k = self.emit(kind(node.id, value, into, shapes, node.stream, known.optimizer, waits))
         self.sent.setdefault(value, []).append(k)
+        self.note_reader(value, k)
         self.arriving[into] = k
 
     def slice(self, node: RedistributeNode) -> None:
@@ -292,12 +294,14 @@ class Lowering(Arrivals):
     def update(self, node: UpdateNode) -> None:
         grad = self.operand(node.reads[0], node.devices or ())
         clip, state = (TOTALS,) in node.reads, self.storage(node.writes[0])
-        self.state(state)
+        self.state(weights(node.bucket))
         moved = "".join(map(self.storage, node.writes[1:]))  # optimizer state, if it is copied
-        needed = (grad, *((TOTALS,) if clip else ()), *((moved,) if moved else ()))
+        fetched = "" if state in self.states else state
+        needed = (grad, *((TOTALS,) if clip else ()), *filter(None, (moved, fetched)))
         waits = (*self.wait_for(needed), *self.free_of_readers(state, COMPUTE))
-        k = self.emit(Update(node.id, node.bucket, grad, clip, waits, moved))
+        k = self.emit(Update(node.id, node.bucket, grad, clip, waits, moved, fetched))
         self.made_by.update(dict.fromkeys((state, moved) if moved else (state,), k))
+        self.arriving.pop(fetched, None)  # whoever reads it from now on waits for the update
 
     def total(self, node: Totals) -> None:
         """The losses and gradients that this device contributes to the loss and norm all-reduce.
@@ -362,7 +366,8 @@ class Lowering(Arrivals):
         assert known.bucket is not None
         shard = held(self.dag, known.bucket, self.work.device)
         moved = not known.copy and optimizer_state(known.bucket) in self.dag.values
-        self.states[value] = replace(State(value, known.bucket, not known.copy, *shard), host=moved)
+        state = State(value, known.bucket, not known.copy, *shard)
+        self.states[value] = replace(state, host=moved, on_host=known.host)
 
     def add(self, name: str, value: ValueId) -> None:
         waits = self.wait_for((value,))
@@ -372,8 +377,10 @@ class Lowering(Arrivals):
         self.made_by[name] = self.emit((Keep if first else Add)(name, value, waits))
 
     def note_reader(self, value: str, position: int) -> None:
-        """Remember the readers of memory that is overwritten later: states and gather buffers."""
-        if value in self.slots or value in self.states:
+        """Remember the readers of memory that is overwritten later: states, what is fetched of
+        them, and gather buffers."""
+        known = self.dag.values.get(ValueId(value))
+        if value in self.slots or (known and known.role is Role.WEIGHTS):
             self.readers.setdefault(self.slots.get(value, value), []).append(position)
 
     def free_of_readers(self, memory: str, stream: str) -> Waits:

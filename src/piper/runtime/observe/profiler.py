@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch.profiler import profile, supported_activities
 
 from piper.runtime.execute import Program
@@ -35,5 +34,4 @@ class Profiler:
 
 def uses_accelerator(program: Program) -> bool:
     """Whether work runs on an accelerator, so that the host's clock does not show its end."""
-    tensors = (t for bucket in program.state.buckets.values() for t in bucket.tensors)
-    return any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in tensors)
+    return program.device.type != "cpu"

@@ -14,10 +14,10 @@ from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.comm.wire_format import travels
-from piper.runtime.host_memory import Copying, Pages, host_memory
+from piper.runtime.host_memory import Copying, HostMemory, Pages, host_memory
+from piper.runtime.state import offloaded_optimizer, offloaded_parameters
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.loss_scale import DynamicLossScale
-from piper.runtime.state.offloaded_optimizer import to_host
 from piper.runtime.state.optimizers import (
     MakeOptimizer,
     MakeScheduler,
@@ -65,6 +65,9 @@ class BucketState:
     copies: list[tuple[torch.Tensor, torch.nn.Parameter]] = field(init=False)  # and their masters
     copying: Copying | None = None  # the last copy of what the optimizer keeps, to the host or back
     pages: Pages = field(default_factory=dict)  # of the host, for what the optimizer keeps
+    storing: Copying | None = None  # the last copy of new parameters to the host
+    on_host: bool = False  # whether `tensors` are in host memory
+    home: Pages = field(default_factory=dict)  # of the host, for `tensors`
     averaged: bool = False  # whether averages of the parameters are kept
     averages: list[torch.Tensor] | None = None  # of `parameters`; None until the first step
 
@@ -98,9 +101,10 @@ class BucketState:
         self.averages[k].copy_(values)
 
     def settle(self) -> None:
-        """Block until the host may read what the optimizer keeps."""
-        if self.copying is not None:
-            self.copying.finish()
+        """Block until the host may read the parameters and what the optimizer keeps."""
+        for copy in (self.copying, self.storing):
+            if copy is not None:
+                copy.finish()
 
     def parts(self) -> Iterator[HeldPart]:
         self.settle()
@@ -186,8 +190,7 @@ class DeviceState:
                 self.buckets[state.value] = made
                 if self.origin is not None:
                     self.origin.fill(made)
-                if state.host:
-                    to_host(made, host_memory(self.device))
+                place(made, state, host_memory(self.device))
 
     def schedule(self, make: MakeScheduler, steps: int) -> None:
         """Make schedulers for optimizers that have none, and advance them by `steps`."""
@@ -256,6 +259,14 @@ class DeviceState:
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {v: b.optimizer for v, b in self.buckets.items() if b.optimizer is not None}
+
+
+def place(bucket: BucketState, state: State, memory: HostMemory) -> None:
+    """Move to the host what waits there."""
+    if state.host:
+        offloaded_optimizer.to_host(bucket, memory)
+    if state.on_host:
+        offloaded_parameters.to_host(bucket, memory)
 
 
 def on_device(

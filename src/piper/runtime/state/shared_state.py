@@ -10,6 +10,7 @@ import torch
 
 from piper.errors import InputError
 from piper.plan.instructions import State
+from piper.runtime.host_memory import host_memory
 from piper.runtime.state.device_state import (
     BucketState,
     DeviceState,
@@ -18,6 +19,7 @@ from piper.runtime.state.device_state import (
     held_pieces,
     make_bucket,
     on_device,
+    place,
 )
 
 NOT_TRAINED = partial(torch.optim.SGD, lr=0.0)
@@ -39,11 +41,19 @@ def shared_state(
     for state in states:
         content = contents[state.bucket]
         one = view_of(trained, state, content)
+        if one is not None and one.on_host != state.on_host:
+            raise InputError.of(
+                "model",
+                f"in eval mode, another region uses {', '.join(one.names)[:80]} first than in "
+                "training, and `Offload` matches only one of the two",
+                'match both with Offload(..., "parameters"), or none',
+            )
         if one is None:
             here = partial(on_device, initial, trained.device)
             one = make_bucket(state, content, trainable(state.bucket), here, NOT_TRAINED)
             if trained.origin is not None:
                 trained.origin.fill(one)
+            place(one, replace(state, host=False), host_memory(trained.device))
         found.buckets[state.value] = one
     return found
 
