@@ -37,7 +37,7 @@ def one_device(regions: int, parts: int = 2) -> Plan:
 
 
 def joined(plan: Plan, fits: Any = lambda run: True) -> list[Part]:
-    return list(sequences(plan, range(len(plan.instructions)), fits))
+    return list(sequences(plan, range(len(plan.instructions)), fits, kernel_sequences.MOST))
 
 
 def order(parts: list[Part]) -> Iterator[int]:

@@ -1,4 +1,7 @@
-"""Joined forwards train like plain PyTorch. Inductor is left out: what it compiles is called."""
+"""Joined forwards train like plain PyTorch, eager or compiled.
+
+Inductor is left out: what it compiles is called.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from torch.nn import functional
 import piper
 from piper.capture.kernels import callables
 from piper.directives.strategy import as_strategy
+from piper.errors import RunError
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
@@ -120,18 +124,33 @@ def trained(strategy: Any, compiled: bool, dropout: float, batch_norm: bool) -> 
 
 @pytest.mark.parametrize("name", every(4, STRATEGIES))
 def test_joined_regions_train_as_regions_alone(name: str, sequences_seen: list[int]) -> None:
+    """Eager ones to the last bit: they call the same operators on the same numbers."""
     strategy = STRATEGIES[name]
     for dropout, batch_norm in [(0.5, False)] + [(0.0, True)] * (strategy is ONE):
-        alone = trained(strategy, False, dropout, batch_norm)
-        found = trained(strategy, True, dropout, batch_norm)
+        alone = trained_alone(strategy, dropout, batch_norm)
+        assert not sequences_seen
+        eager = trained(strategy, False, dropout, batch_norm)
+        assert sequences_seen or "zero 3" in name
+        sequences_seen.clear()
+        compiled = trained(strategy, True, dropout, batch_norm)
+        assert sequences_seen or "zero 3" in name
+        sequences_seen.clear()
 
-        torch.testing.assert_close(found.losses, alone.losses, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(found.grad_norms, alone.grad_norms, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(found.parameters, alone.parameters, rtol=1e-12, atol=1e-12)
-    assert sequences_seen or "zero 3" in name
+        for found, tolerance in ((eager, 0.0), (compiled, 1e-12)):
+            close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+            close(found.losses, alone.losses)
+            close(found.grad_norms, alone.grad_norms)
+            close(found.parameters, alone.parameters)
 
 
-def test_joined_regions_train_as_plain_pytorch(sequences_seen: list[int]) -> None:
+def trained_alone(strategy: Any, dropout: float, batch_norm: bool) -> Rehearsal:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_sequences, "MOST_EAGER", 1)
+        return trained(strategy, False, dropout, batch_norm)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_joined_regions_train_as_plain_pytorch(sequences_seen: list[int], compiled: bool) -> None:
     """Batch norm sees microbatches, so the plain loop does, too."""
     model = Net(batch_norm=True)
     optimizer, losses = SGD(model.parameters()), []
@@ -145,7 +164,7 @@ def test_joined_regions_train_as_plain_pytorch(sequences_seen: list[int]) -> Non
         optimizer.step()
         losses.append(sum(part.item() for part in parts))
 
-    found = trained(ONE, True, 0.0, True)
+    found = trained(ONE, compiled, 0.0, True)
 
     assert max(sequences_seen) == 4
     torch.testing.assert_close(list(found.losses), losses, rtol=1e-12, atol=1e-12)
@@ -176,15 +195,80 @@ def test_what_forwards_compute_alike_is_computed_once(
 ) -> None:
     """Not so in backwards: sums of gradients are added up in place, so no two may be one tensor."""
     graphs: list[fx.GraphModule] = []
-    monkeypatch.setattr(callables, "compile_graph", lambda m, i: graphs.append(m) or called(m, i))
+    plain = callables.joined
+    monkeypatch.setattr(
+        callables, "joined", lambda *given: graphs.append(plain(*given)) or graphs[-1]
+    )
     options: Any = {"optimizer": SGD}
 
+    eager = rehearse(Positions(), functional.mse_loss, ONE, data(), **options)
+    compiled = rehearse(Positions(), functional.mse_loss, ONE, data(), compiled=True, **options)
+    monkeypatch.setattr(kernel_sequences, "MOST_EAGER", 1)
     alone = rehearse(Positions(), functional.mse_loss, ONE, data(), **options)
-    found = rehearse(Positions(), functional.mse_loss, ONE, data(), compiled=True, **options)
 
-    torch.testing.assert_close(found.parameters, alone.parameters, rtol=1e-12, atol=1e-12)
-    tables = [sum(n.target is torch.ops.aten.cos.default for n in m.graph.nodes) for m in graphs]
-    assert max(tables) == 2 and max(sequences_seen) == 3
+    torch.testing.assert_close(eager.parameters, alone.parameters, rtol=0, atol=0)
+    torch.testing.assert_close(compiled.parameters, alone.parameters, rtol=1e-12, atol=1e-12)
+    cosines = (torch.cos, torch.ops.aten.cos.default)
+    tables = [sum(n.target in cosines for n in m.graph.nodes) for m in graphs]
+    assert tables == [2, 2] and max(sequences_seen) == 3
+
+
+class Overwritten(nn.Module):
+    """Layers that start from the same product, to which each adds something else, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.product = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.shifts = nn.ParameterList(nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(3))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x
+        for shift in self.shifts:
+            with piper.annotate("L"):
+                total = total + torch.tanh(x @ self.product + x @ shift)
+        return total
+
+
+def test_a_sum_that_overwrites_its_term_does_not_share_it(sequences_seen: list[int]) -> None:
+    model, optimizer_losses = Overwritten(), []
+    optimizer = SGD(model.parameters())
+    for x, y in data():
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer_losses.append(loss.item())
+
+    found = rehearse(Overwritten(), functional.mse_loss, ONE, data(), optimizer=SGD)
+
+    assert max(sequences_seen) == 3
+    torch.testing.assert_close(list(found.losses), optimizer_losses, rtol=1e-12, atol=1e-12)
+
+
+class Looked(nn.Module):
+    """Each layer looks up what the batch names. The third has a smaller table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, WIDTH) for size in (9, 9, 5, 9))
+
+    def forward(self, words: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for table in self.tables:
+            with piper.annotate("L"):
+                total = total + table(words).tanh()
+        return total
+
+
+def test_an_error_in_a_sequence_names_the_region(sequences_seen: list[int]) -> None:
+    batch = torch.full((4, 2), 7), torch.zeros(4, 2, WIDTH)
+
+    with pytest.raises(RunError, match="run +L2:F@0") as failed:
+        rehearse(Looked(), functional.mse_loss, ONE, [batch], optimizer=SGD)
+
+    assert sequences_seen and "index out of range" in str(failed.value)
 
 
 @pytest.mark.soak

@@ -10,6 +10,7 @@ import torch
 
 from piper.capture import Captured, Precision, described
 from piper.capture.kernels.callables import Kernels
+from piper.capture.kernels.joining import reached
 from piper.costs import Costs
 from piper.job import consistency
 from piper.job.arguments import counting_arguments
@@ -21,6 +22,7 @@ from piper.job.loss_reduction import LossReduction
 from piper.job.recent import recent
 from piper.job.shipping import PlanShipping
 from piper.names import Device, F, Phase
+from piper.plan.analyse import kernel_sequences
 from piper.plan.analyse.kernel_sequences import KernelSequence
 from piper.plan.instructions import Run
 from piper.runtime.comm.gathering import gather
@@ -110,7 +112,7 @@ class Programs:
             self.comm = communicators(self.job.device)
         self.comm.extend(mine.needs)
         program = load(self.job, mine, kernels, self.state, self.comm, steps)
-        self.prepare(program, mine, joins(mine, kernels) if self.job.options.compiled else None)
+        self.prepare(program, mine, joins(mine, kernels, self.job.options.compiled))
         return program
 
     def assign(self, batch: Batch, kind: BatchKind) -> tuple[Assignment, Kernels]:
@@ -135,10 +137,12 @@ class Programs:
 
         No message may be in flight then.
         """
+        on_gpu = self.job.device.type == "cuda"
         if joins is not None:
             program.faster = join_runs(program, joins)
+        if joins is not None and (on_gpu or self.job.options.compiled):
             program.each_alone = partial(warm, program, mine.known, mine.part.experts)
-        if self.job.device.type != "cuda":
+        if not on_gpu:
             return
         with on_compute_stream(program.plan, program.device):
             warm(program, mine.known, mine.part.experts, joins)
@@ -213,20 +217,21 @@ def load(
     return Program(mine.plan, kernel, state, comm, loss)
 
 
-def joins(mine: Assignment, kernels: Kernels) -> Joins:
+def joins(mine: Assignment, kernels: Kernels, compiled: bool) -> Joins:
     """How forwards of this device are joined.
 
     Backwards are not: joined, they hold all their gradients at once, and have as many kernels.
     """
 
     def fits(run: Run) -> bool:
-        return run.phase == F and kernels.can_join(mine.part.regions[run.region])
+        return run.phase == F and kernels.can_join(mine.part.regions[run.region], compiled)
 
     def kernel(sequence: KernelSequence) -> Kernel:
         regions = [mine.part.regions[run.region] for run in sequence.runs]
-        return kernels.join(regions, sequence.wiring.reads, sequence.wiring.results)
+        return kernels.join(regions, sequence.wiring.reads, sequence.wiring.results, compiled)
 
-    return Joins(fits, kernel)
+    most = kernel_sequences.MOST if compiled else kernel_sequences.MOST_EAGER
+    return Joins(fits, kernel, most, compiled, (lambda: 0) if compiled else reached)
 
 
 def common_arguments(job: Job, batch: Batch) -> dict[str, str]:

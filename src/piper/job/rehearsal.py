@@ -108,8 +108,8 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
 
     def ready(plan: Plan, comm: Comm) -> Program:
         program = load(job, parts[plan.device], captured.kernels, states[plan.device], comm)
-        if job.options.compiled:
-            program.faster = join_runs(program, joins(parts[plan.device], captured.kernels))
+        own = joins(parts[plan.device], captured.kernels, job.options.compiled)
+        program.faster = join_runs(program, own)
         if watch is not None:
             program.watch = watch  # type: ignore[method-assign,assignment]
         return program

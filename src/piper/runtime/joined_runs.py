@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from piper.plan.analyse.kernel_sequences import KernelSequence, sequences
-from piper.plan.instructions import Free, Run, Waits
+from piper.plan.analyse.kernel_sequences import KernelSequence, Part, sequences
+from piper.plan.instructions import Free, Plan, Run, Waits
 from piper.runtime.batch import StepInputs
 from piper.runtime.execute import Act, Kernel, Program
 
@@ -17,6 +18,9 @@ class Joins:
 
     fits: Callable[[Run], bool]
     kernel: Callable[[KernelSequence], Kernel]
+    most: int  # runs in a sequence
+    lists: bool  # whether a tensor that only the kernel needs comes in a list, which it empties
+    reached: Callable[[], int]  # in which run of its sequence this thread's last kernel is
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +33,16 @@ class JoinedRuns:
         return self.acts
 
 
+def joined_parts(plan: Plan, at: Iterable[int], joins: Joins) -> Iterator[Part]:
+    """These instructions of a plan, with runs joined."""
+    return sequences(plan, at, joins.fits, joins.most)
+
+
 def join_runs(program: Program, joins: Joins) -> JoinedRuns:
     """The whole plan. All its kernels are made now, before any message is in flight."""
     everything = range(len(program.plan.instructions))
     acts: list[tuple[int, Act]] = []
-    for part in sequences(program.plan, everything, joins.fits):
+    for part in joined_parts(program.plan, everything, joins):
         if isinstance(part, int):
             one = program.plan.instructions[part]
             if isinstance(one, Run):
@@ -51,7 +60,7 @@ def plain_acts(program: Program, at: Iterable[int], joins: Joins | None) -> list
     if joins is None:
         return [(k, program.plain(k, code[k])) for k in at]
     acts: list[tuple[int, Act]] = []
-    for part in sequences(program.plan, at, joins.fits):
+    for part in joined_parts(program.plan, at, joins):
         if isinstance(part, int):
             acts.append((part, program.plain(part, code[part])))
         else:
@@ -74,15 +83,26 @@ def joined(program: Program, sequence: KernelSequence, joins: Joins, waits: Wait
         operands = []
         for k in reads:
             operand = slots[k]
-            if k in given:  # in a list, which the kernel empties
-                operand = list(operand) if isinstance(operand, tuple | list) else [operand]
+            if k in given:
                 slots[k] = None
+                operand = given_operand(operand, joins.lists)
             operands.append(operand)
-        results = kernel(*operands)
+        try:
+            results = kernel(*operands)
+        except Exception:
+            program.position = sequence.at[joins.reached()]
+            raise
         for k, result in zip(writes, results, strict=True):
             slots[k] = result
 
     return act
+
+
+def given_operand(operand: Any, in_list: bool) -> Any:
+    """An operand that only the kernel needs."""
+    if isinstance(operand, tuple | list):
+        return list(operand)
+    return [operand] if in_list else operand
 
 
 def given_up(program: Program, sequence: KernelSequence) -> set[str]:

@@ -27,7 +27,7 @@ Kernel = Callable[..., tuple]
 Key = tuple[str, Phase, bool]  # code, phase, whether it goes through Inductor
 Result = tuple[int, int]  # number of a graph, and which of its results
 Pick = tuple[Any, int | None]  # an argument; of random numbers, also a region's first dropout
-Joint = tuple[tuple[str, ...], Sources, tuple[Result, ...]]  # graphs, and how values flow
+Joint = tuple[tuple[str, ...], Sources, tuple[Result, ...], bool]  # graphs, flow, if compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,21 @@ class Kernels:
         kernel = self.made[key]
         return kernel if random is None else numbered(kernel, random, region.dropout)
 
-    def can_join(self, region: RegionCode) -> bool:
-        """Whether its forward can be compiled together with those of its neighbours."""
+    def can_join(self, region: RegionCode, compiled: bool) -> bool:
+        """Whether its forward can be one kernel with those of its neighbours."""
         key = region.graph, F, True
+        if not compiled:
+            return True
         return shipping.is_described(self.came[key]) if key in self.came else self._is_fused(*key)
 
     def join(
-        self, regions: Sequence[RegionCode], reads: Sources, results: tuple[Result, ...]
+        self,
+        regions: Sequence[RegionCode],
+        reads: Sources,
+        results: tuple[Result, ...],
+        compiled: bool,
     ) -> Kernel:
-        """One compiled kernel for the forwards of several regions. Equal sequences share it.
+        """One kernel for the forwards of several regions. Equal sequences share it.
 
         Random numbers are arguments of their own: equal regions differ in them.
         """
@@ -83,15 +89,17 @@ class Kernels:
             )
             for region, row in zip(regions, reads, strict=True)
         )
-        key = tuple(region.graph for region in regions), rows, results
+        key = tuple(region.graph for region in regions), rows, results, compiled
         if key not in self.joined:
-            modules = [self._described(region.graph) for region in regions]
-            self.joined[key] = _function(joined(modules, rows, results), fused=True)
+            modules = [self._forward(region.graph, compiled) for region in regions]
+            self.joined[key] = _function(joined(modules, rows, results, compiled), fused=compiled)
         return picking(self.joined[key], list(picked))
 
-    def _described(self, code: str) -> fx.GraphModule:
-        found = self.came.get((code, F, True))
-        return self.graphs[code][F] if found is None else found
+    def _forward(self, code: str, compiled: bool) -> fx.GraphModule:
+        found = self.came.get((code, F, compiled))
+        if found is not None:
+            return found
+        return self.graphs[code][F] if compiled else self._quick(code, F)
 
     def _own(self, key: Key) -> Kernel:
         code, phase, _ = key

@@ -46,8 +46,9 @@ METHODS: dict[Any, str] = {
     aten.permute.default: "permute",
     aten.unsqueeze.default: "unsqueeze",
 }
+OVERWRITES = "add_"  # a sum that overwrites its first term
 _FRESH = frozenset(  # calls that return new memory, under both names: terms are renamed first
-    {aten.mm.default, aten.mul.Tensor, aten.add.Tensor, torch.mm, torch.mul, torch.add, "add_"}
+    {aten.mm.default, aten.mul.Tensor, aten.add.Tensor, torch.mm, torch.mul, torch.add, OVERWRITES}
 )
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
@@ -61,10 +62,10 @@ def quickened(module: fx.GraphModule) -> fx.GraphModule:
             node.replace_all_uses_with(same)
             fast.graph.erase_node(node)
     fast.graph.eliminate_dead_code(is_impure_node=lambda node: not is_view(node))
-    _release_bundles(fast.graph)
+    release_bundles(fast.graph)
     for node in fast.graph.nodes:
         if _may_overwrite(node):
-            node.op, node.target = "call_method", "add_"
+            node.op, node.target = "call_method", OVERWRITES
         elif node.target in FUNCTIONS:
             node.target = FUNCTIONS[node.target]
         elif node.target in METHODS and not node.kwargs:
@@ -81,7 +82,7 @@ def release(bundle: Any) -> None:
         bundle.clear()
 
 
-def _release_bundles(graph: fx.Graph) -> None:
+def release_bundles(graph: fx.Graph) -> None:
     """Release each bundle once it is unpacked, so that only the graph holds its tensors."""
     for bundle in graph.find_nodes(op="placeholder"):
         taken = list(bundle.users)

@@ -1,6 +1,7 @@
-"""Several graphs as one, so that Inductor can fuse over their borders."""
+"""Several graphs as one. What they compute alike is computed once; Inductor fuses over borders."""
 
 import operator
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,14 +10,20 @@ from torch import Tensor, fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.recomputation import may_differ
+from piper.capture.kernels.codegen import FUNCTIONS, METHODS, OVERWRITES, release, release_bundles
 from piper.capture.torch_private import OpOverload, graph_module, is_mutable, new_fake_mode, pytree
 
 Source = int | tuple[int, int]  # an argument, or a result of an earlier graph
 Sources = tuple[tuple[Source, ...], ...]  # of each graph
+_PURE = frozenset({*FUNCTIONS.values(), torch.narrow, operator.getitem})
+_progress = threading.local()
 
 
 def joined(
-    modules: Sequence[fx.GraphModule], reads: Sources, results: Sequence[tuple[int, int]]
+    modules: Sequence[fx.GraphModule],
+    reads: Sources,
+    results: Sequence[tuple[int, int]],
+    compiled: bool,
 ) -> fx.GraphModule:
     """The graphs one after the other. A bundle between two of them is taken apart here.
 
@@ -25,11 +32,25 @@ def joined(
     """
     updates = (is_mutable(node) for module in modules for node in module.graph.nodes)
     joiner = _Joiner(shares=not any(updates))
-    joiner.describe(modules, reads)
+    joiner.take_arguments(modules, reads, described=compiled)
     for number, (module, sources) in enumerate(zip(modules, reads, strict=True)):
+        if not compiled:
+            joiner.graph.call_function(enter, (number,))
         joiner.add(number, module, sources)
     joiner.graph.output(tuple(joiner.made[number][k] for number, k in results))
+    if not compiled:
+        release_bundles(joiner.graph)
     return graph_module(joiner.attributes, joiner.graph)
+
+
+def enter(number: int) -> None:
+    """Note which of the graphs runs now, for the message if it fails."""
+    _progress.number = number
+
+
+def reached() -> int:
+    """Which graph of the last joined kernel of this thread ran last."""
+    return getattr(_progress, "number", 0)
 
 
 class _Joiner:
@@ -41,10 +62,12 @@ class _Joiner:
         self.made: list[tuple[Any, ...]] = []  # results of each graph: nodes, or tuples of them
         self.attributes: dict[str, Any] = {}
 
-    def describe(self, modules: Sequence[fx.GraphModule], reads: Sources) -> None:
-        """Arguments in order, with the types that the graphs know. Their fakes share a mode."""
+    def take_arguments(
+        self, modules: Sequence[fx.GraphModule], reads: Sources, described: bool
+    ) -> None:
+        """Arguments in order. For Inductor, with their types; their fakes share a mode."""
         vals = {
-            source: value(node)
+            source: value(node) if described else ()
             for module, sources in zip(modules, reads, strict=True)
             for node, source in zip(arguments_of(module), sources, strict=True)
             if isinstance(source, int)
@@ -66,7 +89,7 @@ class _Joiner:
                 name = f"of_{number}_{node.target}"
                 self.attributes[name] = getattr(module, node.target)
                 copies[node] = self.graph.get_attr(name)
-            elif node.op not in ("placeholder", "output"):
+            elif node.op not in ("placeholder", "output") and node.target is not release:
                 copies[node] = self.copy(module, node, copies)
         results: Any = module.graph.output_node().args[0]
         self.made.append(tuple(self.result(one, copies) for one in results))
@@ -105,8 +128,12 @@ def operands(node: fx.Node, copies: dict[fx.Node, Any]) -> Any:
 def is_repeatable(module: fx.GraphModule, node: fx.Node) -> bool:
     """Whether two calls with the same operands give the same result, and do nothing else."""
     target = node.target
+    if any(user.target == OVERWRITES and user.args[0] is node for user in node.users):
+        return False
+    if node.op == "call_method":
+        return target in METHODS.values()
     plain = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
-    return target is operator.getitem or (plain and not may_differ(module, node))
+    return target in _PURE or (plain and not may_differ(module, node))
 
 
 def arguments_of(module: fx.GraphModule) -> list[fx.Node]:

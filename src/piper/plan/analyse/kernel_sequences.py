@@ -13,7 +13,8 @@ from itertools import pairwise
 
 from piper.plan.instructions import Add, Buffers, Free, Keep, Load, Plan, Run, Waits, is_message
 
-MOST = 8  # runs in a sequence: longer ones take longer to compile and gain little
+MOST = 8  # runs in a compiled sequence: longer ones take longer to compile and gain little
+MOST_EAGER = 64  # in one that is not compiled
 
 Fits = Callable[[Run], bool]  # can a run be part of a sequence?
 Source = int | tuple[int, int]  # an argument of the sequence, or a result of one of its runs
@@ -43,9 +44,9 @@ class KernelSequence:
 Part = int | KernelSequence  # a position, or several at once
 
 
-def sequences(plan: Plan, at: Iterable[int], fits: Fits) -> Iterator[Part]:
-    """These instructions of a plan, with runs joined where that is possible."""
-    joiner = _Joiner(plan, fits, users(plan))
+def sequences(plan: Plan, at: Iterable[int], fits: Fits, most: int) -> Iterator[Part]:
+    """These instructions of a plan, with up to `most` runs joined where that is possible."""
+    joiner = _Joiner(plan, fits, most, users(plan))
     for k in at:
         yield from joiner.take(k)
     yield from joiner.close()
@@ -64,9 +65,12 @@ def users(plan: Plan) -> dict[str, list[int]]:
 class _Joiner:
     plan: Plan
     fits: Fits
+    most: int
     users: dict[str, list[int]]
     pending: list[int] = field(default_factory=list)  # runs, and what is done after them
     later: set[str] = field(default_factory=set)  # what those write
+    phase: str = ""  # of the pending runs
+    regions: set[str] = field(default_factory=set)  # theirs
 
     def __post_init__(self) -> None:
         self.states = {state.value for state in self.plan.states}
@@ -80,6 +84,8 @@ class _Joiner:
                 if self.pending and not self.continues(one):
                     yield from self.close()
                 self.pending.append(k)
+                self.phase = one.phase
+                self.regions.add(one.region)
             case Free() if self.pending:
                 self.pending.append(k)
             case Keep() | Add() if self.pending and not self.awaited(one.waits):
@@ -94,8 +100,7 @@ class _Joiner:
 
     def continues(self, run: Run) -> bool:
         """Whether a run can be part of the pending sequence: of one phase, each region once."""
-        there = [one for k in self.pending if isinstance(one := self.plan.instructions[k], Run)]
-        new = all(one.phase == run.phase and one.region != run.region for one in there)
+        new = run.phase == self.phase and run.region not in self.regions
         return new and not self.awaited(run.waits) and self.later.isdisjoint(run.reads)
 
     def awaited(self, waits: Iterable[int]) -> Waits:
@@ -104,11 +109,11 @@ class _Joiner:
     def close(self) -> Iterator[Part]:
         """End the pending sequence. A long one becomes several of about the same length."""
         runs = [k for k in self.pending if isinstance(self.plan.instructions[k], Run)]
-        pieces = -(-len(runs) // MOST)
+        pieces = -(-len(runs) // self.most)
         firsts = [runs[len(runs) * piece // pieces] for piece in range(pieces)]
         for first, end in pairwise([*firsts, len(self.plan.instructions)]):
             yield from self.piece([k for k in self.pending if first <= k < end])
-        self.pending, self.later = [], set()
+        self.pending, self.later, self.regions = [], set(), set()
 
     def piece(self, positions: Sequence[int]) -> Iterator[Part]:
         code = self.plan.instructions

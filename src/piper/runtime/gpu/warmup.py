@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from piper.plan.analyse.kernel_sequences import KernelSequence, sequences
+from piper.plan.analyse.kernel_sequences import KernelSequence
 from piper.plan.instructions import Buffers, Fetch, Plan, Run, Shape, Store
 from piper.runtime.comm.gloo import empty
 from piper.runtime.execute import Kernel, Program
-from piper.runtime.joined_runs import Joins
+from piper.runtime.joined_runs import Joins, joined_parts
 
 Result = tuple[object, int]  # of a call, and its number
 Known = Callable[
@@ -78,7 +78,7 @@ def calls(program: Program, joins: Joins | None) -> Iterator[Call]:
     """All calls of a step, in order."""
     code = program.plan.instructions
     everything = range(len(code))
-    for part in everything if joins is None else sequences(program.plan, everything, joins.fits):
+    for part in everything if joins is None else joined_parts(program.plan, everything, joins):
         one = code[part] if isinstance(part, int) else part
         if isinstance(one, Run):
             kernel = partial(program.kernels, one.region, one.phase)
