@@ -14,6 +14,7 @@ from piper.ir.placements import (
     Partial,
     Placement,
     Replicated,
+    Shifted,
     local_shape,
 )
 from piper.ir.values import Role, TensorSpec, Value
@@ -24,8 +25,15 @@ I, R, P, S, T = Invariant(), Replicated(), Partial(), Cut(0), Cut(1)
 TENSOR_PARALLEL = ((I, R), (P, I))  # Megatron's f and g
 SEQUENCE_PARALLEL = ((S, R), (P, S))
 ULYSSES = ((S, T), (T, S))
+RING = ((S, Shifted(S, 1)), (Shifted(S, 1), Shifted(S, 2)))
 OTHERS = ((I, S), (S, I), (P, R))
-KINDS = {"tp": TENSOR_PARALLEL, "sp": SEQUENCE_PARALLEL, "cp": ULYSSES, "others": OTHERS}
+KINDS = {
+    "tp": TENSOR_PARALLEL,
+    "sp": SEQUENCE_PARALLEL,
+    "cp": ULYSSES,
+    "ring": RING,
+    "others": OTHERS,
+}
 Steps = Sequence[tuple[Placement, Placement]]
 
 

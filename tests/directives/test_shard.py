@@ -192,7 +192,7 @@ def test_json_gives_it_back() -> None:
         ),
         (
             ', "devices": [0], "zero": 1',
-            "unknown key 'zero'\n  fix: use filter, devices, stream, what, plan",
+            "unknown key 'zero'\n  fix: use filter, devices, stream, what, plan, attention",
         ),
     ],
 )

@@ -21,7 +21,7 @@ from piper.plan.check.check import check
 from piper.plan.instructions import Instruction, Load, Redistribute, Slice, Total
 
 EXAMPLES = draws(30, 100)
-STEPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+STEPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "shift", "shift-back")
 
 
 @cache

@@ -18,6 +18,7 @@ from piper.directives.base import Directive, directive
 from piper.directives.selection import require_whole_regions, selected
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
+from piper.ir.division import Attention
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute
 from piper.ir.sharding import Contract, Division, Sharding, contract
@@ -27,7 +28,7 @@ What = Literal["experts", "weights", "tokens"]
 STREAMS = {"experts": "ep", "weights": "tp", "tokens": "cp"}
 
 
-@directive(omit_defaults=("what", "plan"))
+@directive(omit_defaults=("what", "plan", "attention"))
 @dataclass(frozen=True, slots=True)
 class Shard(Directive):
     """The matching regions are divided over the devices.
@@ -42,6 +43,12 @@ class Shard(Directive):
     With "weights" and "tokens", all devices of a group get the same batch. Piper cuts parameters
     and activations so that devices send as little as possible. `plan` fixes how some parameters
     are cut, by patterns of their names or their modules' names: {"layers.*.up_proj": "colwise"}.
+
+    With "tokens", `attention` says how devices attend to each other's tokens. With "ring", keys and
+    values travel from device to device while each attends to those that it has. "zigzag" is a ring
+    where each device has an early and a late part of the tokens, so that causal attention is
+    equally much work for all. By default, heads are exchanged, or keys and values are gathered,
+    whichever sends less.
 
     A region that both `Shard`s of experts and of weights or tokens match is one of experts.
 
@@ -67,6 +74,7 @@ class Shard(Directive):
     stream: str | None = None
     what: What = "experts"
     plan: ParameterPlan = None
+    attention: Attention | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", checked_groups(self.devices))
@@ -80,6 +88,15 @@ class Shard(Directive):
         if self.plan and self.what == "experts":
             fix = 'write what="weights", or leave out plan'
             raise Refused(Problem("plan says how weights are cut, and experts are divided", fix))
+        self.require_attention()
+
+    def require_attention(self) -> None:
+        if self.attention not in (None, "ring", "zigzag"):
+            fix = 'write "ring" or "zigzag", or leave it out'
+            raise Refused(Problem(f"attention={self.attention!r} is not known", fix))
+        if self.attention and self.what != "tokens":
+            what = f'attention="{self.attention}" is about tokens, and {self.what} are divided'
+            raise Refused(Problem(what, 'write what="tokens", or leave out attention'))
 
     @property
     def sharding(self) -> Sharding:

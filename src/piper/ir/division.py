@@ -10,6 +10,7 @@ from piper.ir.placements import Placement
 from piper.names import RegionId
 
 What = Literal["weights", "tokens", "experts"]
+Attention = Literal["ring", "zigzag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +35,8 @@ class DivisionRequest:
     what: What
     axis: TeamAxis = TeamAxis()
     seeds: Mapping[str, Placement] = field(default_factory=dict)  # parameters fixed by name
+    attention: Attention | None = None  # of tokens; None: whatever sends least
+
+    @property
+    def is_zigzag(self) -> bool:
+        return self.attention == "zigzag"

@@ -34,10 +34,29 @@ class Cut:
 
     The dimension is `blocks` blocks, and each block is cut in equal pieces. Fused q, k and v are
     three blocks; a flattened batch of cut sequences has a block for each row of the batch.
+
+    `zigzag`: each block is cut in twice as many pieces as there are devices, and device i has
+    pieces i and 2n-1-i. Under a causal mask, all devices then have equally much to do.
     """
 
     dim: int
     blocks: int = 1
+    zigzag: bool = False
+
+    def parts(self, ways: int) -> int:
+        """Into how many pieces each block is cut."""
+        return 2 * ways if self.zigzag else ways
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """Cut, and each device has the piece of the one that is `steps` places before it in the ring.
+
+    The gradient is where the value is.
+    """
+
+    cut: Cut
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +64,7 @@ class Constant:
     """Whole and the same on all devices, without a gradient: tokens, masks, rotary tables."""
 
 
-Placement = Invariant | Replicated | Partial | Cut | Constant
+Placement = Invariant | Replicated | Partial | Cut | Shifted | Constant
 
 
 class Step(StrEnum):
@@ -56,6 +75,8 @@ class Step(StrEnum):
     ALL_GATHER = "all-gather"
     REDUCE_SCATTER = "reduce-scatter"
     ALL_TO_ALL = "all-to-all"
+    SHIFT = "shift"  # each device sends what it has to the next one of the ring
+    SHIFT_BACK = "shift-back"  # to the one before it
     SLICE = "slice"  # each device takes its piece of what is whole: no message
 
 
@@ -66,6 +87,8 @@ STEPS: dict[tuple[type, type], tuple[Step, Step]] = {
     (Cut, Invariant): (Step.ALL_GATHER, Step.SLICE),
     (Cut, Replicated): (Step.ALL_GATHER, Step.REDUCE_SCATTER),
     (Cut, Cut): (Step.ALL_TO_ALL, Step.ALL_TO_ALL),
+    (Cut, Shifted): (Step.SHIFT, Step.SHIFT_BACK),
+    (Shifted, Shifted): (Step.SHIFT, Step.SHIFT_BACK),
     (Partial, Invariant): (Step.ALL_REDUCE, Step.NOTHING),
     (Partial, Replicated): (Step.ALL_REDUCE, Step.ALL_REDUCE),
     (Partial, Cut): (Step.REDUCE_SCATTER, Step.ALL_GATHER),
@@ -103,8 +126,11 @@ class Conversion:
 def exists(source: Placement, target: Placement) -> bool:
     """Whether one conversion leads from one placement to another.
 
-    Pieces of one dimension in other blocks would not be equal.
+    Pieces of one dimension in other blocks would not be equal. A ring is passed step by step.
     """
+    if isinstance(target, Shifted):
+        before = target.cut if target.steps == 1 else Shifted(target.cut, target.steps - 1)
+        return source == before
     if isinstance(source, Cut) and isinstance(target, Cut):
         return source.dim != target.dim
     return (type(source), type(target)) in STEPS
@@ -116,6 +142,8 @@ def local_shape(shape: Shape, placement: Placement, ways: int) -> Shape:
     >>> local_shape((6, 8), Cut(1), 2)
     (6, 4)
     """
+    if isinstance(placement, Shifted):
+        return local_shape(shape, placement.cut, ways)
     if not isinstance(placement, Cut):
         return shape
     cut = shape[placement.dim]
@@ -125,12 +153,15 @@ def local_shape(shape: Shape, placement: Placement, ways: int) -> Shape:
 
 def divides(shape: Shape, placement: Placement, ways: int) -> bool:
     """Whether a value of this shape can have this placement."""
+    if isinstance(placement, Shifted):
+        return divides(shape, placement.cut, ways)
     if not isinstance(placement, Cut):
         return True
     if not 0 <= placement.dim < len(shape):
         return False
     size = shape[placement.dim]
-    return bool(size) and size % (placement.blocks * ways) == 0  # type: ignore[operator]
+    each = placement.blocks * placement.parts(ways)
+    return bool(size) and size % each == 0  # type: ignore[operator]
 
 
 # Bytes that a device sends, as a multiple of (ways - 1) / ways of the whole tensor.
@@ -145,4 +176,6 @@ def sent(step: Step, nbytes: int, ways: int) -> float:
     """
     if step is Step.ALL_TO_ALL:
         return nbytes / ways * (ways - 1) / ways
+    if step in (Step.SHIFT, Step.SHIFT_BACK):
+        return nbytes / ways
     return _SENT.get(step, 0.0) * nbytes * (ways - 1) / ways

@@ -42,14 +42,14 @@ def division_requests(model: Model, program: Sequence[Directive]) -> tuple[Divis
     """
     if not any(map(is_dense, program)):
         return ()
-    found: dict[tuple[int, str, str], DivisionRequest] = {}
+    found: dict[tuple[object, ...], DivisionRequest] = {}
     model = recomputed_as_they_are(model, program)
     last = max(number for number, one in enumerate(program) if isinstance(one, Shard))
     dag = apply(program, training_dag(model), upto=last + 1)
     for number, directive in enumerate(program):
         if is_dense(directive):
             new = request_of(model, program, number)
-            key = new.ways, new.what, repr(new.seeds)
+            key = new.ways, new.what, new.attention, repr(new.seeds)
             known = found.get(key, replace(new, regions=()))
             found[key] = replace(known, regions=(*known.regions, *new.regions))
     axes = axes_of(dag.divisions)
@@ -91,7 +91,10 @@ def with_experts(
         return tuple(dense)
     rest = (replace(d, regions=tuple(r for r in d.regions if r not in experts)) for d in dense)
     axes = {one.axis.number: one for one in dense}.values()  # all teams are of one size
-    return (*rest, *(replace(one, regions=experts, what="experts", seeds={}) for one in axes))
+    return (
+        *rest,
+        *(replace(one, regions=experts, what="experts", seeds={}, attention=None) for one in axes),
+    )
 
 
 def request_of(model: Model, program: Sequence[Directive], number: int) -> DivisionRequest:
@@ -108,7 +111,8 @@ def request_of(model: Model, program: Sequence[Directive], number: int) -> Divis
         fix = "write names of parameters or modules of the model; * stands for any text"
         raise DirectiveError(name, Problem(str(error), fix)) from None
     ways = shard.sharding.ways
-    return DivisionRequest(regions=regions, ways=ways, what=shard.what, seeds=seeds)
+    how = {"what": shard.what, "seeds": seeds, "attention": shard.attention}
+    return DivisionRequest(regions=regions, ways=ways, **how)  # type: ignore[arg-type]
 
 
 def seeds_of(

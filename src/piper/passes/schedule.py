@@ -230,6 +230,8 @@ def most_replicas(devices: tuple[int, ...]) -> int:
 def sent_bytes(dag: Dag, node: Redistribute) -> float:
     """What a device sends in a ring: an all-reduce scatters and gathers."""
     ways = len(node.groups[0])
+    if node.step in (Step.SHIFT, Step.SHIFT_BACK):
+        return node_bytes(dag, node)
     twice = 2 if node.step is Step.ALL_REDUCE else 1
     return twice * node_bytes(dag, node) * (ways - 1) / ways
 

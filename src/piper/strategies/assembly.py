@@ -11,6 +11,7 @@ from piper.directives.replicate import Reduce
 from piper.directives.shard import What
 from piper.directives.stage import ADAM
 from piper.errors import StrategyError
+from piper.ir.division import Attention
 from piper.ir.filters import Filter, where
 from piper.names import PASS, Device, Phase, amount
 from piper.strategies.device_mesh import DeviceMesh, Mesh, device_mesh
@@ -40,6 +41,7 @@ def assemble(
     gather_buffers: int = 2,
     tp: int = 1,
     cp: int = 1,
+    cp_attention: Attention | None = None,
     ep: int = 1,
     expert_stages: Iterable[int] | None = None,
     ahead: Ahead | None = None,
@@ -53,18 +55,17 @@ def assemble(
     gather_stream: str = "gather",
 ) -> Strategy:
     """Each stage on its ranks of `dp` pipelines (`tp * cp` devices each), and its directives."""
-    require_counts(dp, tp, cp, ep, devices)
-    width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
-    pipelines = max(1, ep // (width * tp * cp))  # that divide experts together
-    homes = homes_of(places, device_mesh(pp, dp, pipelines, mesh, devices), tp * cp)
-    how = Replicate(where(), [0], zero, bucket_mb, reduce_stream, gather_stream, gather_ahead,
-                    gather_buffers, reduce)  # fmt: skip
+    require_counts(dp, tp, cp, ep, devices, cp_attention)
+    together = pipelines_of(places, ep, tp * cp)
+    homes = homes_of(places, device_mesh(pp, dp, together, mesh, devices), tp * cp)
+    rest = reduce_stream, gather_stream, gather_ahead, gather_buffers, reduce
+    how = Replicate(where(), [0], zero, bucket_mb, *rest)
     program = (
         stage_of(table, stages, memory_gib, zero, min(map(len, homes.values()))),
         *places_of(homes, stream),
         *replicates_of(homes, how),
         *divisions_of(homes, tp, 1, tp_stream, "weights"),
-        *divisions_of(homes, cp, tp, cp_stream, "tokens"),
+        *divisions_of(homes, cp, tp, cp_stream, "tokens", cp_attention),
         *shards_of(homes, ep, ep_stream, expert_stages),
         *remats_of(remat, table.stages),
         *offloads_of(offload),
@@ -74,6 +75,12 @@ def assemble(
     return Strategy(program)
 
 
+def pipelines_of(places: Places, ep: int, ways: int) -> int:
+    """How many pipelines divide experts together."""
+    width = max(map(len, places.values()))  # replicas in one pipeline: two in that of DualPipe
+    return max(1, ep // (width * ways))
+
+
 def replicates_of(homes: Places, how: Replicate) -> Iterator[Replicate]:
     """Each stage that is on several devices, replicated as `how` is."""
     for stage in sorted(homes):
@@ -81,22 +88,32 @@ def replicates_of(homes: Places, how: Replicate) -> Iterator[Replicate]:
             yield replace(how, filter=where(PP=stage), devices=homes[stage])
 
 
-def require_counts(dp: int, tp: int, cp: int, ep: int, devices: Sequence[Device] | None) -> None:
+def require_counts(
+    dp: int, tp: int, cp: int, ep: int, devices: Sequence[Device] | None,
+    attention: Attention | None,
+) -> None:  # fmt: skip
     for name, count in (("dp", dp), ("tp", tp), ("cp", cp), ("ep", ep)):
         require_count(name, count)
     asked = [f"{name}={n}" for name, n in (("tp", tp), ("cp", cp)) if n > 1]
     if devices is not None and tp * cp > 1:
         what = f"devices lists the places of a mesh, each of which {asked[0]} makes several"
         raise StrategyError.of("strategy", what, "leave out devices")
+    if attention and cp == 1:
+        what = f'cp_attention="{attention}" has no effect with cp=1'
+        raise StrategyError.of("strategy", what, "write cp=2 or more, or leave out cp_attention")
 
 
-def divisions_of(homes: Places, ways: int, stride: int, stream: str, what: What) -> Iterator[Shard]:
+def divisions_of(
+    homes: Places, ways: int, stride: int, stream: str, what: What,
+    attention: Attention | None = None,
+) -> Iterator[Shard]:  # fmt: skip
     """Each `ways` devices of a stage, `stride` apart from each other, divide it."""
     for stage in sorted(homes) if ways > 1 else ():
         devices, size = homes[stage], ways * stride
         firsts = (k for k in range(len(devices)) if k % size < stride)
         groups = [devices[k : k + size : stride] for k in firsts]
-        yield Shard(where(PP=stage), groups[0] if len(groups) == 1 else groups, stream, what)
+        each = groups[0] if len(groups) == 1 else groups
+        yield Shard(where(PP=stage), each, stream, what, attention=attention)
 
 
 def homes_of(places: Places, mesh: DeviceMesh, ways: int) -> dict[int, tuple[Device, ...]]:

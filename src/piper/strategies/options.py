@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
+from piper.ir.division import Attention
 from piper.names import Device
 from piper.strategies.device_mesh import Mesh
 from piper.strategies.offloaded_stages import OffloadOption
@@ -59,6 +60,10 @@ class PipelineOptions(TypedDict, total=False):
     cp: int
     """How many devices divide the tokens of each stage (context parallelism). They get the same
     batch. Default: 1."""
+
+    cp_attention: Attention | None
+    """How devices that divide tokens attend to each other's, as `attention` of `Shard`: "ring" or
+    "zigzag". Default: None, whatever sends least."""
 
     ep: int
     """How many replicas divide the experts of a stage (regions tagged EP) among them. It must

@@ -16,6 +16,7 @@ from piper.ir.placements import (
     Partial,
     Placement,
     Replicated,
+    Shifted,
     Step,
     sent,
 )
@@ -98,7 +99,9 @@ def _sent(model: Model, region: Region, conversion: Conversion) -> float:
 def _whole(model: Model, region: Region, conversion: Conversion) -> int:
     """Bytes of the tensor that a conversion is about."""
     most = max(model.values[name].nbytes for name in (*region.inputs, *region.outputs))
-    pieces = isinstance(conversion.source, Cut) and isinstance(conversion.target, Cut)
+    pieces = isinstance(conversion.source, Cut | Shifted) and isinstance(
+        conversion.target, Cut | Shifted
+    )
     return most * _ways(region) if pieces else most
 
 
@@ -109,10 +112,11 @@ def _ways(region: Region) -> int:
 
 def placed(placement: Placement) -> str:
     match placement:
-        case Cut(dim, 1):
-            return f"cut along {dim}"
-        case Cut(dim, blocks):
-            return f"cut along {dim}, {blocks} blocks"
+        case Cut(dim, blocks, zigzag):
+            some = f", {blocks} blocks" if blocks > 1 else ""
+            return f"cut along {dim}{some}{', zigzag' if zigzag else ''}"
+        case Shifted(cut, steps):
+            return f"{placed(cut)}, {steps} before"
         case Replicated():
             return "whole, gradients summed"
         case Invariant() | Constant():

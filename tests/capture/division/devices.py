@@ -120,6 +120,10 @@ class Devices:
                 return list(sum(given[1:], given[0]).chunk(ways))
             case Step.SLICE:
                 return [tensor.chunk(ways)[rank] for rank, tensor in enumerate(given)]
+            case Step.SHIFT | Step.SHIFT_BACK:
+                self.sent[step] += size
+                by = 1 if step is Step.SHIFT else -1
+                return [given[(rank - by) % ways].clone() for rank in range(ways)]
             case Step.ALL_TO_ALL:
                 self.sent[step] += size * (ways - 1) / ways
                 cut = [tensor.chunk(ways) for tensor in given]

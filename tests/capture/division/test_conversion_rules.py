@@ -30,6 +30,10 @@ def sent(step: Step, given: list[Tensor]) -> list[Tensor]:
             return list(sum(given[1:], given[0]).chunk(ways))
         case Step.SLICE:
             return [one.chunk(ways)[k] for k, one in enumerate(given)]
+        case Step.SHIFT:
+            return [given[k - 1] for k in range(ways)]
+        case Step.SHIFT_BACK:
+            return [given[(k + 1) % ways] for k in range(ways)]
         case Step.ALL_TO_ALL:
             return [torch.cat([one.chunk(ways)[k] for one in given]) for k in range(ways)]
 

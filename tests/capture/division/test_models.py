@@ -203,7 +203,7 @@ def test_a_user_decides_how_a_parameter_is_cut() -> None:
     ("seeds", "text"),
     [
         ({"embeding.weight": Cut(0)}, "no divided parameter is called embeding.weight"),
-        ({"head.weight": Cut(2)}, "head.weight cannot be placed as Cut(dim=2, blocks=1)"),
+        ({"head.weight": Cut(2)}, "head.weight cannot be cut along dimension 2"),
     ],
 )
 def test_a_seed_that_nothing_can_use_is_not_supported(seeds: dict, text: str) -> None:

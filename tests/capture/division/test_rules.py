@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from capture.division.trials import Trial, local_module, piece, run_option
+from draws import SOAK, drawn
 from torch import Tensor
 
 import piper.models.grouped  # noqa: F401 its operators have rules
@@ -147,6 +149,10 @@ TRIALS = [
           x(1, 12, 12, 2), None, 0.0, True, enable_gqa=True, blocks=(1, 2)),
     trial(aten.scaled_dot_product_attention.default, x(12, 2, 12, 2), x(12, 2, 12, 2),
           x(12, 2, 12, 2), x(12, 1, 12, 12)),
+    trial(torch.ops.piper.attend.default, x(12, 24, 3, 2), x(12, 12, 4, 2), x(12, 12, 4, 3),
+          flags(12, 1, 3, 4), False, 0.7, blocks=(1, 2)),
+    trial(torch.ops.piper.attend.default, x(1, 12, 4, 2), x(1, 12, 4, 2), x(1, 12, 4, 2), None,
+          True, 0.7),
 ]  # fmt: skip
 
 
@@ -154,12 +160,13 @@ def name(one: Trial) -> str:
     return str(one.target)
 
 
+@drawn
 @pytest.mark.parametrize("one", TRIALS, ids=name)
 def test_devices_together_give_what_one_gives(one: Trial) -> None:
     torch.manual_seed(0)
 
-    for ways in (2, 3, 4):
-        call = one.call(ways)
+    for ways, zigzag in product((2, 3, 4), (False, True)) if SOAK else ((3, False), (2, True)):
+        call = one.call(ways, zigzag)
         for option in options_of(call):
             run_option(call, option)
 
@@ -167,8 +174,10 @@ def test_devices_together_give_what_one_gives(one: Trial) -> None:
 def test_every_rule_has_a_trial_with_more_than_whole_tensors() -> None:
     tried = {one.call(2).packet for one in TRIALS if len(options_of(one.call(2))) > 2}
 
-    # The first is tried with operators that split, the second in test_conversion_rules.py.
-    assert set(RULES) - tried == {operator.getitem, torch.ops.piper.convert}
+    # The first is tried with operators that split, the others in files of their own.
+    own = torch.ops.piper
+    elsewhere = {own.convert, own.ring_block, own.ring_sum, own.ring_result}
+    assert set(RULES) - tried == {operator.getitem, *elsewhere}
 
 
 S, P, R = Cut, Partial(), Replicated()

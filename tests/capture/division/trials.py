@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Call, Emitter, Option, tensors
 from piper.capture.graphs.division.rules import localized, options_of
-from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated
+from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated, Shifted
 
 TOLERANCE = 1e-12
 
@@ -27,7 +27,7 @@ class Trial:
     kwargs: dict[str, Any]
     blocks: tuple[int, ...] = (1,)
 
-    def call(self, ways: int) -> Call:
+    def call(self, ways: int, zigzag: bool = False) -> Call:
         graph = fx.Graph()
 
         def placeholder(tensor: Tensor) -> fx.Node:
@@ -46,15 +46,20 @@ class Trial:
         kwargs = {key: with_nodes(argument) for key, argument in self.kwargs.items()}
         node = graph.call_function(self.target, args, kwargs)
         node.meta["val"] = self.target(*self.args, **self.kwargs)
-        return Call(node, ways, self.blocks)
+        return Call(node, ways, self.blocks, zigzag)
 
 
 def piece(tensor: Tensor, placement: Placement, ways: int, rank: int) -> Tensor:
     """What a device holds. Parts of a sum are random, and add up to the tensor."""
     match placement:
-        case Cut(dim, blocks):
-            cut = tensor.unflatten(dim, (blocks, ways, -1))
-            return cut.select(dim + 1, rank).flatten(dim, dim + 1)
+        case Cut(dim, blocks, zigzag):
+            cut = tensor.unflatten(dim, (blocks, placement.parts(ways), -1))
+            mine = [rank, 2 * ways - 1 - rank] if zigzag else [rank]
+            return torch.cat([cut.select(dim + 1, one) for one in mine], dim + 1).flatten(
+                dim, dim + 1
+            )
+        case Shifted(cut, steps):
+            return piece(tensor, cut, ways, (rank - steps) % ways)
         case Partial():
             draw = torch.Generator().manual_seed(7)
             noise = [
@@ -68,9 +73,15 @@ def piece(tensor: Tensor, placement: Placement, ways: int, rank: int) -> Tensor:
 def joined(pieces: list[Tensor], placement: Placement) -> Tensor:
     """The whole tensor, from what all devices hold."""
     match placement:
+        case Cut(dim, blocks, True):
+            halves = [one.unflatten(dim, (blocks, 2, -1)).unbind(dim + 1) for one in pieces]
+            split = [*(early for early, _ in halves), *(late for _, late in halves[::-1])]
+            return torch.stack(split, dim + 1).flatten(dim, dim + 2)
         case Cut(dim, blocks):
             split = [one.unflatten(dim, (blocks, -1)) for one in pieces]
             return torch.stack(split, dim + 1).flatten(dim, dim + 2)
+        case Shifted(cut, steps):
+            return joined([*pieces[steps:], *pieces[:steps]], cut)
         case Partial():
             return sum(pieces[1:], pieces[0])
         case _:
@@ -170,5 +181,5 @@ def item_placement(call: Call, option: Option, index: int) -> Placement:
         return option.output
     node = call.node.graph.call_function(operator.getitem, (call.node, index))
     node.meta["val"] = tensors(call.node)[index]
-    found = options_of(Call(node, call.ways, call.blocks))
+    found = options_of(Call(node, call.ways, call.blocks, call.zigzag))
     return next(one.output for one in found if one.inputs == (option.output,))

@@ -42,9 +42,10 @@ def piece_mask(
 ) -> Tensor:
     """The part of `dropout_mask` for one device's piece of a tensor.
 
-    `cut`: the dimension, its number of blocks, and the devices that each block is cut for.
+    `cut`: the dimension, its number of blocks, the devices that each block is cut for, and whether
+    they have its pieces in zigzag order.
     """
-    dim, _, ways = cut
+    dim, _, ways, _ = cut
     row = torch.arange(whole[0], device=random.device)
     column = torch.arange(prod(whole[1:]), device=random.device).reshape(whole[1:])
     if dim == 0:
@@ -56,9 +57,10 @@ def piece_mask(
 
 
 def _piece(index: Tensor, cut: Sequence[int], rank: Tensor) -> Tensor:
-    dim, blocks, ways = cut
-    split = index.unflatten(dim, (blocks, ways, -1))
-    return split.index_select(dim + 1, rank.reshape(1)).flatten(dim, dim + 2)
+    dim, blocks, ways, zigzag = cut
+    split = index.unflatten(dim, (blocks, 2 * ways if zigzag else ways, -1))
+    mine = torch.stack([rank, 2 * ways - 1 - rank]) if zigzag else rank.reshape(1)
+    return split.index_select(dim + 1, mine).flatten(dim, dim + 2)
 
 
 def _mask(

@@ -1,6 +1,5 @@
 """What capture does not support, and what to write instead."""
 
-from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -90,53 +89,6 @@ def updated_parameters(names: list[str]) -> CaptureError:
         "model",
         f"the forward pass changes the parameters {', '.join(names)}",
         "make them buffers, or change them outside of the forward pass",
-    )
-
-
-def updated_in_division(name: str) -> CaptureError:
-    return refusal(
-        "model",
-        f"the forward pass changes the buffer {name} inside a divided region",
-        "leave that region out of the Shard of weights or tokens",
-    )
-
-
-def seed_without_parameter(name: str, known: list[str]) -> CaptureError:
-    near = get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
-    return refusal(
-        "plan", f"no divided parameter is called {name}", f"use one of {', '.join(near)}"
-    )
-
-
-def seed_not_possible(name: str, seed: object, where: str) -> CaptureError:
-    return refusal(
-        where,
-        f"{name} cannot be placed as {seed}: no way to divide what reads it works with that",
-        "choose another placement for it, or leave it to Piper",
-    )
-
-
-def unknown_size_in_division(where: str) -> CaptureError:
-    return refusal(
-        where,
-        "a size depends on data inside a divided region",
-        "leave that region out of the Shard of weights or tokens",
-    )
-
-
-def uneven_rows(where: str, rows: int, ways: int) -> CaptureError:
-    return refusal(
-        where,
-        f"the {rows} rows of a region of experts cannot be divided evenly over {ways} devices",
-        f"use microbatches with a number of tokens that {ways} divides",
-    )
-
-
-def experts_beside_whole_regions(where: str) -> CaptureError:
-    return refusal(
-        where,
-        "experts are in a stage of which some regions are divided, and their neighbours are not",
-        "let the Shard of weights or tokens match the regions before and behind the experts, too",
     )
 
 
@@ -366,17 +318,6 @@ def inference_mode() -> CaptureError:
     return refusal(current_line(), "inference_mode is not supported", "use torch.no_grad()")
 
 
-def fixed_rows(where: str, error: str) -> CaptureError:
-    return refusal(
-        where,
-        "this region of experts works only for one number of rows or experts: "
-        + error.strip().splitlines()[0][:200],
-        "write sizes that follow the tensors: -1 in view and reshape, torch.zeros_like, "
-        "repeat_interleave without output_size; do not loop over the experts; or leave the "
-        "region out of `Shard`",
-    )
-
-
 def mixed_rows(where: str) -> CaptureError:
     return refusal(
         where,
@@ -392,4 +333,15 @@ def no_rows(where: str) -> CaptureError:
         where,
         "this region of experts has an output without a row for each row that it reads",
         "return only rows, in the order in which the region reads them",
+    )
+
+
+def fixed_rows(where: str, error: str) -> CaptureError:
+    return refusal(
+        where,
+        "this region of experts works only for one number of rows or experts: "
+        + error.strip().splitlines()[0][:200],
+        "write sizes that follow the tensors: -1 in view and reshape, torch.zeros_like, "
+        "repeat_interleave without output_size; do not loop over the experts; or leave the "
+        "region out of `Shard`",
     )

@@ -13,6 +13,7 @@ from piper.plan.instructions import (
     Total,
     is_message,
 )
+from piper.plan.instructions.messages import SHIFTS
 from piper.plan.instructions.sizes import message_bytes, shape_bytes
 
 Collective = Reduce | Gather | Exchange | Redistribute | Total
@@ -34,6 +35,8 @@ def split_by_node(one: Collective, nodes: int) -> tuple[float, float]:
     to their devices.
     """
     times, size = volume(one)
+    if is_shift(one):  # whoever sends to another node decides how long it takes
+        return (size, 0.0) if nodes == 1 else (0.0, size)
     count = len(one.group)
     local = count / nodes
     if is_direct(one):
@@ -43,8 +46,13 @@ def split_by_node(one: Collective, nodes: int) -> tuple[float, float]:
 
 
 def is_direct(one: Collective) -> bool:
-    """Whether every device sends to every other one, without a ring."""
-    return isinstance(one, Exchange) or (isinstance(one, Redistribute) and one.step == "all-to-all")
+    """Whether every device sends to others directly, and passes nothing on."""
+    all_to_all = isinstance(one, Redistribute) and one.step == "all-to-all"
+    return all_to_all or isinstance(one, Exchange) or is_shift(one)
+
+
+def is_shift(one: Collective) -> bool:
+    return isinstance(one, Redistribute) and one.step in SHIFTS
 
 
 def volume(one: Collective) -> tuple[int, float]:

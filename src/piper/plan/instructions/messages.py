@@ -184,12 +184,16 @@ class Exchange(Among, Several):
         return size * (len(self.group) - 1) // len(self.group)
 
 
+SHIFTS = ("shift", "shift-back")
+
+
 @dataclass(frozen=True, slots=True)
 class Redistribute(Among, Making):
     """Start a collective on one tensor, which devices that divide a region need elsewhere.
 
     All work along the first dimension: an all-gather joins the tensors of a group, a reduce-scatter
-    adds them up and takes a slice, an all-to-all sends a slice to each. `value` stays as it is.
+    adds them up and takes a slice, an all-to-all sends a slice to each. A shift sends all of it to
+    the next device of the group, and that of the last one to the first. `value` stays as it is.
     """
 
     node: str
@@ -216,6 +220,8 @@ class Redistribute(Among, Making):
     @property
     def sent(self) -> int:
         ways, size = len(self.group), shape_bytes(self.shape)
+        if self.step in SHIFTS:
+            return size
         rounds = {"all-gather": ways, "all-reduce": 2}.get(self.step, 1)
         return rounds * size * (ways - 1) // ways
 

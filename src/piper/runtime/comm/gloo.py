@@ -61,6 +61,10 @@ class Comm(Protocol):
         self, arrived: torch.Tensor, given: torch.Tensor, stream: str, group: Group
     ) -> Handle: ...
 
+    def shift(
+        self, arrived: torch.Tensor, given: torch.Tensor, by: int, stream: str, group: Group
+    ) -> Handle: ...
+
     def exchange(
         self, rows: Tensors, where: Any, way: str, stream: str, group: Group
     ) -> Arrival: ...
@@ -268,6 +272,23 @@ class ProcessComm:
 
         def start() -> Any:
             work = dist.all_to_all_single(into, sent, group=team, async_op=True)
+            return Works([work], (arrived, given))
+
+        return self.started((stream, group), start)
+
+    def shift(
+        self, arrived: torch.Tensor, given: torch.Tensor, by: int, stream: str, group: Group
+    ) -> Handle:
+        """To the device `by` places further in the group: an all-to-all with one slice that is not
+        empty.
+        """
+        into, sent = arrived.view(torch.uint8), given.view(torch.uint8)
+        team, here, ways = self.groups[stream, group], group.index(dist.get_rank()), len(group)
+        give = [len(sent) if k == (here + by) % ways else 0 for k in range(ways)]
+        take = [len(into) if k == (here - by) % ways else 0 for k in range(ways)]
+
+        def start() -> Any:
+            work = dist.all_to_all_single(into, sent, take, give, group=team, async_op=True)
             return Works([work], (arrived, given))
 
         return self.started((stream, group), start)

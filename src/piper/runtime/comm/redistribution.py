@@ -38,6 +38,10 @@ def redistribute(comm: Comm, tensor: torch.Tensor, step: str, stream: str, group
             arrived = resized(given, given.shape[0])
             flat = arrived.view(-1), given.view(-1)
             return filled(comm.all_to_all_single(*flat, stream, group), arrived)
+        case "shift" | "shift-back":
+            arrived = resized(given, given.shape[0])
+            flat = arrived.view(-1), given.view(-1)
+            return filled(comm.shift(*flat, 1 if step == "shift" else -1, stream, group), arrived)
     raise AssertionError(f"{step} is not a message")
 
 

@@ -179,6 +179,12 @@ class ThreadComm:
 
         return self.meet(given, stream, group, swap)
 
+    def shift(
+        self, arrived: torch.Tensor, given: torch.Tensor, by: int, stream: str, group: Group
+    ) -> Handle:
+        source = (group.index(self.device) - by) % len(group)
+        return self.meet(given, stream, group, lambda parts: arrived.copy_(parts[source]))
+
     def exchange(self, rows: Tensors, where: Any, way: str, stream: str, group: Group) -> Arrival:
         """Each device brings its rows, and how many of them are for each expert or device."""
         mine = group.index(self.device)

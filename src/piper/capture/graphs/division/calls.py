@@ -35,6 +35,7 @@ class Call:
     node: fx.Node
     ways: int
     blocks: tuple[int, ...] = (1,)  # in how many blocks a dimension may be cut
+    zigzag: bool = False  # whether all cuts are in zigzag order
 
     @property
     def packet(self) -> Any:

@@ -9,17 +9,17 @@ import torch
 from torch import fx
 
 from piper.capture.fx_nodes import insert, line, value
-from piper.capture.graphs.division import equivalents
+from piper.capture.graphs.division import equivalents, refusals
 from piper.capture.graphs.division.calls import tensors
 from piper.capture.graphs.division.expert_rows import refuse_rows
 from piper.capture.graphs.division.local_graph import local_graph
+from piper.capture.graphs.division.ring import rewrite_attention
 from piper.capture.graphs.division.search.plan import search
-from piper.capture.graphs.division.search.space import Space
+from piper.capture.graphs.division.search.space import Space, independent
 from piper.capture.regions.cut import cut, runs_of
 from piper.capture.regions.description import number_tags, region_ids
 from piper.capture.regions.runs import REQUESTS
 from piper.capture.torch_private import MODE_SWITCHES
-from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import modes_of
 from piper.ir.division import DivisionRequest
@@ -89,12 +89,17 @@ def requests_of(traced: Traced, axis: int) -> Requests:
 
 def _rewrite(traced: Traced, wanted: Requests) -> None:
     modes = modes_of(traced.root.graph)
+    parameters = {traced.weights[name]: name for name in traced.parameters}
+    free = independent(traced.root.graph, parameters)
     with traced.mode:
         for request in {id(request): request for request in wanted.values()}.values():
             mine = [node for node, one in wanted.items() if one is request and node in modes]
             if request.what != "experts" and mine:
                 last = mine[0].meta[REQUESTS]  # words are divided along the last axis
                 ways = last[max(last)].ways
+                if request.attention is not None:
+                    rewrite_attention({node: modes[node] for node in mine}, request, free)
+                    mine = [node for node in mine if node.graph is traced.root.graph]
                 equivalents.rewrite({node: modes[node] for node in mine}, ways, request.what)
     traced.root.graph.eliminate_dead_code(is_impure_node=_must_stay)
 
@@ -136,7 +141,10 @@ def _join(traced: Traced, wanted: Requests) -> set[fx.Node]:
 
 
 def _alike(one: DivisionRequest | None, other: DivisionRequest) -> bool:
-    return one is not None and (one.ways, one.what) == (other.ways, other.what)
+    """Also the order of tokens is that of the other."""
+    return one is not None and all(
+        getattr(one, name) == getattr(other, name) for name in ("ways", "what", "attention")
+    )
 
 
 def _must_stay(node: fx.Node) -> bool:

@@ -26,10 +26,10 @@ def rewrite(nodes: Mapping[fx.Node, Mode], ways: int, what: What) -> None:
         grouped = packet(node) is aten.scaled_dot_product_attention
         if made is not None and (what == "weights" or not grouped):
             with node.graph.inserting_before(node), autocast(mode):
-                _replace(Call(node, ways), made)
+                replace_call(Call(node, ways), made)
 
 
-def _replace(call: Call, made: Rewrite) -> None:
+def replace_call(call: Call, made: Rewrite) -> None:
     node = call.node
     emit = Emitter(node.graph, node.meta, node)
     new = made(call, emit)

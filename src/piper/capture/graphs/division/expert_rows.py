@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import line, value
+from piper.capture.graphs.division import refusals
 from piper.capture.graphs.division.calls import Emitter, Option, operands
-from piper.capture.trace import refusals
 from piper.ir.division import DivisionRequest
 from piper.ir.placements import Cut, Invariant, Placement, Replicated
 

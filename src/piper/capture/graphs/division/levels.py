@@ -10,6 +10,7 @@ from piper.capture.graphs.division.calls import operands
 from piper.capture.graphs.division.search.frontier import Read
 from piper.capture.graphs.division.search.plan import Plan
 from piper.capture.graphs.division.search.space import Space
+from piper.capture.kernels.ring import BLOCK
 from piper.ir.placements import Conversion, Cut, Partial, Placement
 
 Form = tuple[fx.Node, Placement]  # a value in one of its placements
@@ -36,11 +37,17 @@ def levels_of(space: Space, plan: Plan) -> Levels:
         option = plan.options[node]
         arguments = zip(operands(node), option.inputs, strict=True)
         level = max((levels.forms.get(form, 0) for form in arguments), default=0)
+        level += starts_a_piece(node)
         levels.nodes[node] = levels.forms[node, option.output] = level
         for read in made.get(node, ()):  # each is made from one before it
             before = levels.forms[node, read.source]
             levels.forms[node, read.target] = before + is_message(read)
     return levels
+
+
+def starts_a_piece(node: fx.Node) -> bool:
+    """A block of a ring runs while the next keys and values travel: they were made before it."""
+    return node.target is BLOCK
 
 
 def hosts_of(space: Space, plan: Plan, run_of: dict[fx.Node, int]) -> dict[Read, int]:

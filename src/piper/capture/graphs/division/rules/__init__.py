@@ -6,9 +6,10 @@ from piper.capture.graphs.division.rules import (
     lookups,
     products,
     reductions,
+    ring,
     views,
 )
 from piper.capture.graphs.division.rules.table import RULES, has_rule, localized, options_of
 
 __all__ = ["RULES", "has_rule", "localized", "options_of"]
-TABLES = (conversions, elementwise, lookups, products, reductions, views)  # each fills RULES
+TABLES = (conversions, elementwise, lookups, products, reductions, ring, views)  # each fills RULES

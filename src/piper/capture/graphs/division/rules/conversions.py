@@ -12,6 +12,7 @@ from piper.capture.kernels import conversion
 from piper.ir.placements import Cut, Partial, Step
 
 assert conversion.CONVERT  # which registers the operator
+SAME = (Step.ALL_REDUCE, Step.NOTHING, Step.SHIFT, Step.SHIFT_BACK)  # the order of elements stays
 LONGER, SHORTER = (Step.ALL_GATHER,), (Step.REDUCE_SCATTER, Step.SLICE)
 
 
@@ -25,7 +26,7 @@ def converted(call: Call) -> Iterator[Option]:
     for cut in call.cuts(range(1, len(call.shape))):
         yield Option((cut,), cut)
     for blocks in call.blocks:
-        if step in (Step.ALL_REDUCE, Step.NOTHING):
+        if step in SAME:
             yield Option((Cut(0, blocks),), Cut(0, blocks))
         else:
             every = Cut(0, blocks * pieces)

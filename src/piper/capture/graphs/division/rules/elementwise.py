@@ -82,7 +82,7 @@ def _divided_dropout(
     """The mask depends on the place of an element in the whole tensor."""
     cut = option.output
     assert isinstance(cut, Cut)
-    where = [cut.dim, cut.blocks, call.ways]
+    where = [cut.dim, cut.blocks, call.ways, int(cut.zigzag)]
     return emit(DIVIDED_DROPOUT, *args, list(call.shape), where, emit.rank)
 
 

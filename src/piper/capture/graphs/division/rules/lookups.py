@@ -58,7 +58,8 @@ def embedding(call: Call) -> Iterator[Option]:
         yield Option((Cut(1, blocks), Replicated()), Cut(rows, blocks))
     for cut in call.cuts(range(rows)):
         yield Option((Replicated(), cut), cut)
-    yield Option((Cut(0), Replicated()), Partial())
+    if not call.zigzag:  # a device's words are one after the other
+        yield Option((Cut(0), Replicated()), Partial())
 
 
 def _gather(
@@ -78,7 +79,8 @@ def gather(call: Call) -> Iterator[Option]:
     given, index = call.shapes
     for cut in call.cuts(d for d in range(len(index)) if d != dim and given[d] == index[d]):
         yield Option((cut, cut), cut)
-    yield Option((Cut(dim), Replicated()), Partial())
+    if not call.zigzag:
+        yield Option((Cut(dim), Replicated()), Partial())
 
 
 @rule(aten.index_select)

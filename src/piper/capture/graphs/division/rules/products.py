@@ -67,7 +67,7 @@ def _some_queries(
     causal = call.argument("is_causal", False)
     if not (isinstance(cut, Cut) and cut.dim == TOKENS and causal):
         return emit(call.node.target, *args, **kwargs)
-    mine = positions(emit, call.shape[TOKENS], cut.blocks, call.ways)
+    mine = positions(emit, call.shape[TOKENS], cut, call.ways)
     keys = emit(aten.arange.default, call.shapes[1][TOKENS], device=_device(call))
     mask = emit(aten.ge.Tensor, emit(aten.unsqueeze.default, mine, 1), keys)
     rest = {key: value for key, value in kwargs.items() if key not in ("is_causal", "attn_mask")}
@@ -87,13 +87,13 @@ def attention(call: Call) -> Iterator[Option]:
     for cut in call.cuts((0, HEADS)):
         grouped = query[HEADS] != key[HEADS]
         if cut.dim == 0 or cut.blocks == 1 or not grouped:
-            yield Option((cut, cut, cut, *(_mask(shape, cut) for shape in masks)), cut)
+            yield Option((cut, cut, cut, *(query_rows(shape, cut) for shape in masks)), cut)
     for cut in call.cuts((TOKENS,)):
         whole = (Replicated(), Replicated())
-        yield Option((cut, *whole, *(_mask(shape, cut) for shape in masks)), cut)
+        yield Option((cut, *whole, *(query_rows(shape, cut) for shape in masks)), cut)
 
 
-def _mask(mask: Shape, cut: Cut) -> Placement:
+def query_rows(mask: Shape, cut: Cut) -> Placement:
     """A mask is broadcast to [batch, heads, queries, keys]."""
     dim = cut.dim - (4 - len(mask))
     return Cut(dim, cut.blocks) if dim >= 0 and mask[dim] > 1 else Replicated()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -24,30 +24,48 @@ def same_call(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`local` adds to a graph what one device computes, given its part of the arguments."""
+    """`local` adds to a graph what one device computes, given its part of the arguments.
+
+    `alone`: no device can compute all of it.
+    """
 
     options: Options
     local: Local = same_call
+    alone: bool = False
 
 
 RULES: dict[Any, Rule] = {}
 
 
-def rule(*operators: Any, local: Local = same_call) -> Callable[[Options], Options]:
+def rule(
+    *operators: Any, local: Local = same_call, alone: bool = False
+) -> Callable[[Options], Options]:
     """Register the options of some operators."""
 
     def register(options: Options) -> Options:
-        RULES.update((operator, Rule(options, local)) for operator in operators)
+        RULES.update((operator, Rule(options, local, alone)) for operator in operators)
         return options
 
     return register
 
 
 def options_of(call: Call) -> list[Option]:
-    """All ways to divide a call. Whole tensors come first: that is always possible."""
+    """All ways to divide a call. Whole tensors come first: that is nearly always possible."""
     known = RULES.get(call.packet)
-    found = [*whole(call), *(known.options(call) if known else ())]
+    found = [] if known and known.alone else [*whole(call)]
+    found += [_in_order(call, option) for option in (known.options(call) if known else ())]
     return list(dict.fromkeys(option for option in found if _fits(call, option)))
+
+
+def _in_order(call: Call, option: Option) -> Option:
+    """Rules are about pieces, whichever of them a device has."""
+    if not call.zigzag:
+        return option
+    return Option(tuple(map(_zigzag, option.inputs)), _zigzag(option.output))
+
+
+def _zigzag(placement: Placement) -> Placement:
+    return replace(placement, zigzag=True) if isinstance(placement, Cut) else placement
 
 
 def whole(call: Call) -> Iterator[Option]:

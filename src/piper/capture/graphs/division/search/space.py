@@ -9,13 +9,12 @@ from fnmatch import fnmatchcase
 from torch import fx
 
 from piper.capture.fx_nodes import line, value
-from piper.capture.graphs.division import expert_rows
+from piper.capture.graphs.division import expert_rows, refusals
 from piper.capture.graphs.division.blocks import block_counts
 from piper.capture.graphs.division.calls import Call, Option, operands, shape, tensors
 from piper.capture.graphs.division.rules import options_of
 from piper.capture.graphs.division.search.order import depth_first
 from piper.capture.graphs.division.search.prices import Prices
-from piper.capture.trace import refusals
 from piper.capture.trace.inputs import spec_of
 from piper.ir.division import DivisionRequest
 from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated
@@ -45,7 +44,7 @@ class Space:
     prices: Prices = field(default_factory=Prices)
 
     def __post_init__(self) -> None:
-        self.free = _free(self.graph, self.parameters)
+        self.free = independent(self.graph, self.parameters)
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         self.order = depth_first([node for node in calls if node not in self.free])
         dense = [node for node in self.order if not self.is_expert(node)]
@@ -62,7 +61,7 @@ class Space:
 
     def call(self, node: fx.Node) -> Call:
         request = self.requests[node]
-        return Call(node, request.ways, self.blocks.every)
+        return Call(node, request.ways, self.blocks.every, request.is_zigzag)
 
     def is_expert(self, node: fx.Node) -> bool:
         """Whether it is in a region of experts, of which each device takes some rows."""
@@ -90,8 +89,9 @@ class Space:
             if not options:
                 seeds = {n: self._seed(node, n) for n in operands(node) if n in self.parameters}
                 wanted = next(n for n, seed in seeds.items() if seed is not None)
-                name = self.parameters[wanted]
-                raise refusals.seed_not_possible(name, seeds[wanted], line(node))
+                cut = seeds[wanted]
+                assert isinstance(cut, Cut)
+                raise refusals.seed_not_possible(self.parameters[wanted], cut.dim, line(node))
 
     def _seed(self, node: fx.Node, parameter: fx.Node) -> Placement | None:
         return seed_of(self.requests[node], self.parameters[parameter])
@@ -152,11 +152,14 @@ class Space:
         """Placements that would cut the batch: `Split` and replicas do that."""
         every = self.blocks.every
         some = next(iter(self.requests.values()))
-        found = {node: {Cut(0, b) for b in every} for node in self.batch}
+        found = {
+            node: {Cut(0, b, zigzag) for b in every for zigzag in (False, True)}
+            for node in self.batch
+        }
         for node in calls:
             if any(operand in found for operand in operands(node)):
-                ways = self.requests.get(node, some).ways
-                found[node] = set(_cuts(Call(node, ways, every), found))
+                how = self.requests.get(node, some)
+                found[node] = set(_cuts(Call(node, how.ways, every, how.is_zigzag), found))
         return found
 
 
@@ -188,7 +191,8 @@ def _cuts(call: Call, known: dict[fx.Node, set[Cut]]) -> Iterator[Cut]:
             yield option.output
 
 
-def _free(graph: fx.Graph, parameters: dict[fx.Node, str]) -> set[fx.Node]:
+def independent(graph: fx.Graph, parameters: dict[fx.Node, str]) -> set[fx.Node]:
+    """Nodes that depend on no parameter."""
     free: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op != "output" and node not in parameters and free.issuperset(node.all_input_nodes):

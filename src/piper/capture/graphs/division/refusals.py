@@ -1,0 +1,62 @@
+"""What dividing a region does not support, and what to write instead."""
+
+from difflib import get_close_matches
+
+from piper.capture.trace.refusals import refusal
+from piper.errors import CaptureError
+
+
+def updated_in_division(name: str) -> CaptureError:
+    return refusal(
+        "model",
+        f"the forward pass changes the buffer {name} inside a divided region",
+        "leave that region out of the Shard of weights or tokens",
+    )
+
+
+def seed_without_parameter(name: str, known: list[str]) -> CaptureError:
+    near = get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
+    return refusal(
+        "plan", f"no divided parameter is called {name}", f"use one of {', '.join(near)}"
+    )
+
+
+def seed_not_possible(name: str, dim: int, where: str) -> CaptureError:
+    return refusal(
+        where,
+        f"{name} cannot be cut along dimension {dim}: nothing that reads it can be divided so",
+        "cut it along another dimension in `plan`, or leave it to Piper",
+    )
+
+
+def no_ring(where: str, attention: str, reason: str) -> CaptureError:
+    return refusal(
+        where,
+        f'attention="{attention}" is not possible for any attention of the model: {reason}',
+        "leave out attention=, and Piper finds another way; or call "
+        "torch.nn.functional.scaled_dot_product_attention on tokens that divide evenly",
+    )
+
+
+def unknown_size_in_division(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "a size depends on data inside a divided region",
+        "leave that region out of the Shard of weights or tokens",
+    )
+
+
+def uneven_rows(where: str, rows: int, ways: int) -> CaptureError:
+    return refusal(
+        where,
+        f"the {rows} rows of a region of experts cannot be divided evenly over {ways} devices",
+        f"use microbatches with a number of tokens that {ways} divides",
+    )
+
+
+def experts_beside_whole_regions(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "experts are in a stage of which some regions are divided, and their neighbours are not",
+        "let the Shard of weights or tokens match the regions before and behind the experts, too",
+    )

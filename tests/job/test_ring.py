@@ -1,0 +1,74 @@
+"""Ring attention under strategies, in threads, against plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+from job.test_division import STRATEGIES, agree, run
+
+from piper import Shard, strategies, where
+from piper.errors import CaptureError, Refused, StrategyError
+
+SOAK = pytest.mark.soak
+KINDS = ("ring", "zigzag")
+DEFAULT = {("zb-h1", "ring"), ("dualpipe", "zigzag")}
+EVERY = [
+    pytest.param(name, kind, marks=() if (name, kind) in DEFAULT else SOAK)
+    for name in STRATEGIES
+    for kind in KINDS
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), EVERY)
+def test_a_ring_trains_as_plain_pytorch_under_every_schedule(name: str, kind: str) -> None:
+    agree(run(STRATEGIES[name](cp=2, cp_attention=kind)))
+
+
+@SOAK
+@pytest.mark.parametrize("remat", [True, "attention", "matmuls", 0.5])
+def test_a_ring_is_recomputed(remat) -> None:
+    agree(run(STRATEGIES["1f1b"](cp=2, cp_attention="zigzag", remat=remat)))
+
+
+@SOAK
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_ring_of_heads_that_are_divided_by_weights(kind: str) -> None:
+    agree(run(STRATEGIES["zb-h1"](cp=2, tp=2, cp_attention=kind)))
+
+
+@SOAK
+def test_a_ring_of_four() -> None:
+    agree(run(STRATEGIES["dualpipev"](cp=4, cp_attention="ring")))
+
+
+def test_tokens_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(CaptureError) as error:
+        run(STRATEGIES["dualpipev"](cp=4, cp_attention="zigzag"))
+
+    (problem,) = error.value.problems
+    assert problem.what == (
+        'attention="zigzag" is not possible for any attention of the model: its 4 tokens cannot be '
+        "cut in 8 equal parts"
+    )
+    assert problem.fix.startswith("leave out attention=, and Piper finds another way")
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"what": "tokens", "attention": "rings"}, "attention='rings' is not known"),
+        (
+            {"what": "weights", "attention": "ring"},
+            'attention="ring" is about tokens, and weights are divided',
+        ),
+    ],
+)
+def test_a_ring_is_of_tokens(given: dict, what: str) -> None:
+    with pytest.raises(Refused) as error:
+        Shard(where(), [0, 1], **given)
+
+    assert [problem.what for problem in error.value.problems] == [what]
+
+
+def test_a_ring_has_more_than_one_device() -> None:
+    with pytest.raises(StrategyError, match='cp_attention="ring" has no effect with cp=1'):
+        strategies.gpipe(pp=2, microbatches=2, cp_attention="ring")
