@@ -31,7 +31,7 @@ from piper.runtime.comm.transport import communicators
 from piper.runtime.comm.world import refuse_wrong_world, world
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.gpu.cuda_graphs import Graphs, record_graphs
-from piper.runtime.gpu.graph_choice import GraphChoice, device_clock
+from piper.runtime.gpu.graph_choice import GraphChoice, device_clock, empty_cache
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
@@ -173,6 +173,8 @@ class Programs:
 
 
 def recorded(program: Program, mine: Assignment, joins: Joins | None) -> Graphs:
+    """Record the program. Graphs have memory of their own, so what was cached is given back."""
+    empty_cache(program.device)
     with on_compute_stream(program.plan, program.device):
         return record_graphs(program, mine.known, joins=joins)
 

@@ -1,4 +1,4 @@
-"""Warn when the user calls a model whose trained weights are in the Trainer."""
+"""The user's model, whose trained weights are in the Trainer: calls are warned about."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from piper.job.consistency import Digests, digests
+from piper.job.waiting_model import WaitingModel
 
 MESSAGE = (
     "this model still has the weights that it had when the Trainer was made: the Trainer trains "
@@ -25,6 +26,7 @@ class StaleModel:
 
     def __init__(self, model: torch.nn.Module, taken: Digests) -> None:
         self.taken = dict(taken)
+        self.waiting = WaitingModel(model)
         self.handle = model.register_forward_pre_hook(self)
         self.stepped = False
 
@@ -42,6 +44,7 @@ class StaleModel:
 
     def close(self) -> None:
         self.handle.remove()
+        self.waiting.close()
 
 
 def callers_level() -> int:

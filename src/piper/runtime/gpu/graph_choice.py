@@ -66,7 +66,6 @@ class GraphChoice:
     def try_recording(self) -> None:
         """Between two steps. Without enough memory for graphs, there are none."""
         forget_values(self.program)
-        empty_cache(self.program.device)
         try:
             self.graphs = self.record()
         except torch.OutOfMemoryError:
