@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from piper.capture.torch_private import storage_id
+
 PLAIN = (Tensor, nn.Parameter)
 
 
@@ -65,10 +67,9 @@ def move(tensors: Iterable[Tensor], device: torch.device) -> None:
     """Put tensors into other memory, in place. Those that share memory still do."""
     moved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # old, new
     for tensor in tensors:
-        old = tensor.untyped_storage()
-        if old._cdata not in moved:
+        old, key = tensor.untyped_storage(), storage_id(tensor)
+        if key not in moved:
             new = torch.UntypedStorage(old.nbytes(), device=device)
-            moved[old._cdata] = old, new.copy_(old, non_blocking=False)
-        empty = torch.empty(0, dtype=tensor.dtype, device=device)
-        _, new = moved[old._cdata]
+            moved[key] = old, new.copy_(old, non_blocking=False)
+        empty, (_, new) = torch.empty(0, dtype=tensor.dtype, device=device), moved[key]
         tensor.data = empty.set_(new, tensor.storage_offset(), tensor.size(), tensor.stride())
