@@ -9,6 +9,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from draws import every
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job.test_rehearsal import a_legal_order, as_filter
@@ -117,6 +118,23 @@ def test_every_schedule_with_more_devices_for_one_rank_than_for_the_other(
     lists = {0: [0, 2], 1: [1]} if zero % 2 else {0: [0], 1: [1, 2]}
 
     assert_trains_as_plain_pytorch(scheduled(schedule, lists, zero=zero))
+
+
+UNEQUAL: list[tuple[str, int, tuple[int, int]]] = [
+    (schedule, (k + n) % 4, counts)
+    for n, counts in enumerate([(2, 4), (4, 2), (1, 3), (3, 2)])
+    for k, schedule in enumerate(BUILDERS)
+]
+
+
+@pytest.mark.parametrize(("schedule", "zero", "counts"), every(5, UNEQUAL))
+def test_every_builder_takes_a_number_of_devices_for_each_rank(
+    schedule: str, zero: int, counts: tuple[int, int]
+) -> None:
+    strategy = BUILDERS[schedule](pp=2, microbatches=2, dp=counts, zero=zero)
+
+    assert {d for p in strategy if isinstance(p, Place) for d in p.devices} == {*range(sum(counts))}
+    assert_trains_as_plain_pytorch(strategy)
 
 
 @pytest.mark.soak

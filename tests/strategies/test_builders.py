@@ -421,3 +421,25 @@ def test_the_last_axis_of_a_mesh_has_neighbours() -> None:
 def test_a_mesh_that_is_none_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(StrategyError, match=re.escape(text)):
         one_f_one_b(pp=2, microbatches=2, dp=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"dp": [2]}, "dp=[2] does not say how many devices each of 2 ranks has"),
+        ({"dp": [2, 0]}, "dp=[2, 0] does not say how many devices each of 2 ranks has"),
+        ({"dp": [2, 10**12]}, "dp=[2, 1000000000000] does not say how many devices each of 2"),
+        ({"dp": [2, 4], "tp": 2}, "tp needs as many devices for every rank, and dp=[2, 4] has"),
+        ({"dp": [2, 4], "mesh": "pp,dp"}, "mesh needs as many devices for every rank, and dp=[2"),
+        ({"dp": [1, 2], "devices": [0, 1, 1]}, "devices=[0, 1, 1] are not 3 different devices"),
+    ],
+)
+def test_numbers_of_devices_that_no_rank_can_have(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(StrategyError, match=re.escape(what)):
+        one_f_one_b(pp=2, microbatches=2, **options)
+
+
+def test_devices_of_unequal_ranks_are_named_rank_by_rank() -> None:
+    found = devices(gpipe(pp=2, microbatches=2, dp=[1, 2], devices=[5, 3, 4]))
+
+    assert found == {where(PP=0): (5,), where(PP=1): (3, 4)}

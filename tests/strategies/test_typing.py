@@ -143,5 +143,8 @@ def test_options_of_replicas_have_the_defaults_of_replicate() -> None:
 def test_help_shows_every_option_with_its_default() -> None:
     shown = str(signature(piper.strategies.interleaved_zb))
 
-    assert shown.startswith("(pp: int, microbatches: int, virtual: int = 2, dp: int = 1, *, ")
+    assert shown.startswith(
+        "(pp: int, microbatches: int, virtual: int = 2, dp: int | "
+        "collections.abc.Sequence[int] = 1, *, "
+    )
     assert "bucket_mb: float = 25.0, gather_ahead: int = 1, gather_buffers: int = 2" in shown

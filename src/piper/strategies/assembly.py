@@ -19,6 +19,7 @@ from piper.strategies.offloaded_stages import OffloadOption, offloads_of
 from piper.strategies.peak import stage_peaks
 from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.table import Action, Table
+from piper.strategies.unequal_ranks import Replication, unequal_homes
 
 Places = Mapping[int, Sequence[Device]]  # the ranks or devices of each stage, one per replica
 
@@ -27,7 +28,7 @@ def assemble(
     table: Table,
     places: Places,
     pp: int,
-    dp: int,
+    dp: Replication,
     *,
     stages: Sequence[int] | None = None,
     microbatch_sizes: Sequence[int] | None = None,
@@ -55,13 +56,12 @@ def assemble(
     gather_stream: str = "gather",
 ) -> Strategy:
     """Each stage on its ranks of `dp` pipelines (`tp * cp` devices each), and its directives."""
-    require_counts(dp, tp, cp, ep, devices, cp_attention)
-    together = pipelines_of(places, ep, tp * cp)
-    homes = homes_of(places, device_mesh(pp, dp, together, mesh, devices), tp * cp)
+    require_counts(tp, cp, ep, devices, cp_attention)
+    homes = homes_of(places, pp, dp, tp, cp, ep, mesh, devices)
     rest = reduce_stream, gather_stream, gather_ahead, gather_buffers, reduce
     how = Replicate(where(), [0], zero, bucket_mb, *rest)
     program = (
-        stage_of(table, stages, memory_gib, zero, min(map(len, homes.values()))),
+        stage_of(table, stages, memory_gib, zero, min(len({*home}) for home in homes.values())),
         *places_of(homes, stream),
         *replicates_of(homes, how),
         *divisions_of(homes, tp, 1, tp_stream, "weights"),
@@ -84,15 +84,15 @@ def pipelines_of(places: Places, ep: int, ways: int) -> int:
 def replicates_of(homes: Places, how: Replicate) -> Iterator[Replicate]:
     """Each stage that is on several devices, replicated as `how` is."""
     for stage in sorted(homes):
-        if len(homes[stage]) > 1:
-            yield replace(how, filter=where(PP=stage), devices=homes[stage])
+        devices = tuple(dict.fromkeys(homes[stage]))
+        if len(devices) > 1:
+            yield replace(how, filter=where(PP=stage), devices=devices)
 
 
 def require_counts(
-    dp: int, tp: int, cp: int, ep: int, devices: Sequence[Device] | None,
-    attention: Attention | None,
-) -> None:  # fmt: skip
-    for name, count in (("dp", dp), ("tp", tp), ("cp", cp), ("ep", ep)):
+    tp: int, cp: int, ep: int, devices: Sequence[Device] | None, attention: Attention | None
+) -> None:
+    for name, count in (("tp", tp), ("cp", cp), ("ep", ep)):
         require_count(name, count)
     asked = [f"{name}={n}" for name, n in (("tp", tp), ("cp", cp)) if n > 1]
     if devices is not None and tp * cp > 1:
@@ -116,7 +116,25 @@ def divisions_of(
         yield Shard(where(PP=stage), each, stream, what, attention=attention)
 
 
-def homes_of(places: Places, mesh: DeviceMesh, ways: int) -> dict[int, tuple[Device, ...]]:
+def homes_of(
+    places: Places,
+    pp: int,
+    dp: Replication,
+    tp: int,
+    cp: int,
+    ep: int,
+    mesh: Mesh | None,
+    devices: Sequence[Device] | None,
+) -> dict[int, tuple[Device, ...]]:
+    """The devices of each stage."""
+    if not isinstance(dp, int):
+        return unequal_homes(places, dp, pp, devices, mesh=mesh, tp=tp > 1, cp=cp > 1)
+    require_count("dp", dp)
+    grid = device_mesh(pp, dp, pipelines_of(places, ep, tp * cp), mesh, devices)
+    return equal_homes(places, grid, tp * cp)
+
+
+def equal_homes(places: Places, mesh: DeviceMesh, ways: int) -> dict[int, tuple[Device, ...]]:
     """The devices of each stage, pipeline by pipeline; `ways` of them for each place."""
     return {
         stage: tuple(

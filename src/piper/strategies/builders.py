@@ -2,7 +2,8 @@
 
 Every builder takes `pp`, the devices of one pipeline, `microbatches`, `dp`, the number of
 replicas, and the keywords of `PipelineOptions`. Replica r of a stage is `r * pp` devices further,
-unless `mesh` or `devices` says otherwise.
+unless `mesh` or `devices` says otherwise. `dp=[2, 4]` gives each rank its own number of devices,
+numbered rank by rank.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from piper.strategies.options import PipelineOptions
 from piper.strategies.pytorch_csv import parse_csv
 from piper.strategies.schedules.sizes import require_possible
 from piper.strategies.table import Table, ranks_of
+from piper.strategies.unequal_ranks import Replication
 
 Builder = TypeVar("Builder", bound=Callable[..., Strategy])
 BUILDERS: dict[str, Callable[..., Strategy]] = {}  # by the names that the command line takes
@@ -72,14 +74,16 @@ def with_options(short: Signature) -> Signature:
 
 
 @builder("gpipe")
-def gpipe(pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+def gpipe(
+    pp: int, microbatches: int, dp: Replication = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
     """All forwards, then all backwards, of `pp` stages on as many devices."""
     return one_device_each(schedules.gpipe(pp, microbatches), dp, **options)
 
 
 @builder("1f1b")
 def one_f_one_b(
-    pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]
+    pp: int, microbatches: int, dp: Replication = 1, **options: Unpack[PipelineOptions]
 ) -> Strategy:
     """One forward, one backward: as fast as GPipe, with fewer live activations.
 
@@ -94,7 +98,11 @@ def one_f_one_b(
 
 @builder("interleaved-1f1b")
 def interleaved_one_f_one_b(
-    pp: int, microbatches: int, virtual: int = 2, dp: int = 1, **options: Unpack[PipelineOptions]
+    pp: int,
+    microbatches: int,
+    virtual: int = 2,
+    dp: Replication = 1,
+    **options: Unpack[PipelineOptions],
 ) -> Strategy:
     """1F1B of `pp * virtual` stages, stage s on device s % pp."""
     table = schedules.interleaved_one_f_one_b(pp, microbatches, virtual)
@@ -102,28 +110,36 @@ def interleaved_one_f_one_b(
 
 
 @builder("zb-h1")
-def zb_h1(pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+def zb_h1(
+    pp: int, microbatches: int, dp: Replication = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
     """1F1B whose weight gradients fill part of the bubble."""
     return one_device_each(schedules.zb_h1(pp, microbatches), dp, **options)
 
 
 @builder("interleaved-zb")
 def interleaved_zb(
-    pp: int, microbatches: int, virtual: int = 2, dp: int = 1, **options: Unpack[PipelineOptions]
+    pp: int,
+    microbatches: int,
+    virtual: int = 2,
+    dp: Replication = 1,
+    **options: Unpack[PipelineOptions],
 ) -> Strategy:
     """ZB-H1 of `pp * virtual` stages, stage s on device s % pp."""
     return one_device_each(schedules.interleaved_zb(pp, microbatches, virtual), dp, **options)
 
 
 @builder("zbv")
-def zbv(pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+def zbv(
+    pp: int, microbatches: int, dp: Replication = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
     """Zero bubble for `2 * pp` stages, stage s on device min(s, 2*pp - 1 - s)."""
     return one_device_each(schedules.zbv(pp, microbatches), dp, **options)
 
 
 @builder("dualpipev")
 def dualpipev(
-    pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]
+    pp: int, microbatches: int, dp: Replication = 1, **options: Unpack[PipelineOptions]
 ) -> Strategy:
     """Overlapped forwards and backwards for `2 * pp` stages, placed as for `zbv`.
 
@@ -137,7 +153,7 @@ def dualpipev(
 
 @builder("dualpipe")
 def dualpipe(
-    pp: int, microbatches: int, dp: int = 1, **options: Unpack[PipelineOptions]
+    pp: int, microbatches: int, dp: Replication = 1, **options: Unpack[PipelineOptions]
 ) -> Strategy:
     """Two replicas of `pp` stages in opposite directions: stage s on devices s and pp-1-s.
 
@@ -149,7 +165,7 @@ def dualpipe(
 
 
 @naming_options
-def from_csv(text: str, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+def from_csv(text: str, dp: Replication = 1, **options: Unpack[PipelineOptions]) -> Strategy:
     """The strategy of a schedule in PyTorch's CSV format, one line per device of a pipeline.
 
     >>> from_csv("0F0,0B0", dp=2, zero=3) == one_f_one_b(pp=1, microbatches=1, dp=2, zero=3)
@@ -159,7 +175,7 @@ def from_csv(text: str, dp: int = 1, **options: Unpack[PipelineOptions]) -> Stra
 
 
 @naming_options
-def from_table(table: Table, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+def from_table(table: Table, dp: Replication = 1, **options: Unpack[PipelineOptions]) -> Strategy:
     """The strategy of a schedule, rank r on device r. The table is checked first."""
     check(table)
     return one_device_each(table, dp, **options)
@@ -167,7 +183,7 @@ def from_table(table: Table, dp: int = 1, **options: Unpack[PipelineOptions]) ->
 
 @naming_options
 def from_orders(
-    orders: Sequence[Order], dp: int = 1, **options: Unpack[PipelineOptions]
+    orders: Sequence[Order], dp: Replication = 1, **options: Unpack[PipelineOptions]
 ) -> Strategy:
     """The strategy of your own orders, one for each device of a pipeline, in order.
 
@@ -183,7 +199,9 @@ def from_orders(
     return Strategy(one for one in built if not isinstance(one, Order)) + list(orders)
 
 
-def one_device_each(table: Table, dp: int = 1, **options: Unpack[PipelineOptions]) -> Strategy:
+def one_device_each(
+    table: Table, dp: Replication = 1, **options: Unpack[PipelineOptions]
+) -> Strategy:
     """Rank r of the table on device r."""
     places = {stage: (rank,) for stage, rank in ranks_of(table).items()}
     return assemble(table, places, len(table.rows), dp, **options)

@@ -20,7 +20,7 @@ def require_at_least(name: str, least: int, **sizes: int) -> None:
         raise StrategyError(name, *problems)
 
 
-def require_possible(name: str, dp: int, **sizes: int) -> None:
+def require_possible(name: str, dp: object, **sizes: int) -> None:
     """Refuse what no machine can hold, before it is tried: 1f1b of a billion stages."""
     given = {size: found for size, found in {**sizes, "dp": dp}.items() if isinstance(found, int)}
     actions = prod(max(1, found) for size, found in given.items() if size != "dp")
