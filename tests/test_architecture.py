@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "directives": IR,
     "passes": {"costs", *IR},
     "plan": IR,
-    "strategies": {"directives", "costs", *IR},
+    "strategies": {"directives", "costs", "view", *IR},
     "runtime": {"plan", *WORDS},
     "sim": {"plan", "costs", *WORDS},
     "view": {"plan", "sim", *IR},

@@ -9,53 +9,54 @@ import pytest
 import piper
 from piper.names import BI, BW, B, F
 from piper.strategies import BUILDERS, Strategy, to_table
-from piper.strategies.picture import bars
+from piper.strategies.table import Action, ranks_of
+from piper.strategies.timing import STEPS, start_times
 
-NAMED = [name for name in BUILDERS if name != "dualpipe"]
 
-
-@pytest.mark.parametrize("name", NAMED)
-def test_a_built_strategy_draws_each_of_its_passes_once(name: str) -> None:
-    strategy = BUILDERS[name](pp=2, dp=2, microbatches=4)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_built_strategy_draws_each_of_its_passes_on_each_of_its_devices(name: str) -> None:
+    strategy = BUILDERS[name](pp=2, microbatches=4)
     actions = list(to_table(strategy).actions)
 
     root = ElementTree.fromstring(strategy._repr_svg_())
-    titles = [one.text for one in root.iter("{http://www.w3.org/2000/svg}title")]
+    titles = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}title")]
+    passes = [one for title in titles for one in title.split("&")]
 
-    assert len(titles) == len(set(titles)) == len(actions)
+    replicas = 2 if name == "dualpipe" else 1
+    assert len(passes) == replicas * len(actions)
     assert strategy._repr_html_().count("<svg") == 1
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_nothing_is_drawn_before_what_it_needs(name: str) -> None:
-    strategy = BUILDERS[name](pp=3, microbatches=6)
-    found = {
-        (b.action.phase, b.action.stage, b.action.microbatch): b for b in bars(to_table(strategy))
-    }
-    last = max(stage for _, stage, _ in found)
+    table = to_table(BUILDERS[name](pp=4, microbatches=8))
+    found, ranks, last = start_times(table), ranks_of(table), table.stages - 1
 
-    for (phase, stage, part), bar in found.items():
+    def end(action: Action) -> int:
+        return found[action] + STEPS[action.phase]
+
+    for action, start in found.items():
+        phase, stage, part = action.phase, action.stage, action.microbatch
         if phase is F and stage:
-            assert bar.start >= found[F, stage - 1, part].end
+            assert start >= end(Action(stage - 1, F, part))
         if phase in (B, BI) and stage < last:
-            after = found.get((B, stage + 1, part)) or found[BI, stage + 1, part]
-            assert bar.start >= after.end
+            after = (Action(stage + 1, kind, part) for kind in (B, BI))
+            assert start >= min(end(one) for one in after if one in found)
         if phase is BW:
-            assert bar.start >= found[BI, stage, part].end
-    for one in found.values():
-        same = [two for two in found.values() if two.rank == one.rank and two is not one]
-        assert all(two.end <= one.start or one.end <= two.start for two in same)
+            assert start >= end(Action(stage, BI, part))
+    for rank in range(len(table.rows)):
+        mine = sorted((one for one in found if ranks[one.stage] == rank), key=found.__getitem__)
+        assert all(end(one) <= found[two] for one, two in zip(mine, mine[1:], strict=False))
 
 
 def test_one_f_one_b_has_the_known_length() -> None:
-    found = bars(to_table(piper.strategies.one_f_one_b(pp=4, microbatches=8)))
+    found = start_times(to_table(piper.strategies.one_f_one_b(pp=4, microbatches=8)))
 
-    assert max(bar.end for bar in found) == 3 * (8 + 4 - 1)
+    assert max(start + STEPS[one.phase] for one, start in found.items()) == 3 * (8 + 4 - 1)
 
 
 def test_a_strategy_without_a_schedule_shows_its_directives() -> None:
     strategy = Strategy([piper.Place(piper.where(PP=0), [0]), piper.Split("MB", 2)])
 
     assert strategy._repr_svg_() is None
-    assert piper.strategies.dualpipe(pp=2, microbatches=4)._repr_svg_() is None
     assert "Place(filter=where(PP=0)" in strategy._repr_html_()

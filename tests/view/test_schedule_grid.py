@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,6 +11,7 @@ from draws import every
 from rich.text import Text
 from synthetic import chain
 
+from piper.ir.model import Model
 from piper.ir.schedule_rows import Rows, dag_rows, idle, length
 from piper.job.compiler import compile_strategy
 from piper.strategies import BUILDERS, one_f_one_b
@@ -125,3 +127,25 @@ def test_passes_that_overlap_are_one_cell_in_both_colours() -> None:
     assert "0F3&3B1 ------ 3F2&0B0 ------ " in grid(rows)
     assert "0F3&[/][#ffffff on #1f7a5a]3B1" in grid(rows, Window(painted=True))
     assert "0F3&amp;3B1</text>" in svg(rows)
+
+
+def layered_chain(stages: int, layers: int) -> Model:
+    model = chain(stages * layers)
+    tags = [(("PP", k // layers), ("L", k)) for k in range(stages * layers)]
+    named = zip(model.regions, tags, strict=True)
+    return replace(model, regions=tuple(replace(one, tags=some) for one, some in named))
+
+
+@pytest.mark.parametrize("name", WITHOUT_OVERLAP)
+def test_the_layers_of_a_stage_are_one_cell(name: str) -> None:
+    strategy = BUILDERS[name](pp=2, microbatches=4)
+    stages = 1 + max(int(one) for one in re.findall(r"PP=(\d+)", str(strategy)))
+
+    whole = dag_rows(compile_strategy(chain(stages), strategy).dag)
+    layered = dag_rows(compile_strategy(layered_chain(stages, 3), strategy).dag)
+
+    labels = [sorted(c.label for c in row) for row in whole.values()]
+    assert [sorted(c.label for c in row) for row in layered.values()] == labels
+    assert length(layered) == 3 * length(whole) and idle(layered) == pytest.approx(idle(whole))
+    assert "F, BI and BW of a layer take 1 each" in summary(layered)
+    assert svg(layered).count("<title>") == svg(whole).count("<title>")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute
@@ -22,7 +22,7 @@ class Cell:
     end: int
     labels: tuple[str, ...]
     phases: tuple[Phase, ...]
-    about: str = ""  # the name of its node
+    nodes: tuple[NodeId, ...] = ()  # of a DAG
 
     @property
     def label(self) -> str:
@@ -50,17 +50,40 @@ def dag_rows(dag: Dag, known: Roles | None = None) -> Rows:
     """When the passes of a DAG run. By default, one row for each role."""
     known = known or roles(dag)
     cells: dict[Device, list[Cell]] = {device: [] for device in known.first}
-    regions: dict[Device, set[str]] = {device: set() for device in known.first}
+    stages: dict[Device, set[int | None]] = {device: set() for device in known.first}
     found = list(passes(dag, known.first))
     for device, node, _ in found:
-        regions[device].add(node.region)
-    several = any(len(names) > 1 for names in regions.values())
+        stages[device].add(stage_of(node))
+    several = any(len(numbers) > 1 for numbers in stages.values())
     for device, node, start in found:
-        stage = node.tags[0][1] if several and node.tags else None
-        text = label(stage, node.phase, node.microbatch)
+        text = label(stage_of(node) if several else None, node.phase, node.microbatch)
         end = start + STEPS[node.phase]
-        cells[device].append(Cell(start, end, (text,), (node.phase,), node.id))
-    return {tuple(sorted(known.devices(device))): row for device, row in cells.items()}
+        cells[device].append(Cell(start, end, (text,), (node.phase,), (node.id,)))
+    return {tuple(sorted(known.devices(one))): list(joined(row)) for one, row in cells.items()}
+
+
+def stage_of(node: Compute) -> int | None:
+    return node.tags[0][1] if node.tags else None
+
+
+def joined(row: Iterable[Cell]) -> Iterator[Cell]:
+    """The regions of one stage, such as its layers, that follow each other are one cell."""
+    last: Cell | None = None
+    for cell in row:
+        if last and is_next(cell, last):
+            last = replace(last, end=cell.end, nodes=last.nodes + cell.nodes)
+            continue
+        if last:
+            yield last
+        last = cell
+    if last:
+        yield last
+
+
+def is_next(cell: Cell, last: Cell) -> bool:
+    """Another region of the stage. The same region again is another replica of it."""
+    other = cell.nodes[0] not in last.nodes
+    return other and last.labels == cell.labels and last.end == cell.start
 
 
 def passes(dag: Dag, devices: Sequence[Device]) -> Iterator[tuple[Device, Compute, int]]:

@@ -161,9 +161,10 @@ def paint(text: str, phase: Phase | None) -> str:
 
 def summary(rows: Rows) -> str:
     """How long a step is, and how much of it is empty, in these units: no machine is known."""
+    layers = any(len(cell.nodes) > 1 for row in rows.values() for cell in row)
     return (
-        f"{amount(length(rows), 'time step')}, {100 * idle(rows):.0f} % empty: "
-        "F, BI and BW take 1 each, B takes 2, communication takes none"
+        f"{amount(length(rows), 'time step')}, {100 * idle(rows):.0f} % empty: F, BI and BW"
+        f"{' of a layer' if layers else ''} take 1 each, B takes 2, communication takes none"
     )
 
 

@@ -46,7 +46,7 @@ def line(y: int, name: str, row: Sequence[Cell], unit: float, last: int) -> Iter
     yield f'<text x="6" y="{y + 17}">{name}</text>'
     for cell in row:
         x, width = LEFT + cell.start * unit, cell.steps * unit
-        yield f"<g><title>{escape(cell.about or cell.label)}</title>"
+        yield f"<g><title>{escape(', '.join(cell.nodes) or cell.label)}</title>"
         yield from boxes(cell, x, y, unit)
         yield (
             f'<text x="{x + width / 2:g}" y="{y + 17}" text-anchor="middle" '
@@ -55,10 +55,11 @@ def line(y: int, name: str, row: Sequence[Cell], unit: float, last: int) -> Iter
 
 
 def boxes(cell: Cell, x: float, y: int, unit: float) -> Iterator[str]:
+    steps = unit * cell.steps / sum(STEPS[phase] for phase in cell.phases)
     for phase in cell.phases:
-        size = f'width="{STEPS[phase] * unit - 1:g}" height="{ROW - 4}"'
+        size = f'width="{STEPS[phase] * steps - 1:g}" height="{ROW - 4}"'
         yield f'<rect x="{x:g}" y="{y}" {size} rx="3" fill="{colour(phase)}"/>'
-        x += STEPS[phase] * unit
+        x += STEPS[phase] * steps
 
 
 def phases(rows: Rows) -> list[str]:
