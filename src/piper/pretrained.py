@@ -26,7 +26,10 @@ from piper.models.hugging_face_build import (
 from piper.trainer import Trainer
 
 LOG = logging.getLogger("piper")
-TEXTS = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*processor_config.json")
+TEXTS = (  # what lies beside the weights, and training does not change
+    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
+    "*.model", "chat_template*", "generation_config.json", "*processor_config.json",
+)  # fmt: skip
 
 
 class PretrainedTrainer(Trainer):
@@ -100,5 +103,6 @@ def built(config: Any, name: str | None, dtype: torch.dtype | None) -> torch.nn.
 
 
 def texts_in(folder: Path | None) -> list[Path]:
-    """What belongs to the tokenizer or processor."""
-    return [] if folder is None else [file for one in TEXTS for file in folder.glob(one)]
+    """Of the tokenizer or processor, and how to generate."""
+    found = () if folder is None else (file for one in TEXTS for file in folder.glob(one))
+    return list(dict.fromkeys(file for file in found if file.is_file()))

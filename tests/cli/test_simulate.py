@@ -41,14 +41,16 @@ def test_a_step_is_told_on_one_screen() -> None:
         lines[0],
     )
     assert re.fullmatch(r"per device [\d,]+ tokens/s, MFU [\d.]+ %", lines[1])
-    assert re.fullmatch(r"  pp +exposed \d+ us per device, \d+ % of its communication", lines[2])
+    for stream, line in zip(("loss_norm", "pp"), lines[2:], strict=False):
+        waits = rf"  {stream} +exposed \d+ us per device, \d+ % of its communication"
+        assert re.fullmatch(waits, line)
     assert any("parameters" in line and "optimizer" in line for line in lines)
     assert sum(line.startswith("advice: ") for line in lines) == 1
     assert "peak memory 4.6 KiB on device 0: fits in 131.3 GiB" in lines
     assert any(re.match(r"bound by \d+ % F and B of PP0 on device 0, ", line) for line in lines)
     table = lines.index(next(line for line in lines if line.startswith("devices")))
     assert lines[table].split() == [
-        "devices", "compute", "exposed", "pp", "exposed", "totals", "bubble", "peak", "memory",
+        "devices", "compute", "exposed", "loss_norm", "exposed", "pp", "bubble", "peak", "memory",
     ]  # fmt: skip
     rows = lines[table + 1 : table + 3]
     assert [line.split()[:2] for line in rows] == [["device", "0"], ["device", "1"]]

@@ -182,8 +182,8 @@ def test_two_ways_to_say_the_level_are_refused(new: str, value: str) -> None:
             '  fix: choose another name, such as "dp"',
         ),
         (
-            {"gather_stream": "totals"},
-            "the stream 'totals' is reserved: Piper uses it itself\n"
+            {"gather_stream": "loss_norm"},
+            "the stream 'loss_norm' is reserved: Piper uses it itself\n"
             '  fix: choose another name, such as "dp"',
         ),
         ({"reduce_stream": 3}, 'stream 3 is not a name\n  fix: write reduce_stream="dp"'),

@@ -44,7 +44,7 @@ def test_what_is_no_group_is_refused(devices: Any, message: str) -> None:
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize("stream", ["compute", "totals", "weights"])
+@pytest.mark.parametrize("stream", ["compute", "loss_norm", "weights"])
 def test_a_reserved_stream_is_refused(stream: str) -> None:
     with pytest.raises(Refused) as refused:
         Shard(where(), TWO, stream)

@@ -40,7 +40,8 @@ def test_a_model_is_read_trained_and_written_back(tmp_path: Path) -> None:
     with torch.no_grad():
         loss = sum(again(**batch).loss.item() for batch in batches()) / 2
     assert held_out == pytest.approx(loss, rel=1e-5)
-    assert (tmp_path / "b" / "tokenizer.json").exists()
+    written = {path.name for path in (tmp_path / "b").iterdir()}
+    assert {"tokenizer.json", "generation_config.json", "config.json"} <= written
 
 
 def test_a_configuration_starts_like_a_model_of_transformers() -> None:

@@ -78,4 +78,4 @@ def test_only_transfers_collectives_and_totals_run_beside_compute() -> None:
 
     streams = [one.stream for one in (*beside, *compute, Free(()), Load("x", "batch", 0, 0, 1))]
 
-    assert streams == ["pp", "pp", "dp", "side", "ep", "totals", *[COMPUTE] * 6]
+    assert streams == ["pp", "pp", "dp", "side", "ep", "loss_norm", *[COMPUTE] * 6]

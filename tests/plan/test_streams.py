@@ -35,7 +35,7 @@ from piper.plan.instructions import (
 
 def stream_of(one: Instruction) -> str:
     """Totals add up on the compute stream."""
-    return COMPUTE if one.stream == "totals" else one.stream
+    return COMPUTE if one.stream == "loss_norm" else one.stream
 
 
 def known_at(plan: Plan) -> list[set[int]]:

@@ -90,7 +90,7 @@ class QuietComm(CudaComm):
 
     def __init__(self) -> None:
         super().__init__(GPU)
-        self.groups["totals"] = None
+        self.groups["loss_norm"] = None
 
     def first_meeting(self, *_: Any) -> None: ...
 

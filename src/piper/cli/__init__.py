@@ -12,6 +12,7 @@ from piper.errors import PiperError
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # lines of a docstring are joined, and wrapped to the terminal
 )
 
 

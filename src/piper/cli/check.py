@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from piper.cli.numerics_report import numerics_report
-from piper.cli.target import PASS_ON, inspect, strategy_of
+from piper.cli.target import PASS_ON, Target, inspect, strategy_of
 from piper.errors import Refused
 from piper.names import amount
 from piper.plan.check.proof import Proof, prove
@@ -28,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
 
 def check(
     context: typer.Context,
-    target: Annotated[Path, typer.Argument(exists=True, dir_okay=False)],
+    target: Target,
     numerics: Annotated[
         bool,
         typer.Option("--numerics", help="train a few steps with and without Piper, and compare"),
@@ -41,7 +41,7 @@ def check(
         bool, typer.Option("--all", help="show every parameter of --numerics")
     ] = False,
     memory: Annotated[
-        float | None, typer.Option(help="whether it fits in so many GiB of a device")
+        float | None, typer.Option(help="check that it fits in this many GiB per device")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -50,8 +50,10 @@ def check(
     Exit code 0: every rewrite gave a valid DAG, and the plans do not deadlock and do not lose,
     duplicate or swap anything. With --numerics, losses, gradients and parameters also equal those
     of plain PyTorch. With --memory, it also fits in the memory of a device, which this machine need
-    not have. 1: one of these does not hold. 2: wrong usage. Arguments after TARGET are passed on to
-    the script; write `--` before options that are named like these.
+    not have. 1: one of these does not hold. 2: wrong usage.
+
+    Arguments after TARGET are passed on to the script. Write `--` before options of the script that
+    are named like these.
 
     Example: piper check train.py --numerics --memory 80
     """

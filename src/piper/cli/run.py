@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from piper.cli.files import is_file
-from piper.cli.target import PASS_ON
+from piper.cli.target import PASS_ON, Script
 from piper.errors import InputError
 from piper.launcher.child import QUIET
 from piper.launcher.local import run_local
@@ -20,10 +20,10 @@ from piper.launcher.shared_gpu import shared_gpu
 from piper.launcher.signals import SAVE
 from piper.launcher.trace_window import COUNT, FIRST, Window, steps_of
 
-Restarts = Annotated[int, typer.Option(help="after a failure, start again so many times", min=0)]
+Restarts = Annotated[int, typer.Option(help="how often to start again after a failure", min=0)]
 Least = Annotated[
     int | None,
-    typer.Option(help="restart with one process less each time, down to this number", min=1),
+    typer.Option(help="each restart has one process less, down to this number", min=1),
 ]
 SaveOnSignal = Annotated[
     Path | None, typer.Option(help="on Ctrl-C or SIGTERM, finish the step and save to this folder")
@@ -36,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a training script")],
+    script: Script,
     processes: Annotated[int, typer.Option("-n", min=1, help="processes, one per device")] = 1,
     on: Annotated[
         str | None,

@@ -38,9 +38,7 @@ def schedule(
     mesh: Annotated[
         str | None, typer.Option(help='order of the axes: "pp,dp" puts replicas side by side')
     ] = None,
-    format: Annotated[
-        Format, typer.Option(help="csv is the format of PyTorch, svg a picture")
-    ] = Format.GRID,
+    format: Annotated[Format, typer.Option(help="output format; csv is PyTorch's")] = Format.GRID,
     steps: Steps = None,
     devices: Devices = None,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from piper.cli.files import write_text
 from piper.cli.simulate import SimulatedMachine, chosen_network
-from piper.cli.target import PASS_ON, inspect, strategy_of
+from piper.cli.target import PASS_ON, Target, inspect, strategy_of
 from piper.cli.terminal import Devices, Steps, show_lines, show_rows, show_text, window_of
 from piper.directives import Order, Strategy, apply
 from piper.directives.remat import policies_of
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from piper.job.compiler import Compiled
     from piper.job.inspection import Inspected
 
-Target = Annotated[Path, typer.Argument(exists=True, dir_okay=False)]
-
 
 def add_to(app: typer.Typer) -> None:
     app.command("show", context_settings=PASS_ON)(show)
@@ -57,15 +55,17 @@ def show(
     steps: Steps = None,
     devices: Devices = None,
     network: Annotated[
-        str | None, typer.Option(help="warn if another mesh suits it: h100, ..., or a file")
+        str | None,
+        typer.Option(help="warn if another mesh suits this network better: h100, ..., or a file"),
     ] = None,
-    per_node: Annotated[int | None, typer.Option(help="the same: devices per node", min=1)] = None,
+    per_node: Annotated[
+        int | None, typer.Option(help="devices per node, for --network", min=1)
+    ] = None,
 ) -> None:
     """Show TARGET: its schedule over time, and what each device holds and sends.
 
-    TARGET is a training script (.py), a strategy (.json) or a schedule (.csv). Nothing is trained.
-    Arguments after TARGET are passed on to the script, and so is a --steps that is a plain number;
-    write `--` before options that are named like these.
+    Nothing is trained. Arguments after TARGET are passed on to the script, and so is a --steps that
+    is a plain number. Write `--` before options of the script that are named like these.
 
     Example: piper show train.py --devices 0-3
     """

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from piper.cli.device_lists import devices_by_name
 from piper.cli.files import is_file, read_as, write_text, writing
-from piper.cli.target import PASS_ON, inspect
+from piper.cli.target import PASS_ON, Script, inspect
 from piper.costs import Costs
 from piper.costs.devices import (
     DeviceKind,
@@ -122,7 +122,7 @@ def add_to(app: typer.Typer) -> None:
 
 def simulate(
     context: typer.Context,
-    target: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a script")],
+    target: Script,
     device: DeviceOption = None,
     costs: CostsOption = None,
     profile: Annotated[
@@ -131,22 +131,27 @@ def simulate(
     network: NetworkOption = None,
     per_node: PerNodeOption = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", help="an argument of the script: name=4,8,16")
+        list[str] | None,
+        typer.Option("--set", help="values of an argument of the script: name=4,8,16"),
     ] = None,
     sort: Annotated[Sort, typer.Option(help="what a sweep is sorted by")] = Sort.STEP,
-    plot: Annotated[Path | None, typer.Option(help="draw a sweep: .svg")] = None,
-    view: Annotated[Path | None, typer.Option(help="write a page of the step: .html")] = None,
-    chrome: Annotated[Path | None, typer.Option(help="write a trace for Perfetto: .json")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the sweep, in this .svg file")] = None,
+    view: Annotated[
+        Path | None, typer.Option(help="write a page of the step, in this .html file")
+    ] = None,
+    chrome: Annotated[
+        Path | None, typer.Option(help="write a trace for Perfetto, in this .json file")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="write all numbers to this file")] = None,
     optimizer: Annotated[
         float,
         typer.Option(help="size of its state, in multiples of the parameters (Adam: 2)", min=0.0),
     ] = 2.0,
 ) -> None:
-    """Predict how long a step of TARGET takes, what bounds it, and how much memory it needs.
+    """Predict how long a step of SCRIPT takes, what bounds it, and how much memory it needs.
 
-    TARGET runs up to its Trainer. Nothing is trained, so models on `meta` may have any size.
-    Arguments after TARGET are passed on to it. With --set, all combinations are simulated.
+    SCRIPT runs up to its Trainer. Nothing is trained, so models on `meta` may have any size.
+    Arguments after SCRIPT are passed on to it. With --set, all combinations are simulated.
 
     Example: piper simulate train.py --device h200 --set microbatches=4,8,16
     """

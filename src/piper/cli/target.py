@@ -5,7 +5,9 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from piper.cli.files import read_as
 from piper.directives import Strategy
@@ -17,6 +19,17 @@ if TYPE_CHECKING:
     from piper.job.inspection import Inspected
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the script
+Target = Annotated[
+    Path,
+    typer.Argument(
+        exists=True, dir_okay=False, metavar="TARGET",
+        help="a training script (.py), a strategy (.json) or a schedule (.csv)",
+    ),
+]  # fmt: skip
+Script = Annotated[
+    Path,
+    typer.Argument(exists=True, dir_okay=False, metavar="SCRIPT", help="a training script (.py)"),
+]
 WAYS = "give a .py script that makes a Trainer, a strategy .json, or a schedule .csv"
 
 

@@ -31,6 +31,7 @@ WAYS = (
     "give a .py script that makes a Trainer, a .json that `piper run --trace` wrote, a strategy "
     ".json, or a schedule .csv"
 )
+TARGETS = "a training script (.py), a recorded run (.json), a strategy (.json) or a schedule (.csv)"
 SHOWN = (".py", ".json", ".csv")
 
 
@@ -40,10 +41,14 @@ def add_to(app: typer.Typer) -> None:
 
 def view(
     context: typer.Context,
-    target: Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="TARGET")],
+    target: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, metavar="TARGET", help=TARGETS)
+    ],
     output: Annotated[Path | None, typer.Option("-o", help="write the page to this file")] = None,
     svg: Annotated[Path | None, typer.Option(help="write a picture of the first step")] = None,
-    png: Annotated[Path | None, typer.Option(help="the same as PNG (needs matplotlib)")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="write the picture as PNG (needs matplotlib)")
+    ] = None,
     chrome: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
     device: DeviceOption = None,
     costs: CostsOption = None,
@@ -52,8 +57,7 @@ def view(
 ) -> None:
     """Show TARGET [ARGUMENTS] [TARGET2 [ARGUMENTS]] in one HTML page that needs no network.
 
-    A target is a training script (.py), a recorded run (.json), a strategy (.json) or a schedule
-    (.csv). Two are compared. Nothing is trained: a step is simulated, on the machine that --device
+    Two targets are compared. Nothing is trained: a step is simulated, on the machine that --device
     or --costs name. Write `--` before options of the script that are named like these.
 
     Example: piper view train.py --device h200 run.json

@@ -16,7 +16,7 @@ KINDS = {
     "gather": ("gather", "#0cb09a"),
     "store": ("store in host memory", "#2c1ef0"),
     "fetch": ("fetch from host memory", "#f0aa10"),
-    "totals": ("loss and norm all-reduce", "#8c8577"),
+    "loss_norm": ("loss and norm all-reduce", "#8c8577"),
     "other": ("other", "#a9a9a9"),
 }
 

@@ -77,7 +77,7 @@ def streams(found: Report) -> Iterator[str]:
     for stream in sorted(found.messages):
         seconds = found.exposed.get(stream, 0.0)
         yield (
-            f"  {stream:8} exposed {time_text(seconds)} per device, "
+            f"  {stream:9} exposed {time_text(seconds)} per device, "
             f"{percent(found.uncovered[stream])} of its communication"
         )
 
