@@ -61,7 +61,7 @@ def main() -> None:
     data = dicts(seed=1 + trainer.replica)
     for step, batch in enumerate(islice(data, done, chosen.steps), done + 1):
         trainer.step(batch)
-        if folder and step % EVERY == 0:
+        if folder and (step % EVERY == 0 or step == chosen.steps):
             trainer.save(folder)
     held_out = trainer.evaluate(islice(dicts(seed=1000 + trainer.replica), 4))
     if chosen.output:

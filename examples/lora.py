@@ -1,13 +1,14 @@
 """Fine-tune a Hugging Face model with LoRA: the weights are frozen, small adapters are trained.
 
     piper run examples/lora.py -n 2
-    piper run examples/lora.py -n 2 --model FOLDER --output adapters.safetensors
-    piper run examples/lora.py -n 2 --peft                          # adapters of peft
+    piper run examples/lora.py -n 2 --model FOLDER --output adapters
+    piper run examples/lora.py -n 2 --model FOLDER --peft           # adapters of peft
     piper run examples/lora.py -n 2 --checkpoint runs/lora          # run it again to resume
 
 Without --model, it makes a small Llama with random weights. Only adapters have gradients and
 optimizer state; with zero=3, the frozen weights are sharded, too. This needs transformers (pip
-install piper-train[hf]), and peft for --peft.
+install piper-train[hf]), and peft for --peft. With --peft, every process reads only its part of the
+weights; the adapters of this file are for models that peft does not know.
 """
 
 import argparse
@@ -18,7 +19,6 @@ from pathlib import Path
 import torch
 import transformers
 from fine_tune import EVERY, dicts, small
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import piper
@@ -54,13 +54,6 @@ def add_lora(
     return model
 
 
-def add_peft(model: nn.Module) -> nn.Module:
-    import peft
-
-    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
-    return peft.get_peft_model(model, config)
-
-
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="a folder that save_pretrained wrote")
@@ -70,7 +63,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--log", default="print", help="print, tensorboard, wandb, or a .csv file")
     parser.add_argument("--checkpoint", type=Path, help="folder to save to and resume from")
-    parser.add_argument("--output", type=Path, help="file for the adapters at the end")
+    parser.add_argument("--output", type=Path, help="folder for the adapters at the end")
     return parser.parse_args()
 
 
@@ -81,30 +74,44 @@ def build(folder: Path | None) -> nn.Module:
     return model.train()
 
 
+def make_trainer(chosen: argparse.Namespace) -> piper.Trainer:
+    strategy = piper.strategies.one_f_one_b(pp=chosen.pp, dp=chosen.dp, microbatches=2, zero=3)
+    given = {
+        "example": next(dicts(0)), "optimizer": partial(torch.optim.AdamW, lr=1e-2),
+        "log": chosen.log,
+    }  # fmt: skip
+    if chosen.peft:
+        import peft
+
+        config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+        return piper.from_pretrained(chosen.model or small(), strategy, adapter=config, **given)
+    torch.manual_seed(0)  # every process makes the same adapters
+    return piper.Trainer(add_lora(build(chosen.model)), None, strategy, **given)
+
+
+def save_adapters(trainer: piper.Trainer, folder: Path) -> None:
+    if hasattr(trainer, "save_pretrained"):
+        trainer.save_pretrained(folder)  # for peft
+    else:
+        trainer.export(folder, only=lambda name: "lora_" in name, file="adapters")
+
+
 def main() -> None:
     chosen = options()
-    torch.manual_seed(0)  # every process makes the same adapters
-    model = build(chosen.model)
-    trainer = piper.Trainer(
-        add_peft(model) if chosen.peft else add_lora(model), None,
-        piper.strategies.one_f_one_b(pp=chosen.pp, dp=chosen.dp, microbatches=2, zero=3),
-        example=next(dicts(0)), optimizer=partial(torch.optim.AdamW, lr=1e-2), log=chosen.log,
-    )  # fmt: skip
+    trainer = make_trainer(chosen)
     folder = chosen.checkpoint
     done = trainer.resume(folder, missing_ok=True) if folder else 0
     data = dicts(seed=1 + trainer.replica)
     for step, batch in enumerate(islice(data, done, chosen.steps), done + 1):
         trainer.step(batch)
-        if folder and step % EVERY == 0:
+        if folder and (step % EVERY == 0 or step == chosen.steps):
             trainer.save(folder)
     held_out = trainer.evaluate(islice(dicts(seed=1000 + trainer.replica), 4))
-    weights = trainer.state_dict()  # of the first process
+    if chosen.output:
+        save_adapters(trainer, chosen.output)
     trainer.close()
-    if weights is not None:
-        adapters = {name: one.contiguous() for name, one in weights.items() if "lora_" in name}
-        if chosen.output:
-            save_file(adapters, chosen.output)
-        print(f"held out: {held_out}  adapters: {sum(one.numel() for one in adapters.values()):,}")
+    if trainer.rank == 0:
+        print(f"held out: {held_out}")
 
 
 if __name__ == "__main__":

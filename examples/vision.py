@@ -64,7 +64,7 @@ def main() -> None:
     data = islice(pictures(seed=1 + trainer.replica), done, chosen.steps)
     for step, batch in enumerate(data, done + 1):
         trainer.step(batch)
-        if chosen.checkpoint and step % 20 == 0:
+        if chosen.checkpoint and (step % 20 == 0 or step == chosen.steps):
             trainer.save(chosen.checkpoint)
     held_out = trainer.evaluate(islice(pictures(seed=1000 + trainer.replica), 4))
     found = trainer.predict(next(pictures(seed=2000 + trainer.replica))[0])

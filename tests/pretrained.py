@@ -23,12 +23,12 @@ def config(**given: Any) -> Any:
     return transformers.LlamaConfig(**{**SIZES, **given})
 
 
-def write_model(folder: Path) -> Any:
+def write_model(folder: Path, tied: bool = True) -> Any:
     """A model with random weights, which is also returned."""
     import transformers
 
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config(tie_word_embeddings=True))
+    model = transformers.LlamaForCausalLM(config(tie_word_embeddings=tied))
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     return model

@@ -15,6 +15,16 @@ from piper.directives import Strategy
 from piper.errors import InputError
 from piper.job.batch_arguments import example_of
 from piper.job.inspection import is_inspecting
+from piper.models.adapters import (
+    adapter_config,
+    adapter_values,
+    is_adapter,
+    is_pretrained,
+    pretrained_name,
+    save_config,
+    saved_name,
+    with_adapters,
+)
 from piper.models.hugging_face import adapt_experts, has_experts
 from piper.models.hugging_face_build import (
     build_on_meta,
@@ -37,15 +47,23 @@ class PretrainedTrainer(Trainer):
 
     config: Any
     folder: Path | None = None
+    adapter: Any = None  # its configuration
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights, configuration and tokenizer for transformers' own `from_pretrained`.
 
-        Every process calls it, and writes the weights that it holds.
+        With adapters, only these are written, for peft's own `from_pretrained`. Every process calls
+        it, and writes the weights that it holds.
         """
-        self.export(folder)
+        if self.adapter is None:
+            self.export(folder)
+        else:
+            self.export(folder, only=is_adapter, rename=saved_name, file="adapter_model")
         if self.rank == 0:
-            self.config.save_pretrained(folder)
+            if self.adapter is None:
+                self.config.save_pretrained(folder)
+            else:
+                save_config(self.adapter, self.folder, folder)
             for file in texts_in(self.folder):
                 shutil.copy(file, Path(folder) / file.name)
 
@@ -57,6 +75,7 @@ def from_pretrained(
     example: Any,
     model_class: str | None = None,
     dtype: torch.dtype | None = None,
+    adapter: Any = None,
     **options: Any,
 ) -> PretrainedTrainer:
     """A Trainer for a Hugging Face model: from a folder with its weights, or a configuration.
@@ -64,7 +83,8 @@ def from_pretrained(
     The model is built without memory for weights, its layers are found, and every process reads
     only the weights that it holds. Its own loss is used, unless you give `loss_fn`. A configuration
     gives random weights. `model_class` names the class if the configuration does not; `dtype` is
-    that of the weights, by default float32. Other options are those of `Trainer`.
+    that of the weights, by default float32. With `adapter`, a `peft.LoraConfig` or a folder with
+    trained adapters, only adapters are trained and saved. Other options are those of `Trainer`.
 
         trainer = piper.from_pretrained("llama", strategy, example=batch)
         for batch in loader:
@@ -72,19 +92,31 @@ def from_pretrained(
         trainer.save_pretrained("tuned")
     """
     config, folder = config_of(folder_or_config)
+    chosen, trained = adapter_config(adapter) if adapter is not None else (None, None)
     model = built(config, model_class, dtype)
-    loss_fn = options.pop("loss_fn", None)
-    if folder is None or is_inspecting():
-        options.setdefault("init", first_values(model, options.get("seed", 0)))
-    else:
-        options.setdefault("init", zeros)
+    loss_fn, seed = options.pop("loss_fn", None), options.get("seed", 0)
+    unread = folder is None or is_inspecting()
+    init = first_values(model, seed) if unread else zeros
+    if chosen is not None:
+        model, base = with_adapters(model, chosen).train(), init
+        init = adapter_values(model, chosen.init_lora_weights, base, seed)
+    options.setdefault("init", init)
     arguments = example_of(model, loss_fn, example).arguments
     tag_unannotated(model, arguments if loss_fn is None else arguments[:-1])
     trainer = PretrainedTrainer(model, loss_fn, strategy, example=example, **options)
-    trainer.config, trainer.folder = config, folder
-    if folder is not None:
-        trainer.load(folder)
+    trainer.config, trainer.folder, trainer.adapter = config, folder, chosen
+    read(trainer, trained)
     return trainer
+
+
+def read(trainer: PretrainedTrainer, adapters: Path | None) -> None:
+    """The weights of the model, and those of adapters that were trained before."""
+    if trainer.folder is not None and trainer.adapter is None:
+        trainer.load(trainer.folder)
+    elif trainer.folder is not None:
+        trainer.load(trainer.folder, only=is_pretrained, rename=pretrained_name)
+    if adapters is not None:
+        trainer.load(adapters, only=is_adapter, rename=saved_name)
 
 
 def built(config: Any, name: str | None, dtype: torch.dtype | None) -> torch.nn.Module:

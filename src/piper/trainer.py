@@ -40,8 +40,9 @@ from piper.runtime.batch import StepInputs
 from piper.runtime.checkpoint.checkpoints import Checkpoints
 from piper.runtime.checkpoint.description import described
 from piper.runtime.checkpoint.folder import Keep
-from piper.runtime.checkpoint.model_names import model_tensors
+from piper.runtime.checkpoint.model_names import Names, model_tensors
 from piper.runtime.checkpoint.save import Run
+from piper.runtime.checkpoint.weights import Rename
 from piper.runtime.comm.world import join, processes, world
 from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
@@ -258,14 +259,9 @@ class Trainer:
         return found
 
     def save(
-        self,
-        folder: str | Path,
-        *,
-        wait: bool = True,
-        keep: int = 1,
-        keep_every: int | None = None,
-        loader: Any = None,
-    ) -> None:
+        self, folder: str | Path, *, wait: bool = True, keep: int = 1,
+        keep_every: int | None = None, loader: Any = None,
+    ) -> None:  # fmt: skip
         """Write a checkpoint for `resume`. Every process calls it.
 
         An older checkpoint in the folder stays until this one is complete. All processes must see
@@ -291,32 +287,32 @@ class Trainer:
         return self.steps
 
     def load(
-        self,
-        path: str | Path,
-        *,
-        rename: Callable[[str], str] | None = None,
-        strict: bool = True,
-    ) -> None:
+        self, path: str | Path, *, rename: Rename | None = None, strict: bool = True,
+        only: Names | None = None,
+    ) -> None:  # fmt: skip
         """Load weights before the first step, under any strategy. Every process calls it.
 
         `path` is a safetensors file, a folder of them as Hugging Face writes it, or what `save`
         wrote. `rename` gives the name in the files for a name in the model. With `strict=False`,
-        names may be missing or unknown.
+        names may be missing or unknown. `only` chooses tensors by name.
         """
         self._enter("load")
-        tensors = model_tensors(self._job.model)
-        given = self._run, self._programs.state, tensors, rename, strict
-        self._checkpoints.load(Path(path), *given)
+        given = self._run, self._programs.state, model_tensors(self._job.model, only)
+        self._checkpoints.load(Path(path), *given, rename, strict)
 
-    def export(self, folder: str | Path, max_file_gib: float = 5.0) -> None:
+    def export(
+        self, folder: str | Path, max_file_gib: float = 5.0, *, rename: Rename | None = None,
+        only: Names | None = None, file: str = "model",
+    ) -> None:  # fmt: skip
         """Write the weights as Hugging Face does: safetensors, with the names of the model.
 
-        Every process calls it, and writes what it holds. All must see the same folder.
+        Every process calls it, and writes what it holds. All must see the same folder. `only`
+        chooses tensors by name; `rename` gives their names in the file, which is called `file`.
         """
         self._enter("export")
-        programs, job = self._programs, self._job
-        given = programs.state, programs.turns, model_tensors(job.model), job.initial
-        self._checkpoints.export(Path(folder), *given, int(max_file_gib * 2**30))
+        tensors, state = model_tensors(self._job.model, only), self._programs.state
+        given = state, self._programs.turns, tensors, self._job.initial
+        self._checkpoints.export(Path(folder), *given, max_file_gib, rename or str, file)
 
     def retarget(self, strategy: Strategy | Sequence[Any]) -> int:
         """Go on with another strategy. Returns how many bytes moved between devices.

@@ -24,8 +24,15 @@ STRATEGIES = {
 }
 
 
+def add_peft(model: nn.Module) -> nn.Module:
+    import peft
+
+    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+    return peft.get_peft_model(model, config)
+
+
 def build(adapters: str) -> nn.Module:
-    from lora import add_lora, add_peft
+    from lora import add_lora
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(

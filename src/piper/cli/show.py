@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from piper.job.compiler import Compiled
     from piper.job.inspection import Inspected
 
+Network = Annotated[
+    str | None,
+    typer.Option(help="warn if another mesh suits this network better: h100, ..., or a file"),
+]
+PerNode = Annotated[int | None, typer.Option(help="devices per node, for --network", min=1)]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command("show", context_settings=PASS_ON)(show)
@@ -54,13 +60,8 @@ def show(
     ] = None,
     steps: Steps = None,
     devices: Devices = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help="warn if another mesh suits this network better: h100, ..., or a file"),
-    ] = None,
-    per_node: Annotated[
-        int | None, typer.Option(help="devices per node, for --network", min=1)
-    ] = None,
+    network: Network = None,
+    per_node: PerNode = None,
 ) -> None:
     """Show TARGET: its schedule over time, and what each device holds and sends.
 

@@ -53,7 +53,7 @@ def model_class(config: Any, name: str | None = None) -> type[nn.Module]:
 
 def build_on_meta(make: type[nn.Module], config: Any) -> nn.Module:
     """The model with parameters on `meta`. Buffers have their values, such as rotary tables."""
-    with _parameters_on_meta():
+    with parameters_on_meta():
         return make(config)
 
 
@@ -88,7 +88,7 @@ def zeros(name: str, tensor: Tensor) -> None:
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """New parameters lose their memory at once, and nothing fills them before."""
     register = nn.Module.register_parameter
 

@@ -97,10 +97,11 @@ class Checkpoints:
 
     def export(
         self, folder: Path, state: DeviceState, turns: Turns, tensors: list[ModelTensor],
-        initial: Initial, limit: int,
+        initial: Initial, max_file_gib: float, rename: Rename, file: str,
     ) -> None:  # fmt: skip
         self.finish()
-        export(self.peers, resolved(folder), state, turns, tensors, initial, limit)
+        given = state, turns, tensors, initial, int(max_file_gib * 2**30)
+        export(self.peers, resolved(folder), *given, rename, file)
 
     @property
     def failed(self) -> bool:

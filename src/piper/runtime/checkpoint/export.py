@@ -22,7 +22,7 @@ from piper.runtime.checkpoint.pieces import Turns, chunks, shifts_of
 from piper.runtime.checkpoint.problems import refused
 from piper.runtime.checkpoint.safetensors_format import Entry, bytes_of, header_of
 from piper.runtime.checkpoint.save import refuse_unseen
-from piper.runtime.checkpoint.weights import MAP
+from piper.runtime.checkpoint.weights import MAP, Rename
 from piper.runtime.observe.measure import settle
 from piper.runtime.state.device_state import DeviceState
 from piper.runtime.state.element_runs import ElementRun, element_runs
@@ -36,7 +36,8 @@ class WeightFile:
 
     name: str
     tensors: tuple[ModelTensor, ...]
-    entries: dict[str, Entry]
+    written: dict[str, str]  # the name in the file of each name in the model
+    entries: dict[str, Entry]  # by the name in the model
     header: bytes
     nbytes: int
 
@@ -44,34 +45,50 @@ class WeightFile:
         return folder / f".{self.name}.{sign}"
 
 
-def planned(tensors: Sequence[ModelTensor], limit: int) -> list[WeightFile]:
+def planned(
+    tensors: Sequence[ModelTensor], limit: int, rename: Rename, file: str
+) -> list[WeightFile]:
     """Tensors in their order, in files of at most `limit` bytes, or of one tensor."""
+    refuse_names(tensors, rename)
     groups: list[list[ModelTensor]] = [[]]
     for one in tensors:
         if groups[-1] and sum(o.nbytes for o in groups[-1]) + one.nbytes > limit:
             groups.append([])
         groups[-1].append(one)
     many = len(groups)
-    names = [f"model-{k:05}-of-{many:05}.safetensors" for k in range(1, many + 1)]
-    names = names if many > 1 else ["model.safetensors"]
-    return [weight_file(name, group) for name, group in zip(names, groups, strict=True)]
+    names = [f"{file}-{k:05}-of-{many:05}.safetensors" for k in range(1, many + 1)]
+    names = names if many > 1 else [f"{file}.safetensors"]
+    return [weight_file(name, group, rename) for name, group in zip(names, groups, strict=True)]
 
 
-def weight_file(name: str, tensors: Sequence[ModelTensor]) -> WeightFile:
+def refuse_names(tensors: Sequence[ModelTensor], rename: Rename) -> None:
+    if not tensors:
+        raise refused("no tensor was chosen", "let only= accept some names of the model")
+    written: dict[str, str] = {}
+    for one in tensors:
+        before = written.setdefault(rename(one.name), one.name)
+        if before != one.name:
+            what = f"{before} and {one.name} would both be written as {rename(one.name)}"
+            raise refused(what, "let rename= give them different names")
+
+
+def weight_file(name: str, tensors: Sequence[ModelTensor], rename: Rename) -> WeightFile:
     """Tied parameters are there once, under their first name; the header has the others."""
-    tied = {other: one.name for one in tensors for other in one.names[1:]}
-    shapes = {one.name: (one.dtype, one.shape) for one in tensors}
+    written = {one.name: rename(one.name) for one in tensors}
+    tied = {rename(other): written[one.name] for one in tensors for other in one.names[1:]}
+    shapes = {written[one.name]: (one.dtype, one.shape) for one in tensors}
     header, content = header_of(shapes, {"format": "pt", **tied})
-    return WeightFile(name, tuple(tensors), dict(header.entries), content, header.nbytes)
+    entries = {own: header.entries[there] for own, there in written.items()}
+    return WeightFile(name, tuple(tensors), written, entries, content, header.nbytes)
 
 
 def export(
     peers: Peers, folder: Path, state: DeviceState, turns: Turns,
-    tensors: list[ModelTensor], initial: Initial, limit: int,
+    tensors: list[ModelTensor], initial: Initial, limit: int, rename: Rename, file: str,
 ) -> None:  # fmt: skip
     """All processes write. The files appear when all are complete."""
     settle(state.device)
-    files = planned(tensors, limit)
+    files = planned(tensors, limit, rename, file)
     names = by_name(tensors)
     used = {names[n].name for each in peers.everyone(names_of(state)) for n in each if n in names}
     sign = peers.from_first(lambda: prepared(folder, files))
@@ -171,4 +188,4 @@ def finished(folder: Path, sign: str, files: Sequence[WeightFile]) -> None:
 
 
 def weight_map(files: Sequence[WeightFile]) -> Iterator[tuple[str, str]]:
-    return ((one.name, file.name) for file in files for one in file.tensors)
+    return ((there, file.name) for file in files for there in file.written.values())

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from piper.names import amount
 from piper.runtime.checkpoint.files import digest_of
 from piper.runtime.checkpoint.folder import is_checkpoint
 from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.peers import Peers
+from piper.runtime.checkpoint.pieces import Pieces
 from piper.runtime.checkpoint.problems import refused
 from piper.runtime.checkpoint.reader import Reader, States, put
 from piper.runtime.checkpoint.resume import reader_of
 from piper.runtime.checkpoint.safetensors_format import read_header
 from piper.runtime.checkpoint.weights import Rename, Weights, entries, files_of, weights_at
-from piper.runtime.state.device_state import BucketState, DeviceState
+from piper.runtime.state.device_state import BucketState, DeviceState, Origin
 
 LOG = logging.getLogger("piper")
 Shapes = Mapping[str, tuple[int, ...]]
@@ -48,7 +52,30 @@ def load(
     source, buckets = peers.each(read)
     for bucket, states in buckets:
         put(bucket, states)
-    state.origin = source
+    state.origin = Layered(state.origin, source) if state.origin else source
+
+
+@dataclass(frozen=True)
+class Layered:
+    """What was loaded last, and below it what was loaded before."""
+
+    below: Origin
+    above: Origin
+
+    @property
+    def known(self) -> Collection[str]:
+        return {*self.below.known, *self.above.known}
+
+    def fill(self, bucket: BucketState) -> None:
+        self.below.fill(bucket)
+        self.above.fill(bucket)
+
+    def whole(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        return self.above.whole(name, self.below.whole(name, like))
+
+    def pieces(self, names: Collection[str]) -> Pieces:
+        above = set(names) & set(self.above.known)
+        return [*self.above.pieces(above), *self.below.pieces(set(names) - above)]
 
 
 def source_at(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+
+Names = Callable[[str], bool]  # which names are meant
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class ModelTensor:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def model_tensors(model: torch.nn.Module) -> list[ModelTensor]:
-    """Of the whole model, in the order of its state dict. Also of a model on `meta`."""
+def model_tensors(model: torch.nn.Module, only: Names | None = None) -> list[ModelTensor]:
+    """In the order of the state dict, also of a model on `meta`; all, or those of some names."""
     kept = model.state_dict(keep_vars=True)
     names: dict[int, list[str]] = {}
     for name, tensor in kept.items():
@@ -33,6 +35,7 @@ def model_tensors(model: torch.nn.Module) -> list[ModelTensor]:
         ModelTensor(first, tuple(every), kept[first].dtype, tuple(kept[first].shape))
         for every in names.values()
         for first in every[:1]
+        if only is None or only(first)
     ]
 
 
