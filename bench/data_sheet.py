@@ -36,17 +36,17 @@ def main() -> None:
         rows = (torch.randint(32_000, (tokens // 1024, 1024), device="cuda") for _ in range(2))
         example = tuple(rows)
         captured = capture(model, cross_entropy, example, device="cuda")
-        told, seen = foretold(captured, device), measured(captured, model, example)
-        results[f"{dim} {tokens}"] = {"foretold": told, "measured": seen, **work(captured)}
+        told, seen = predicted(captured, device), measured(captured, model, example)
+        results[f"{dim} {tokens}"] = {"predicted": told, "measured": seen, **work(captured)}
         print(
-            f"dim {dim:5} tokens {tokens:5}  foretold {1e3 * told:8.2f} ms  measured "
+            f"dim {dim:5} tokens {tokens:5}  predicted {1e3 * told:8.2f} ms  measured "
             f"{1e3 * seen:8.2f} ms  {told / seen - 1:+.0%}  {work(captured)}",
             flush=True,
         )
     save(f"data_sheet_{name}", results)
 
 
-def foretold(captured: Captured, device: DeviceKind) -> float:
+def predicted(captured: Captured, device: DeviceKind) -> float:
     costs = costs_of_device(device, captured.model, NETWORKS[device.name])
     regions = captured.model.regions
     return sum(costs.region(captured.model, one, phase) for one in regions for phase in (F, B))

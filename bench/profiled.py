@@ -50,9 +50,9 @@ def compared(dim: int, tokens: int, how: str, repeats: int) -> dict[str, Any]:
     found = {}
     for parts in PARTS:
         seen, name = statistics.median(taken[str(parts)]), f"{dim} {tokens} {how} {parts}"
-        found[name] = {"foretold": told[parts], "measured": seen, "all": taken[str(parts)]}
+        found[name] = {"predicted": told[parts], "measured": seen, "all": taken[str(parts)]}
         print(
-            f"width {dim:5} tokens {tokens:6} {how:8} {parts} microbatches  foretold "
+            f"width {dim:5} tokens {tokens:6} {how:8} {parts} microbatches  predicted "
             f"{1e3 * told[parts]:8.2f} ms  measured {1e3 * seen:8.2f} ms "
             f"[{1e3 * min(taken[str(parts)]):.2f}, {1e3 * max(taken[str(parts)]):.2f}]  "
             f"{told[parts] / seen - 1:+.1%}",

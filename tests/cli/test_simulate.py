@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from piper.cli import app
-from piper.cli.simulate import settings_of
+from piper.cli.simulate import SimulatedMachine, simulated
+from piper.cli.sweep import settings_of, sweep
+from piper.cli.target import inspect
 from piper.costs import Costs
 from piper.costs.links import NETWORKS, Network
 from piper.costs.measured import Figure, RegionKey
@@ -123,6 +126,52 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
     assert [row["settings"]["pp"] for row in rows][-1] == "0"
     assert [row["seconds"] for row in rows[:2]] == sorted(row["seconds"] for row in rows[:2])
     assert picture.read_text().count("<circle") == 2 + 2  # points, and the legend
+
+
+@pytest.mark.soak
+def test_a_sweep_in_several_processes_gives_the_same_rows() -> None:
+    one = partial(simulated, Path(SCRIPT), SimulatedMachine(), [])
+    settings = {"pp": ["2", "many", "4", "0"]}
+
+    here, there = sweep(one, settings), sweep(one, settings, worth=0.0)
+
+    assert [row.to_dict() for row in here] == [row.to_dict() for row in there]
+    assert [bool(row.refused) for row in there] == [False, True, False, True]
+
+
+LAYERS = """
+import torch, piper
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        widths = [8, 12, 10, 14, 8]
+        self.layers = torch.nn.ModuleList(map(torch.nn.Linear, widths, widths[1:]))
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+x = torch.ones(4, 8)
+strategy = piper.strategies.gpipe(pp=2, microbatches=2)
+piper.Trainer(Net(), torch.nn.functional.mse_loss, strategy, example=(x, x))
+"""
+
+
+@pytest.mark.parametrize("slow", [0, 3])
+def test_measured_costs_cut_the_stages(slow: int, tmp_path: Path) -> None:
+    script, file = tmp_path / "net.py", tmp_path / "costs.json"
+    script.write_text(LAYERS)
+    codes = [region.code for region in inspect(script, []).compiled.dag.model.regions]
+    keys = [RegionKey(code, phase) for code in codes for phase in (Phase.FORWARD, Phase.BACKWARD)]
+    figures = {key: Figure(1.0 if key.code == codes[slow] else 0.01) for key in keys}
+    file.write_text(Costs(figures=figures).to_json())
+
+    command = ["simulate", str(script), "--costs", str(file), "--json", str(tmp_path / "out.json")]
+    CliRunner().invoke(app, command, catch_exceptions=False)
+
+    assert len(set(codes)) == 4
+    devices = json.loads((tmp_path / "out.json").read_text())["devices"]
+    quick = 1 if slow == 0 else 0  # the device of the other three layers
+    assert devices[quick]["compute"] == pytest.approx(3 * 2 * 2 * 0.01, rel=0.05)
 
 
 def row(name: str, seconds: float, peak: int, tokens: int = 100) -> SweepResult:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import product
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from piper.cli.device_lists import devices_by_name
 from piper.cli.files import is_file, read_as, write_text, writing
+from piper.cli.sweep import settings_of, sweep
 from piper.cli.target import PASS_ON, Script, inspect
 from piper.costs import Costs
 from piper.costs.devices import (
@@ -28,7 +25,7 @@ from piper.costs.devices import (
     of_each_device,
 )
 from piper.costs.links import NETWORKS, Network
-from piper.errors import PiperError, Problem, StrategyError
+from piper.errors import Problem, StrategyError
 from piper.ir.model import Model
 from piper.job.pricing import JobCosts, device_costs, predict, price
 from piper.names import Device, amount
@@ -78,6 +75,7 @@ class SimulatedMachine:
     network: Network | None = None
     optimizer: float = 2.0
     label: str = "the costs that the strategy was compiled with"
+    compiled_with: Costs | None = None  # stages are cut by them, as by `Trainer(costs=...)`
 
     def memory(self, count: int) -> float | dict[Device, float] | None:
         """Of all devices, or of each."""
@@ -162,7 +160,8 @@ def simulate(
     machine = machine_of(device, measured, network, per_node, optimizer)
     if sets:
         refuse_one_step(view, chrome)
-        show_sweep(sweep(target, context.args, settings_of(sets), machine), sort, plot, json)
+        found = sweep(partial(simulated, target, machine, context.args), settings_of(sets))
+        show_sweep(found, sort, plot, json)
     else:
         show_step(target, context.args, machine, view, chrome, json)
 
@@ -205,9 +204,9 @@ def machine_of(
     kinds = tuple((device_kind(name), devices) for name, devices in named.items())
     name = network or slowest_network(list(named))
     between = chosen_network(name, per_node)
-    return SimulatedMachine(
-        kinds, measured, between, optimizer, label_of(device, costs, network, per_node)
-    )
+    whole = measured[0][0] if costs and len(measured) == 1 and not measured[0][1] else None
+    label = label_of(device, costs, network, per_node)
+    return SimulatedMachine(kinds, measured, between, optimizer, label, whole)
 
 
 def label_of(
@@ -259,6 +258,17 @@ def network_of(name: str) -> Network:
     return read_as(Path(name), Network.from_json, "see docs/simulate.md for its form")
 
 
+def compiled_for(machine: SimulatedMachine, target: Path, arguments: Sequence[str]) -> Compiled:
+    return inspect(target, list(arguments), costs=machine.compiled_with).compiled
+
+
+def simulated(
+    target: Path, machine: SimulatedMachine, arguments: Sequence[str], more: Sequence[str]
+) -> Prediction:
+    """One combination of a sweep."""
+    return machine.price(compiled_for(machine, target, [*arguments, *more]))[1]
+
+
 def show_step(
     target: Path,
     arguments: Sequence[str],
@@ -267,7 +277,7 @@ def show_step(
     chrome: Path | None,
     json_file: Path | None,
 ) -> None:
-    compiled = inspect(target, list(arguments)).compiled
+    compiled = compiled_for(machine, target, arguments)
     step, found = machine.price(compiled)
     print(text(found, step, machine.label))
     if again := recomputation(compiled.dag):
@@ -288,58 +298,6 @@ def write_views(view: Path | None, chrome: Path | None, data: ViewData) -> None:
     if chrome is not None:
         with writing(chrome):
             save_view(chrome, data)
-
-
-def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
-    """
-    >>> settings_of(["pp=2,4", "schedule=zbv"])
-    {'pp': ['2', '4'], 'schedule': ['zbv']}
-    """
-    found: dict[str, list[str]] = {}
-    for one in sets:
-        name, _, values = one.partition("=")
-        chosen = [value for value in values.split(",") if value]
-        if not name or not chosen:
-            raise StrategyError.of("set", f"--set {one}", "write --set microbatches=4,8,16")
-        found[name.lstrip("-")] = chosen
-    return found
-
-
-def sweep(
-    target: Path,
-    arguments: Sequence[str],
-    settings: dict[str, list[str]],
-    machine: SimulatedMachine,
-) -> list[SweepResult]:
-    """Simulate the script with every combination of arguments."""
-    combinations = [
-        dict(zip(settings, values, strict=True)) for values in product(*settings.values())
-    ]
-
-    def one(chosen: dict[str, str]) -> SweepResult:
-        given = [word for name, value in chosen.items() for word in (f"--{name}", value)]
-        return attempt(
-            chosen, lambda: machine.price(inspect(target, [*arguments, *given]).compiled)[1]
-        )
-
-    console = Console(stderr=True)
-    results = track(combinations, "simulating", console=console, disable=not console.is_terminal)
-    return [one(chosen) for chosen in results]
-
-
-def attempt(chosen: dict[str, str], made: Callable[[], Prediction]) -> SweepResult:
-    """Simulate one combination. An error of the script is a result, not the end of the sweep."""
-    output = io.StringIO()
-    try:
-        with redirect_stderr(output):
-            return SweepResult(chosen, made())
-    except PiperError as error:
-        return SweepResult(chosen, refused=str(error))
-    except SystemExit:
-        last = output.getvalue().strip().splitlines()[-1:] or ["the script ended"]
-        return SweepResult(chosen, refused=last[0])
-    except Exception as error:
-        return SweepResult(chosen, refused=f"{type(error).__name__}: {error}")
 
 
 def show_sweep(

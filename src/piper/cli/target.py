@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from piper.cli.files import read_as
+from piper.costs import Costs
 from piper.directives import Strategy
 from piper.errors import PiperError, ScriptFailed, StrategyError
 from piper.launcher.script_errors import shortened
@@ -38,10 +39,12 @@ def strategy_of(path: Path) -> Strategy:
     return read_as(path, from_csv if path.suffix == ".csv" else Strategy.from_json, WAYS)
 
 
-def inspect(script: Path, arguments: list[str], memory: float | None = None) -> Inspected:
+def inspect(
+    script: Path, arguments: list[str], memory: float | None = None, costs: Costs | None = None
+) -> Inspected:
     """Run a script up to its Trainer and compile, but do not train.
 
-    `memory` replaces the memory of a device, in GiB.
+    `memory`, of a device in GiB, and `costs` replace those of the Trainer.
     """
     from piper.job.inspection import Inspected, inspecting
 
@@ -49,7 +52,7 @@ def inspect(script: Path, arguments: list[str], memory: float | None = None) -> 
         raise StrategyError.of(str(script), f"`{script.suffix}` is not a training script", WAYS)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    with inspecting(memory):
+    with inspecting(memory, costs):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except Inspected as found:

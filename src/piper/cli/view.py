@@ -15,9 +15,10 @@ from piper.cli.simulate import (
     NetworkOption,
     PerNodeOption,
     SimulatedMachine,
+    compiled_for,
     machine_of,
 )
-from piper.cli.target import PASS_ON, inspect, strategy_of
+from piper.cli.target import PASS_ON, strategy_of
 from piper.errors import StrategyError
 from piper.job.pricing import price
 from piper.job.stage_model import WITHOUT_MODEL, compiled_alone
@@ -113,7 +114,7 @@ def data_of(target: Path, words: list[str], machine: SimulatedMachine) -> ViewDa
         return view_data(target.stem, alone.dag, alone.plans, steps, notes=(WITHOUT_MODEL,))
     if target.suffix == ".json":
         return load_run(target)
-    found = inspect(target, words).compiled
+    found = compiled_for(machine, target, words)
     step, prediction = machine.price(found)
     name = " ".join([target.stem, *words])
     steps, notes = [step.trace], prediction.notes

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from piper.capture import Captured
+from piper.costs import Costs
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
 
 MANY = 64  # devices; above that, tools compile one device per role
 _looking = False
-_memory_gib: float | None = None
+_replaced: dict[str, Any] = {}  # options
 
 
 class Inspected(BaseException):
@@ -25,8 +27,8 @@ class Inspected(BaseException):
 
 
 def inspected(job: Job, example: Batch) -> Inspected:
-    if _memory_gib is not None:
-        job = replace(job, options=replace(job.options, memory_gib=_memory_gib))
+    if _replaced:
+        job = replace(job, options=replace(job.options, **_replaced))
     by_role = len(job.feeds.devices) > MANY
     captured, compiled = job.compile(example, by_role=by_role)
     return Inspected(job, job.whole_inputs.marked(example), captured, compiled)
@@ -37,14 +39,15 @@ def is_inspecting() -> bool:
 
 
 @contextmanager
-def inspecting(memory_gib: float | None = None) -> Iterator[None]:
+def inspecting(memory_gib: float | None = None, costs: Costs | None = None) -> Iterator[None]:
     """Inside, the first Trainer compiles and raises `Inspected`.
 
-    `memory_gib` replaces that of the Trainer.
+    What is given here replaces the options of the Trainer.
     """
-    global _looking, _memory_gib
-    _looking, _memory_gib = True, memory_gib
+    global _looking, _replaced
+    given = {"memory_gib": memory_gib, "costs": costs}
+    _looking, _replaced = True, {name: one for name, one in given.items() if one is not None}
     try:
         yield
     finally:
-        _looking, _memory_gib = False, None
+        _looking, _replaced = False, {}

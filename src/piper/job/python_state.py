@@ -9,7 +9,7 @@ from piper.capture import Watch
 
 @dataclass
 class PythonState:
-    """The first process captures, so its state counts. The others are told in each step."""
+    """The first process captures, so its state counts. The others learn it in each step."""
 
     watch: Watch | None = None  # since the first capture, where the model is captured
     agreed: int = 0  # elsewhere

@@ -53,7 +53,7 @@ def grid(rows: Rows, window: Window = WHOLE) -> str:
 
 
 def blocks(rows: Rows, window: Window, most: int, size: int) -> list[tuple[int, int]]:
-    """The time steps of each block, at most so many."""
+    """The time steps of each block, at most `most` of them."""
     begin, last = span(rows, window)
     found = []
     while begin < last:

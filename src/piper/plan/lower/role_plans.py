@@ -69,7 +69,7 @@ class Reading:
         return shards, self.number(cut.groups) if cut else None
 
     def turns(self, plan: Plan) -> Iterator[Turn]:
-        """The gradients of the norm that a device holds, whoever counts them."""
+        """The gradients of the norm that a device holds, also those that others count."""
         made: dict[str, int] = {}
         for one in plan.instructions:
             if isinstance(one, Total):

@@ -16,14 +16,14 @@ from piper.runtime.state.optimizers import SCHEDULED, settings
 
 EMA = "piper.ema"  # averages are saved like a state of the optimizer
 STEP = "step"  # a count, in torch's optimizers; may have the shape of a one-element parameter
-CHUNK = 1 << 25  # bytes of a piece: whoever needs some of them reads all, to compare the digest
+CHUNK = 1 << 25  # bytes of a piece: a reader of some reads all of them, to compare the digest
 Turns = Mapping[str, tuple[int, int]]  # of a state: which of the devices that hold it, of how many
 Pieces = list[tuple[Piece, torch.Tensor]]
 
 
 @dataclass
 class Shifts:
-    """Devices that hold the same write it in shifts: each piece goes to who has least to write."""
+    """Devices that hold the same write it in shifts: the one with least to do writes next."""
 
     position: int
     loads: list[int]

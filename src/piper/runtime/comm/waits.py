@@ -56,7 +56,7 @@ class Board:
         self.store.set(key(self.device), text)
 
     def ask(self) -> dict[int, Status]:
-        """What the others do. Who does not answer in time is left out."""
+        """What the others do. Those that do not answer in time are left out."""
         self.post()
         self.store.set(ASKED, "")
         end = time.monotonic() + ANSWER

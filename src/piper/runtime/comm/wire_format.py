@@ -1,7 +1,7 @@
 """Values that processes send each other, as bytes: JSON, then the contents of tensors.
 
-Reading them runs no code, whoever sent them: unlike a pickle, they name no function. The classes
-among them are Piper's own, which say so with `@travels`.
+Reading them runs no code, even if a stranger sent them: unlike a pickle, they name no function. The
+classes among them are Piper's own, which say so with `@travels`.
 """
 
 from __future__ import annotations
