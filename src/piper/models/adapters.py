@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from piper.errors import InputError
 from piper.models.hugging_face_build import parameters_on_meta
+from piper.models.transformers_private import with_children
 
 NAME = "default"  # of the one adapter
 CONFIG = "adapter_config.json"
@@ -79,20 +80,19 @@ def layer_of(model: nn.Module, name: str) -> str:
     return path.rpartition(".")[0]
 
 
-def started(layer: Any, start: Any) -> nn.Module:
+def started(layer: nn.Module, start: Any) -> nn.Module:
     """A copy of a layer whose adapters have memory and their first values."""
-    real = copy.copy(layer)
     fresh = {
         name: copy.deepcopy(one).to_empty(device="cpu")
         for name, one in layer.named_children()
         if name.startswith("lora_")
     }
-    real._modules = {**layer._modules, **fresh}
     for one in (inner for outer in fresh.values() for inner in outer.modules()):
         if isinstance(one, nn.Linear):
             one.reset_parameters()
     for one in (p for outer in fresh.values() for p in outer.parameters(recurse=False)):
         nn.init.normal_(one)  # an embedding's
+    real: Any = with_children(layer, fresh)
     real.reset_lora_parameters(NAME, start)
     return real
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,6 +29,13 @@ def bare_copy(module: nn.Module) -> nn.Module:
         name: None if one is None else nn.Parameter(torch.zeros_like(one, device="cpu"))
         for name, one in module._parameters.items()
     }
+    return real
+
+
+def with_children(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
+    """A copy of a module, with some other children."""
+    real = copy.copy(module)
+    real._modules = {**module._modules, **children}
     return real
 
 
