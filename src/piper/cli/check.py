@@ -21,6 +21,10 @@ from piper.view.footprint import size_text
 if TYPE_CHECKING:
     from piper.job.inspection import Inspected
 
+Memory = Annotated[
+    float | None, typer.Option(help="check that it fits in this many GiB per device")
+]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command("check", context_settings=PASS_ON)(check)
@@ -40,9 +44,7 @@ def check(
     every: Annotated[
         bool, typer.Option("--all", help="show every parameter of --numerics")
     ] = False,
-    memory: Annotated[
-        float | None, typer.Option(help="check that it fits in this many GiB per device")
-    ] = None,
+    memory: Memory = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Check TARGET: compile a script's strategy for its model, or read a .json or .csv file.
