@@ -163,10 +163,11 @@ class Trainer:
         given, kind = self._batch_of(batch, named)
         self._in_flight.begin()
         program, inputs, kind = self._ready(given, kind)
+        on_nan, known = self._job.options.on_nan, self._job.whole_inputs
         try:
             with self._slow.stepping(program):
                 recorded = self._recording.step(self.steps + 1, program, inputs)
-                counts = after_step(self._job.options.on_nan, program, inputs, self.steps + 1)
+                counts = after_step(on_nan, program, inputs, self.steps + 1, known, given)
                 lr = self._programs.state.learning_rate
                 if counts:
                     advance(self._programs.state)
@@ -323,9 +324,8 @@ class Trainer:
         self._enter("retarget")
         self._in_flight.finish()
         self._recording.finish()
-        peers, chosen = self._checkpoints.peers, as_strategy(strategy)
-        given = peers, self._programs, chosen, self._example, self.steps
-        self._programs, example, sent = retargeted(*given)
+        given = self._checkpoints.peers, self._programs, as_strategy(strategy), self._example
+        self._programs, example, sent = retargeted(*given, self.steps)
         self._example = example.map(lambda tensor: tensor.to("meta"))
         self._forwards, self._stepped = ForwardPrograms(self._programs), set()
         return sent

@@ -7,6 +7,8 @@ from math import isfinite
 from typing import Literal, get_args
 
 from piper.errors import InputError, Problem
+from piper.job.batch import Batch
+from piper.job.whole_inputs import WholeInputs
 from piper.runtime.batch import StepInputs
 from piper.runtime.execute import Program
 from piper.runtime.observe.not_finite import origin_of, update_anyway
@@ -28,7 +30,14 @@ def refuse_wrong_on_nan(on_nan: str | None, graphs: bool, scaled: bool) -> None:
         raise InputError.of("on_nan", what, 'leave out on_nan, or write precision="bf16"')
 
 
-def after_step(on_nan: str | None, program: Program, inputs: StepInputs, step: int) -> bool:
+def after_step(
+    on_nan: str | None,
+    program: Program,
+    inputs: StepInputs,
+    step: int,
+    known: WholeInputs,
+    batch: Batch,
+) -> bool:
     """Whether the step counts. Names the origin of a loss or norm that is not finite.
 
     Updates waited for the loss and the norm, and were not made if one is not finite. All processes
@@ -41,7 +50,7 @@ def after_step(on_nan: str | None, program: Program, inputs: StepInputs, step: i
         return True
     norm = "the norm of the gradients is not finite"
     what = norm if isfinite(loss) else f"the loss is {loss}"
-    origin = origin_of(program, inputs)
+    origin = origin_of(program, inputs, [name for name, _ in known.names(batch)])
     text = f"step {step}: {what}; it began in {origin or 'a sum of several regions'}"
     if on_nan == "stop":
         raise InputError("on_nan", Problem(text, FIX))

@@ -6,14 +6,14 @@ all devices, and every region is checked: the first one that makes a NaN of numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from piper.plan.instructions import Run, is_message
+from piper.plan.instructions import Load, Run, is_message
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gathering import everyone
 from piper.runtime.comm.wire_format import travels
@@ -40,20 +40,27 @@ class Origin:
     region: str
     phase: str
     makes_nan: bool
-    given: str = ""  # parameters that were NaN before the step
-    of_infinity: bool = False  # it makes NaN of an infinity, which another region made
+    given: str = ""  # what was not finite before: parameters, or a tensor of the batch
+    of_infinity: bool = False  # it makes NaN of an infinity that it did not make
 
     @property
     def order(self) -> tuple[bool, int, bool, int, int]:
         """The most telling one first: parameters, then NaNs, then infinities; forwards first."""
         weight = 2 if self.of_infinity else int(not self.makes_nan)
-        return not self.given, weight, self.phase != "F", self.position, self.device
+        return (
+            not self.given or self.of_infinity,
+            weight,
+            self.phase != "F",
+            self.position,
+            self.device,
+        )
 
     def __str__(self) -> str:
         made = "NaN" if self.makes_nan else "an infinity"
-        if self.given:
+        if self.given and not (self.of_infinity and self.makes_nan):
             return f"{self.given}, which {self.node} on device {self.device} reads"
-        return f"region {self.region}, where {self.node} on device {self.device} makes {made}"
+        of = f" of an infinity in {self.given}" if self.given else ""
+        return f"region {self.region}, where {self.node} on device {self.device} makes {made}{of}"
 
 
 def contents(value: Any) -> Contents:
@@ -70,65 +77,91 @@ def is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def origin_of(program: Program, inputs: StepInputs) -> Origin | None:
+def origin_of(program: Program, inputs: StepInputs, names: Sequence[str]) -> Origin | None:
     """Run the step again, and find where the first number comes from that is not finite.
 
-    All devices call it. Nothing is updated.
+    `names` are those of the tensors of the batch. All devices call it. Nothing is updated.
     """
-    found: list[Origin] = []
-    with checked(program, found), buffers_as_they_were(program) as buffers:
+    search = Search(program, inputs, names)
+    with search.checking(), buffers_as_they_were(program) as buffers:
         for tensor in filter(is_float, buffers):  # running statistics are NaN already
             tensor.masked_fill_(tensor.isnan(), 0.0)
         program.step(replace(inputs, only_finite=True))
-    return min(on_all_devices(found), key=lambda one: one.order, default=None)
+    return min(on_all_devices(search.found), key=lambda one: one.order, default=None)
 
 
-@contextmanager
-def checked(program: Program, found: list[Origin]) -> Iterator[None]:
-    """Inside, every run of a region is checked."""
-    before = program.acts
-    program.each_alone()
-    program.acts = [checked_act(program, k, act, found) for k, act in enumerate(before)]
-    try:
-        yield
-    finally:
-        program.acts = before
+@dataclass
+class Search:
+    """Checks what every region of a step reads and writes."""
 
+    program: Program
+    inputs: StepInputs
+    names: Sequence[str]
+    found: list[Origin] = field(default_factory=list)
 
-def checked_act(program: Program, k: int, act: Act, found: list[Origin]) -> Act:
-    run = program.plan.instructions[k]
-    if not isinstance(run, Run):
-        return act
-    waits = [w for w in run.waits if is_message(program.plan.instructions[w])]
+    def __post_init__(self) -> None:
+        plan, buckets = self.program.plan, self.program.state.buckets
+        trained = (one.value for one in plan.states if buckets[one.value].optimizer is not None)
+        self.given = {name: f"the parameters {name} before the step" for name in trained}
+        self.batch = {
+            one.value: self.input_text(one)
+            for one in plan.instructions
+            if isinstance(one, Load) and one.role == "batch"
+        }
 
-    def check() -> None:
-        for w in waits:
-            program.wait_one(w)
-        reads = {name: contents(program.slots[program.numbers[name]]) for name in run.reads}
-        act()
-        wrote = contents([program.slots[program.numbers[name]] for name in run.writes])
-        found.extend(origins(program, k, run, reads, wrote))
+    def input_text(self, load: Load) -> str:
+        """A tensor of the batch, with its first row that has a NaN."""
+        tensor = self.inputs.inputs[load.index]
+        rows = tensor.isnan().flatten(1).any(1) if tensor.dim() > 1 else tensor.isnan().flatten()
+        row = f", row {int(rows.int().argmax())}" if rows.any() else ""
+        return f"the tensor {self.names[load.index]} of the batch{row}"
 
-    return check
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Inside, every run of a region is checked."""
+        program, before = self.program, self.program.acts
+        program.each_alone()
+        program.acts = [self.checked(k, act) for k, act in enumerate(before)]
+        try:
+            yield
+        finally:
+            program.acts = before
 
+    def checked(self, k: int, act: Act) -> Act:
+        program, run = self.program, self.program.plan.instructions[k]
+        if not isinstance(run, Run):
+            return act
+        waits = [w for w in run.waits if is_message(program.plan.instructions[w])]
 
-def origins(
-    program: Program, k: int, run: Run, reads: dict[str, Contents], wrote: Contents
-) -> Iterator[Origin]:
-    """Whether a run makes what is not finite, or is the first to read it."""
-    where = program.plan.device, k, run.node, run.region, run.phase
-    buckets = program.state.buckets
-    states = {s.value for s in program.plan.states if buckets[s.value].optimizer is not None}
-    for name, one in reads.items():
-        if one.nan and name in states:
-            yield Origin(*where, True, f"the parameters {name} before the step")
-    infinite = any(one.infinity for one in reads.values())
-    if any(one.nan for one in reads.values()):
-        return
-    if wrote.nan:
-        yield Origin(*where, True, of_infinity=infinite)
-    elif wrote.infinity and not infinite:
-        yield Origin(*where, False)
+        def check() -> None:
+            for w in waits:
+                program.wait_one(w)
+            reads = {name: contents(program.slots[program.numbers[name]]) for name in run.reads}
+            act()
+            wrote = contents([program.slots[program.numbers[name]] for name in run.writes])
+            self.found.extend(self.origins(k, run, reads, wrote))
+
+        return check
+
+    def origins(
+        self, k: int, run: Run, reads: dict[str, Contents], wrote: Contents
+    ) -> Iterator[Origin]:
+        """Whether a run makes what is not finite, or is the first to read it.
+
+        A batch may have NaN or infinities that do no harm: marks of what is missing, or masks.
+        """
+        where = self.program.plan.device, k, run.node, run.region, run.phase
+        nan = [name for name, one in reads.items() if one.nan]
+        infinite = [name for name, one in reads.items() if one.infinity]
+        known = self.given | (self.batch if wrote.nan else {})
+        yield from (Origin(*where, True, known[name]) for name in nan if name in known)
+        if nan:
+            return
+        source = next((self.batch[name] for name in infinite if name in self.batch), "")
+        if wrote.nan:
+            yield Origin(*where, True, source, of_infinity=bool(infinite))
+        elif wrote.infinity and (source or not infinite):
+            yield Origin(*where, False, source, of_infinity=bool(source))
 
 
 def update_anyway(program: Program, inputs: StepInputs) -> None:
