@@ -19,6 +19,7 @@ from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import BatchKind, Job
 from piper.job.loss_reduction import LossReduction
+from piper.job.memory_errors import memory_explained
 from piper.job.recent import recent
 from piper.job.shipping import PlanShipping
 from piper.names import Device, F, Phase
@@ -111,8 +112,9 @@ class Programs:
         if self.comm is None:
             self.comm = communicators(self.job.device)
         self.comm.extend(mine.needs)
-        program = load(self.job, mine, kernels, self.state, self.comm, steps)
-        self.prepare(program, mine, joins(mine, kernels, self.job.options.compiled))
+        with memory_explained(mine, self.state):
+            program = load(self.job, mine, kernels, self.state, self.comm, steps)
+            self.prepare(program, mine, joins(mine, kernels, self.job.options.compiled))
         return program
 
     def assign(self, batch: Batch, kind: BatchKind) -> tuple[Assignment, Kernels]:
