@@ -137,7 +137,7 @@ def flags_in(text: str) -> Flags | None:
     """
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     fits = isinstance(found, list) and all(type(one) is bool for one in found)
     return tuple(found) if fits else None

@@ -22,6 +22,7 @@ from piper.runtime.checkpoint.index import INDEX, VERSION
 from piper.runtime.checkpoint.lock import LOCK, FolderLock
 from piper.runtime.checkpoint.problems import WHERE, damaged, refused
 from piper.runtime.checkpoint.sealed_json import sealed, unsealed
+from piper.runtime.checkpoint.strict_values import WRONG, count, text
 
 LOG = logging.getLogger("piper")
 POINTER = "piper.json"
@@ -86,10 +87,10 @@ def parsed(path: Path, found: Mapping[str, Any]) -> list[Kept]:
         if found["version"] != VERSION:
             raise ValueError
         return [
-            Kept(own_name(name), int(steps), str(digest))
+            Kept(own_name(name), count(steps), text(digest))
             for name, steps, digest in found["checkpoints"]
         ]
-    except (KeyError, TypeError, ValueError):
+    except WRONG:
         raise damaged(path, "was written by another version of Piper") from None
 
 

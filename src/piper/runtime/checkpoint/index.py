@@ -12,6 +12,7 @@ import torch
 
 from piper.runtime.checkpoint.problems import damaged
 from piper.runtime.checkpoint.sealed_json import sealed, unsealed
+from piper.runtime.checkpoint.strict_values import WRONG, count, plain_name, text
 from piper.runtime.comm.wire_format import travels
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 
@@ -138,19 +139,19 @@ def read_index(folder: Path) -> Index:
     found = unsealed(path, content)
     try:
         return parsed(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except WRONG as error:
         what = f"is not an index that this version of Piper reads ({str(error)[:80]})"
         raise damaged(path, what) from None
 
 
 def parsed(found: Mapping[str, Any]) -> Index:
     if found["version"] != VERSION:
-        raise ValueError(f"version {found['version']}")
-    return Index(
-        steps=int(found["steps"]),
-        saved=str(found["saved"]),
-        replicas=int(found["replicas"]),
-        model={str(name): [list(shape), str(dtype)] for name, (shape, dtype) in
+        raise ValueError(f"version {str(found['version'])[:20]}")
+    index = Index(
+        steps=count(found["steps"]),
+        saved=text(found["saved"]),
+        replicas=count(found["replicas"]),
+        model={text(name): [list(map(count, shape)), text(dtype)] for name, (shape, dtype) in
                found["model"].items()},
         optimizers=tuple(map(str, found["optimizers"])),
         options=tuple((str(name), str(value)) for name, value in found["options"]),
@@ -158,30 +159,41 @@ def parsed(found: Mapping[str, Any]) -> Index:
         pieces=tuple(stored_piece(*row) for row in found["pieces"]),
         processes=tuple(process_file(**row) for row in found["processes"]),
     )  # fmt: skip
+    refuse_outside(index)
+    return index
+
+
+def refuse_outside(index: Index) -> None:
+    """Every piece is inside of a file, and of a tensor of the model."""
+    files = {one.name: one for one in index.files}
+    for file in index.files:
+        if file.header > file.nbytes:
+            raise ValueError(f"the header of {file.name}")
+    for one in index.pieces:
+        file, name = files[one.file], one.piece.name
+        if not file.header <= one.start <= file.nbytes - one.nbytes:
+            raise ValueError(f"a piece of {name} outside of {file.name}")
+        dimensions = len(index.model[name][0]) if name in index.model else 1
+        if not one.piece.order.is_natural and one.piece.order.dim >= dimensions:
+            raise ValueError(f"the order of {name}")
 
 
 def stored_file(name: str, nbytes: int, header: int, digest: str) -> StoredFile:
-    return StoredFile(plain_name(name), int(nbytes), int(header), str(digest))
+    return StoredFile(plain_name(name), count(nbytes), count(header), text(digest))
 
 
 def process_file(rank: int, replica: int, name: str, digest: str) -> ProcessFile:
-    return ProcessFile(int(rank), int(replica), plain_name(name), str(digest))
+    return ProcessFile(count(rank), count(replica), plain_name(name), text(digest))
 
 
 def stored_piece(
     name: str, kind: str, state: str, first: int, order: list[int],
     dtype: str, shape: list[int], file: str, start: int, digest: str,
 ) -> StoredPiece:  # fmt: skip
-    if kind not in (PARAMETER, WHOLE, NUMBER) or min((first, start, *shape)) < 0:
-        raise ValueError(f"a piece of {name}")
-    if not isinstance(getattr(torch, dtype), torch.dtype):
-        raise ValueError(f"the type of {name}")
-    piece = Piece(str(name), kind, str(state), int(first), ElementOrder(*map(int, order)))
-    return StoredPiece(piece, dtype, tuple(map(int, shape)), plain_name(file), start, str(digest))
-
-
-def plain_name(name: str) -> str:
-    """The name of a file in the folder, and of none elsewhere."""
-    if name in ("", ".", "..") or Path(name).name != name:
-        raise ValueError(f"the name of a file, {name!r}")
-    return name
+    sizes, (dim, blocks, ways) = tuple(map(count, shape)), map(count, order)
+    if kind not in (PARAMETER, WHOLE, NUMBER) or (kind == NUMBER and prod(sizes) != 1):
+        raise ValueError(f"a piece of {text(name)}")
+    if not isinstance(getattr(torch, dtype), torch.dtype) or not blocks or not ways:
+        raise ValueError(f"the type or order of {text(name)}")
+    piece = Piece(text(name), kind, text(state), count(first), ElementOrder(dim, blocks, ways))
+    return StoredPiece(piece, dtype, sizes, plain_name(file), count(start), text(digest))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from piper.runtime.checkpoint.problems import refused
+from piper.runtime.checkpoint.strict_values import parsed_json
 
 LOG = logging.getLogger("piper")
 LOCK = "piper.lock"
@@ -58,7 +59,7 @@ class FolderLock:
 
 def take_lock(folder: Path) -> FolderLock:
     """Lock a folder, or say who has locked it."""
-    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    file = open_lock(folder / LOCK)
     mine = HELD.get(key(file))
     if mine is None:
         mine = locked(folder, file)
@@ -67,6 +68,16 @@ def take_lock(folder: Path) -> FolderLock:
         os.close(file)
     mine.users += 1
     return mine
+
+
+def open_lock(path: Path) -> int:
+    """A link is not followed: Piper writes to this file, and it may lead to one of the user's."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise refused(f"{path} is a link, not a file of Piper", "remove the link") from None
 
 
 def locked(folder: Path, file: int) -> FolderLock:
@@ -85,7 +96,7 @@ def locked(folder: Path, file: int) -> FolderLock:
 def owner(file: int) -> dict[str, Any]:
     """Who holds the lock, or held it last; nothing if the file says nothing."""
     with suppress(ValueError):
-        found = json.loads(os.pread(file, 1 << 16, 0))
+        found = parsed_json(os.pread(file, 1 << 16, 0))
         if isinstance(found, dict):
             return found
     return {}

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from piper.errors import InputError
 from piper.runtime.checkpoint.problems import SPACE, refused
 from piper.runtime.comm.gathering import everyone
 from piper.runtime.comm.world import patience, world
@@ -29,14 +28,17 @@ class Peers:
         return everyone(mine, "a checkpoint", self.group) if self.count > 1 else [mine]
 
     def each(self, act: Callable[[], Found]) -> Found:
-        """Run it on all processes. If it fails on one, it fails on all, so that none waits."""
+        """Run it on all processes. If it fails on one, it fails on all, so that none waits.
+
+        Whatever fails: a loader of the user's may raise anything.
+        """
         error: Exception | None = None
         result: list[Found] = []
         try:
             result.append(act())
-        except (OSError, InputError) as found:
-            error = found if isinstance(found, InputError) else refused(str(found), SPACE)
-        reasons = self.everyone(str(error or ""))
+        except Exception as found:
+            error = refused(str(found), SPACE) if isinstance(found, OSError) else found
+        reasons = self.everyone("" if error is None else str(error) or type(error).__name__)
         if error is not None:
             raise error
         for rank, reason in enumerate(reasons):

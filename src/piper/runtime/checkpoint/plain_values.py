@@ -11,6 +11,7 @@ import torch
 
 from piper.runtime.checkpoint.problems import refused
 from piper.runtime.checkpoint.safetensors_format import bytes_of, tensor_of
+from piper.runtime.checkpoint.strict_values import count
 
 
 def encoded(value: Any, where: str) -> Any:
@@ -71,7 +72,10 @@ def decoded(value: Any) -> Any:
 
 def decoded_tensor(row: list[Any]) -> torch.Tensor:
     dtype, shape, content = row
-    return tensor_of(bytearray(base64.b64decode(content)), getattr(torch, dtype), shape)
+    found = getattr(torch, dtype)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"there is no type {dtype}")
+    return tensor_of(bytearray(base64.b64decode(content)), found, [*map(count, shape)])
 
 
 def decoded_array(row: list[Any]) -> Any:

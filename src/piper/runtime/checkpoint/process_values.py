@@ -9,8 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from piper.runtime.checkpoint.plain_values import decoded, encoded
+from piper.runtime.checkpoint.plain_values import encoded
 from piper.runtime.checkpoint.problems import refused
+
+RandomState = dict[str, Any]  # of each library
 
 
 @runtime_checkable
@@ -39,7 +41,7 @@ def process_values(loader: Loader | None, device: torch.device) -> dict[str, Any
     return found
 
 
-def random_state(device: torch.device) -> dict[str, Any]:
+def random_state(device: torch.device) -> RandomState:
     """Of whatever a script may draw from; dropout under Piper depends on none of it."""
     found = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if "numpy" in sys.modules:
@@ -49,8 +51,16 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def restore_random_state(found: Any, device: torch.device) -> None:
-    known = decoded(found)
+def refuse_other_state(found: RandomState, device: torch.device) -> None:
+    """Raises if it cannot be restored. Nothing is changed."""
+    before = random_state(device)
+    try:
+        restore_random_state(found, device)
+    finally:
+        restore_random_state(before, device)
+
+
+def restore_random_state(known: RandomState, device: torch.device) -> None:
     torch.set_rng_state(known["torch"])
     random.setstate(known["python"])
     if "numpy" in known:

@@ -70,6 +70,8 @@ class Reader:
             else:
                 value = self.tensor(found[0], cache)
                 held[state] = value.item() if kind == NUMBER else value.clone()
+        if held and "" not in held:
+            raise damaged(self.folder, f"has states of {part.name}, and not its elements")
         return held
 
     def joined(self, pieces: Iterable[StoredPiece], part: HeldPart, cache: Cache) -> torch.Tensor:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from piper.runtime.checkpoint.description import refuse_unlike, warn_of_changed_options
 from piper.runtime.checkpoint.files import digest_of
@@ -19,10 +22,16 @@ from piper.runtime.checkpoint.index import INDEX, Index, ProcessFile
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.plain_values import decoded
 from piper.runtime.checkpoint.problems import WHERE, damaged, refused
-from piper.runtime.checkpoint.process_values import Loader, restore_random_state
+from piper.runtime.checkpoint.process_values import (
+    Loader,
+    RandomState,
+    refuse_other_state,
+    restore_random_state,
+)
 from piper.runtime.checkpoint.reader import Reader, States, put
 from piper.runtime.checkpoint.save import Run
 from piper.runtime.checkpoint.sealed_json import unsealed
+from piper.runtime.checkpoint.strict_values import WRONG, count
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.optimizers import forward
 
@@ -33,9 +42,9 @@ class Found:
 
     reader: Reader
     buckets: list[tuple[BucketState, list[States]]]
-    random: Any  # None: of another number of processes
+    random: RandomState | None  # None: of another number of processes
     loader: Any
-    loss_scale: Any  # None: the run had none
+    loss_scale: tuple[float, int] | None  # None: the run had none
 
 
 def resume(
@@ -56,7 +65,7 @@ def resume(
     if state.loss_scale is not None and found.loss_scale is not None:
         state.loss_scale.restore(found.loss_scale)
     if loader is not None:
-        loader.load_state_dict(decoded(found.loader))
+        loader.load_state_dict(found.loader)
     if found.random is not None:
         restore_random_state(found.random, state.device)
     return found.reader.index.steps
@@ -96,10 +105,9 @@ def read(peers: Peers, folder: Path, state: DeviceState, run: Run, with_loader: 
         for file in reader.index.files:
             reader.check_size(file)
     buckets = [(bucket, reader.states_of(bucket)) for bucket in state.buckets.values()]
-    random = values_of(reader, own_process(reader.index, peers)).get("random")
-    loader = position(reader, run) if with_loader else None
-    scale = values_of(reader, next(iter(reader.index.processes), None)).get("loss_scale")
-    return Found(reader, buckets, random, loader, scale)
+    random = random_of(reader, own_process(reader.index, peers), state.device)
+    loader = decoded_in(reader.folder, position(reader, run)) if with_loader else None
+    return Found(reader, buckets, random, loader, loss_scale_of(reader))
 
 
 def reader_of(folder: Path, only_weights: bool = False) -> Reader:
@@ -132,6 +140,45 @@ def values_of(reader: Reader, process: ProcessFile | None) -> dict[str, Any]:
     if digest_of(content) != process.digest:
         raise damaged(path, "is damaged, or of another checkpoint")
     return unsealed(path, content)
+
+
+def decoded_in(path: Path, value: Any) -> Any:
+    try:
+        return decoded(value)
+    except WRONG as error:
+        what = f"has values that Piper does not write ({str(error)[:80]})"
+        raise damaged(path, what) from None
+
+
+def random_of(
+    reader: Reader, process: ProcessFile | None, device: torch.device
+) -> RandomState | None:
+    """The random state of a process, if it can be restored."""
+    value = values_of(reader, process).get("random")
+    if process is None or value is None:
+        return None
+    path = reader.folder / process.name
+    found = decoded_in(path, value)
+    try:
+        refuse_other_state(found, device)
+    except WRONG as error:
+        raise damaged(path, f"has no random state ({str(error)[:80]})") from None
+    return found
+
+
+def loss_scale_of(reader: Reader) -> tuple[float, int] | None:
+    """The loss scale, and for how many steps it was right."""
+    process = next(iter(reader.index.processes), None)
+    found = values_of(reader, process).get("loss_scale")
+    if process is None or found is None:
+        return None
+    try:
+        scale, good = float(found[0]), count(found[1])
+    except WRONG:
+        scale, good = 0.0, 0
+    if not (isfinite(scale) and scale > 0.0):
+        raise damaged(reader.folder / process.name, "has no loss scale")
+    return scale, good
 
 
 def position(reader: Reader, run: Run) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from piper.errors import InputError
+from piper.runtime.checkpoint.strict_values import WRONG, count, parsed_json
 
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -86,8 +87,8 @@ def read_header(path: Path) -> Header:
             raise damaged(path, "it is not a safetensors file")
         text = file.read(length)
     try:
-        return parsed(json.loads(text), LENGTH + length, size)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return parsed(parsed_json(text), LENGTH + length, size)
+    except WRONG as error:
         raise damaged(path, f"its header is damaged ({str(error)[:80]})") from None
 
 
@@ -97,10 +98,8 @@ def parsed(found: Mapping[str, Any], data: int, size: int) -> Header:
     for name, row in found.items():
         if name == METADATA:
             continue
-        start, end = map(int, row["data_offsets"])
-        entry = Entry(TYPES[row["dtype"]], tuple(map(int, row["shape"])), data + start)
-        if start < 0 or min((0, *entry.shape)) < 0:
-            raise ValueError(f"{name} has a negative size")
+        start, end = map(count, row["data_offsets"])
+        entry = Entry(TYPES[row["dtype"]], tuple(map(count, row["shape"])), data + start)
         if end - start != entry.nbytes or data + end > size:
             raise ValueError(f"{name} is not as long as its shape")
         entries[name] = entry

@@ -9,6 +9,7 @@ from typing import Any
 
 from piper.runtime.checkpoint.files import digest_of
 from piper.runtime.checkpoint.problems import damaged
+from piper.runtime.checkpoint.strict_values import parsed_json
 
 HEAD = b'{"digest": "'
 TAIL = b'", '
@@ -30,5 +31,8 @@ def unsealed(path: Path, content: bytes) -> dict[str, Any]:
     whole = content[: len(HEAD)] == HEAD and content[SIZE - len(TAIL) : SIZE] == TAIL
     if not whole or digest_of(text).encode() != digest:
         raise damaged(path, "is damaged: it is not what its digest says")
-    found: dict[str, Any] = json.loads(text)
+    try:
+        found: dict[str, Any] = parsed_json(text)
+    except ValueError as error:
+        raise damaged(path, f"is not JSON that Piper writes ({str(error)[:80]})") from None
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,13 @@ from pathlib import Path
 import torch
 
 from piper.runtime.checkpoint.files import read_part
-from piper.runtime.checkpoint.index import Piece, plain_name
+from piper.runtime.checkpoint.index import Piece
 from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.pieces import Pieces
 from piper.runtime.checkpoint.problems import damaged, refused
 from piper.runtime.checkpoint.reader import States, put
 from piper.runtime.checkpoint.safetensors_format import Entry, read_header, tensor_of
+from piper.runtime.checkpoint.strict_values import WRONG, parsed_json, plain_name
 from piper.runtime.state.device_state import BucketState, HeldPart
 from piper.runtime.state.element_runs import element_runs
 
@@ -76,7 +76,8 @@ def files_of(path: Path) -> list[Path]:
     """The safetensors files at a path. Other formats may run code when they are read."""
     if path.is_file() and path.suffix == SUFFIX:
         return [path]
-    found = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else []
+    there = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else []
+    found = [one for one in there if one.is_file()]  # reading a pipe would never end
     if found:
         return found
     what = "is not a file of weights that Piper reads" if path.exists() else "does not exist"
@@ -98,9 +99,9 @@ def entries(path: Path) -> Iterator[tuple[str, Place]]:
 
 def mapped(index: Path) -> dict[str, str]:
     try:
-        rows = json.loads(index.read_text())["weight_map"]
+        rows = parsed_json(index.read_bytes())["weight_map"]
         return {str(name): plain_name(file) for name, file in rows.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except WRONG:
         raise damaged(index, "is not an index of weights") from None
 
 
