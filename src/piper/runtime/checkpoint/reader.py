@@ -70,7 +70,7 @@ class Reader:
             else:
                 value = self.tensor(found[0], cache)
                 held[state] = value.item() if kind == NUMBER else value.clone()
-        if held and "" not in held:
+        if held and held.get("") is None:
             raise damaged(self.folder, f"has states of {part.name}, and not its elements")
         return held
 
