@@ -48,7 +48,7 @@ def text(value: Any) -> str:
 def plain_name(value: Any) -> str:
     """The name of a file in the folder, and of none elsewhere."""
     name = text(value)
-    wrong = name in ("", ".", "..") or os.sep in name or "\0" in name
-    if wrong or len(os.fsencode(name)) > LONGEST:
+    content = os.fsencode(name)
+    if content in (b"", b".", b"..") or not {*b"/\0"}.isdisjoint(content) or len(content) > LONGEST:
         raise ValueError(f"the name of a file, {name[:40]!r}")
     return name
