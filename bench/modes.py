@@ -18,6 +18,7 @@ import torch
 from common import save
 
 import piper
+from piper.capture.trace.gpu_kernels import as_on_gpu
 from piper.cli.simulate import machine_of
 from piper.job.job import Job
 from piper.job.options import Options
@@ -77,7 +78,8 @@ def predicted(case: Case, device: str) -> dict[str, dict[str, float]]:
     example, found = job.example(case.batch("cpu")), {}
     for name, options in MODES.items():
         mode = replace(job, options=Options(device="cpu", **options))
-        _, compiled = mode.compile(example)
+        with as_on_gpu():
+            _, compiled = mode.compile(example)
         _, prediction = machine_of(device, None, None, None).price(compiled)
         found[name] = {"ms": 1e3 * prediction.seconds, "GiB": prediction.peak / 2**30}
     return found
@@ -86,7 +88,7 @@ def predicted(case: Case, device: str) -> dict[str, dict[str, float]]:
 def measured(case: Case, options: dict[str, Any]) -> dict[str, float]:
     torch.manual_seed(0)
     trainer = piper.Trainer(
-        case.model("cuda"), cross_entropy, case.strategy, example=case.batch("cuda"),
+        case.model("cpu"), cross_entropy, case.strategy, example=case.batch("cuda"),
         optimizer=FUSED, **options,
     )  # fmt: skip
     batch, times = case.batch("cuda"), []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from piper.capture.graphs.flops import fused_work, operators, traffic
+from piper.capture.graphs import workspace
+from piper.capture.graphs.flops import fused_work, never_written, operators, traffic
+from piper.names import F
 
 N = 8 * 8 * 4  # bytes of a matrix
 
@@ -47,3 +49,10 @@ def test_looking_up_rows_does_not_read_the_table() -> None:
     module = look_up(torch.empty(1000, 8), torch.zeros(3, dtype=torch.int64))
 
     assert traffic(module) == 2 * 3 * 8 * 4 + 3 * 8
+
+
+def test_results_inside_a_group_need_no_memory() -> None:
+    module = graph_of(lambda x, w: x * 2 + x * 3)
+
+    assert workspace.count(module, F) == 3 * N
+    assert workspace.count(module, F, never_written(module)) == N

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from piper.costs.estimate import Rates, Work
@@ -31,3 +33,11 @@ def test_work_that_was_counted_before_compilers_were_is_that_of_eager_operators(
     old = Work(1e12, 0.0, 5e11, 10)
 
     assert GPU.estimate(old, F, Mode.COMPILED) == GPU.estimate(old, F, Mode.EAGER)
+
+
+def test_an_operator_of_a_compiler_takes_longer_to_start() -> None:
+    slower = replace(GPU, fused=1.5)
+
+    assert slower.estimate(SMALL, F, Mode.COMPILED) == pytest.approx(1.5 * 4e-5)
+    assert slower.estimate(SMALL, F, Mode.COMPILED_GRAPHS) == pytest.approx(2e-6 + 1.5 * 4e-6)
+    assert slower.estimate(SMALL, F, Mode.EAGER) == GPU.estimate(SMALL, F, Mode.EAGER)

@@ -23,6 +23,7 @@ from piper.capture.regions.description import number_tags, region_ids
 from piper.capture.trace import refusals
 from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Traced, trace
+from piper.capture.trace.gpu_kernels import with_gpu_kernels
 from piper.capture.trace.inputs import Inputs, spec_of
 from piper.capture.trace.outputs import Output
 from piper.capture.trace.randomness import make_reproducible
@@ -166,7 +167,9 @@ def capture(
 def _cleaned(traced: Traced, divide: Sequence[DivisionRequest]) -> Traced:
     clean(traced)
     make_reproducible(traced)
-    return divided(traced, divide) if divide else traced
+    found = divided(traced, divide) if divide else traced
+    with_gpu_kernels(found)
+    return found
 
 
 def _experts(

@@ -259,7 +259,11 @@ def network_of(name: str) -> Network:
 
 
 def compiled_for(machine: SimulatedMachine, target: Path, arguments: Sequence[str]) -> Compiled:
-    return inspect(target, list(arguments), costs=machine.compiled_with).compiled
+    """What a script trains, with the operators that these devices would run."""
+    from piper.capture.trace.gpu_kernels import as_on_gpu
+
+    with as_on_gpu(bool(machine.kinds) and not machine.costs):
+        return inspect(target, list(arguments), costs=machine.compiled_with).compiled
 
 
 def simulated(

@@ -150,6 +150,7 @@ class Costs(Rates):
 
 AT_LEAST_NOTHING = (
     "latency", "add", "square", "update", "each", "post", "wire", "cores", "start", "launch",
+    "fused",
 )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ class Rates:
     memory: float = 4e9  # bytes per second, of reading inputs and writing results
     start: float = 0.0  # seconds of an operator of a region, besides its work
     launch: float = 0.0  # of the host, to start an operator; it runs while others are started
+    fused: float = 1.0  # times these two, of an operator that a compiler made of several
     ahead: bool = False  # the host only queues work (GPU) instead of doing it (CPU)
 
     def estimate(self, work: Work | None, phase: Phase, mode: Mode = Mode.EAGER) -> float:
@@ -48,8 +49,9 @@ class Rates:
             return UNITS[phase]
         traffic, operators = work.in_mode(mode)
         moved = traffic if self.ahead and traffic is not None else work.touched
-        seconds = work.flops / self.flops + moved / self.memory + self.start * operators
-        return seconds if mode.has_graphs else max(seconds, self.launch * operators)
+        started = operators * (self.fused if mode.is_compiled else 1.0)
+        seconds = work.flops / self.flops + moved / self.memory + self.start * started
+        return seconds if mode.has_graphs else max(seconds, self.launch * started)
 
 
 def work_of(model: Model, region: Region, phase: Phase) -> Work | None:

@@ -112,6 +112,7 @@ class Region:
     traffic: Mapping[Phase, float] = field(default_factory=dict)  # bytes, without arithmetic
     operators: Mapping[Phase, int] = field(default_factory=dict)  # that are started one by one
     fused: Mapping[Phase, tuple[float, int]] = field(default_factory=dict)  # both, if compiled
+    fused_workspace: Mapping[Phase, int] = field(default_factory=dict)  # the same
     recomputes: Recomputation | None = None  # the backward recomputes the forward
     # What it becomes under `Remat`, by what that keeps: capture makes those that a strategy names.
     recomputed: Mapping[RematPolicy, "Region"] = field(default_factory=dict)

@@ -132,7 +132,8 @@ def predict(
 
     With a network, it notes if another order of the devices would send less between nodes.
     """
-    peaks = {plan.device: peak(compiled.dag, plan, optimizer, staging) for plan in found.plans}
+    rest = optimizer, staging, compiled.costs.mode.is_compiled
+    peaks = {plan.device: peak(compiled.dag, plan, *rest) for plan in found.plans}
     alike: dict[Device, list[Device]] = {}
     for device, first in compiled.roles.of.items():
         alike.setdefault(device if device in peaks else first, []).append(device)

@@ -36,18 +36,30 @@ def traffic(module: fx.GraphModule) -> float:
 
 def fused_work(module: fx.GraphModule) -> tuple[float, int]:
     """Bytes and operators, if a compiler fuses operators without counted FLOPs."""
-    kernels = list(_kernels(module))
-    products = {node for node in kernels if flops_of(node)}
-    groups = fused(kernels, products)
-    wanted = read_elsewhere(groups, module.graph.output_node().all_input_nodes)
-    moved = 0
-    for group, kept in zip(groups, wanted, strict=True):
-        if products.isdisjoint(group):
+    groups, moved = list(_fused(module)), 0
+    for group, kept, is_product in groups:
+        if not is_product:
             made = {storage for node in group for storage in storages(node)}
             outside = {n: size for node in group for n, size in reads(node).items()}
             moved += sum(size for n, size in outside.items() if not storages(n) & made)
             moved += sum(bytes_of(node) for node in group if storages(node) & kept)
     return float(moved), len(groups)
+
+
+def never_written(module: fx.GraphModule) -> set[int]:
+    """Memory that a graph does not need if a compiler fuses operators: results inside a group."""
+    made = ((node, kept) for group, kept, _ in _fused(module) for node in group)
+    return {storage for node, kept in made for storage in storages(node) - kept}
+
+
+def _fused(module: fx.GraphModule) -> Iterator[tuple[list[fx.Node], set[int], bool]]:
+    """Groups of operators, the memory of each that others read, and whether it is a product."""
+    kernels = list(_kernels(module))
+    products = {node for node in kernels if flops_of(node)}
+    groups = fused(kernels, products)
+    wanted = read_elsewhere(groups, module.graph.output_node().all_input_nodes)
+    for group, kept in zip(groups, wanted, strict=True):
+        yield group, kept, not products.isdisjoint(group)
 
 
 def reads(node: fx.Node) -> dict[fx.Node, int]:

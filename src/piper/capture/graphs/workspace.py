@@ -1,6 +1,6 @@
 """The memory that a graph allocates while it runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, fx
 
@@ -9,14 +9,16 @@ from piper.capture.torch_private import pytree, storage_id
 from piper.names import F, Phase
 
 
-def count(module: fx.GraphModule, phase: Phase) -> int:
-    """Bytes at the peak. A backward frees its kept tensors one by one.
+def count(module: fx.GraphModule, phase: Phase, without: Iterable[int] = ()) -> int:
+    """Bytes at the peak, `without` the memory of some results. A backward frees its kept tensors
+    one by one.
 
     Sizes that depend on data count as 0. Scratch memory of operations is not included.
     """
     nodes = list(module.graph.nodes)
     sizes, last, held = _sizes(nodes), _last_uses(nodes), _held(nodes, phase)
     seen = {s for n in nodes if n.op == "placeholder" for s in storages(n)}
+    sizes.update(dict.fromkeys(without, 0))
     live = most = 0
     for position, node in enumerate(nodes):
         new = (storages(node) if "val" in node.meta else set()) - seen

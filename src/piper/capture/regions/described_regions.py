@@ -91,4 +91,8 @@ def count(phases: dict[Phase, fx.GraphModule]) -> Cost:
         {phase: flops.traffic(graph) for phase, graph in phases.items()},
         {phase: flops.operators(graph) for phase, graph in phases.items()},
         {phase: flops.fused_work(graph) for phase, graph in phases.items()},
+        {
+            phase: workspace.count(graph, phase, flops.never_written(graph))
+            for phase, graph in phases.items()
+        },
     )

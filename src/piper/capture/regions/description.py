@@ -66,6 +66,7 @@ class Cost:
     traffic: dict[Phase, float]  # bytes that operators without arithmetic read and write
     operators: dict[Phase, int]
     fused: dict[Phase, tuple[float, int]]  # traffic and operators, if a compiler fuses them
+    fused_workspace: dict[Phase, int]
 
 
 def describe(
@@ -110,6 +111,7 @@ def describe(
         operators=cost.operators,
         axes=chunk.piece.axes if chunk.piece else (),
         fused=cost.fused,
+        fused_workspace=cost.fused_workspace,
         conversion=chunk.piece.conversion if chunk.piece else None,
         axis=chunk.piece.axis if chunk.piece else 0,
     )

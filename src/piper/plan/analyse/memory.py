@@ -58,13 +58,16 @@ class Moment:
     held: Mapping[str, int]  # bytes, by what they are for
 
 
-def peak(dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1) -> Peak:
+def peak(
+    dag: Dag, plan: Plan, optimizer: float = 2.0, staging: int = 1, compiled: bool = False
+) -> Peak:
     """Walk the plan. Inputs belong to the caller and are not counted.
 
     `optimizer` is the size of its state, in multiples of the parameters it updates (Adam: 2).
     `staging` is the number of extra whole gradients that a reduce-scatter holds (gloo: 1, NCCL: 0).
+    If regions are `compiled`, results that a kernel keeps to itself need no memory.
     """
-    walk = Walk(dag, plan, staging, follow=False)
+    walk = Walk(dag, plan, staging, follow=False, compiled=compiled)
     for _ in walk.along():
         pass
     fixed = dict(lasting(dag, plan, optimizer))
@@ -138,6 +141,7 @@ class Walk:
     plan: Plan
     staging: int
     follow: bool = True  # whether to keep the peak of each instruction
+    compiled: bool = False  # whether a compiler fuses the operators of regions
     sizes: dict[str, tuple[str, int]] = field(default_factory=dict)  # buffer -> kind, bytes
     now: Counter[str] = field(default_factory=Counter)  # bytes, by kind
     coming: dict[int, tuple[str, int]] = field(default_factory=dict)  # reduce-scatters in flight
@@ -201,7 +205,8 @@ class Walk:
     def run(self, position: int, run: Run) -> None:
         """While it runs, its results count as workspace. Then saved activations are freed."""
         region = self.dag.model.by_id[RegionId(run.region)]
-        self.look(position, region.workspace.get(Phase(run.phase), 0))
+        known = region.fused_workspace if self.compiled else region.workspace
+        self.look(position, known.get(Phase(run.phase), 0))
         for value in run.reads:
             if self.role(value) in (Role.SAVED, Role.CARRY):
                 self.drop(value)
