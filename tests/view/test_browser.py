@@ -363,11 +363,14 @@ def test_a_measured_run_alone_is_held_against_what_was_expected(
 def test_the_page_fits_a_small_window(browser: Browser, tmp_path: Path) -> None:
     opened(browser, tmp_path, experts(), width=900, height=700)
 
-    wide = browser.js("document.documentElement.scrollWidth")
-    high = browser.js("document.documentElement.scrollHeight")
+    for width, height in ((900, 700), (420, 900)):
+        browser.resize(width, height)
+        browser.settle()
+        wide = browser.js("document.documentElement.scrollWidth")
+        high = browser.js("document.documentElement.scrollHeight")
 
-    assert (wide, high) == (900, 700)
-    assert browser.js("document.getElementById('canvas').clientHeight") > 200
+        assert (wide, high) == (width, height)
+        assert browser.js("document.getElementById('canvas').clientHeight") > 200
 
 
 def test_fifty_thousand_bars_are_drawn_without_a_jerk(browser: Browser, tmp_path: Path) -> None:

@@ -126,7 +126,10 @@ def test_passes_that_overlap_are_one_cell_in_both_colours() -> None:
 
     assert "0F3&3B1 ------ 3F2&0B0 ------ " in grid(rows)
     assert "0F3&[/][#ffffff on #1f7a5a]3B1" in grid(rows, Window(painted=True))
-    assert "0F3&amp;3B1</text>" in svg(rows)
+    picture = svg(rows)
+    assert "<title>0F3&amp;3B1</title>" in picture
+    for label, ink in (("0F3", "#10151c"), ("3B1", "#ffffff")):
+        assert f'fill="{ink}">{label}</text>' in picture
 
 
 def layered_chain(stages: int, layers: int) -> Model:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from piper.ir.schedule_rows import STEPS, Cell, Rows, length
-from piper.names import BI, BW, B, Device, F
+from piper.names import BI, BW, B, Device, F, Phase
 from piper.view.kinds import colour, ink, word
 
-UNIT, ROW, LEFT, LETTER = 34, 30, 70, 6.7
+UNIT, ROW, LEFT, LETTER = 34, 30, 70, 9.6
 MANY = 64  # rows; above that, one is drawn for all devices that do the same
 
 
@@ -17,9 +17,8 @@ def svg(rows: Rows) -> str:
     """One row per device, or per role if there are very many devices. Gaps are bubbles."""
     lines = [(name, row) for devices, row in rows.items() for name in names(rows, devices)]
     lines = sorted(lines, key=lambda line: line[0])
-    unit = max(
-        [UNIT, *(LETTER * len(c.label) / (c.end - c.start) for _, row in lines for c in row)]
-    )
+    boxes = [box for _, row in lines for cell in row for box in boxes_of(cell)]
+    unit = max([UNIT, *(LETTER * len(label) / steps for label, _, steps in boxes)])
     width = round(max(LEFT + unit * length(rows) + 10, LEFT + 150 * len(phases(rows))))
     height = ROW * len(lines) + 44
     head = (
@@ -45,21 +44,22 @@ def line(y: int, name: str, row: Sequence[Cell], unit: float, last: int) -> Iter
     yield f'<rect x="{LEFT}" y="{y}" width="{last * unit:g}" height="{ROW - 4}" fill="#eee"/>'
     yield f'<text x="6" y="{y + 17}">{name}</text>'
     for cell in row:
-        x, width = LEFT + cell.start * unit, cell.steps * unit
         yield f"<g><title>{escape(', '.join(cell.nodes) or cell.label)}</title>"
-        yield from boxes(cell, x, y, unit)
-        yield (
-            f'<text x="{x + width / 2:g}" y="{y + 17}" text-anchor="middle" '
-            f'fill="{ink(colour(cell.phases[0]))}">{escape(cell.label)}</text></g>'
-        )
+        x = LEFT + cell.start * unit
+        for label, phase, steps in boxes_of(cell):
+            size = f'width="{steps * unit - 1:g}" height="{ROW - 4}"'
+            yield f'<rect x="{x:g}" y="{y}" {size} rx="3" fill="{colour(phase)}"/>'
+            place = f'x="{x + steps * unit / 2:g}" y="{y + 17}" text-anchor="middle"'
+            yield f'<text {place} fill="{ink(colour(phase))}">{escape(label)}</text>'
+            x += steps * unit
+        yield "</g>"
 
 
-def boxes(cell: Cell, x: float, y: int, unit: float) -> Iterator[str]:
-    steps = unit * cell.steps / sum(STEPS[phase] for phase in cell.phases)
-    for phase in cell.phases:
-        size = f'width="{STEPS[phase] * steps - 1:g}" height="{ROW - 4}"'
-        yield f'<rect x="{x:g}" y="{y}" {size} rx="3" fill="{colour(phase)}"/>'
-        x += STEPS[phase] * steps
+def boxes_of(cell: Cell) -> Iterator[tuple[str, Phase, float]]:
+    """Each pass of a cell: its label, its phase, and its time steps."""
+    longer = cell.steps / sum(STEPS[phase] for phase in cell.phases)  # layers make a pass longer
+    for label, phase in zip(cell.labels, cell.phases, strict=True):
+        yield label, phase, longer * STEPS[phase]
 
 
 def phases(rows: Rows) -> list[str]:
