@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 from synthetic import chain
@@ -71,6 +72,41 @@ def test_a_slot_orders_only_its_own_devices() -> None:
     dag = ordered(chain(2), [0, 1], order)
 
     assert temporal(dag) == ["PP0:F@0 -> PP0:F@1", "PP1:F@0 -> PP1:F@1"]
+
+
+CROSSING = {
+    "one pass before what it needs": ([F(1, 0), F(0, 0), F(0, 1), F(1, 1)], "PP1:F@0", "PP0:F@0"),
+    "device by device": ([F(0, 0), B(0, 0), F(1, 0), B(1, 0)], "PP0:B@0", "PP1:B@0"),
+    "far apart": ([F(2, 1), F(0, 0), F(0, 1)], "PP2:F@1", "PP0:F@1"),
+}
+
+
+@pytest.mark.parametrize("name", CROSSING)
+def test_a_list_that_contradicts_the_dataflow_between_devices_is_not_silent(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    slots, early, late = CROSSING[name]
+
+    ordered(chain(3), [0, 1, 2], Order(slots))
+
+    assert caplog.messages == [
+        f"order (directive 5 of 5) lists {early} before {late}, which it needs from another "
+        f"device. An order of passes holds on each device by itself: {late} runs first"
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_list_in_an_order_of_the_dataflow_is_silent(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    chance, left = Random(seed), [[F(0, k), F(1, k), B(1, k), B(0, k)] for k in range(3)]
+    slots = []
+    while any(left):
+        slots.append(chance.choice([row for row in left if row]).pop(0))
+
+    ordered(chain(2), [0, 1], Order(slots), microbatches=3)
+
+    assert not caplog.messages
 
 
 def test_one_device_with_two_regions_has_one_order() -> None:

@@ -9,6 +9,7 @@ from typing import Literal, cast
 
 from piper.directives.arguments import Slot, Slots, as_slots
 from piper.directives.base import Directive, directive
+from piper.directives.crossing_orders import note_crossings
 from piper.directives.selection import selected
 from piper.errors import Problem, Refused
 from piper.ir.cycles import lanes
@@ -86,6 +87,7 @@ class Order(Directive):
         lane_of = lanes(dag)
         new: list[Precedence] = []
         waiting: list[MessageOrder] = []
+        of_passes: list[tuple[Maker, Sequence[Sequence[Compute]]]] = []
         for name, order in named:
             steps, later = next_step(dag, order.steps)
             mixed = later or any(names_operations(wanted) for slot in steps for wanted in slot)
@@ -94,7 +96,10 @@ class Order(Directive):
             if mixed:
                 waiting.append(message_order(dag, name, order, steps, slots, later))
                 found = (replace(one, partial=True) for one in found)
+            else:
+                of_passes.append((name, slots))
             new += (replace(one, loose=True) for one in found) if order.ahead == "pairs" else found
+        note_crossings(dag, of_passes, lane_of)
         dag = dag.with_precedences(new)
         return dag.with_message_orders(waiting) if waiting else dag
 
