@@ -27,6 +27,8 @@ from piper.ir.text import text
 from piper.job.batch import Batch
 from piper.job.compiler import compile_strategy
 from piper.job.job import Job
+from piper.job.model_flops import step_flops
+from piper.job.pricing import predict, price
 from piper.plan.check.check import check
 from piper.plan.instructions import Load, Plan
 from piper.strategies import BUILDERS, one_f_one_b
@@ -258,3 +260,21 @@ def test_batches_that_cannot_be_cut() -> None:
 def test_a_model_of_one_size_is_not_split_into_two() -> None:
     with pytest.raises(DirectiveError, match="captured for microbatches of 2 rows, not of 1"):
         compile_strategy(chain(1), [Place(where(), [0]), Split("MB", 2, [2, 1])])
+
+
+def test_operations_and_tokens_of_a_step_are_those_of_all_sizes() -> None:
+    """The same rows in equal microbatches have as many."""
+    model, loss_fn = build("uneven", 2)
+    (batch, *_), found = map(Batch.of, batches("uneven", 6)), []
+    with CAPTURES.setdefault(("uneven", 2), capturing_once()):
+        for sizes in ((2, 2, 2), (3, 2, 1)):
+            strategy = one_f_one_b(pp=2, microbatches=3, microbatch_sizes=sizes, dp=2)
+            job = Job(model, loss_fn, strategy)
+            _, compiled = job.compile(batch)
+            predicted = predict(compiled, price(compiled))
+            found.append((predicted.flops, step_flops(job, batch), predicted.tokens))
+
+    (flops, again, samples), other = found
+    assert flops == again > 0
+    assert samples == 12
+    assert other == found[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from piper.costs.devices import DEVICES, dtype_of
 from piper.ir.model import Model
 from piper.job.batch import Batch
@@ -14,11 +16,24 @@ from piper.runtime.comm.world import world
 def best_seconds(job: Job, batch: Batch) -> float | None:
     """None where the model or the peak is not known: on other processes, and on a CPU."""
     captured, kind = job.captured(batch), kind_of(job.device)
-    if captured is None or kind is None:
+    flops = step_flops(job, batch)
+    if captured is None or kind is None or flops is None:
         return None
     peak = DEVICES[kind].flops
     rate = peak.get(dtype_of(captured.model), peak["float32"])
-    return model_flops(captured.model) * job.all_microbatches / (rate * world())
+    return flops / (rate * world())
+
+
+def step_flops(job: Job, batch: Batch) -> float | None:
+    """Of a step on all replicas. Microbatches may have different sizes."""
+    captured = [job.captures.get(job.kind(one)) for one in job.one_of_each_size(batch)]
+    sizes = job.sizes(batch) or (batch.rows,)
+    each = [model_flops(one.model) for one in captured if one is not None]
+    if len(each) < len(captured):
+        return None
+    counts = Counter(sizes).values()  # in the order of their first microbatches
+    mean = sum(flops * count for flops, count in zip(each, counts, strict=True)) / len(sizes)
+    return mean * job.all_microbatches
 
 
 def model_flops(model: Model) -> float:

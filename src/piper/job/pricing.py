@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import chain
-from math import prod
 from typing import assert_never
 
 from piper.costs import Costs
@@ -17,7 +16,7 @@ from piper.errors import StrategyError
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
 from piper.ir.roles import Roles, own_roles, roles
-from piper.ir.values import Role
+from piper.ir.values import Role, TensorSpec
 from piper.job.compiler import Compiled
 from piper.names import B, BucketId, Device, F, Phase, RegionId, ValueId, amount
 from piper.plan.analyse.memory import peak
@@ -146,10 +145,9 @@ def predict(
 
 def flops_of(dag: Dag) -> float:
     """Of a step on all replicas, without what is recomputed. Divided regions run on several."""
-    runs = prod(count for _, count in dag.dimensions) * len(dag.replicas.teams)
-    regions = dag.model.regions
-    each = (region.ways * region.flops.get(p, 0.0) for region in regions for p in (F, B))
-    return runs * sum(each)
+    runs = [dag.model.by_id[node.region] for node in dag.computes if node.phase is F]
+    each = (region.ways * region.flops.get(p, 0.0) for region in runs for p in (F, B))
+    return len(dag.replicas.teams) * sum(each)
 
 
 def cost_notes(compiled: Compiled, costs: JobCosts | None = None) -> tuple[str, ...]:
@@ -171,16 +169,15 @@ def mesh_notes(compiled: Compiled, between: Network) -> tuple[str, ...]:
 
 def tokens_of(dag: Dag) -> int:
     """Tokens of a step on all replicas: elements of the first integer input, else samples."""
-    batch = sorted(
-        (value.index, value.parts, value.specs[0])
-        for value in dag.values.values()
-        if value.role is Role.BATCH and value.specs
-    )
-    copies = len(dag.replicas.teams)
-    for _, parts, spec in batch:
-        if "int" in spec.dtype:
-            return copies * parts * spec.numel
-    return copies * batch[0][1] * (batch[0][2].shape[0] or 0) if batch else 0
+    batch: dict[int, dict[int, TensorSpec]] = {}  # by input, then by microbatch
+    for value in dag.values.values():
+        if value.role is Role.BATCH and value.specs:
+            batch.setdefault(value.index, {})[value.part] = value.specs[0]
+    copies, inputs = len(dag.replicas.teams), [batch[index] for index in sorted(batch)]
+    for parts in inputs:
+        if all("int" in spec.dtype for spec in parts.values()):
+            return copies * sum(spec.numel for spec in parts.values())
+    return copies * sum(spec.shape[0] or 0 for spec in inputs[0].values()) if inputs else 0
 
 
 @dataclass
