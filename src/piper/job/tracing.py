@@ -16,6 +16,7 @@ from piper.errors import InputError
 from piper.job.compiler import Compiled
 from piper.launcher.trace_window import Window, window_in
 from piper.names import amount
+from piper.plan.analyse.interference import interference, interference_text
 from piper.plan.analyse.trace import Trace
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gathering import gather
@@ -129,8 +130,10 @@ class Recording:
         try:
             name = Path(sys.argv[0]).stem or "run"
             self.window.path.parent.mkdir(parents=True, exist_ok=True)
-            machine = machine_name(self.recorder)
-            save_run(self.window.path, name, made.dag, made.device_plans, self.traces, machine)
+            machine, plans = machine_name(self.recorder), made.device_plans
+            slowed = interference_text(interference(plans, self.traces))
+            notes = [slowed] if slowed else []
+            save_run(self.window.path, name, made.dag, plans, self.traces, machine, notes)
         except OSError as error:
             LOG.warning("the recorded steps are lost: %s", error)
             return
@@ -139,6 +142,8 @@ class Recording:
             LOG.warning("recorded only %d of %s before the end", seen, amount(wanted, "step"))
         steps = amount(seen, "step")
         LOG.info("recorded %s in %s: open it with `piper view %s`", steps, path, path)
+        for note in notes:
+            LOG.info("%s", note)
 
 
 def machine_name(recorder: Recorder | None) -> str:

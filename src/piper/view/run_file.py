@@ -24,9 +24,10 @@ def save_run(
     plans: Sequence[Plan],
     traces: Sequence[Trace],
     machine: str = "",
+    notes: Sequence[str] = (),
 ) -> None:
     """Write a run: the DAG and plans of its strategy, and the traces of some steps."""
-    save_view(path, view_data(name, dag, plans, traces, machine=machine))
+    save_view(path, view_data(name, dag, plans, traces, notes=notes, machine=machine))
 
 
 def save_view(path: Path, data: ViewData) -> None:

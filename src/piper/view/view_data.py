@@ -64,7 +64,7 @@ class ViewData:
     streams: Mapping[str, str] = field(
         default_factory=dict
     )  # stream -> label, if it has SMs or a priority
-    notes: tuple[str, ...] = ()  # which costs were not measured, if the times are predicted
+    notes: tuple[str, ...] = ()  # costs that were not measured, or how messages slow compute
     machine: str = ""  # that was measured or simulated
 
     def label(self, stream: str) -> str:
