@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test soak lint setup clean bench docs
+.PHONY: demo test soak lint setup clean bench paper docs
 
 setup: $(READY)
 
@@ -42,6 +42,10 @@ soak: $(READY)
 
 bench: $(READY)
 	$(BIN)/python bench/all.py
+
+# The paper's evaluation: all pieces, or `make paper PIECE=zero`. Writes docs/paper.md.
+paper: $(READY)
+	$(BIN)/python bench/paper.py $(PIECE)
 
 # The site, in .site/index.html. It needs mkdocs-material: pip install -e ".[docs]"
 docs: $(READY)

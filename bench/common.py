@@ -60,6 +60,7 @@ def save(name: str, results: object) -> None:
     RESULTS.mkdir(exist_ok=True)
     machine = {
         "machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__,
+        "load": round(os.getloadavg()[0], 1),  # of everything that ran in the last minute
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "when": time.strftime("%Y-%m-%d"),
     }  # fmt: skip

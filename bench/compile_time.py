@@ -7,6 +7,7 @@ Goal: linear, 100k nodes under 10 s.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -22,10 +23,13 @@ STAGES = 8
 
 
 def main() -> None:
-    results = {}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--out", default="compile_time")
+    chosen, results = parser.parse_args(), {}
     for name in ("1f1b", "zb-h1"):
         previous = None
-        for nodes in (1_000, 10_000, 100_000):
+        for nodes in chosen.nodes:
             per_part = (4 if name == "1f1b" else 5) * STAGES - 2
             strategy = BUILDERS[name](pp=STAGES, microbatches=max(STAGES, nodes // per_part))
             started = time.perf_counter()
@@ -40,7 +44,7 @@ def main() -> None:
             )
             previous = (seconds, count)
             results[f"{name} {nodes}"] = {"nodes": count, "seconds": seconds}
-    save("compile_time", results)
+    save(chosen.out, results)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from gpu_models import Data, Size, Whole, half_as_deep
 from gpu_peers import plain, replica
 
 import piper
+from piper.capture import capture
 from piper.costs import Costs
 from piper.errors import InputError
 from piper.names import BI, BW, F
@@ -120,7 +121,8 @@ def balanced_size(arena: Arena, parts: int, groups: Groups) -> tuple[Size, dict[
 
 def costs(arena: Arena, model: Whole, data: Data, parts: int, found: dict[str, Any]) -> Costs:
     """What was measured, as costs that order a strategy."""
-    regions = arena.captured(model, data, parts).model.regions
+    one = tuple(tensor[: tensor.shape[0] // parts] for tensor in data)
+    regions = capture(model, model.loss, one, arena.device.type).model.regions
     flops = sum(r.flops.get(phase, 0) for r in regions for phase in (F, BI, BW))
     rate = flops * parts / PP / found["compute_s"]
     link = found["bytes_per_s"]

@@ -51,7 +51,8 @@ def job(devices: int, microbatches: int) -> Took:
     model, network = DeepSeekLike(2 * PP).model(), NETWORKS["h800"]
     started = time.perf_counter()
     strategy = dualpipev(
-        pp=PP, microbatches=microbatches, dp=devices // PP, ep=EP, zero=1,
+        pp=PP, microbatches=microbatches, dp=devices // PP,
+        ep=min(EP, devices // PP), zero=1,
         expert_stages=range(1, 2 * PP),
     )  # fmt: skip
     compiled = compile_strategy(model, strategy.directives, by_role=True)

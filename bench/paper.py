@@ -1,0 +1,146 @@
+"""The evaluation of the paper, piece by piece: runs the benchmarks, and writes docs/paper.md.
+
+    python bench/paper.py                        # all pieces
+    python bench/paper.py schedules compile      # these
+    python bench/paper.py --page                 # only the page, from the results that are kept
+
+With a GPU, four ranks share it. Without one, everything is tiny and runs on the CPU. Raw results
+are kept for each machine in bench/results/paper/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import paper_page
+from common import RESULTS
+
+HERE = Path(__file__).parent
+KEPT = RESULTS / "paper"
+RANKS = 4
+PEERS = ("deepspeed", "megatron", "torchtitan")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the pieces run."""
+
+    name: str
+    gpu: bool
+
+    def launched(self, script: str, *given: str, ranks: int = RANKS) -> list[str]:
+        """A command that runs a script on several ranks."""
+        share = ["--share-gpu"] if self.gpu and ranks > 1 else []
+        run = [sys.executable, "-m", "piper", "run", "-n", str(ranks), *share]
+        return [*run, str(HERE / script), *self.short, *given]
+
+    @property
+    def short(self) -> list[str]:
+        return [] if self.gpu else ["--repeats", "3"]
+
+
+Commands = list[list[str]]
+
+
+def schedules(on: Machine, out: str) -> Commands:
+    small = [] if on.gpu else ["--match", "1f1b", "1F1B", "zbv", "ZBV", "--microbatches", "4"]
+    return [on.launched("gpu.py", "--group", "ep", "--out", out, *small)]
+
+
+def zero(on: Machine, out: str) -> Commands:
+    ranks = RANKS if on.gpu else 2
+    return [on.launched("gpu.py", "--group", "dp", "--out", out, ranks=ranks)]
+
+
+def batch(on: Machine, out: str) -> Commands:
+    return [on.launched("gpu.py", "--group", "memory", "--out", out)]
+
+
+def streams(on: Machine, out: str) -> Commands:
+    return [on.launched("streams.py", "--out", out)]
+
+
+def scaling(on: Machine, out: str) -> Commands:
+    measured = [on.launched("weak_scaling.py", "--out", out, ranks=ranks) for ranks in (1, 2, 4)]
+    counts = ["16", "64", "256", "1024", "4096"]
+    simulated = [str(HERE / "weak_scaling.py"), "--out", out, "--simulate", *counts]
+    return [*measured, [sys.executable, *simulated]]
+
+
+def overhead(on: Machine, out: str) -> Commands:
+    ranks = RANKS if on.gpu else 2
+    return [on.launched("gpu.py", "--group", "host", "--out", out, ranks=ranks)]
+
+
+def compile_time(on: Machine, out: str) -> Commands:
+    nodes = [] if on.gpu else ["--nodes", "1000", "10000"]
+    return [[sys.executable, str(HERE / "compile_time.py"), "--out", out, *nodes]]
+
+
+PIECES: dict[str, Callable[[Machine, str], Commands]] = {
+    "schedules": schedules,
+    "zero": zero,
+    "batch": batch,
+    "streams": streams,
+    "scaling": scaling,
+    "overhead": overhead,
+    "compile": compile_time,
+}
+
+
+def machine() -> Machine:
+    import torch
+
+    gpu = torch.cuda.is_available() and os.environ.get("PIPER_DEVICE") != "cpu"
+    name = torch.cuda.get_device_name() if gpu else f"cpu {os.cpu_count()} cores"
+    return Machine("_".join(name.lower().split()), gpu)
+
+
+def run(piece: str, on: Machine) -> bool:
+    """Run a piece. If a command fails, the results that it had before stay."""
+    out = KEPT / on.name / piece
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f"{piece}.part")
+    part.with_suffix(".part.json").unlink(missing_ok=True)
+    started, environment = time.perf_counter(), dict(os.environ)
+    if not on.gpu:
+        environment |= {"PIPER_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    for command in PIECES[piece](on, str(part)):
+        print("$", *command[1:], flush=True)
+        if subprocess.run(command, env=environment, check=False).returncode:
+            print(f"{piece} FAILED", flush=True)
+            return False
+    part.with_suffix(".part.json").replace(f"{out}.json")
+    print(f"== {piece} took {time.perf_counter() - started:.0f} s", flush=True)
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=", ".join(PIECES))
+    parser.add_argument("--page", action="store_true", help="run nothing")
+    chosen = parser.parse_args()
+    unknown = set(chosen.pieces) - set(PIECES)
+    if unknown:
+        parser.error(f"there is no piece {', '.join(unknown)}; there are {', '.join(PIECES)}")
+    done = True
+    if not chosen.page:
+        on = machine()
+        missing = [name for name in PEERS if importlib.util.find_spec(name) is None]
+        print(f"on {on.name}; not installed: {', '.join(missing) or 'none'}", flush=True)
+        ran = [run(piece, on) for piece in chosen.pieces or PIECES]
+        done = all(ran)
+    paper_page.write(KEPT)
+    sys.exit(not done)
+
+
+if __name__ == "__main__":
+    main()
