@@ -143,7 +143,7 @@ class Arena:
         """Piper."""
         trainer = piper.Trainer(
             model, model.loss, strategy, optimizer=self.adamw, example=data,
-            device=self.device.type, **options,
+            device=self.device.type, **{"graphs": False, **options},
         )  # fmt: skip
         return Contender(partial(trainer.step, *data), trainer.close, trainer=trainer)
 

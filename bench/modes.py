@@ -25,8 +25,8 @@ from piper.job.options import Options
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 MODES = {
-    "eager": {},
-    "compiled": {"compiled": True},
+    "eager": {"graphs": False},
+    "compiled": {"compiled": True, "graphs": False},
     "graphs": {"graphs": True},
     "both": {"compiled": True, "graphs": True},
 }

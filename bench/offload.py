@@ -137,6 +137,7 @@ def ours(chosen: argparse.Namespace) -> dict[str, Any]:
     trainer = piper.Trainer(
         on_meta(chosen), cross_entropy, strategy, example=example, optimizer=OPTIMIZER,
         precision="bf16", init=fill, device=chosen.device, compiled=chosen.compiled,
+        graphs=False,
     )  # fmt: skip
     before = Counter[str]()
 

@@ -75,7 +75,7 @@ def trainer_of(
     strategy = [piper.Place(piper.where(), [0]), piper.Split("MB", parts)]
     trainer = piper.Trainer(
         model, cross_entropy, strategy, optimizer=ADAMW, example=(ids, ids),
-        compiled="compiled" in how,
+        compiled="compiled" in how, graphs=False,
     )  # fmt: skip
     return trainer, (ids, ids)
 

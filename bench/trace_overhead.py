@@ -39,7 +39,8 @@ def trainer_of(dim: int, layers: int, length: int, parts: int, options: dict[str
     config = LlamaConfig(vocab=1024 if dim > 16 else 32, dim=dim, layers=layers, heads=4)
     data = batch(config, parts, length)
     model = Staged(config, options.get("pp", 2))
-    return piper.Trainer(model, cross_entropy, strategy, optimizer=ADAMW, example=data), data
+    made = partial(piper.Trainer, model, cross_entropy, strategy, graphs=False)
+    return made(optimizer=ADAMW, example=data), data
 
 
 def overhead(recorder: Recorder, work, repeats: int, fence) -> dict[str, object]:

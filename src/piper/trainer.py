@@ -101,7 +101,7 @@ class Trainer:
         on_nan: OnNan | None = None,
         precision: Precision | str | None = None,
         compiled: bool = False,
-        graphs: GraphsOption = False,
+        graphs: GraphsOption = "auto",
         seed: int = 0,
         init: Init | None = None,
         costs: Costs | str | Path | None = None,

@@ -13,17 +13,19 @@ import torch
 from draws import every
 from runtime.test_graphs import ADAMW, ROWS, OperatorTape, llama
 from shared_capture import using
+from synthetic import chain
 
 from piper.errors import InputError
 from piper.job import rehearsal
 from piper.job.assignment import Assignment
+from piper.job.compiler import compile_strategy
 from piper.job.job import Job
 from piper.job.options import Options
 from piper.job.rehearsal import Rehearsal, rehearse
 from piper.runtime.execute import Faster, Program
 from piper.runtime.gpu import graph_choice
 from piper.runtime.gpu.cuda_graphs import record_graphs
-from piper.runtime.gpu.graph_choice import TIMED, UNTIMED, GraphChoice
+from piper.runtime.gpu.graph_choice import TIMED, UNTIMED, GraphChoice, is_suited
 from piper.strategies import BUILDERS
 
 EACH = UNTIMED + TIMED
@@ -40,7 +42,9 @@ class Steps:
         return [(0, lambda: self.ran.append(self.name))]
 
 
-def choice(seconds: dict[str, float], fails: bool = False) -> tuple[GraphChoice, list[str]]:
+def choice(
+    seconds: dict[str, float], fails: bool = False, free: tuple[int, int] = (10, 5)
+) -> tuple[GraphChoice, list[str]]:
     ran: list[str] = []
     plan = SimpleNamespace(instructions=[None], states=(), device=0)
     program: Any = SimpleNamespace(
@@ -55,7 +59,8 @@ def choice(seconds: dict[str, float], fails: bool = False) -> tuple[GraphChoice,
     def clock() -> float:
         return sum(seconds[name] for name in ran)
 
-    return GraphChoice(program, Steps("plain", 0.0, ran), record, clock), ran
+    left = iter(free)
+    return GraphChoice(program, Steps("plain", 0.0, ran), record, clock, lambda: next(left)), ran
 
 
 def run(found: GraphChoice, steps: int) -> None:
@@ -101,6 +106,16 @@ def test_without_memory_for_graphs_there_are_none(caplog: pytest.LogCaptureFixtu
     assert caplog.messages == ["device 0: no CUDA graphs, which do not fit"]
 
 
+def test_graphs_leave_as_much_memory_as_they_take(caplog: pytest.LogCaptureFixture) -> None:
+    found, ran = choice({"plain": 1.0, "graphs": 0.5}, free=(10, 4))
+
+    with caplog.at_level(logging.INFO, "piper"):
+        run(found, STEPS)
+
+    assert ran == ["plain"] * STEPS and found.graphs is None
+    assert caplog.messages == ["device 0: no CUDA graphs, which would leave too little memory"]
+
+
 def test_the_log_says_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
     found, _ = choice({"plain": 0.2, "graphs": 0.1})
 
@@ -112,14 +127,14 @@ def test_the_log_says_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def trained(name: str, options: dict[str, Any], steps: int) -> Rehearsal:
+def trained(name: str, options: dict[str, Any], steps: int, optimizer: Any = ADAMW) -> Rehearsal:
     stages = 4 if name == "dualpipev" else 2
     strategy = BUILDERS[name](pp=2, microbatches=4, **options)
     model, loss_fn, data, captured = llama(stages)
     count = ROWS * 4 * options.get("dp", 1)
     batches = [(rows, rows.flip(0)) for rows in (data[k % 3, :count] for k in range(steps))]
     with using(captured):
-        return rehearse(model, loss_fn, strategy, batches, optimizer=ADAMW)
+        return rehearse(model, loss_fn, strategy, batches, optimizer=optimizer)
 
 
 def with_choices(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[GraphChoice], float]) -> list:
@@ -130,7 +145,8 @@ def with_choices(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[GraphChoice
     def loading(job: Job, mine: Assignment, *given: Any) -> Program:
         program = load(job, mine, *given)
         record = partial(record_graphs, program, mine.known, OperatorTape)
-        program.faster = found = GraphChoice(program, None, record, clock=lambda: 0.0)
+        clock, free = (lambda: 0.0), (lambda: 0)
+        program.faster = found = GraphChoice(program, None, record, clock, free)
         found.clock = lambda: seconds(found)
         made.append(found)
         return program
@@ -163,6 +179,44 @@ def test_a_run_that_changes_over_trains_like_the_plan(
     assert found.parts == plain.parts
     for parameter, value in plain.parameters.items():
         assert torch.equal(found.parameters[parameter], value), parameter
+
+
+class Keeping(torch.optim.SGD):
+    """Keeps the gradients that it is given."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["last"] = parameter.grad
+
+
+def test_with_an_optimizer_that_keeps_gradients_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(graph_choice, "TIMED", 1)
+    made = with_choices(monkeypatch, lambda _: 0.0)
+
+    with caplog.at_level(logging.INFO, "piper"):
+        trained("1f1b", {}, steps=4, optimizer=partial(Keeping, lr=0.1))
+
+    assert all(one.keeps and one.chosen and one.graphs is None for one in made)
+    assert any("the optimizer keeps the gradients" in text for text in caplog.messages)
+
+
+def test_offloaded_values_rule_graphs_out() -> None:
+    model = chain(2)
+    plain, offloaded = (
+        compile_strategy(model, BUILDERS["1f1b"](pp=2, microbatches=4, **options).directives)
+        for options in ({}, {"offload": "optimizer"})
+    )
+
+    assert all(map(is_suited, plain.plans))
+    assert not all(map(is_suited, offloaded.plans))
+
+
+def test_it_is_the_default() -> None:
+    assert Options().graphs == "auto"
 
 
 def test_another_word_is_an_error() -> None:

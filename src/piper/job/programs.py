@@ -32,7 +32,13 @@ from piper.runtime.comm.transport import communicators
 from piper.runtime.comm.world import refuse_wrong_world, world
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.gpu.cuda_graphs import Graphs, record_graphs
-from piper.runtime.gpu.graph_choice import GraphChoice, device_clock, empty_cache
+from piper.runtime.gpu.graph_choice import (
+    GraphChoice,
+    device_clock,
+    empty_cache,
+    free_memory,
+    is_suited,
+)
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
@@ -148,11 +154,17 @@ class Programs:
             return
         with on_compute_stream(program.plan, program.device):
             warm(program, mine.known, mine.part.experts, joins)
-        record = partial(recorded, program, mine, joins)
-        if self.job.options.graphs == "auto" and self.job.options.on_nan is None:
-            program.faster = GraphChoice(program, program.faster, record, device_clock)
-        elif self.job.options.graphs is True:
+        record, wanted = partial(recorded, program, mine, joins), self.job.options.graphs
+        if wanted is True:
             program.faster = record()
+        elif wanted == "auto" and self.may_choose and is_suited(program.plan):
+            given = program, program.faster, record
+            program.faster = GraphChoice(*given, device_clock, free_memory)
+
+    @property
+    def may_choose(self) -> bool:
+        """Graphs hold memory, so only batches like the first may get them without being asked."""
+        return not self.ready and self.job.options.on_nan is None
 
     def settle_statistics(self) -> None:
         """Give all replicas the running statistics of the first. All processes call it."""

@@ -89,7 +89,7 @@ def interference_text(found: Sequence[Pending]) -> str:
     >>> interference_text([Pending(1, 12, 1.204), Pending(3, 4, 1.5)])
     'compute takes 1.20x as long with 1 message in flight (12 runs), 1.50x with 3 or more (4 runs)'
     """
-    parts = []
+    parts: list[str] = []
     for one in found:
         count = f"{one.messages}{' or more' if one.messages == MOST else ''}"
         noun = "message" if one.messages == 1 else "messages"

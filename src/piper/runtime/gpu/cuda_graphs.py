@@ -338,14 +338,20 @@ class Recording:
 
 
 def refuse_kept_gradients(optimizer: Any, grads: Sequence[torch.Tensor]) -> None:
+    if keeps_gradients(optimizer, grads):
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps the gradients it is given, which graphs "
+            "overwrite: let it keep a copy (p.grad.clone()), or leave out graphs=True"
+        )
+
+
+def keeps_gradients(optimizer: Any, grads: Sequence[torch.Tensor]) -> bool:
     places = {grad.untyped_storage().data_ptr() for grad in grads if grad.numel()}
     state = getattr(optimizer, "state", {})
-    for kept in pytree.tree_leaves(list(state.values())):
-        if isinstance(kept, torch.Tensor) and kept.untyped_storage().data_ptr() in places:
-            raise ValueError(
-                f"{type(optimizer).__name__} keeps the gradients it is given, which graphs "
-                "overwrite: let it keep a copy (p.grad.clone()), or leave out graphs=True"
-            )
+    return any(
+        isinstance(kept, torch.Tensor) and kept.untyped_storage().data_ptr() in places
+        for kept in pytree.tree_leaves(list(state.values()))
+    )
 
 
 def put(value: torch.Tensor, fixed: torch.Tensor) -> None:

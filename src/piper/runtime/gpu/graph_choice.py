@@ -1,21 +1,27 @@
 """`graphs="auto"`: a few steps without CUDA graphs, a few with them, then whichever is faster.
 
 Every device decides by itself. Messages are the same either way, so devices need not agree, and a
-step takes about as long on each of them.
+step takes about as long on each of them. Nobody asked for graphs, so they must not be the reason
+that a run fails: they leave memory for other work, such as evaluation, and are not tried with an
+optimizer that keeps its gradients.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 import torch
 
+from piper.plan.instructions import Fetch, Plan, Store, Update
 from piper.runtime.batch import StepInputs
 from piper.runtime.execute import Act, Faster, Program
+from piper.runtime.gpu.cuda_graphs import keeps_gradients
+from piper.runtime.gradient_norm import as_tuple
 
 LOG = logging.getLogger("piper")
 UNTIMED = 1  # steps of each kind before its times count: memory is allocated, clocks rise
@@ -31,8 +37,10 @@ class GraphChoice:
     plain: Faster | None  # None: one function per instruction
     record: Callable[[], Faster]
     clock: Callable[[], float]
+    free: Callable[[], int]  # bytes of the device that nothing has reserved
     graphs: Faster | None = None
     chosen: bool = False
+    keeps: bool = False  # whether an optimizer keeps gradients, which graphs overwrite
     times: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
 
     def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]:
@@ -55,6 +63,7 @@ class GraphChoice:
 
     def measured(self, acts: Sequence[tuple[int, Act]], graphs: bool) -> Sequence[tuple[int, Act]]:
         """The same functions, and one that notes how long they took."""
+        acts = acts if graphs else list(self.watched(acts))
         began = self.clock()
 
         def end() -> None:
@@ -63,15 +72,40 @@ class GraphChoice:
 
         return [*acts, (len(self.program.plan.instructions) - 1, end)]
 
+    def watched(self, acts: Sequence[tuple[int, Act]]) -> Iterator[tuple[int, Act]]:
+        """Look at optimizers right after their updates."""
+        for k, act in acts:
+            yield k, act
+            one = self.program.plan.instructions[k]
+            if isinstance(one, Update):
+                yield k, partial(self.look, one)
+
+    def look(self, update: Update) -> None:
+        grads = as_tuple(self.program.slots[self.program.slot(update.grad)])
+        optimizer = self.program.home(update.bucket).optimizer
+        self.keeps = self.keeps or keeps_gradients(optimizer, grads)
+
     def try_recording(self) -> None:
-        """Between two steps. Without enough memory for graphs, there are none."""
+        """Between two steps."""
+        why_not = self.recorded()
+        if why_not:
+            self.chosen, self.graphs = True, None
+            empty_cache(self.program.device)
+            LOG.info("device %d: no CUDA graphs, %s", self.program.plan.device, why_not)
+
+    def recorded(self) -> str:
+        """Record. Returns a reason to go without; at least as much memory as they take is left."""
+        if self.keeps:
+            return "because the optimizer keeps the gradients that it is given"
         forget_values(self.program)
+        empty_cache(self.program.device)
+        before = self.free()
         try:
             self.graphs = self.record()
         except torch.OutOfMemoryError:
-            self.chosen = True
-            empty_cache(self.program.device)
-            LOG.info("device %d: no CUDA graphs, which do not fit", self.program.plan.device)
+            return "which do not fit"
+        left = self.free()
+        return "which would leave too little memory" if left < before - left else ""
 
     def choose(self) -> None:
         without, with_graphs = (median(self.times[kind][UNTIMED:]) for kind in (False, True))
@@ -87,6 +121,11 @@ class GraphChoice:
         )  # fmt: skip
 
 
+def is_suited(plan: Plan) -> bool:
+    """Whether graphs are tried. If a strategy offloads, it has no memory for them."""
+    return not any(isinstance(one, Store | Fetch) for one in plan.instructions)
+
+
 def forget_values(program: Program) -> None:
     """What a step has left behind. States stay."""
     states = {program.slot(state.value) for state in program.plan.states}
@@ -96,6 +135,11 @@ def forget_values(program: Program) -> None:
 def empty_cache(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def free_memory() -> int:
+    free, _ = torch.cuda.mem_get_info()
+    return free
 
 
 def device_clock() -> float:
