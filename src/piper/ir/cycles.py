@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper.ir.dag import Dag
+from piper.ir.devices import lists_once
 from piper.ir.graph import Topology
 from piper.ir.nodes import Totals
 from piper.names import Device, NodeId
@@ -47,7 +48,7 @@ def lanes(dag: Dag) -> dict[tuple[Device, ...], int]:
         return device
 
     nodes = (node for node in dag.nodes.values() if not isinstance(node, Totals))
-    lists = [devices for devices in dict.fromkeys(node.devices for node in nodes) if devices]
+    lists = lists_once(node.devices for node in nodes)
     for devices in lists:
         for device in devices[1:]:
             root[find(device)] = find(devices[0])

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import chain, product
 from math import prod
 
+from piper.ir.devices import lists_once
 from piper.ir.filters import ANY, Both, Either, Filter, Not, Tag, Wanted, accepts, fits
 from piper.ir.graph import Topology, topology
 from piper.ir.host_copies import HostCopies, Offloaded
@@ -93,7 +94,7 @@ class Dag:
     @cached_property
     def devices(self) -> tuple[Device, ...]:
         """Every device that has a node, in rising order."""
-        lists = dict.fromkeys(node.devices for node in self.nodes.values() if node.devices)
+        lists = lists_once(node.devices for node in self.nodes.values())
         return tuple(sorted(set(chain.from_iterable(lists))))
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from piper.names import Device
@@ -35,3 +36,8 @@ class Devices(tuple[Device, ...]):
 
     def __ne__(self, other: Any) -> bool:
         return self is not other and tuple.__ne__(self, other)
+
+
+def lists_once(lists: Iterable[tuple[Device, ...] | None]) -> tuple[tuple[Device, ...], ...]:
+    """Each list once. Most nodes share theirs, so most are told apart without hashing them."""
+    return tuple(dict.fromkeys({id(one): one for one in lists if one}.values()))

@@ -41,8 +41,9 @@ def topology(nodes: Mapping[NodeId, Node], precedences: Sequence[Precedence]) ->
     for k, node in enumerate(nodes.values()):
         for total in node.reads:
             for value in total:
-                if value in writer:
-                    successors[writer[value]].append(k)
+                maker = writer.get(value)
+                if maker is not None:
+                    successors[maker].append(k)
                     indegree[k] += 1
     if precedences:
         link(nodes, precedences, successors, indegree)
