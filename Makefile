@@ -28,12 +28,14 @@ lint: $(READY)
 # Tests with several processes mostly wait for each other. The other two groups
 # run at a lower priority, so that they do not delay the first, and print their output at the end.
 ALONE = nice -n 10 $(BIN)/pytest -m 'not processes and not soak'
+SECOND = tests/runtime tests/job tests/models
+WORKERS = $(shell grep -lrE --include='test_*.py' 'run_on|processes' tests)
 
 test: $(READY) lint
-	@export PIPER_CACHE=$$(mktemp -d); $(ALONE) tests/runtime tests/job > .row2.log 2>&1 & two=$$!; \
-	$(ALONE) --ignore=tests/runtime --ignore=tests/job > .row3.log 2>&1 & three=$$!; \
+	@export PIPER_CACHE=$$(mktemp -d); $(ALONE) $(SECOND) > .row2.log 2>&1 & two=$$!; \
+	$(ALONE) $(SECOND:%=--ignore=%) > .row3.log 2>&1 & three=$$!; \
 	trap "kill $$two $$three" INT TERM; \
-	$(BIN)/pytest -m 'processes and not soak'; status=$$?; \
+	$(BIN)/pytest -m 'processes and not soak' $(WORKERS); status=$$?; \
 	for row in $$two $$three; do wait $$row || status=1; done; \
 	cat .row2.log .row3.log; rm -rf "$$PIPER_CACHE"; exit $$status
 

@@ -106,8 +106,8 @@ def together(functions: Sequence[Function]) -> Function:
 
 
 GROUPS = [
-    pytest.param(together([*FUNCTIONS.values()][k::2]), marks=pytest.mark.soak if k else ())
-    for k in range(2)
+    pytest.param(together([*FUNCTIONS.values()][k::4]), marks=pytest.mark.soak if k else ())
+    for k in range(4)
 ]
 
 

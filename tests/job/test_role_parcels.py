@@ -226,7 +226,7 @@ def divided(name: str, pp: int, dp: int, ways: int, zero: int, kind: str) -> Any
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.soak if k % 3 else ())
+        pytest.param(name, marks=pytest.mark.soak if k % 8 else ())
         for k, name in enumerate(BUILDERS)
     ],
 )

@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from draws import every
 from metered import closed_form, measure
 from pool import run_on
 
@@ -18,7 +19,10 @@ def measured(world: int, stages: int, rows: int, text: str) -> tuple[list[int], 
     return [bytes for bytes, _, _ in found], found[0][1], found[0][2]
 
 
-@pytest.mark.parametrize(("zero", "reduce"), [*((zero, None) for zero in range(4)), (3, "once")])
+LEVELS = [*((zero, None) for zero in range(4)), (3, "once")]
+
+
+@pytest.mark.parametrize(("zero", "reduce"), every(2, LEVELS))
 def test_peak_memory_of_a_pipeline_of_replicas_is_its_closed_form(
     zero: int, reduce: str | None
 ) -> None:

@@ -19,15 +19,12 @@ def stages_of(schedule: str, ranks: int) -> int:
 
 def cases() -> list[object]:
     """Other schedules make nothing else of the same regions of an `hf` model. By default, a
-    model runs on two processes or on four."""
+    schedule runs one other model, on two processes or on four."""
     found = []
     for k, schedule in enumerate(SCHEDULES):
         found += [("hf", ranks, schedule, ()) for name, ranks in HF if name == schedule]
-        for model, long in (("llama", bool(k % 2)), ("skips", not k % 2)):
-            found += [
-                (model, 2, schedule, () if long else soak),
-                (model, 4, schedule, soak if long else ()),
-            ]
+        ways = [("llama", 2), ("skips", 4), ("llama", 4), ("skips", 2)]
+        found += [(*way, schedule, () if j == k % 4 else soak) for j, way in enumerate(ways)]
     return [pytest.param(*case, marks=marks) for *case, marks in found]
 
 

@@ -1,6 +1,7 @@
 """Experts divided over devices train as one process that has all of them."""
 
 import pytest
+from draws import every
 from pool import run_on
 from replicas import assert_same, plain, train_all
 from runtime.test_replicate import LEVELS, legal, stages_of
@@ -22,7 +23,7 @@ def agree(world: int, strategies: list[Strategy], replicas: int, routings: list[
             assert_same(of_strategy, plain(f"moe {routing}", stages, parts, parts))
 
 
-@pytest.mark.parametrize("schedule", ["dualpipev", "dualpipe"])
+@pytest.mark.parametrize("schedule", every(2, ["dualpipev", "dualpipe"]))
 def test_pipelines_of_experts_with_every_level(schedule: str) -> None:
     """PP=2 x EP=2 on four processes; another routing at every level."""
     strategies = [legal(schedule, 2, dp=2, ep=2, zero=zero) for zero in LEVELS]

@@ -183,7 +183,7 @@ def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("script", every(5, EXAMPLES, [path.stem for path in EXAMPLES]))
+@pytest.mark.parametrize("script", every(9, EXAMPLES, [path.stem for path in EXAMPLES]))
 def test_every_example_is_short_and_compiles(script: Path) -> None:
     if "transformers" in script.read_text():
         pytest.importorskip("transformers")

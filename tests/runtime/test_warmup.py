@@ -123,12 +123,15 @@ def in_four_stages() -> tuple[Any, ...]:
     return model, cross_entropy, (tokens, tokens), found
 
 
+KEPT = {False: "dualpipev", True: None, "attention": "dualpipev", "matmuls": None, 0.5: "zbv"}
+
+
 @pytest.mark.parametrize(
     ("name", "remat"),
     [
-        pytest.param(name, keep, marks=pytest.mark.soak if name != "dualpipev" else ())
+        pytest.param(name, keep, marks=() if name == usual else pytest.mark.soak)
         for name in ("dualpipev", "zbv", "interleaved-1f1b")
-        for keep in (False, True, "attention", "matmuls", 0.5)
+        for keep, usual in KEPT.items()
     ],
 )
 def test_operators_see_the_layouts_of_a_step(name: str, remat: Any, layouts: set[Any]) -> None:
