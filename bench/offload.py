@@ -5,6 +5,7 @@ FSDP2 with its `CPUOffloadPolicy`, on the same modules. A last part repeats two 
 memory than the first of them needs.
 
     python bench/offload.py
+    python bench/offload.py --only kept "parameters, optimizer" fsdp2 "fsdp2, CPUOffloadPolicy"
     python bench/offload.py --device cpu --layers 3 --dim 64 --hidden 128 --rows 2 --time 32
 """
 
@@ -47,13 +48,18 @@ def cases(layers: int) -> dict[str, Case]:
         "remat, activations": (Strategy([PLACE, Remat(where()), Offload(where())]), "remat"),
         "optimizer": (Strategy([PLACE, Offload(where(), "optimizer")]), "kept"),
         "optimizer, far ahead": (Strategy([PLACE, Offload(where(), "optimizer", **far)]), "kept"),
-        "remat, all": (
-            Strategy(
-                [PLACE, Remat(where()), Offload(where()), Offload(where(), "optimizer", **far)]
-            ),
-            "remat",
+        "parameters": (Strategy([PLACE, Offload(where(), "parameters")]), "kept"),
+        "parameters, optimizer": (Strategy([PLACE, *(state(far))]), "kept"),
+        "remat, activations, optimizer": (
+            Strategy([PLACE, Remat(where()), Offload(where()), state(far)[1]]), "remat",
         ),
-    }
+        "remat, all": (Strategy([PLACE, Remat(where()), Offload(where()), *state(far)]), "remat"),
+    }  # fmt: skip
+
+
+def state(far: dict[str, int]) -> list[Offload]:
+    """What FSDP2's policy moves, but for gradients."""
+    return [Offload(where(), "parameters"), Offload(where(), "optimizer", **far)]
 
 
 PEERS = {"fsdp2": False, "fsdp2, CPUOffloadPolicy": True}
@@ -222,6 +228,7 @@ def run_case(chosen: argparse.Namespace) -> None:
 def apart(chosen: argparse.Namespace, case: str, *more: str) -> dict[str, Any]:
     """One case in a process of its own, or why it failed."""
     command = [sys.executable, __file__, *sys.argv[1:], "--case", case, *more]
+    started = time.perf_counter()
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=chosen.timeout, check=False
@@ -230,7 +237,8 @@ def apart(chosen: argparse.Namespace, case: str, *more: str) -> dict[str, Any]:
         return {"failed": f"it took more than {chosen.timeout:.0f} s"}
     for row in done.stdout.splitlines():
         if row.startswith("FOUND "):
-            return dict(json.loads(row.removeprefix("FOUND ")))
+            took = {"whole": time.perf_counter() - started}
+            return {**json.loads(row.removeprefix("FOUND ")), **took}
     reason = [row for row in done.stderr.splitlines() if row.strip()][-1:] or ["no output"]
     kind = "out of memory" if "out of memory" in done.stderr.lower() else reason[0][:300]
     return {"failed": kind}
@@ -254,7 +262,7 @@ def text(name: str, found: dict[str, Any], base: dict[str, Any], speed: dict[str
         f"{name:34} {1e3 * found['seconds']:8.1f} ms  peak {found['peak'] / 2**30:6.2f} GiB"
         f"  copied {copied / 2**30:6.2f} GiB"
         + (f"  hidden {100 * share:3.0f} %" if share is not None else "")
-        + f"  loss {found['losses'][-1]:.6f}"
+        + f"  loss {found['losses'][-1]:.6f}  in all {found['whole']:.0f} s"
     )
 
 
@@ -265,12 +273,13 @@ def run_all(chosen: argparse.Namespace) -> None:
     print(f"store {speed['store'] / 1e9:.1f} GB/s, fetch {speed['fetch'] / 1e9:.1f} GB/s")
     results: dict[str, Any] = {"bandwidth": speed}
     names = [name for name in (*cases(chosen.layers), *PEERS) if name not in chosen.skip]
+    names = [name for name in names if not chosen.only or name in chosen.only]
     for name in names:
         results[name] = apart(chosen, name)
         _, base = cases(chosen.layers).get(name, (None, name))
         print(text(name, results[name], results.get(base, {}), speed), flush=True)
     print(agreement([r for n, r in results.items() if n in cases(chosen.layers)]))
-    results["limited"] = limited(chosen, results)
+    results["limited"] = {} if chosen.only else limited(chosen, results)
     save("offload", results)
 
 
@@ -312,6 +321,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--case", default="")
     parser.add_argument("--exact", action="store_true", help="deterministic kernels: equal bits")
     parser.add_argument("--skip", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], help="these cases and nothing else")
     parser.add_argument("--limit-gib", type=float, default=0.0)
     parser.add_argument("--timeout", type=float, default=150.0)
     return parser.parse_args()

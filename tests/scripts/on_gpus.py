@@ -5,7 +5,8 @@
 
 Every replica and microbatch has other data; three AdamW steps; losses, norms and parameters. Where
 regions are recomputed, results are also compared bit by bit with those of keeping everything. After
-all schedules come features (features.py), in float32. With PIPER_DEVICE=cpu it runs without a GPU.
+all schedules come features (features.py), in float32, and mixed precision (precisions.py). With
+PIPER_DEVICE=cpu it runs without a GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import features
+import precisions
 import torch
 import torch.distributed as dist
 from shared_capture import using
@@ -32,12 +34,14 @@ from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.models.qwen3_moe import PRESETS, Qwen3Moe, moe_loss
 
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
+MIXED = "mixed"  # with limits of its own
 LIMITS = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 6e-2}
 PARTS, LENGTH, STEPS = 4, 16, 3
 DEVICE = os.environ.get("PIPER_DEVICE", "cuda")
 EP_SHARE = (piper.Stream("ep", sms=4, priority="high"), piper.Stream("pp", priority="high"))
 HALF = (piper.Stream("compute", sms=64),)  # of an H200
 AWAY = ("activations", "optimizer")  # in host memory
+ALL_AWAY = (*AWAY, "parameters")
 KEEP = (True, "matmuls", "attention", 0.5)  # what recomputed regions keep
 HOW = ("eager", "graphs", "compiled", "compiled+graphs")
 TWO_EACH = ("zbv", "dualpipev", "interleaved-1f1b", "interleaved-zb")  # stages per device
@@ -52,6 +56,8 @@ CASES: dict[int, list[Case]] = {
         ("moe", "1f1b", {"pp": 1, "remat": "matmuls"}),
         ("llama", "gpipe", {"pp": 1, "offload": AWAY}),
         ("moe", "gpipe", {"pp": 1, "offload": AWAY, "remat": True}),
+        ("llama", "gpipe", {"pp": 1, "offload": "parameters"}),
+        ("moe", "gpipe", {"pp": 1, "offload": ALL_AWAY, "remat": True}),
     ],
     2: [
         ("llama", "1f1b", {"pp": 2}),
@@ -62,6 +68,8 @@ CASES: dict[int, list[Case]] = {
         ("llama", "zbv", {"pp": 2, "remat": True}),
         ("llama", "gpipe", {"pp": 2, "offload": AWAY}),
         ("moe", "gpipe", {"pp": 1, "dp": 2, "ep": 2, "zero": 1, "offload": AWAY}),
+        *(("llama", "1f1b", {"pp": 1, "dp": 2, "zero": z, "offload": ALL_AWAY}) for z in range(4)),
+        ("llama", "zbv", {"pp": 2, "offload": "parameters"}),
         ("llama", "1f1b", {"pp": 1, "dp": 2, "zero": 3, "remat": 0.5}),
         ("moe", "1f1b", {"pp": 1, "dp": 2, "ep": 2, "zero": 1, "remat": True}),
         *(("llama", "1f1b", {"pp": 1, way: 2}) for way in ("tp", "cp")),
@@ -83,6 +91,8 @@ CASES: dict[int, list[Case]] = {
         ("llama", "interleaved-zb", {"pp": 2, "dp": 2, "zero": 2, "remat": [0, 3]}),
         ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "zero": 1, "remat": 0.5}),
         ("llama", "dualpipev", {"pp": 2, "dp": 2, "zero": 3, "offload": AWAY}),
+        ("llama", "dualpipev", {"pp": 2, "dp": 2, "zero": 3, "offload": ALL_AWAY}),
+        ("moe", "dualpipev", {"pp": 2, "dp": 2, "ep": 2, "zero": 0, "offload": ALL_AWAY}),
         ("untied", "1f1b", {"pp": 1, "tp": 4}),
         ("llama", "zbv", {"pp": 2, "tp": 2}),
         ("llama", "1f1b", {"pp": 1, "tp": 2, "dp": 2, "zero": 3}),
@@ -237,6 +247,9 @@ def entries(dtypes: list[str], hows: list[str]) -> Iterator[tuple[str, str, Run]
         for name in features.wanted(world):
             run = functools.partial(features.compared, name, world, DEVICE, **options_of(how))
             yield f"float32 {how} feature: {name}", "float32", run
+    for how, name in itertools.product(hows, precisions.names(world)):
+        run = functools.partial(precisions.compared, name, world, DEVICE, **options_of(how))
+        yield f"{how} precision: {name}", MIXED, run
 
 
 def is_equal(name: str, dtype: str, run: Run, patience: float) -> bool:
@@ -257,6 +270,8 @@ def options_of(how: str) -> dict[str, bool]:
 
 def limit(dtype: str, what: str) -> float:
     """The models' losses are float32, whatever the rest is."""
+    if dtype == MIXED:
+        return 0.0 if what.startswith(("bits", "skipped")) else 1.0
     if what == "bits":
         return 0.0
     return max(LIMITS[dtype], 2e-7) if what == "loss" else LIMITS[dtype]
