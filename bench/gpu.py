@@ -24,6 +24,7 @@ from gpu_groups import REPLICAS, dp, one, pp
 from gpu_memory import host, memory
 from gpu_models import SIZES
 from gpu_peers import SCHEDULES
+from gpu_room import STEPS, room
 from gpu_waits import waits
 
 GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
@@ -35,6 +36,7 @@ GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
     "ep": (ep, lambda world: world == 4),
     "waits": (waits, lambda world: world == 4),
     "memory": (memory, lambda world: world == 4),
+    "room": (room, lambda world: world == 4),
     "host": (host, lambda world: True),
 }
 
@@ -58,7 +60,8 @@ def options() -> argparse.Namespace:
     add("--expert-hidden", nargs="*", type=int, help="of ep: widths of experts to choose from")
     add("--ours", default=OURS, choices=PIPERS, help="of ep: runs against all others")
     add("--no-costs", dest="costs", action="store_false", help="of ep: order by estimates")
-    add("--budget-gib", type=float, default=4.0, help="of memory, for each rank")
+    add("--budget-gib", type=float, default=4.0, help="of memory and room, for each rank")
+    add("--vary", nargs="+", default=list(STEPS), choices=STEPS, help="of room")
     add("--fused", action="store_true", help="AdamW(fused=True) for all")
     add("--patience", type=float, default=180.0, help="seconds without progress before it ends")
     add("--out", help="file of results; by default bench/results/gpu_MACHINE.json")

@@ -21,6 +21,7 @@ from gpu_models import Data, Whole
 from pipelining import PEERS as SCHEDULES  # ours: (theirs, stages per rank, V-shaped)
 from pipelining import stage_ids
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
@@ -123,14 +124,20 @@ def pipelined(
     parts: int,
     pp: int,
     reshard: bool | None = None,
+    checkpointed: bool = False,
 ) -> Contender:
-    """torch.distributed.pipelining; with `reshard` given, FSDP2 over the replicas of each stage."""
+    """torch.distributed.pipelining; with `reshard` given, FSDP2 over the replicas of each stage.
+
+    `checkpointed`: each layer is recomputed in its backward.
+    """
     assert not (reshard and name in CUT_BACKWARDS), "this would lose gradients without a word"
     theirs, per_rank, v_shaped = SCHEDULES[name]
     mesh, count = arena.mesh(arena.world // pp, pp), pp * per_rank
     ids = stage_ids(mesh["pp"].get_local_rank(), pp, per_rank, v_shaped)
     mine: list[Any] = [copy.deepcopy(model.cuts[k]).to(arena.device) for k in ids]
     for module in mine:
+        if checkpointed:
+            module.blocks = nn.ModuleList(map(checkpoint_wrapper, module.blocks))
         if reshard is not None:
             shard(arena, module, list(module.blocks), mesh["dp"], reshard)
     group = mesh["pp"].get_group()

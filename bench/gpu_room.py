@@ -1,0 +1,92 @@
+"""Group of bench/gpu.py: the most rows, the longest sequence, the most layers in a given memory.
+
+PP=2 x DP=2, beside torch's pipelining with FSDP2, with and without checkpointed layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gpu_arena import Arena, Contender
+from gpu_memory import PP, SCHEDULE, Found, measured, ours, warm_up
+from gpu_models import Size
+from gpu_peers import pipelined, replica
+
+import piper
+
+STEPS = {"rows": 1, "length": 256, "layers": PP}  # what varies, and by how much
+MOST = {"rows": 32, "length": 32, "layers": 8}  # times the size at the start
+ALL = ["activations", "optimizer", "parameters"]
+OURS: dict[str, dict[str, Any]] = {
+    "piper zero=2": {"zero": 2},
+    "piper zero=3": {"zero": 3},
+    "piper zero=3, remat": {"zero": 3, "remat": True},
+    "piper zero=3, remat, offload": {"zero": 3, "remat": True, "offload": ALL},
+}
+THEIRS: dict[str, dict[str, bool]] = {
+    "torch x fsdp2": {"reshard": False},
+    "torch x fsdp2 reshard": {"reshard": True},
+    "torch x fsdp2 reshard, checkpointed": {"reshard": True, "checkpointed": True},
+}
+Make = Callable[[Size], Contender]
+
+
+def room(arena: Arena) -> None:
+    parts = arena.chosen.microbatches or 4
+    makers: dict[str, Make] = {}
+    for name, options in OURS.items():
+        build = piper.strategies.BUILDERS[SCHEDULE]
+        strategy = build(pp=PP, microbatches=parts, dp=arena.world // PP, **options)
+        makers[name] = partial(ours, arena, parts, strategy)
+    for name, options in THEIRS.items():
+        makers[name] = partial(theirs, arena, parts, options)
+    warm_up(arena)
+    budget = arena.chosen.budget_gib * 2**30 if arena.on_gpu else 2**20
+    for what in arena.chosen.vary:
+        for name, make in makers.items():
+            if arena.wanted(name):
+                find = partial(largest, arena, make, what, budget)
+                found, reason = arena.tried(name, find)
+                arena.keep(f"{what}: {name}", found or {"failed": reason})
+                arena.shelf.models.clear()  # deep models are large
+                if found:
+                    arena.say(text(name, what, found))
+
+
+def theirs(arena: Arena, parts: int, options: dict[str, bool], size: Size) -> Contender:
+    model = arena.shelf.get(size, PP)
+    data = size.batch(replica(arena, PP), parts)
+    return pipelined(arena, SCHEDULE, model, data, parts, PP, **options)
+
+
+def largest(arena: Arena, make: Make, what: str, budget: float) -> dict[str, Any]:
+    """Two measurements predict it, because memory grows linearly. The prediction is measured."""
+    step, small = STEPS[what], max(getattr(arena.size, what), STEPS[what])
+    large, most = small + 2 * max(small, step), MOST[what] * small
+    seen: dict[int, Found] = {}
+
+    def measure(value: int) -> float:
+        size = replace(arena.size, **{what: value})
+        seen[value] = measured(arena, lambda one: make(replace(size, rows=one.rows)), size.rows)
+        return seen[value]["peak"]
+
+    first = measure(small)
+    slope, left = (measure(large) - first) / (large - small), budget - first
+    value = min(small + int(left / slope) if slope > 0 else most, most) // step * step
+    while value > 0 and value not in seen and measure(value) > budget:
+        value -= step
+    fits = [value for value, found in seen.items() if found["peak"] <= budget]
+    return {"most": max(fits, default=0), "capped": max(fits, default=0) == most,
+            "slope": slope, "budget": budget, "seen": seen}  # fmt: skip
+
+
+def text(name: str, what: str, found: dict[str, Any]) -> str:
+    most, mib = found["most"], 2**20
+    peak = f"{found['seen'][most]['peak'] / mib:.1f}" if most else "-"
+    return (
+        f"{name:36} {'at least ' if found['capped'] else ''}{most} {what} in "
+        f"{found['budget'] / mib:.0f} MiB: measured {peak} MiB, {found['slope'] / mib:.2f} MiB each"
+    )
