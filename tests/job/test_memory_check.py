@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from random import Random
+from typing import Any
 
 import pytest
 import torch
+from draws import drawn, draws
 from torch import Tensor, nn
 
 from piper import Remat, annotate, rehearse, where
@@ -17,7 +20,7 @@ from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.memory_limit import GIB, MemoryLimit, optimizer_state
 from piper.job.options import Options
-from piper.strategies import one_f_one_b
+from piper.strategies import BUILDERS, one_f_one_b
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 WIDTH = 32
@@ -79,9 +82,43 @@ def test_one_that_does_not_fit_is_refused_with_a_table(job: Job, example: Batch)
     assert lines[0] == "memory: device 0 needs 1.2 MiB, and has 1.0 MiB"
     assert lines[1].split() == ["strategy", "peak", "memory", "fits", "step"]
     assert lines[2].split() == ["as", "it", "is", "1.2", "MiB", "no", "1.00", "x"]
+    assert any(line.strip().startswith('offload="parameters" ') for line in lines)
     fits = {line.split()[0] for line in lines[3:-1] if " yes " in line}
     assert {'remat="auto"', "remat=True", "microbatches=16"} <= fits
     assert lines[-1].removeprefix("  fix: write ").split()[0] in fits
+
+
+@drawn
+def test_what_the_table_advises_fits_when_it_is_followed(job: Job, example: Batch) -> None:
+    """Any strategy, and any limit that some change can keep; written as the fix says."""
+    kinds = set()
+    for seed in range(draws(2, 60)):
+        random = Random(seed)
+        build = BUILDERS[random.choice(["1f1b", "gpipe", "zb-h1", "zbv"])]
+        dp, zero = random.choice([(1, 0), (2, 0), (2, 1), (2, 2)])
+        given: dict[str, Any] = {"pp": random.choice([1, 2]), "dp": dp, "microbatches": 4}
+        given |= {"zero": zero} if dp > 1 else {}
+        adam = replace(job, options=replace(job.options, optimizer=torch.optim.AdamW))
+        whole = within(adam, None, build(**given))
+        peaks = partial(MemoryLimit(0).peaks)
+        most = max(peaks(whole.compile(example)[1]).values())
+        limit = random.uniform(0.35, 0.95) * most / GIB
+
+        with pytest.raises(InputError) as refused:
+            within(whole, limit).compile(example)
+        fix = (
+            str(refused.value)
+            .rpartition("fix: write ")[2]
+            .removesuffix(" in the builder of the strategy")
+        )
+        if not fix.startswith(("remat", "offload", "zero", "microbatches")):
+            continue  # nothing fits
+        advised = within(whole, limit, build(**{**given, **eval(f"dict({fix})")}))  # noqa: S307
+        _, found = advised.compile(example)
+
+        assert max(peaks(found).values()) <= limit * GIB, (seed, fix)
+        kinds.add(fix)
+    assert kinds
 
 
 def test_the_memory_of_a_gpu_is_a_warning(

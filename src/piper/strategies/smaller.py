@@ -26,19 +26,41 @@ def smaller(strategy: Strategy) -> Iterator[Change]:
     for keep in ("auto", "matmuls", "attention"):
         yield f'remat="{keep}"', recomputed(strategy, keep)
     yield "remat=True", recomputed(strategy, ())
-    yield 'offload="activations"', offloaded(strategy, ["activations"])
-    yield 'offload="optimizer"', offloaded(strategy, ["optimizer"])
-    both: list[What] = ["activations", "optimizer"]
-    yield 'offload=["activations", "optimizer"]', offloaded(strategy, both)
+    yield from away(strategy)
     yield from ((f"zero={level}", at_level(strategy, level)) for level in higher)
     if higher:
         yield 'zero=3, remat="auto"', recomputed(at_level(strategy, 3), "auto")
+    yield from least(strategy, bool(higher))
     n = strategy.microbatches
     for more in (2 * n, 4 * n):
         found = with_microbatches(strategy, more)
         if found is not None:
             yield f"microbatches={more}", found
             yield f'microbatches={more}, remat="auto"', recomputed(found, "auto")
+
+
+KINDS: tuple[What, ...] = ("activations", "optimizer", "parameters")
+TOGETHER: tuple[tuple[What, ...], ...] = (KINDS[:2], KINDS[1:], KINDS)
+
+
+def away(strategy: Strategy) -> Iterator[Change]:
+    """More and more in host memory."""
+    for what in KINDS:
+        yield f'offload="{what}"', offloaded(strategy, (what,))
+    for some in TOGETHER:
+        yield f"offload={listed(some)}", offloaded(strategy, some)
+
+
+def least(strategy: Strategy, shards: bool) -> Iterator[Change]:
+    """Everything that saves memory without another batch or schedule."""
+    found = offloaded(recomputed(strategy, ()), KINDS)
+    yield f"remat=True, offload={listed(KINDS)}", found
+    if shards:
+        yield f"zero=3, remat=True, offload={listed(KINDS)}", at_level(found, 3)
+
+
+def listed(kinds: tuple[What, ...]) -> str:
+    return "[" + ", ".join(f'"{what}"' for what in kinds) + "]"
 
 
 def recomputed(strategy: Strategy, keep: str | tuple[str, ...]) -> Strategy:
@@ -48,7 +70,7 @@ def recomputed(strategy: Strategy, keep: str | tuple[str, ...]) -> Strategy:
     )
 
 
-def offloaded(strategy: Strategy, what: list[What]) -> Strategy:
+def offloaded(strategy: Strategy, what: tuple[What, ...]) -> Strategy:
     """These wait in host memory, of all regions."""
     others = [one for one in strategy if not isinstance(one, Offload) or one.what not in what]
     return Strategy([*others, *(Offload(where(), one) for one in what)])
