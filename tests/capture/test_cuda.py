@@ -5,6 +5,7 @@ import torch
 from capture.interpreter import Interpreter, assert_parity, state
 
 from piper.capture import capture, dropout_mask
+from piper.capture.kernels.attention_block import ATTEND
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -34,6 +35,36 @@ def test_compiled_llama() -> None:
     compiled = Interpreter(captured, state(model), compiled=True).step(example)
 
     torch.testing.assert_close(compiled, plain)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_block_of_a_ring_is_what_slices_of_scores_give(causal: bool, groups: int) -> None:
+    """Flash attention, beside float64, through both results of a block."""
+    draw = torch.Generator("cuda").manual_seed(1)
+    shapes = (2, 4, 256, 64), *[(2, 4 // groups, 256, 64)] * 2
+    given = [torch.randn(s, generator=draw, device="cuda").bfloat16() for s in shapes]
+    others = [torch.randn(s, generator=draw, device="cuda").bfloat16() for s in shapes[1:]]
+
+    short, wide = (both_blocks(dtype, given, others, causal) for dtype in (given[0].dtype, None))
+
+    for one, other in zip(short, wide, strict=True):
+        error = (one.double() - other).norm() / other.norm()
+        assert error < 0.01
+
+
+def both_blocks(dtype, given, others, causal) -> list[torch.Tensor]:
+    """Attention to two blocks of keys, and its gradients; in float64 without a dtype."""
+    leaves = [t.to(dtype or torch.float64).requires_grad_() for t in (*given, *others)]
+    query, key, value, key2, value2 = leaves
+    one = ATTEND(query, key, value, None, causal, 0.125)
+    other = ATTEND(query, key2, value2, None, False, 0.125)
+    (a, m), (b, n) = ((sums[..., :-1], sums[..., -1:].detach()) for sums in (one, other))
+    most = torch.maximum(m, n)
+    total = a * (m - most).exp() + b * (n - most).exp()
+    found = total[..., :-1] / total[..., -1:]
+    found.backward(torch.ones_like(found) * torch.arange(64, device="cuda"))
+    return [found.detach(), *(leaf.grad for leaf in leaves)]
 
 
 def test_dropout_masks_are_those_of_the_cpu() -> None:

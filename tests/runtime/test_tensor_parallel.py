@@ -23,13 +23,19 @@ TOKENS = [
     strategies.one_f_one_b(pp=1, microbatches=4, cp=4, zero=1),
     strategies.one_f_one_b(pp=1, microbatches=2, cp=2, dp=2, zero=3),
 ]
+RINGS = [
+    strategies.one_f_one_b(pp=1, microbatches=4, cp=4, cp_attention="zigzag", zero=1),
+    strategies.one_f_one_b(pp=1, microbatches=2, cp=2, cp_attention="ring", dp=2, zero=3),
+    strategies.one_f_one_b(pp=1, microbatches=4, cp=2, tp=2, cp_attention="zigzag"),
+]
 
 
 @pytest.mark.parametrize(
     "several",
     [ALONE, pytest.param(PIPELINES, marks=pytest.mark.soak),
-     pytest.param(TOKENS, marks=pytest.mark.soak)],
-    ids=["alone", "pipelines", "tokens"],
+     pytest.param(TOKENS, marks=pytest.mark.soak),
+     *(pytest.param([ring], marks=pytest.mark.soak) for ring in RINGS)],
+    ids=["alone", "pipelines", "tokens", "zigzag of four", "rings, zero=3", "zigzag, tp=2"],
 )  # fmt: skip
 def test_devices_that_divide_a_model_train_as_one(several: list[Strategy]) -> None:
     stages, texts = stages_of(several[0]), [strategy.to_json() for strategy in several]

@@ -60,11 +60,18 @@ class Shifted:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """Nobody reads it. Its gradient is that of the device before, which gets it back."""
+
+    cut: Cut
+
+
+@dataclass(frozen=True, slots=True)
 class Constant:
     """Whole and the same on all devices, without a gradient: tokens, masks, rotary tables."""
 
 
-Placement = Invariant | Replicated | Partial | Cut | Shifted | Constant
+Placement = Invariant | Replicated | Partial | Cut | Shifted | Returned | Constant
 
 
 class Step(StrEnum):
@@ -88,6 +95,7 @@ STEPS: dict[tuple[type, type], tuple[Step, Step]] = {
     (Cut, Replicated): (Step.ALL_GATHER, Step.REDUCE_SCATTER),
     (Cut, Cut): (Step.ALL_TO_ALL, Step.ALL_TO_ALL),
     (Cut, Shifted): (Step.SHIFT, Step.SHIFT_BACK),
+    (Cut, Returned): (Step.NOTHING, Step.SHIFT_BACK),
     (Shifted, Shifted): (Step.SHIFT, Step.SHIFT_BACK),
     (Partial, Invariant): (Step.ALL_REDUCE, Step.NOTHING),
     (Partial, Replicated): (Step.ALL_REDUCE, Step.ALL_REDUCE),
@@ -128,6 +136,8 @@ def exists(source: Placement, target: Placement) -> bool:
 
     Pieces of one dimension in other blocks would not be equal. A ring is passed step by step.
     """
+    if isinstance(target, Returned):
+        return source == target.cut
     if isinstance(target, Shifted):
         before = target.cut if target.steps == 1 else Shifted(target.cut, target.steps - 1)
         return source == before
@@ -142,7 +152,7 @@ def local_shape(shape: Shape, placement: Placement, ways: int) -> Shape:
     >>> local_shape((6, 8), Cut(1), 2)
     (6, 4)
     """
-    if isinstance(placement, Shifted):
+    if isinstance(placement, Shifted | Returned):
         return local_shape(shape, placement.cut, ways)
     if not isinstance(placement, Cut):
         return shape
@@ -153,7 +163,7 @@ def local_shape(shape: Shape, placement: Placement, ways: int) -> Shape:
 
 def divides(shape: Shape, placement: Placement, ways: int) -> bool:
     """Whether a value of this shape can have this placement."""
-    if isinstance(placement, Shifted):
+    if isinstance(placement, Shifted | Returned):
         return divides(shape, placement.cut, ways)
     if not isinstance(placement, Cut):
         return True

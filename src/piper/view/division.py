@@ -16,6 +16,7 @@ from piper.ir.placements import (
     Partial,
     Placement,
     Replicated,
+    Returned,
     Shifted,
     Step,
     sent,
@@ -99,9 +100,8 @@ def _sent(model: Model, region: Region, conversion: Conversion) -> float:
 def _whole(model: Model, region: Region, conversion: Conversion) -> int:
     """Bytes of the tensor that a conversion is about."""
     most = max(model.values[name].nbytes for name in (*region.inputs, *region.outputs))
-    pieces = isinstance(conversion.source, Cut | Shifted) and isinstance(
-        conversion.target, Cut | Shifted
-    )
+    both = conversion.source, conversion.target
+    pieces = all(isinstance(placement, Cut | Shifted | Returned) for placement in both)
     return most * _ways(region) if pieces else most
 
 
@@ -117,6 +117,8 @@ def placed(placement: Placement) -> str:
             return f"cut along {dim}{some}{', zigzag' if zigzag else ''}"
         case Shifted(cut, steps):
             return f"{placed(cut)}, {steps} before"
+        case Returned(cut):
+            return f"{placed(cut)}, gradient of the one before"
         case Replicated():
             return "whole, gradients summed"
         case Invariant() | Constant():

@@ -18,7 +18,7 @@ from piper.capture.graphs.division.calls import Call, Emitter, packet
 from piper.capture.graphs.division.ring import in_blocks, why_not
 from piper.capture.graphs.division.rules import localized, options_of
 from piper.capture.kernels import attention_block
-from piper.ir.placements import Cut, Placement
+from piper.ir.placements import Cut, Placement, Returned, Shifted
 
 aten = torch.ops.aten
 TOLERANCE = 1e-12
@@ -112,7 +112,8 @@ class Device:
         return made
 
     def run(self, result: fx.Node) -> Tensor:
-        own = [node for node in result.graph.nodes if str(packet(node)).startswith("piper.ring")]
+        nodes = (node for node in result.graph.nodes if node not in self.whole)
+        own = [node for node in nodes if packet(node) is not aten.scaled_dot_product_attention]
         for node in own:
             self.there[node] = self.made(node)
         self.graph.output(self.there[result])
@@ -120,7 +121,7 @@ class Device:
 
     def made(self, node: fx.Node) -> fx.Node:
         call = Call(node, self.case.ways, zigzag=self.case.zigzag)
-        (option,) = options_of(call)
+        option = options_of(call)[-1]
         read = dict(zip(call.operands, option.inputs, strict=True))
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.form(n, read[n]))
         if self.mistake:
@@ -129,6 +130,8 @@ class Device:
             return localized(call, option, self.emit, args, kwargs)
 
     def form(self, node: fx.Node, placement: Placement) -> fx.Node:
+        if isinstance(placement, Returned):
+            return self.returned(node)
         if node not in self.whole:
             return self.there[node]
         key = node, placement
@@ -136,6 +139,30 @@ class Device:
             tensor = piece(self.whole[node], placement, self.case.ways, self.rank)
             self.there[key] = self.argument(tensor)
         return self.there[key]
+
+    def returned(self, token: fx.Node) -> fx.Node:
+        """Its gradient is what the next device sends back: the keys and values of this step."""
+        step = token.args[0].args[4]
+        (pair,) = (node for node in self.whole if packet(node) is aten.cat)
+        made = self.form(pair, Shifted(Cut(2, 1, self.case.zigzag), step))
+        found = self.graph.call_function(again, (self.there[token], made))
+        found.meta["val"] = made.meta["val"]
+        return found
+
+
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, pair: Tensor) -> Tensor:
+        ctx.save_for_backward(pair)
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0].detach(), None
+
+
+def again(token: Tensor, pair: Tensor) -> Tensor:
+    return Again.apply(token, pair)
 
 
 def cotangent(like: Tensor) -> Tensor:
@@ -175,10 +202,11 @@ def test_scores_are_made_slice_by_slice(slices: int, monkeypatch) -> None:
 
 def wrong(at: int, **changed: Any) -> Any:
     """A block that is told another step, or that ignores the order of tokens."""
-    position = {"step": 3, "causal": 5}
+    position = {"step": 4, "causal": 6}
+    blocks = torch.ops.piper.ring_block, torch.ops.piper.ring_passing
 
     def mistake(node: fx.Node, args: tuple) -> tuple:
-        if packet(node) is not torch.ops.piper.ring_block or args[3] != at:
+        if packet(node) not in blocks or args[4] != at:
             return args
         made = list(args)
         for name, new in changed.items():

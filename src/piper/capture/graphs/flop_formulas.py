@@ -44,6 +44,10 @@ def attention_backward(
     return 2 * attention(query, key, value)
 
 
+def block_attention_backward(grad: Tensor, most: Tensor, *given: Any) -> int:
+    return 2 * attention(*given)
+
+
 def linear(given: Tensor, weight: Tensor, *_: Any) -> int:
     return 2 * given.numel() * weight.shape[0]
 
@@ -109,6 +113,8 @@ FORMULAS: Mapping[str, Formula] = {
     "_scaled_dot_product_efficient_attention_backward": attention_backward,
     "_scaled_dot_product_cudnn_attention_backward": attention_backward,
     "_scaled_dot_product_fused_attention_overrideable_backward": attention_backward,
+    "block_attention": attention,
+    "block_attention_backward": block_attention_backward,
     "linear": linear,
     "dot": product,
     "vdot": product,

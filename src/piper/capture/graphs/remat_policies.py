@@ -32,7 +32,7 @@ def kind_of(node: fx.Node) -> str | None:
     if not isinstance(node.target, OpOverload):
         return None
     packet = node.target.overloadpacket
-    if "scaled_dot_product" in str(packet):
+    if "scaled_dot_product" in str(packet) or "block_attention" in str(packet):
         return ATTENTION
     if packet in flop_registry:
         return MATMULS

@@ -76,11 +76,13 @@ def _long(tensor: Tensor) -> Tensor:
 
 def _per_head(tensor: Tensor, heads: int) -> Tensor:
     """Keys of several query heads, once for each of them."""
+    if tensor.shape[1] == heads:
+        return tensor
     return tensor.repeat_interleave(heads // tensor.shape[1], 1)
 
 
 def _per_group(tensor: Tensor, groups: int) -> Tensor:
-    return tensor.unflatten(1, (groups, -1)).sum(2)
+    return tensor if tensor.shape[1] == groups else tensor.unflatten(1, (groups, -1)).sum(2)
 
 
 def _slices(query: Tensor, key: Tensor) -> Iterator[slice]:
@@ -148,12 +150,50 @@ def _fused_gradients(
     return dq, _per_group(dk, key.shape[1]), _per_group(dv, key.shape[1])
 
 
+def _largest(sums: Tensor) -> Tensor:
+    return sums[..., -1:].clone()
+
+
+def _largest_fake(sums: Tensor) -> Tensor:
+    return sums.new_empty((*sums.shape[:-1], 1))
+
+
 _BLOCK = computed(f"block_attention({_GIVEN}) -> Tensor", _attend, _attend_fake)
 _GRADIENTS = computed(
     f"block_attention_backward(Tensor grad, Tensor most, {_GIVEN}) -> (Tensor, Tensor, Tensor)",
     _gradients,
     _gradients_fake,
 )
+# In memory of its own: whoever keeps it does not keep the rest.
+LARGEST = computed("largest_scores(Tensor sums) -> Tensor", _largest, _largest_fake)
+
+
+def _parts(pair: Tensor, features: int) -> tuple[Tensor, Tensor]:
+    return pair[..., :features], pair[..., features:]
+
+
+def _chosen(tensor: Tensor, first: int, earlier: Tensor | None) -> Tensor:
+    """With `earlier`, two of a tensor's halves, side by side in the batch: see `rules/ring.py`.
+
+    One half whatever `earlier` is, then the early one if it holds, or else the late one.
+    """
+    if earlier is None:
+        return tensor
+    halves = tensor.chunk(2, 2)
+    return torch.cat([halves[first], torch.where(earlier, *halves)])
+
+
+def _returned(grad: Tensor, first: int, earlier: Tensor | None) -> Tensor:
+    """The gradient of a tensor, from that of what was chosen."""
+    if earlier is None:
+        return grad
+    always, chosen = grad.chunk(2)
+    halves = [torch.where(earlier, chosen, 0.0), torch.where(earlier, 0.0, chosen)]
+    halves[first] = halves[first] + always
+    return torch.cat(halves, 2)
+
+
+EARLY, LATE = 0, 1
 
 
 class _Attention(torch.autograd.Function):
@@ -163,8 +203,7 @@ class _Attention(torch.autograd.Function):
         scale: float,
     ) -> Tensor:  # fmt: skip
         found = _BLOCK(query, key, value, mask, causal, scale)
-        most = found[..., -1:].clone()  # a view would keep all of it
-        ctx.save_for_backward(most, query, key, value, mask)
+        ctx.save_for_backward(LARGEST(found), query, key, value, mask)
         ctx.causal, ctx.scale = causal, scale
         return found
 
@@ -175,3 +214,59 @@ class _Attention(torch.autograd.Function):
 
 
 ATTEND = differentiated(f"attend({_GIVEN}) -> Tensor", _Attention)
+
+
+# Keys and values that travel on are not kept for the backward: there, they come back from the next
+# device, as the gradient of the second result, which nobody reads. They go on as that of `token`.
+_PAIR = (
+    "Tensor query, Tensor pair, Tensor? token, Tensor? mask, Tensor? earlier, int features, "
+    "float scale"
+)
+
+
+def _run(query: Tensor, pair: Tensor, given: tuple[Any, ...]) -> Tensor:
+    mask, earlier, features, scale = given
+    queries, chosen = _chosen(query, LATE, earlier), _chosen(pair, EARLY, earlier)
+    return _BLOCK(queries, *_parts(chosen, features), mask, False, scale)
+
+
+def _backward(ctx: Any, grad: Tensor, pair: Tensor) -> tuple[Any, ...]:
+    most, query, mask, earlier, *_ = ctx.saved_tensors
+    chosen = _parts(_chosen(pair, EARLY, earlier), ctx.features)
+    given = most, _chosen(query, LATE, earlier), *chosen, mask, False, ctx.scale
+    of_query, *of_pair = _GRADIENTS(grad.contiguous(), *given)
+    of_query = _returned(of_query, LATE, earlier)
+    of_both = _returned(torch.cat(of_pair, -1), EARLY, earlier)
+    return of_query, of_both, pair if ctx.token else None, None, None, None, None
+
+
+class _Passing(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, pair: Tensor, token: Tensor | None, *given: Any
+    ) -> tuple[Tensor, Tensor]:
+        found = _run(query, pair, given)
+        ctx.save_for_backward(LARGEST(found), query, *given[:2])
+        ctx.token, ctx.features, ctx.scale = token is not None, *given[2:]
+        return found, pair.new_zeros(pair.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, pair: Tensor) -> tuple[Any, ...]:
+        return _backward(ctx, grad, pair)
+
+
+class _Last(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, pair: Tensor, token: Tensor | None, *given: Any) -> Tensor:
+        found = _run(query, pair, given)
+        ctx.save_for_backward(LARGEST(found), query, *given[:2], pair)
+        ctx.token, ctx.features, ctx.scale = token is not None, *given[2:]
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return _backward(ctx, grad, ctx.saved_tensors[-1])
+
+
+ATTEND_AND_PASS = differentiated(f"attend_and_pass({_PAIR}) -> (Tensor, Tensor)", _Passing)
+ATTEND_LAST = differentiated(f"attend_last({_PAIR}) -> Tensor", _Last)

@@ -10,7 +10,7 @@ from piper.capture.graphs.division.calls import operands
 from piper.capture.graphs.division.search.frontier import Read
 from piper.capture.graphs.division.search.plan import Plan
 from piper.capture.graphs.division.search.space import Space
-from piper.capture.kernels.ring import BLOCK
+from piper.capture.kernels.ring import BLOCK, PASSING
 from piper.ir.placements import Conversion, Cut, Partial, Placement
 
 Form = tuple[fx.Node, Placement]  # a value in one of its placements
@@ -47,7 +47,7 @@ def levels_of(space: Space, plan: Plan) -> Levels:
 
 def starts_a_piece(node: fx.Node) -> bool:
     """A block of a ring runs while the next keys and values travel: they were made before it."""
-    return node.target is BLOCK
+    return node.target in (BLOCK, PASSING)
 
 
 def hosts_of(space: Space, plan: Plan, run_of: dict[fx.Node, int]) -> dict[Read, int]:

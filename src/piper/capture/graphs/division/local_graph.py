@@ -27,7 +27,15 @@ from piper.capture.torch_private import graph_module
 from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import Mode, Switch, autocast, modes_of
-from piper.ir.placements import Conversion, Cut, Invariant, Placement, Shifted, local_shape
+from piper.ir.placements import (
+    Conversion,
+    Cut,
+    Invariant,
+    Placement,
+    Returned,
+    Shifted,
+    local_shape,
+)
 
 aten = torch.ops.aten
 
@@ -241,7 +249,7 @@ class _Writer:
             whole = self._form(node, read.source)
             return self._own(whole, node, target) if isinstance(target, Cut) else whole
         came = self.received[form]
-        if isinstance(read.source, Cut) and not isinstance(read.target, Shifted):
+        if isinstance(read.source, Cut) and not isinstance(read.target, Shifted | Returned):
             return unpack(self.emit, came, read.source, self._ways(node))
         return came
 

@@ -10,6 +10,7 @@ is in `rules/ring.py`, where messages follow from.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -53,10 +54,15 @@ def in_blocks(call: Call, emit: Emitter) -> fx.Node:
     rest = features, bool(call.argument("is_causal", False)), float(scale)
     mask: Any = call.argument("attn_mask")
     pair = emit(aten.cat.default, [key, val], -1)  # one message instead of two
-    sums = [emit(ring.BLOCK, query, pair, mask, step, *rest) for step in range(call.ways)]
-    total = sums[0]
-    for other in sums[1:]:
-        total = emit(ring.SUM, total, other)
+    total, token = emit(ring.BLOCK, query, pair, mask, None, 0, *rest), None
+    for step in range(1, call.ways):
+        given = query, pair, mask, token, step, *rest
+        if step < call.ways - 1:
+            both = emit(ring.PASSING, *given)
+            sums, token = (emit(operator.getitem, both, k) for k in (0, 1))
+        else:
+            sums = emit(ring.BLOCK, *given)
+        total = emit(ring.SUM, total, sums)
     return emit(ring.RESULT, total, value(call.node).dtype)
 
 

@@ -6,8 +6,10 @@ chosen by it: a block of keys that come later than all queries counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,43 +21,55 @@ from piper.capture.graphs.division.pieces import own_piece
 from piper.capture.graphs.division.rules.products import TOKENS, query_rows
 from piper.capture.graphs.division.rules.table import rule
 from piper.capture.kernels import attention_block, ring
-from piper.ir.placements import Cut, Placement, Shifted
+from piper.ir.placements import Cut, Invariant, Placement, Replicated, Returned, Shifted
 
 aten = torch.ops.aten
 NEVER = float("-inf")  # the largest score of a query that sees no key
 assert ring.BLOCK and attention_block.ATTEND  # which registers the operators
 
 
-def _block(
-    call: Call, option: Option, emit: Emitter, args: tuple, kwargs: dict[str, Any]
-) -> fx.Node:
-    query, pair, mask, step, features, causal, scale = args
-    keys = _Keys(pair, features, scale)
+def _block(call: Call, option: Option, emit: Emitter, args: tuple, kwargs: dict[str, Any]) -> Any:
+    query, pair, mask, token, step, features, causal, scale = args
+    if step == 0:  # a device's own tokens, which are in order
+        own = _columns(call, option, emit, mask, 0) if mask is not None else None
+        return _own(emit, query, pair, own, features, causal, scale)
     if mask is not None:
-        return keys.attend(emit, query, mask=_columns(call, option, emit, mask, step))
-    if not causal or step == 0:  # a device's own tokens are in order
-        return keys.attend(emit, query, causal=causal)
+        return _others(call, emit, query, pair, token, _columns(call, option, emit, mask, step))
+    if not causal:
+        return _others(call, emit, query, pair, token)
     earlier = emit(aten.ge.Scalar, emit.rank, step)  # whether its keys come before these queries
-    if call.zigzag:
-        return _halves(emit, query, keys, earlier)
-    return _unless(emit, keys.attend(emit, query), emit(aten.logical_not.default, earlier))
+    later = emit(aten.logical_not.default, earlier)
+    if not call.zigzag:
+        return _finished(_others(call, emit, query, pair, token), partial(_unless, emit, later))
+    made = _others(call, emit, query, pair, token, None, earlier)
+    return _finished(made, partial(_halves, emit, earlier, later))
 
 
-class _Keys:
-    """Keys and values side by side, and how they are read."""
+def _own(
+    emit: Emitter, query: fx.Node, pair: fx.Node, mask: fx.Node | None, features: int,
+    causal: bool, scale: float,
+) -> fx.Node:  # fmt: skip
+    key = emit(aten.slice.Tensor, pair, -1, 0, features)
+    val = emit(aten.slice.Tensor, pair, -1, features, shape(pair)[-1])
+    return emit(attention_block.ATTEND, query, key, val, mask, causal, scale)
 
-    def __init__(self, pair: fx.Node, features: int, scale: float) -> None:
-        self.pair, self.features, self.scale = pair, features, scale
 
-    def attend(
-        self, emit: Emitter, query: fx.Node, mask: fx.Node | None = None, causal: bool = False
-    ) -> fx.Node:
-        key = emit(aten.slice.Tensor, self.pair, -1, 0, self.features)
-        val = emit(aten.slice.Tensor, self.pair, -1, self.features, shape(self.pair)[-1])
-        return emit(attention_block.ATTEND, query, key, val, mask, causal, self.scale)
+def _others(
+    call: Call, emit: Emitter, query: fx.Node, pair: fx.Node, token: fx.Node | None,
+    mask: fx.Node | None = None, earlier: fx.Node | None = None,
+) -> Any:  # fmt: skip
+    """Attention to keys of another device, and a token if they travel on."""
+    rest = call.argument("features"), call.argument("scale")
+    given = query, pair, token, mask, earlier, *rest
+    if call.node.target is not ring.PASSING:
+        return emit(attention_block.ATTEND_LAST, *given)
+    both = emit(attention_block.ATTEND_AND_PASS, *given)
+    return tuple(emit(operator.getitem, both, k) for k in (0, 1))
 
-    def of(self, pair: fx.Node) -> _Keys:
-        return _Keys(pair, self.features, self.scale)
+
+def _finished(made: Any, change: Callable[[fx.Node], fx.Node]) -> Any:
+    """The sums changed, and the token as it is."""
+    return (change(made[0]), made[1]) if isinstance(made, tuple) else change(made)
 
 
 def _columns(call: Call, option: Option, emit: Emitter, mask: fx.Node, step: int) -> fx.Node:
@@ -67,19 +81,16 @@ def _columns(call: Call, option: Option, emit: Emitter, mask: fx.Node, step: int
     return own_piece(replace(emit, rank=source), mask, cut, call.ways)
 
 
-def _halves(emit: Emitter, query: fx.Node, keys: _Keys, earlier: fx.Node) -> fx.Node:
+def _halves(emit: Emitter, earlier: fx.Node, later: fx.Node, sums: fx.Node) -> fx.Node:
     """Devices i and j have the parts i and 2n-1-i, and j and 2n-1-j, of all tokens.
 
     The later half of the queries sees the earlier half of the keys, whatever i and j are. Besides,
     the earlier halves see each other if j < i, and else the later halves do. So there are two
-    products of halves on every device. No mask is needed.
+    products of halves on every device, side by side in the batch. No mask is needed.
     """
-    (q0, q1), (k0, k1) = (_halved(emit, one) for one in (query, keys.pair))
-    q, k = (emit(aten.where.self, earlier, *both) for both in ((q0, q1), (k0, k1)))
-    both = keys.of(emit(aten.cat.default, [k0, k])).attend(emit, emit(aten.cat.default, [q1, q]))
-    always, chosen = _halved(emit, both, dim=0)
-    first = _unless(emit, chosen, emit(aten.logical_not.default, earlier))
-    second = _added(emit, always, _unless(emit, chosen, earlier))
+    always, chosen = _halved(emit, sums, dim=0)
+    first = _unless(emit, later, chosen)
+    second = _added(emit, always, _unless(emit, earlier, chosen))
     return emit(aten.cat.default, [first, second], TOKENS)
 
 
@@ -94,11 +105,10 @@ def _parted(emit: Emitter, sums: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Weighted sums and their weights, and the largest scores, which are constants."""
     size = shape(sums)[-1]
     body = emit(aten.slice.Tensor, sums, -1, 0, size - 1)
-    most = emit(aten.slice.Tensor, sums, -1, size - 1, size)
-    return body, emit(aten.detach.default, most)
+    return body, emit(attention_block.LARGEST, emit(aten.detach.default, sums))
 
 
-def _unless(emit: Emitter, sums: fx.Node, never: fx.Node) -> fx.Node:
+def _unless(emit: Emitter, never: fx.Node, sums: fx.Node) -> fx.Node:
     """Nothing, where `never` holds."""
     body, most = _parted(emit, sums)
     return emit(aten.cat.default, [body, emit(aten.masked_fill.Scalar, most, never, NEVER)], -1)
@@ -115,14 +125,17 @@ def _added(emit: Emitter, one: fx.Node, other: fx.Node) -> fx.Node:
     return emit(aten.cat.default, [emit(aten.add.Tensor, *scaled), new], -1)
 
 
-@rule(torch.ops.piper.ring_block, local=_block, alone=True)
+@rule(torch.ops.piper.ring_block, torch.ops.piper.ring_passing, local=_block, alone=True)
 def ring_block(call: Call) -> Iterator[Option]:
     """Its keys and values have come as many steps as its number says."""
     own = Cut(TOKENS, 1, call.zigzag)
-    step = call.argument("step")
-    keys: Placement = Shifted(own, step) if step else own
-    masks = (query_rows(mask, own) for mask in call.shapes[2:])
-    yield Option((own, keys, *masks), own)
+    step, mask, token = (call.argument(name) for name in ("step", "mask", "token"))
+    read: list[Placement] = [own, Shifted(own, step) if step else own]
+    if mask is not None:
+        read.append(query_rows(shape(mask), own))
+    if token is not None:
+        read.append(Returned(own))
+    yield Option(tuple(read), own)
 
 
 def _sum(call: Call, option: Option, emit: Emitter, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
@@ -150,6 +163,30 @@ def _result(
 @rule(torch.ops.piper.ring_result, local=_result, alone=True)
 def ring_result(call: Call) -> Iterator[Option]:
     yield Option((Cut(TOKENS),), Cut(TOKENS))
+
+
+@rule(torch.ops.piper.attend_and_pass, torch.ops.piper.attend_last, alone=True)
+def passed_attention(call: Call) -> Iterator[Option]:
+    """Along another axis: by heads, or all of it.
+
+    What comes back for a token is no gradient, so devices must not have parts of it.
+    """
+    yield Option((Invariant(),) * len(call.operands), Invariant())
+    query, pair = call.shapes[:2]
+    names = "query", "pair", "token", "mask", "earlier"
+    given = {name: call.argument(name) for name in names}
+    for cut in call.cuts((1,)):
+        if cut.blocks == 1 or query[1] == pair[1]:
+            read: dict[str, Placement] = {"query": cut, "pair": cut, "token": cut}
+            if given["mask"] is not None:
+                read["mask"] = query_rows(shape(given["mask"]), cut)
+            read["earlier"] = Replicated()
+            yield Option(tuple(read[name] for name in names if given[name] is not None), cut)
+
+
+@rule(torch.ops.piper.largest_scores)
+def largest_scores(call: Call) -> Iterator[Option]:
+    yield from (Option((cut,), cut) for cut in call.cuts(range(3)))
 
 
 @rule(torch.ops.piper.attend)

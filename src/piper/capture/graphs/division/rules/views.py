@@ -12,9 +12,13 @@ from torch import fx
 
 from piper.capture.graphs.division.calls import Call, Emitter, Option, packet, shape, tensors
 from piper.capture.graphs.division.rules.table import rule
+from piper.capture.kernels import attention_block, ring
 from piper.ir.placements import Cut, Partial, local_shape
 
 aten = torch.ops.aten
+PAIRS = (torch.ops.piper.ring_passing, torch.ops.piper.attend_and_pass)  # cut alike
+
+assert ring.PASSING and attention_block.ATTEND  # which registers the operators
 
 
 def _resized(
@@ -133,10 +137,21 @@ def _in_blocks(call: Call, cut: Cut) -> bool:
     return given % cut.blocks == 0 and all(size and size % block == 0 for size in sizes)
 
 
-@rule(operator.getitem)
+def _item(
+    call: Call, option: Option, emit: Emitter, args: tuple, kwargs: dict[str, Any]
+) -> fx.Node:
+    """Of results that are nodes of their own, one of these."""
+    several, index = args
+    return several[index] if isinstance(several, tuple) else emit(operator.getitem, several, index)
+
+
+@rule(operator.getitem, local=_item)
 def item(call: Call) -> Iterator[Option]:
     """One of several results, with as many blocks as it has."""
     several = call.operands[0]
+    if packet(several) in PAIRS:
+        yield from (Option((cut,), cut) for cut in call.cuts(range(len(call.shape) - 1)))
+        return
     made = Call(several, call.ways, call.blocks)
     if packet(several) not in (aten.split, aten.chunk, aten.split_with_sizes, aten.unbind):
         return
