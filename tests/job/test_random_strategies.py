@@ -103,6 +103,8 @@ def a_strategy(chance: random.Random) -> Strategy:
     if chance.random() < 0.5:
         options |= {"bucket_mb": 1e-4, "gather_ahead": chance.randint(0, 2), "gather_buffers": 1}
     if chance.random() < 0.3:
+        options["speeds"] = [chance.choice([1, 2, 3.5]) for _ in range(pp)]
+    if chance.random() < 0.3:
         options["remat"] = chance.choice([True, "matmuls"])
     built = BUILDERS[name](pp=pp, microbatches=microbatches, **options)
     stages = sum(isinstance(one, Place) for one in built)
@@ -174,7 +176,7 @@ def mutated(strategy: Strategy, chance: random.Random) -> Strategy:
 
 
 def outcome(strategy: Strategy, rows: int) -> str:
-    """ "equal", or why it was refused. A difference is an AssertionError, anything else an error."""
+    """Equal, or why it was refused. A difference is an AssertionError, all else another error."""
     try:
         found = trained(strategy, rows)
     except PiperError as refused:

@@ -443,3 +443,17 @@ def test_devices_of_unequal_ranks_are_named_rank_by_rank() -> None:
     found = devices(gpipe(pp=2, microbatches=2, dp=[1, 2], devices=[5, 3, 4]))
 
     assert found == {where(PP=0): (5,), where(PP=1): (3, 4)}
+
+
+def test_faster_ranks_get_more_layers() -> None:
+    def sizes(**options: Any) -> object:
+        (stage, *_) = one_f_one_b(pp=2, microbatches=2, **options)
+        assert isinstance(stage, Stage)
+        return stage.cut(chain(12), {})[0].stages
+
+    assert sizes() == (6, 6)
+    assert sizes(speeds=[3, 1]) == (9, 3)
+    assert sizes(dp=[1, 2]) == (4, 8)
+    assert sizes(dp=[1, 2], speeds=[4, 1]) == (8, 4)
+    with pytest.raises(StrategyError, match=r"speeds=\[1\] does not say how fast each of 2 ranks"):
+        sizes(speeds=[1])

@@ -13,6 +13,7 @@ DeviceList = Sequence[Device]
 DeviceGroups = Sequence[Device] | Sequence[Sequence[Device]]
 StageSizes = int | Sequence[int]  # how many stages, or how many layers each of them has
 ParameterPlan = Mapping[str, str] | Sequence[tuple[str, str]] | None  # pattern -> how it is cut
+Speeds = Sequence[float] | None  # of each stage, relative to each other
 Live = Sequence[int] | None  # for each stage, the microbatches that it holds at once
 Kept = str | float | Sequence[str]  # what a recomputed region keeps besides its inputs
 Slot = tuple[Filter, ...]

@@ -14,6 +14,7 @@ from piper.directives.arguments import (
     Live,
     ParameterPlan,
     Slots,
+    Speeds,
     StageSizes,
 )
 from piper.errors import Problem, Refused
@@ -110,6 +111,7 @@ CODECS: dict[object, Codec] = {
     StageSizes: DEVICES,
     ParameterPlan: Codec(lambda plan: None if plan is None else dict(plan), as_is),
     Live: DEVICES,
+    Speeds: DEVICES,
     Kept: DEVICES,
 }
 

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from piper.directives.arguments import Live, StageSizes
+from piper.directives.arguments import Live, Speeds, StageSizes
 from piper.directives.base import Directive, directive
 from piper.errors import Problem, Refused
 from piper.ir.balance import Memory, balanced, smallest_limit
+from piper.ir.balance_by_speed import balanced_by_speed
 from piper.ir.dag import Dag
 from piper.ir.model import Model, Region
 from piper.ir.nodes import Compute, Node, Tags
@@ -22,7 +23,7 @@ SHOWN = 16  # stages in the example of a message
 ADAM = 4.0  # parameters, gradients, and two moments of each
 
 
-@directive(omit_defaults=("live", "memory_gib", "state"))
+@directive(omit_defaults=("live", "memory_gib", "state", "speeds"))
 @dataclass(frozen=True, slots=True)
 class Stage(Directive):
     """Group layers into stages, under a tag that the directives after it can name.
@@ -35,7 +36,8 @@ class Stage(Directive):
 
     With `memory_gib`, no stage holds more GiB than that: activations of the microbatches that
     are `live` in it (one number for each stage), and `state` times its parameters, for gradients
-    and optimizer too.
+    and optimizer too. With `speeds`, a stage that is twice as fast as another gets twice as much
+    work.
 
     rewrite:
         F{L=0} -> F{L=1} -> F{L=2} -> F             Stage("PP", [1, 2])
@@ -48,6 +50,7 @@ class Stage(Directive):
     live: Live = None
     memory_gib: float | None = None
     state: float = ADAM
+    speeds: Speeds = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier() or self.name == PASS:
@@ -62,6 +65,8 @@ class Stage(Directive):
             object.__setattr__(self, "live", live_counts(self.live, self.count))
         require_size("memory_gib", 1.0 if self.memory_gib is None else self.memory_gib)
         require_size("state", self.state)
+        if self.speeds is not None:
+            object.__setattr__(self, "speeds", stage_speeds(self.speeds, self.count))
 
     @property
     def count(self) -> int:
@@ -113,7 +118,10 @@ class Stage(Directive):
         weights = [sum(seconds.get(r.id, flops_of(r)) for r in layer) for layer in layers]
         weights = weights if any(weights) else [1.0] * len(layers)
         memory = self.memory(model, layers)
-        found = balanced(weights, self.stages, memory)
+        if self.speeds is None:
+            found = balanced(weights, self.stages, memory)
+        else:
+            found = balanced_by_speed(weights, self.speeds, memory)
         if found is None:
             assert memory is not None
             raise Refused(too_little_memory(memory, self.stages))
@@ -197,6 +205,16 @@ def live_counts(live: object, stages: int) -> tuple[int, ...]:
         example = list(range(stages, 0, -1)) if stages <= SHOWN else [stages, stages - 1, "..."]
         what = f"live={live!r} does not say how many microbatches each of {stages} stages holds"
         raise Refused(Problem(what, f"write live={example}, as 1F1B holds them"))
+    return found
+
+
+def stage_speeds(speeds: object, stages: int) -> tuple[float, ...]:
+    found = tuple(speeds) if isinstance(speeds, list | tuple) else ()
+    if len(found) != stages:
+        what = f"speeds={speeds!r} does not say how fast each of {amount(stages, 'stage')} is"
+        raise Refused(Problem(what, f"write a number for each: speeds={[2] + [1] * (stages - 1)}"))
+    for speed in found:
+        require_size("speed", speed)
     return found
 
 

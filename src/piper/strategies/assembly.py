@@ -19,7 +19,7 @@ from piper.strategies.offloaded_stages import OffloadOption, offloads_of
 from piper.strategies.peak import stage_peaks
 from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.table import Action, Table
-from piper.strategies.unequal_ranks import Replication, unequal_homes
+from piper.strategies.unequal_ranks import Replication, stage_speeds, unequal_homes
 
 Places = Mapping[int, Sequence[Device]]  # the ranks or devices of each stage, one per replica
 
@@ -33,6 +33,7 @@ def assemble(
     stages: Sequence[int] | None = None,
     microbatch_sizes: Sequence[int] | None = None,
     memory_gib: float | None = None,
+    speeds: Sequence[float] | None = None,
     mesh: Mesh | None = None,
     devices: Sequence[Device] | None = None,
     zero: int = 0,
@@ -61,7 +62,7 @@ def assemble(
     rest = reduce_stream, gather_stream, gather_ahead, gather_buffers, reduce
     how = Replicate(where(), [0], zero, bucket_mb, *rest)
     program = (
-        stage_of(table, stages, memory_gib, zero, min(len({*home}) for home in homes.values())),
+        stage_of(table, stages, memory_gib, zero, homes, stage_speeds(places, pp, dp, speeds)),
         *places_of(homes, stream),
         *replicates_of(homes, how),
         *divisions_of(homes, tp, 1, tp_stream, "weights"),
@@ -148,17 +149,23 @@ def equal_homes(places: Places, mesh: DeviceMesh, ways: int) -> dict[int, tuple[
 
 
 def stage_of(
-    table: Table, stages: Sequence[int] | None, memory_gib: float | None, zero: int, replicas: int
+    table: Table,
+    stages: Sequence[int] | None,
+    memory_gib: float | None,
+    zero: int,
+    homes: Places,
+    speeds: tuple[float, ...] | None,
 ) -> Stage:
     """The cut into stages. A device shares its memory equally among its stages."""
     if stages is not None:
         return Stage("PP", stages_of(stages, table))
     if memory_gib is None:
-        return Stage("PP", table.stages)
+        return Stage("PP", table.stages, speeds=speeds)
     each = memory_gib * len(table.rows) / table.stages
+    replicas = min(len({*home}) for home in homes.values())
     sharded = sum(level <= zero for level in (1, 1, 2, 3))  # two moments, gradients, parameters
     state = ADAM - sharded + sharded / replicas
-    return Stage("PP", table.stages, stage_peaks(table), each, state)
+    return Stage("PP", table.stages, stage_peaks(table), each, state, speeds)
 
 
 def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:

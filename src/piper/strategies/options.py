@@ -28,6 +28,10 @@ class PipelineOptions(TypedDict, total=False):
     """The most GiB that a device may hold, for parameters, gradients, Adam and activations.
     Only cuts into stages that fit are considered. Default: None, any."""
 
+    speeds: Sequence[float] | None
+    """How fast a device of each rank is, relative to the others: a rank of twice the speed gets
+    twice the work. Default: None, all are equally fast."""
+
     mesh: Mesh | None
     """Which devices are neighbours: the axes of the job in the order of a PyTorch `DeviceMesh`, the
     last varying fastest. "pp,dp" puts the replicas of a stage side by side, "dp,pp,ep" those that

@@ -42,6 +42,27 @@ def unequal_homes(
     }
 
 
+def stage_speeds(
+    places: Mapping[int, Sequence[int]],
+    pp: int,
+    dp: Replication,
+    speeds: Sequence[float] | None,
+) -> tuple[float, ...] | None:
+    """How fast each stage is: the devices of its slowest rank together. None: all are equal.
+
+    >>> stage_speeds({0: (0,), 1: (1,), 2: (1,), 3: (0,)}, 2, [1, 2], [3, 1])
+    (3, 2, 2, 3)
+    """
+    if speeds is not None and len(speeds) != pp:
+        what = f"speeds={list(speeds)} does not say how fast each of {amount(pp, 'rank')} is"
+        raise wrong(what, f"write a number for each: speeds={[2] + [1] * (pp - 1)}")
+    if speeds is None and isinstance(dp, int):
+        return None
+    counts = [1] * pp if isinstance(dp, int) else dp
+    ranks = [n * speed for n, speed in zip(counts, speeds or [1] * pp, strict=True)]
+    return tuple(min(ranks[rank] for rank in places[stage]) for stage in sorted(places))
+
+
 def require_unequal(
     counts: Sequence[int], pp: int, devices: Sequence[Device] | None, others: Mapping[str, object]
 ) -> None:
