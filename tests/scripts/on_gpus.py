@@ -73,6 +73,7 @@ CASES: dict[int, list[Case]] = {
         ("llama", "1f1b", {"pp": 1, "dp": 2, "zero": 3, "remat": 0.5}),
         ("moe", "1f1b", {"pp": 1, "dp": 2, "ep": 2, "zero": 1, "remat": True}),
         *(("llama", "1f1b", {"pp": 1, way: 2}) for way in ("tp", "cp")),
+        ("llama", "1f1b", {"pp": 1, "cp": 2, "cp_attention": "ring"}),
     ],
     4: [
         *(("llama", name, {"pp": 4}) for name in ("gpipe", "1f1b", "zb-h1")),
@@ -97,6 +98,7 @@ CASES: dict[int, list[Case]] = {
         ("llama", "zbv", {"pp": 2, "tp": 2}),
         ("llama", "1f1b", {"pp": 1, "tp": 2, "dp": 2, "zero": 3}),
         ("llama", "dualpipev", {"pp": 2, "cp": 2}),
+        ("llama", "dualpipev", {"pp": 2, "cp": 2, "cp_attention": "zigzag"}),
     ],
 }
 
