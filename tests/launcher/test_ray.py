@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -311,3 +312,20 @@ def test_two_nodes_train_like_plain_pytorch_and_say_why_they_fail(
     assert "ValueError: this device has had enough" in errors
     assert "PeerLost" not in errors  # only a symptom
     assert trace.exists() and "piper: the trace is in" in errors
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["kill", "exception"])
+def test_two_nodes_go_on_after_a_restart(on_ray: Start, tmp_path: Path, fault: str) -> None:
+    faulty = TESTS / "scripts" / "faulty.py"
+    options = ["--steps", "5", "--faults", f'[["{fault}", 1, 2, 0.0]]']
+    command = [str(faulty), *options, "--checkpoint", str(tmp_path / "run")]
+
+    output, errors = on_ray("ray:{}", "--restarts", "1", *command).communicate(timeout=400)
+
+    found = re.findall(r"^step (\d+) loss (\S+)", output, re.MULTILINE)
+    losses = {int(step): float(loss) for step, loss in found}
+    assert [*losses.values()] == pytest.approx(runpy.run_path(str(faulty))["plain"](1, 5)), errors
+    assert [step for step, _ in found] == ["1", "2", "3", "4", "5"]  # none of them twice
+    assert "piper: device 1 failed" in errors
+    assert "piper: restart 1 of 1, with 2 processes" in errors

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import tempfile
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from piper.launcher.on_ray import LOCAL, meeting_place
 from piper.runtime.comm.store import open_store
 
 SOON = timedelta(seconds=5)
+HELLO = b"\0" + (0x3C85F7CE).to_bytes(4, "little")  # what torch's own clients say first
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -51,6 +54,29 @@ def test_on_several_hosts_it_listens_on_one_address_and_keys_have_a_token() -> N
             f"0100007F:{port:04X}"
         ]
         assert len(given["PIPER_STORE_TOKEN"]) == 32
+
+
+GARBAGE = (
+    b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), b"\xff" * 4096,
+    *(HELLO + bytes([query]) + size.to_bytes(8, "little") + b"abc"
+      for query in range(12) for size in (2**31, 2**63)),
+)  # fmt: skip
+
+
+def test_a_stranger_who_sends_anything_disturbs_nobody() -> None:
+    with meeting_place("auto") as given:
+        known = {**ALONE, **given, "MASTER_PORT": str(free_port())}
+        store = open_store(SOON, known)
+        strangers = []
+        for content in GARBAGE:
+            strangers.append(socket.create_connection(("127.0.0.1", int(known["MASTER_PORT"]))))
+            with suppress(OSError):
+                strangers[-1].sendall(content)
+            store.set("a", "b")
+
+        assert open_store(SOON, {**known, "RANK": "1"}).get("a") == b"b"
+        for one in strangers:
+            one.close()
 
 
 def test_a_cluster_on_this_machine_meets_in_a_file_too() -> None:

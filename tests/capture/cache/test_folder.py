@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hostile import DEEP
 
+from piper.capture.cache.derivatives import flags_in
 from piper.capture.cache.folder import LARGEST, OFF, CacheFolder, folder_in
 
 
@@ -44,6 +46,22 @@ def test_an_entry_that_was_cut_off_is_missing(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
     assert folder.read("key") is None
+
+
+def test_an_entry_that_is_no_file_is_missing(tmp_path: Path) -> None:
+    folder = CacheFolder(tmp_path / "cache")
+    folder.write("a", "text")
+    for make in (os.mkfifo, os.mkdir):
+        path = folder.path / f"{make.__name__}.region"
+        make(path)
+
+        assert folder.read(make.__name__) is None
+        folder.write(make.__name__, "new")  # whether or not it can be
+    assert folder.read("a") == "text"
+
+
+def test_an_entry_without_an_end_is_no_list_of_flags() -> None:
+    assert flags_in(DEEP) is None
 
 
 @pytest.mark.parametrize("bits", [stat.S_IWGRP, stat.S_IWOTH])

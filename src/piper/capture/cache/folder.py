@@ -31,8 +31,9 @@ class CacheFolder:
     def read(self, key: str) -> str | None:
         file = self.path / f"{key}{SUFFIX}"
         try:
-            if not self.is_private() or file.stat().st_size > LARGEST:
-                return None
+            found = file.stat()
+            if not self.is_private() or not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+                return None  # reading a pipe would never end
             digest, _, text = file.read_bytes().partition(b"\n")
             if hashlib.sha256(text).hexdigest().encode() != digest:
                 file.unlink()

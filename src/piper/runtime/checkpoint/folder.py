@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from piper.errors import InputError
 from piper.runtime.checkpoint.files import replace_file, sync_folder
 from piper.runtime.checkpoint.index import INDEX, VERSION
 from piper.runtime.checkpoint.lock import LOCK, FolderLock
@@ -156,9 +157,15 @@ def finish(part: Path, lock: FolderLock, steps: int, digest: str, keep: Keep) ->
 
 def discard(part: Path) -> None:
     """Remove a checkpoint that failed. It stays if it is complete already, and a peer ended then:
-    those before it may be gone.
+    those before it may be gone. If the disk does not even say which are complete, it stays too:
+    the error to be told is the one of the save.
     """
-    if part.name not in {one.folder for one in kept_in(part.parent)}:
+    try:
+        known = {one.folder for one in kept_in(part.parent)}
+    except (OSError, InputError):
+        LOG.warning("%s is not complete, and cannot be removed", part)
+        return
+    if part.name not in known:
         remove(part)
 
 
