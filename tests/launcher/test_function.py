@@ -65,6 +65,23 @@ LAUNCH = """
 """
 
 
+BY_VALUE = """
+import os
+from dataclasses import dataclass
+import piper
+
+@dataclass
+class Found:
+    rank: str
+    more: int
+
+def add(a, b):
+    return Found(os.environ["RANK"], a + b)
+
+print(piper.launch(add, 2, 2, b=3))
+"""
+
+
 def python(*arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], env=ENVIRONMENT, input=given, capture_output=True, text=True,
@@ -84,6 +101,13 @@ def test_a_script_trains_as_plain_pytorch(tmp_path: Path) -> None:
 
 def test_code_without_a_file_is_sent_by_value() -> None:
     """As in a notebook: what it defines cannot be imported."""
+    done = python("-", given=BY_VALUE)
+
+    assert done.stdout == "[Found(rank='0', more=5), Found(rank='1', more=5)]\n", done.stderr
+
+
+@pytest.mark.soak
+def test_code_without_a_file_trains() -> None:
     done = python("-", given=f"{TRAIN}\nif True:{LAUNCH}")
 
     assert done.stdout.endswith("same 2\n"), done.stderr

@@ -89,7 +89,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", every(4, OPTIMIZERS.values(), OPTIMIZERS))
 def test_to_the_bit(optimizer: Any, tmp_path: Path) -> None:
     """Dropout, learning rates and the states of optimizers."""
     options = {"optimizer": optimizer, "lr_scheduler": HALVING}

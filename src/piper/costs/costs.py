@@ -142,7 +142,7 @@ class Costs(Rates):
             old, rows = found.pop("compute", {}), found.pop("figures", ())
             mode = Mode(found.pop("mode", Mode.EAGER))
             return Costs(**found, mode=mode, figures={**from_names(old), **from_rows(rows)})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             fix = "measure again: `piper simulate train.py --profile costs.json`, or `trainer.tune`"
             problem = Problem(f"this is no file of costs: {error}", fix)
             raise StrategyError("costs", problem) from None

@@ -83,7 +83,7 @@ class Network:
             rest = {k: v for k, v in found.items() if k not in (*LINKS, "pairs")}
             named: dict[str, Any] = {**rest, **links, "pairs": pairs}
             return Network(**named)
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, RecursionError, TypeError, ValueError) as error:
             problem = Problem(f"this is no network: {error}", "see docs/simulate.md for its form")
             raise StrategyError("network", problem) from None
 

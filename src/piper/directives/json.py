@@ -67,7 +67,7 @@ def check_keys(given: JsonObject, entry: Entry) -> None:
             near = get_close_matches(key, entry.allowed, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise Refused(Problem(f"unknown key {key!r}", f"use {', '.join(entry.allowed)}{hint}"))
-        if entry.constants.get(key, value) != value:
+        if key in entry.constants and entry.constants[key] != value:
             fix = f'write "{key}": {entry.constants[key]}, or leave it out'
             raise Refused(Problem(f"{key} {value!r} is not supported", fix))
     for key in entry.required:

@@ -78,6 +78,9 @@ class Strategy:
             raise StrategyError.of(
                 where, f"this is not JSON: {error.msg}", "write a list of directives"
             ) from None
+        except (RecursionError, ValueError) as error:  # nested too deeply, or a number too long
+            fix = "write a list of directives"
+            raise StrategyError.of("strategy", f"it cannot be read: {error}", fix) from None
         if isinstance(objects, dict) and set(objects) == {"directives"}:
             objects = objects["directives"]
         if not isinstance(objects, list):

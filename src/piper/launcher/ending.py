@@ -34,9 +34,12 @@ class Report:
     def from_json(text: str) -> Report:
         """A process that is killed while it writes leaves half a report."""
         try:
-            return Report(**json.loads(text))
-        except (TypeError, ValueError):
+            found = Report(**json.loads(text))
+        except (RecursionError, TypeError, ValueError):
             return Report()
+        known = isinstance(found.reason, str) and isinstance(found.when, int | float)
+        whole = known and isinstance(found.culprit, int | None)
+        return found if whole else Report()
 
 
 @dataclass(frozen=True, slots=True)
