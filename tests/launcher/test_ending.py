@@ -14,7 +14,7 @@ from launcher.fault_runs import SOURCES, is_alive
 
 from piper.errors import ECHO
 from piper.launcher import child
-from piper.launcher.ending import SYMPTOM, Ended, Report, verdict
+from piper.launcher.ending import SYMPTOM, Ended, Report, report_in, verdict
 from piper.launcher.local import Child, ended
 
 
@@ -37,6 +37,19 @@ def test_of_symptoms_one_with_a_reason_is_told(capsys: pytest.CaptureFixture[str
 
     assert verdict([Ended(0, SYMPTOM, 1.0, "  an exchange failed"), stopped]) == SYMPTOM
     assert capsys.readouterr().err == "piper: device 0 failed\n  an exchange failed\n"
+
+
+def test_a_report_may_be_anything(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0"
+    for make in (os.mkdir, os.mkfifo):  # reading a pipe would never end
+        make(path)
+        assert report_in(path) == Report()
+        path.rmdir() if path.is_dir() else path.unlink()
+    for content in (b"", b"\xff\xfe[[", b"[" * 100_000, b"{}", b'{"reason": 3}', b'{"when": "x"}'):
+        path.write_bytes(content)
+        assert report_in(path) == Report()
+    path.write_text(Report("  it failed", 1, 2.0).to_json())
+    assert report_in(path) == Report("  it failed", 1, 2.0)
 
 
 def test_nothing_is_said_of_a_run_that_ended_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from piper.launcher.signals import ENDING
 
@@ -40,6 +41,14 @@ class Report:
         known = isinstance(found.reason, str) and isinstance(found.when, int | float)
         whole = known and isinstance(found.culprit, int | None)
         return found if whole else Report()
+
+
+def report_in(path: Path) -> Report:
+    """What a process has written, if it has written any."""
+    try:
+        return Report.from_json(path.read_text(errors="replace") if path.is_file() else "")
+    except OSError:
+        return Report()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +112,13 @@ def exit_text(code: int) -> str:
 
     >>> exit_text(-15)
     '  it was ended by signal SIGTERM'
+    >>> exit_text(-37)  # one without a name
+    '  it was ended by signal 37'
     """
     if code >= 0:
         return f"  it ended with exit code {code}"
-    return f"  it was ended by signal {signal.Signals(-code).name}{HINTS.get(-code, '')}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"  it was ended by signal {names.get(-code, -code)}{HINTS.get(-code, '')}"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from piper.launcher.ending import GRACE, Ended, Report, verdict
+from piper.launcher.ending import GRACE, Ended, report_in, verdict
 from piper.launcher.private_folder import private_folder
 from piper.launcher.signals import SAVE, Received, announce, received_signals
 
@@ -143,7 +143,5 @@ def wait_all(children: Sequence[Child], seconds: float) -> None:
 
 def ended(child: Child) -> Ended:
     """A process without a report was killed. That is earlier than what its peers report."""
-    reported = child.report.exists()
-    why = Report.from_json(child.report.read_text()) if reported else Report()
-    code = child.process.returncode
+    why, code = report_in(child.report), child.process.returncode
     return Ended(child.rank, code, why.when, why.reason, why.culprit, child.asked)
