@@ -120,16 +120,21 @@ def adapted(folder: Path, adapters: Path) -> nn.Module:
     return peft.PeftModel.from_pretrained(model, adapters, is_trainable=True).train()
 
 
-WAYS = [
-    {}, {"modules_to_save": ["lm_head"]}, {"lora_alpha": 3}, {"use_rslora": True},
-    {"init_lora_weights": "gaussian"}, {"init_lora_weights": False},
+WAYS = [  # options, and how many parameters are trained
+    ({}, 10), ({"modules_to_save": ["lm_head"]}, 11), ({"lora_alpha": 3}, 10),
+    ({"use_rslora": True}, 10), ({"init_lora_weights": "gaussian"}, 10),
+    ({"init_lora_weights": False}, 10), ({"lora_bias": True, "target_modules": ["q_proj"]}, 6),
+    ({"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, 5),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("given", WAYS)
-def test_adapters_are_trained_as_peft_trains_them(given: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("given", "trained"), WAYS)
+def test_adapters_are_trained_as_peft_trains_them(
+    given: dict[str, Any], trained: int, tied: bool, tmp_path: Path
+) -> None:
     config, base, first = lora(**given), tmp_path / "base", tmp_path / "first"
-    write_model(base, tied=False)
+    write_model(base, tied=tied)
     start = piper.from_pretrained(base, example=batches()[0], adapter=config, device="cpu")
     start.save_pretrained(first)
     start.close()
@@ -156,7 +161,7 @@ def test_adapters_are_trained_as_peft_trains_them(given: dict[str, Any], tmp_pat
             assert found[0] == pytest.approx(untouched(**batches()[0]).loss.item(), rel=1e-5)
     again = dict(adapted(base, tmp_path / "tuned").named_parameters())
     moved = [name for name, one in plain.named_parameters() if one.requires_grad]
-    assert len(moved) == 10 + len(given.get("modules_to_save", ()))
+    assert len(moved) == trained
     for name, wanted in plain.named_parameters():
         torch.testing.assert_close(again[name], wanted, rtol=1e-4, atol=1e-6)
 
@@ -184,6 +189,7 @@ def test_trained_adapters_are_read_and_trained_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [
     {"use_dora": True}, {"init_lora_weights": "pissa"}, {"bias": "all"},
+    {"trainable_token_indices": [0, 1]}, {"target_parameters": ["mlp.up_proj.weight"]},
 ])  # fmt: skip
 def test_what_needs_the_weights_of_the_model_is_not_supported(given: dict[str, Any]) -> None:
     config = lora(**given, target_modules=["q_proj"])

@@ -31,12 +31,11 @@ def adapter_config(given: Any) -> tuple[Any, Path | None]:
     config = peft.PeftConfig.from_pretrained(str(folder)) if folder else given
     if not isinstance(config, peft.LoraConfig):
         raise _refused(f"it is a {type(config).__name__}", "give a peft.LoraConfig(...)")
-    if config.init_lora_weights not in (True, False, "gaussian") and folder is None:
+    if config.init_lora_weights not in (True, False, "gaussian"):
         what = f"init_lora_weights={config.init_lora_weights!r} needs the weights of the model"
         raise _refused(what, "write init_lora_weights=True, or build the model with peft")
-    if config.bias != "none" or getattr(config, "target_parameters", None):
-        what = "it trains biases, or parameters of no layer of their own"
-        raise _refused(what, 'write bias="none", and target_modules=[...] instead')
+    if getattr(config, "layer_replication", None):
+        raise _refused("it repeats layers of the model", "leave out layer_replication")
     return config, folder
 
 
@@ -49,6 +48,10 @@ def with_adapters(model: nn.Module, config: Any) -> nn.Module:
     if any(getattr(one, "lora_variant", None) for one in found.modules()):
         what = "DoRA and other variants of LoRA start from the weights of the model"
         raise _refused(what, "use plain LoRA, or build the model with peft, and give it to Trainer")
+    for name, one in found.named_parameters():
+        if one.requires_grad and not is_adapter(name) or ".parametrizations." in name:
+            what = f"it trains {name}, which is not a part of an adapter"
+            raise _refused(what, 'write bias="none" and target_modules=[...]')
     return found
 
 
