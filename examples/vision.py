@@ -30,7 +30,7 @@ class Vision(nn.Module):
         self.head = nn.Linear(width, 3)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        x = self.stem(pictures)  # no batch norm, which would need one replica
+        x = self.stem(pictures)
         for block in self.blocks:
             x = x + block(x)
         return self.head(x.mean((2, 3)))

@@ -9,15 +9,11 @@ from piper.capture import capture
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 
-@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("stages", [1, 2])
 def test_layers_are_spread_over_stages(stages: int) -> None:
     with torch.device("meta"):
         model = Llama(LlamaConfig(layers=3), stages)
-    tokens = torch.zeros(1, 4, dtype=torch.long)
 
-    captured = capture(model, cross_entropy, (tokens, tokens))
-
-    assert [region.id for region in captured.model.regions] == [f"PP{i}" for i in range(stages)]
     assert [model.stage(layer) for layer in range(3)] == [[0, 0, 0], [0, 0, 1]][stages - 1]
 
 
@@ -29,6 +25,7 @@ def test_a_model_larger_than_memory_is_captured_on_meta() -> None:
 
     captured = capture(model, cross_entropy, (tokens, tokens))
 
+    assert [region.id for region in captured.model.regions] == ["PP0", "PP1"]
     size = sum(sum(s.nbytes for s in bucket.specs) for bucket in captured.model.buckets.values())
     assert size > 30e9
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes
