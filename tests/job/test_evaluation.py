@@ -284,3 +284,42 @@ def test_predictions_are_computed_in_the_type_of_training(precision: str) -> Non
     with torch.no_grad():
         wanted = plain.to(dtype)(x.to(dtype), y.to(dtype))
     torch.testing.assert_close(found.to(dtype), wanted, rtol=0, atol=0)
+
+
+class Asking(nn.Module):
+    """Code that is written for training and evaluation asks in which of them it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        y = self.other(y) if torch.is_grad_enabled() else y * 3
+        y = y * 2 if y.requires_grad else y + 1
+        with torch.enable_grad():
+            y = y * 5 if torch.is_grad_enabled() else y
+        return y if self.training else y - 1
+
+
+def asking_loss(output: Tensor, target: Tensor) -> Tensor:
+    found = functional.mse_loss(output, target)
+    return found if torch.is_grad_enabled() else 2 * found
+
+
+def test_a_forward_that_asks_for_gradients_gets_the_answer_of_its_mode() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = Asking().double(), torch.randn(2, 4, 6).double()
+    with closing(
+        piper.Trainer(model, asking_loss, None, example=(x, y), optimizer=SGD, device="cpu")
+    ) as trainer:
+        step = trainer.step(x, y).loss
+        found, output = trainer.evaluate([(x, y)]).loss, trainer.predict(x)
+        trained = trainer.state_dict()
+
+    assert step == pytest.approx(asking_loss(model(x), y).item(), rel=1e-12)
+    plain = Asking().double().eval()
+    plain.load_state_dict(trained)
+    with torch.no_grad():
+        torch.testing.assert_close(output, plain(x), rtol=1e-12, atol=1e-14)
+        assert found == pytest.approx(asking_loss(plain(x), y).item(), rel=1e-12)

@@ -131,12 +131,12 @@ def capture(
     With `divide`, some regions are divided over devices. Requests name the regions of the model
     that is captured without it. Under a `precision`, the model is traced with parameters of its
     types, and the caller has converted the example.
-
     With `trained`, no region has a backward: for evaluation. These are the names of the parameters
     that training updates, which keep to their buckets. `whole` tensors are not cut.
     """
     _require(device)
-    traced = trace(model, loss_fn, example, device, precision, whole)
+    with torch.set_grad_enabled(trained is None):  # a forward may ask for it
+        traced = trace(model, loss_fn, example, device, precision, whole)
     form = model_form(traced, own=loss_fn is None)
     traced = _cleaned(traced, divide)
     chunks = cut(traced)

@@ -101,13 +101,14 @@ def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
     traced = make_fx(
         functional, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
     )
-    with _tracing(), _as_if_exporting(), _lines_recorded():
+    with _tracing(torch.is_grad_enabled()), _as_if_exporting(), _lines_recorded():
         return traced(*args)
 
 
 @contextmanager
-def _tracing() -> Iterator[None]:
-    with _use_lazy_graph_module(True), traceback.preserve_node_meta(), torch.enable_grad():
+def _tracing(gradients: bool = True) -> Iterator[None]:
+    grad = torch.set_grad_enabled(gradients)
+    with _use_lazy_graph_module(True), traceback.preserve_node_meta(), grad:
         yield
 
 

@@ -145,7 +145,8 @@ def _traced_loss(
         ]
         pairs = zip(sizes, described, strict=True)
         made = [torch.empty(size, dtype=kind) for size, (_, kind) in pairs]
-        return torch_private.trace_forward(call, *made)
+        with torch.enable_grad():
+            return torch_private.trace_forward(call, *made)
 
 
 def _times(size: tuple[int, ...], rows: int, times: int) -> tuple[int, ...]:
