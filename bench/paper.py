@@ -51,7 +51,8 @@ Commands = list[list[str]]
 
 
 def schedules(on: Machine, out: str) -> Commands:
-    small = [] if on.gpu else ["--match", "1f1b", "1F1B", "zbv", "ZBV", "--microbatches", "4"]
+    few = ["--match", "1f1b", "1F1B", "zbv", "--skip", "in turn", "--microbatches", "4"]
+    small = [] if on.gpu else few
     return [on.launched("gpu.py", "--group", "ep", "--out", out, *small)]
 
 
@@ -70,7 +71,7 @@ def streams(on: Machine, out: str) -> Commands:
 
 def scaling(on: Machine, out: str) -> Commands:
     measured = [on.launched("weak_scaling.py", "--out", out, ranks=ranks) for ranks in (1, 2, 4)]
-    counts = ["16", "64", "256", "1024", "4096"]
+    counts = ["16", "64", "256", "1024", "4096"] if on.gpu else ["16", "256", "4096"]
     simulated = [str(HERE / "weak_scaling.py"), "--out", out, "--simulate", *counts]
     return [*measured, [sys.executable, *simulated]]
 
@@ -139,6 +140,7 @@ def main() -> None:
         ran = [run(piece, on) for piece in chosen.pieces or PIECES]
         done = all(ran)
     paper_page.write(KEPT)
+    print(paper_page.DOCS / "paper.md")
     sys.exit(not done)
 
 

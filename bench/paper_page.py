@@ -56,7 +56,8 @@ DeepSpeed, Megatron and TorchTitan are not part of these pieces.
 """
 
 
-def write(kept: Path) -> None:
+def write(kept: Path, docs: Path = DOCS) -> None:
+    """The page and its plots, for all machines that have results."""
     found: dict[str, dict[str, Any]] = {piece: {} for piece in ABOUT}
     for path in sorted(kept.glob("*/*.json")):
         if path.stem in found:
@@ -64,19 +65,18 @@ def write(kept: Path) -> None:
     names = ", ".join(f"`{piece}`" for piece in ABOUT)
     parts = [INTRODUCTION.format(pieces=names)]
     for piece, machines in found.items():
-        parts += section(piece, machines)
-    (DOCS / "paper.md").write_text("\n".join(parts))
-    print(DOCS / "paper.md", flush=True)
+        parts += section(piece, machines, docs / "images")
+    (docs / "paper.md").write_text("\n".join(parts))
 
 
-def section(piece: str, machines: dict[str, Any]) -> Iterator[str]:
+def section(piece: str, machines: dict[str, Any], images: Path) -> Iterator[str]:
     title, text = ABOUT[piece]
     yield f"## {title}\n\n{wrapped(text)}\n"
     if not machines:
         yield f"Not measured yet: `make paper PIECE={piece}`.\n"
     for name, kept in machines.items():
         table = TABLES[piece](kept["results"])
-        image = DOCS / "images" / f"paper_{piece}_{name}.svg"
+        image = images / f"paper_{piece}_{name}.svg"
         image.write_text(bars(table))
         on = kept["on"]
         device = on["gpu"] or f"{on['cores']} CPU cores ({on['machine']}), load {on['load']}"
