@@ -143,24 +143,30 @@ def put(bucket: BucketState, states: Iterable[States]) -> None:
         if mean is not None and bucket.averaged:
             bucket.put_average(k, mean)
         if bucket.optimizer is not None and rest:
-            moved = on_its_device(bucket.optimizer, parameter, rest)
+            moved = on_its_device(bucket, parameter, rest)
             bucket.optimizer.state[parameter] = in_its_type(parameter, held[""].dtype, moved)
     bucket.round_masters()
 
 
 def on_its_device(
-    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, held: Mapping[str, Any]
+    bucket: BucketState, parameter: torch.nn.Parameter, held: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """States on the parameter's device. Single numbers only if the optimizer reads them there."""
-    groups = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    group: dict[str, Any] = next(groups, {})
+    """States where they wait for the next update: on the device, or in host memory. Single numbers
+    are on the device only if the optimizer reads them there."""
+    groups = bucket.optimizer.param_groups if bucket.optimizer is not None else ()
+    mine = (group for group in groups if any(p is parameter for p in group["params"]))
+    group: dict[str, Any] = next(mine, {})
     on_device = group.get("fused") or group.get("capturable")
+    host = torch.device("cpu")
+    home = host if bucket.optimizer_on_host else bucket.device
 
     def moved(state: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         single = value.dim() == 0 and (state == STEP or parameter.dim() > 0)
-        return value.to("cpu" if single and not on_device else parameter.device)
+        if single:
+            return value.to(bucket.device if on_device else host)
+        return value.to(home)
 
     return {state: moved(state, value) for state, value in held.items()}
 

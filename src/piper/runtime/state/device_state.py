@@ -14,7 +14,7 @@ from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.comm.wire_format import travels
-from piper.runtime.host_memory import Copying, HostMemory, Pages, host_memory
+from piper.runtime.host_memory import Copying, Pages, host_memory
 from piper.runtime.state import offloaded_optimizer, offloaded_parameters
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.loss_scale import DynamicLossScale
@@ -66,6 +66,8 @@ class BucketState:
     copying: Copying | None = None  # the last copy of what the optimizer keeps, to the host or back
     pages: Pages = field(default_factory=dict)  # of the host, for what the optimizer keeps
     storing: Copying | None = None  # the last copy of new parameters to the host
+    device: torch.device = torch.device("cpu")  # where it is used and updated
+    optimizer_on_host: bool = False  # between updates
     on_host: bool = False  # whether `tensors` are in host memory
     home: Pages = field(default_factory=dict)  # of the host, for `tensors`
     averaged: bool = False  # whether averages of the parameters are kept
@@ -186,11 +188,12 @@ class DeviceState:
                 trained = trainable(state.bucket)
                 here = partial(on_device, initial, self.device)
                 made = make_bucket(state, contents[state.bucket], trained, here, make_optimizer)
+                made.device = self.device
                 made.averaged = self.ema is not None and made.optimizer is not None
                 self.buckets[state.value] = made
                 if self.origin is not None:
                     self.origin.fill(made)
-                place(made, state, host_memory(self.device))
+                place(made, state, self.device)
 
     def schedule(self, make: MakeScheduler, steps: int) -> None:
         """Make schedulers for optimizers that have none, and advance them by `steps`."""
@@ -261,8 +264,9 @@ class DeviceState:
         return {v: b.optimizer for v, b in self.buckets.items() if b.optimizer is not None}
 
 
-def place(bucket: BucketState, state: State, memory: HostMemory) -> None:
+def place(bucket: BucketState, state: State, device: torch.device) -> None:
     """Move to the host what waits there."""
+    bucket.optimizer_on_host, memory = state.host, host_memory(device)
     if state.host:
         offloaded_optimizer.to_host(bucket, memory)
     if state.on_host:

@@ -10,7 +10,6 @@ import torch
 
 from piper.errors import InputError
 from piper.plan.instructions import State
-from piper.runtime.host_memory import host_memory
 from piper.runtime.state.device_state import (
     BucketState,
     DeviceState,
@@ -53,7 +52,7 @@ def shared_state(
             one = make_bucket(state, content, trainable(state.bucket), here, NOT_TRAINED)
             if trained.origin is not None:
                 trained.origin.fill(one)
-            place(one, replace(state, host=False), host_memory(trained.device))
+            place(one, replace(state, host=False), trained.device)
         found.buckets[state.value] = one
     return found
 
