@@ -279,6 +279,11 @@ def test_a_job_may_have_several_kinds_of_devices(tmp_path: Path) -> None:
     assert one < both < other
     table = call("--device", "h200:0,a100:1").splitlines()[-2:]
     assert [line.split()[:2] for line in table] == [["device", "0"], ["device", "1"]]
+    lines = call("--costs", f"{fast}:0,{slow}:1").splitlines()
+    shares = [line for line in lines if re.search(r"computes \d+ % of the step, \d+ %", line)]
+    assert [line.split()[0] for line in shares] == [str(fast), str(slow)]
+    assert any(line.startswith(f"{slow} bounds the step, and {fast} could do") for line in lines)
+    assert not any("bounds the step, and" in line for line in call("--costs", str(slow)))
 
 
 def test_a_device_that_is_not_listed_is_told() -> None:

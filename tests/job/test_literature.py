@@ -6,6 +6,7 @@ import re
 import sys
 from functools import cache
 from importlib import import_module
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,11 @@ from piper import Place, Strategy, Trainer, strategies
 from piper.capture import Captured, capture
 from piper.ir.nodes import Collective, Kind
 from piper.ir.replicas import replicas as replicas_of
-from piper.ir.schedule_rows import dag_rows
+from piper.ir.schedule_rows import STEPS, dag_rows
 from piper.job.compiler import compile_strategy
 from piper.job.inspection import Inspected, inspecting
 from piper.job.numerics import compare
+from piper.strategies.timing import start_times
 from piper.view.schedule_grid import summary
 
 FOLDER = Path(__file__).parents[2] / "examples" / "literature"
@@ -108,10 +110,19 @@ def test_chimera_has_the_bubble_of_the_paper(pp: int) -> None:
     assert idle(load("chimera").strategy(pp), pp) == round(100 * bubble)
 
 
-def test_more_waves_make_the_bubble_of_hanayo_smaller() -> None:
-    one, two = (idle(load("hanayo").strategy(4, waves), 8 * waves) for waves in (1, 2))
+@pytest.mark.parametrize(("pp", "waves"), [(2, 1), (2, 4), (4, 1), (4, 2), (4, 4), (8, 2)])
+def test_hanayo_has_at_most_the_bubble_of_the_paper(pp: int, waves: int) -> None:
+    """With as many microbatches as devices: (2P - 2) / (3PW + P - 1), up to a time step."""
+    bubble = (2 * pp - 2) / (3 * pp * waves + pp - 1)
+    table = strategies.to_table(load("hanayo").strategy(pp, waves, microbatches=pp))
 
-    assert two < one < idle(strategies.one_f_one_b(pp=4, microbatches=4), 4)
+    starts = start_times(table)
+
+    took = max(start + STEPS[action.phase] for action, start in starts.items())
+    work = 3 * 2 * waves * pp  # of each device: forwards and backwards of its stages
+    assert sum(STEPS[action.phase] for action in starts) == pp * work
+    assert took <= ceil(work / (1 - bubble))
+    assert took < waves * 2 * 3 * (2 * pp - 1)  # of 1F1B with as many microbatches
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 6, 8])

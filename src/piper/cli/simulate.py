@@ -31,6 +31,8 @@ from piper.job.pricing import JobCosts, device_costs, predict, price
 from piper.names import Device, amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
+from piper.strategies.cuts import seconds_of
+from piper.view.device_kinds import kind_lines
 from piper.view.page import page
 from piper.view.recomputation import recomputation
 from piper.view.run_file import save_view
@@ -76,6 +78,7 @@ class SimulatedMachine:
     optimizer: float = 2.0
     label: str = "the costs that the strategy was compiled with"
     compiled_with: Costs | None = None  # stages are cut by them, as by `Trainer(costs=...)`
+    names: tuple[tuple[str, Listed], ...] = ()  # of kinds or files, where there are several
 
     def memory(self, count: int) -> float | dict[Device, float] | None:
         """Of all devices, or of each."""
@@ -104,7 +107,20 @@ class SimulatedMachine:
         staging = 0 if ahead else 1  # only gloo copies gradients
         memory = self.memory(count)
         prediction = predict(compiled, found, costs, memory, self.optimizer, staging, self.network)
-        return found, replace(prediction, peak_flops=self.peak_flops(compiled.dag.model, count))
+        notes = (*prediction.notes, *self.kind_notes(compiled, costs, prediction))
+        peak = self.peak_flops(compiled.dag.model, count)
+        return found, replace(prediction, peak_flops=peak, notes=notes)
+
+    def kind_notes(
+        self, compiled: Compiled, costs: JobCosts | None, found: Prediction
+    ) -> Iterator[str]:
+        if len(self.names) < 2:
+            return
+        each = device_costs(compiled, costs)
+        kinds, model = of_each_device(self.names, len(each)), compiled.dag.model
+        first = {name: each[kinds.index(name)] for name in dict.fromkeys(kinds)}
+        seconds = {name: sum(seconds_of(model, one).values()) for name, one in first.items()}
+        yield from kind_lines(found, kinds, seconds)
 
     def peak_flops(self, model: Model, count: int) -> float | None:
         """Of all devices together, by their data sheets."""
@@ -206,7 +222,8 @@ def machine_of(
     between = chosen_network(name, per_node)
     whole = measured[0][0] if costs and len(measured) == 1 and not measured[0][1] else None
     label = label_of(device, costs, network, per_node)
-    return SimulatedMachine(kinds, measured, between, optimizer, label, whole)
+    names = named or (devices_by_name(costs) if costs and len(measured) > 1 else {})
+    return SimulatedMachine(kinds, measured, between, optimizer, label, whole, (*names.items(),))
 
 
 def label_of(
