@@ -124,7 +124,7 @@ class LaunchError(PiperError):
 ECHO = "met on device 0, which captures and compiles for all"
 
 
-def is_echo(error: Exception) -> bool:
+def is_echo(error: BaseException) -> bool:
     """Whether another device raised it first, and knows the line of the user's code."""
     return ECHO in getattr(error, "__notes__", ())
 

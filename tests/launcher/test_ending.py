@@ -57,14 +57,21 @@ def test_nothing_is_said_of_a_run_that_ended_well(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("echo", "code"), [(True, SYMPTOM), (False, 1)])
+class Abort(BaseException):
+    """No Exception, as libraries have some."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "echo", "code"),
+    [(ValueError, True, SYMPTOM), (ValueError, False, 1), (Abort, False, 1)],
+)
 def test_an_error_that_another_device_met_is_a_symptom(
-    echo: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type, echo: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That device's report has the user's line, this one only how it was told."""
 
     def fail(*_: object, **__: object) -> None:
-        error = ValueError("of the model")
+        error = kind("of the model")
         if echo:
             error.add_note(ECHO)
         raise error
@@ -76,7 +83,7 @@ def test_an_error_that_another_device_met_is_a_symptom(
     monkeypatch.setattr(child.sys, "path", [])
 
     assert child.main(tmp_path / "report", 0, "train.py", []) == code
-    assert "ValueError: of the model" in (tmp_path / "report").read_text()
+    assert f"{kind.__name__}: of the model" in (tmp_path / "report").read_text()
 
 
 def test_a_signal_from_outside_is_a_cause(capsys: pytest.CaptureFixture[str]) -> None:

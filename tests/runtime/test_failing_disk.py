@@ -95,7 +95,8 @@ def saved_in_a_disaster(
     """Whether the save was an error. It may work, if the call is one that need not."""
     with disaster_at(number, disaster, folder, again):
         try:
-            trainer.save(folder)
+            trainer.save(folder, wait=number % 2 == 0)  # or in a thread, beside steps
+            trainer._checkpoints.finish()
         except InputError:
             return True
     return False

@@ -43,7 +43,7 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         tell(report, "  it was interrupted (KeyboardInterrupt)")
         return 128 + signal.SIGINT
-    except Exception as error:
+    except BaseException as error:  # also what is no Exception: an abort of a library, say
         memory = "it is out of memory\n" if is_out_of_memory(error) else ""
         tell(report, indent(memory + shortened(error)))
         return SYMPTOM if is_echo(error) or lost_a_peer(error) else 1
@@ -71,7 +71,7 @@ def last(frames: traceback.StackSummary) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else ""
 
 
-def lost_a_peer(error: Exception) -> bool:
+def lost_a_peer(error: BaseException) -> bool:
     """Whether gloo raised it: in calls of torch.distributed that the script makes itself."""
     return isinstance(error, RuntimeError) and "gloo/transport" in str(error)
 
