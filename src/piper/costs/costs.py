@@ -26,6 +26,7 @@ class Host:
     post: float = 0.0  # seconds to start a message
     cores: float | None = None  # that the devices of a node share; None: each has its own
     wire: float = 0.0  # seconds of a core for each byte, at both ends
+    beside: float = 1.0  # times as long that compute takes while messages are in flight
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,14 @@ class Costs(Rates):
     post: float = 0.0  # of the host, to start a message
     wire: float = 0.0  # of a core, for each byte of a message, at both its ends
     cores: float = 0.0  # that all devices of a node share; 0: each device has its own
+    beside: float = 1.0  # times as long that compute takes while messages are in flight
 
     def __post_init__(self) -> None:
         for name in ("flops", "memory", "link", "host_link"):
             refuse_number(name, getattr(self, name), least=1e-30)
         for name in AT_LEAST_NOTHING:
             refuse_number(name, getattr(self, name))
+        refuse_number("beside", self.beside, least=0.1)
         for stream, speed in mapping("streams", self.streams).items():
             refuse_number(f"streams of {stream}", speed, least=1e-30)
         mapping("figures", self.figures)
@@ -112,7 +115,8 @@ class Costs(Rates):
 
     @property
     def host(self) -> Host:
-        return Host(not self.ahead, self.each, self.post, self.cores or None, self.wire)
+        cores = self.cores or None
+        return Host(not self.ahead, self.each, self.post, cores, self.wire, self.beside)
 
     def network(self, devices: int) -> Network:
         """Everything in one node; exchanges were measured apart, stream by stream."""

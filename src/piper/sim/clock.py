@@ -23,6 +23,7 @@ from piper.plan.rendezvous import Rendezvous
 from piper.sim.fair_sharing import Demand, FairSharing
 from piper.sim.message_queue import START, Event, Match, MessageQueue
 from piper.sim.network_demands import FAST, Alike, NetworkDemands, alone
+from piper.sim.slowed_compute import SlowedCompute
 
 Price = Callable[[Instruction], float]  # seconds that an instruction takes on its device
 Act = Callable[[], None]
@@ -109,6 +110,8 @@ class Clock:
             self.network, self.sharing, self.alike, self.host.wire, self.core_of
         )
         self.cores = [self.core_of(plan.device) for plan in self.plans]
+        factors = [host.beside for host in self.hosts]
+        self.slowed = SlowedCompute(factors, lambda: self.now, self.after)
 
     def core_of(self, device: Device) -> int | None:
         if self.host.cores is None:
@@ -178,7 +181,9 @@ class Clock:
             return False
         lane.last = event
         core, act = self.cores[lane.plan], partial(self.finish, lane, event)
-        if core is None:
+        if core is None and one.stream == COMPUTE:
+            self.slowed.begin(lane.plan, seconds, act)
+        elif core is None:
             self.after(seconds, act)
         else:
             many = self.alike(self.plans[lane.plan].device)[0]  # all of them share these cores
@@ -216,6 +221,7 @@ class Clock:
         queue = self.queues[key]
         met, cause = queue.waiting.popleft()
         for plan, at in met:
+            self.slowed.messages(plan, 1)
             self.start[plan][at] = self.now
             self.causes[plan][at] = queue.last if late else cause
         queue.busy, queue.last = True, met[0]
@@ -250,6 +256,7 @@ class Clock:
         queue = self.queues[key]
         queue.busy = False
         for event in met:
+            self.slowed.messages(event[0], -1)
             self.ended(event)
         if queue.waiting:
             self.go(key, late=True)
