@@ -32,13 +32,16 @@ def every(nth: int, cases: Iterable[Any], names: Iterable[str] | None = None) ->
     ]  # fmt: skip
 
 
-def levels_of(names: Iterable[str], levels: Sequence[int]) -> list[object]:
+def levels_of(
+    names: Iterable[str], levels: Sequence[int], nth: int = 1, first: int = 0
+) -> list[object]:
     """Every schedule with every level. All but one level of each schedule are soaks, such that each
-    level is among the rest."""
+    level is among the rest. With `nth`, every nth schedule only, from the `first` one on."""
     names = list(names)
-    kept = {name: levels[k % len(levels)] for k, name in enumerate(names)}
+    some = enumerate(names[first::nth])
+    kept = {name: levels[k % len(levels)] for k, name in some}
     return [
-        pytest.param(name, level, marks=() if level == kept[name] else pytest.mark.soak)
+        pytest.param(name, level, marks=() if level == kept.get(name) else pytest.mark.soak)
         for name in names
         for level in levels
     ]
