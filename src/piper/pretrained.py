@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from piper.models.hugging_face_build import (
     model_class,
     zeros,
 )
+from piper.runtime.checkpoint.model_names import model_tensors
 from piper.trainer import Trainer
 
 LOG = logging.getLogger("piper")
@@ -97,6 +99,7 @@ def from_pretrained(
     loss_fn, seed = options.pop("loss_fn", None), options.get("seed", 0)
     unread = folder is None or is_inspecting()
     init = first_values(model, seed) if unread else zeros
+    tied = tied_names(model)
     if chosen is not None:
         model, base = with_adapters(model, chosen).train(), init
         init = adapter_values(model, chosen.init_lora_weights, base, seed)
@@ -105,16 +108,22 @@ def from_pretrained(
     tag_unannotated(model, arguments if loss_fn is None else arguments[:-1])
     trainer = PretrainedTrainer(model, loss_fn, strategy, example=example, **options)
     trainer.config, trainer.folder, trainer.adapter = config, folder, chosen
-    read(trainer, trained)
+    read(trainer, trained, tied)
     return trainer
 
 
-def read(trainer: PretrainedTrainer, adapters: Path | None) -> None:
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """The first name of a parameter, for each of its others."""
+    return {other: one.name for one in model_tensors(model) for other in one.names[1:]}
+
+
+def read(trainer: PretrainedTrainer, adapters: Path | None, tied: Mapping[str, str]) -> None:
     """The weights of the model, and those of adapters that were trained before."""
     if trainer.folder is not None and trainer.adapter is None:
         trainer.load(trainer.folder)
     elif trainer.folder is not None:
-        trainer.load(trainer.folder, only=is_pretrained, rename=pretrained_name)
+        rename = partial(pretrained_name, tied=tied)
+        trainer.load(trainer.folder, only=is_pretrained, rename=rename)
     if adapters is not None:
         trainer.load(adapters, only=is_adapter, rename=saved_name)
 

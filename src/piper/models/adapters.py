@@ -6,7 +6,7 @@ import copy
 import hashlib
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +110,19 @@ def is_pretrained(name: str) -> bool:
     return "lora_" not in name
 
 
-def pretrained_name(name: str) -> str:
+def pretrained_name(name: str, tied: Mapping[str, str] | None = None) -> str:
     """The name of a parameter without adapters.
+
+    A layer in `modules_to_save` has a copy of what was `tied`, which files have under one name.
 
     >>> pretrained_name("base_model.model.layers.0.q_proj.base_layer.weight")
     'layers.0.q_proj.weight'
-    >>> pretrained_name("base_model.model.score.modules_to_save.default.weight")
-    'score.weight'
+    >>> pretrained_name("base_model.model.head.modules_to_save.default.weight")
+    'head.weight'
     """
-    name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-    return name.replace(f".modules_to_save.{NAME}.", ".").replace(".original_module.", ".")
+    bare = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    bare = bare.replace(f".modules_to_save.{NAME}.", ".").replace(".original_module.", ".")
+    return (tied or {}).get(bare, bare) if ".modules_to_save." in name else bare
 
 
 def saved_name(name: str) -> str:
