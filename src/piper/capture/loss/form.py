@@ -17,6 +17,7 @@ from piper.capture.loss.counts import Count, count_of
 from piper.capture.loss.domain import FIXED, MEAN, Known, Labels, PerRow, Reduced, Rows
 from piper.capture.loss.proof import batch_rows, followed, merge_equal, paired, without_copies
 from piper.capture.loss.rules import MEANS, base_name
+from piper.capture.python_state.function_caches import forgetting
 from piper.capture.torch_private import pytree
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.outputs import Output
@@ -138,7 +139,7 @@ def _traced_loss(
 
     described = [leaf for leaf in leaves if _is_tensor(leaf)]
     described += [(tuple(t.shape), t.dtype) for t in wanted if isinstance(t, Tensor)]
-    with torch_private.new_fake_mode():
+    with torch_private.new_fake_mode(), forgetting():
         sizes = [
             size if k - len(described) in kept else _times(size, rows, times)
             for k, (size, _) in enumerate(described)

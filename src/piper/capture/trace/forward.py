@@ -13,6 +13,7 @@ from piper.capture import torch_private
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
+from piper.capture.python_state.function_caches import forgetting
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
@@ -244,6 +245,7 @@ def _tracing(
     """While this is open, the view can be traced, and the model must not change."""
     with ExitStack() as stack:
         stack.enter_context(functions.intercepted())
+        stack.enter_context(forgetting())
         stack.enter_context(side_effects.unchanged(model))
         stack.enter_context(side_effects.no_python_randomness())
         stack.enter_context(side_effects.no_inference_mode())

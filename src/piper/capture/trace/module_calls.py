@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from piper.capture.python_state.function_caches import forgetting
 from piper.capture.regions.annotate import recorded_names, recording
 from piper.capture.torch_private import fake_errors_unlogged, new_fake_mode, pytree
 from piper.capture.trace.forward import fake, throw_away
@@ -57,6 +58,7 @@ def _run(
         root = stack.enter_context(_recorded(view))
         stack.enter_context(recording())
         stack.enter_context(new_fake_mode())
+        stack.enter_context(forgetting())
         stack.enter_context(torch.no_grad())
         named = (*model.named_parameters(), *model.named_buffers())
         state = {name: _without_values(tensor, dtype) for name, tensor in named}

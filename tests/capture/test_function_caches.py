@@ -1,0 +1,58 @@
+"""Functions that remember tables: a trace leaves nothing in them."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import closing
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import piper
+
+
+@functools.lru_cache(maxsize=2)
+def table(size: int) -> Tensor:
+    return torch.linspace(1, 2, size, dtype=torch.float64)
+
+
+@functools.cache
+def weights(rows: int) -> Tensor:
+    return torch.full((rows, 1), 0.5, dtype=torch.float64)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 6)
+
+    @functools.lru_cache  # noqa: B019
+    def positions(self, size: int) -> Tensor:
+        return torch.arange(size, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * table(6) + self.positions(6)
+
+
+def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+    return ((output - target).square() * weights(len(output))).mean()
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["new", "called before"])
+def test_tables_that_functions_remember_are_as_in_eager_training(warm: bool) -> None:
+    for one in (table, weights, Net.positions):
+        one.cache_clear()
+    model, (x, y) = Net().double(), torch.randn(2, 4, 6).double()
+    wanted = loss_fn(model(x), y).item() if warm else None
+
+    make = partial(piper.Trainer, model, loss_fn, None, device="cpu")
+    with closing(make(example=(x, y), optimizer=partial(torch.optim.SGD, lr=0.0))) as trainer:
+        losses = [trainer.step(x, y).loss, trainer.evaluate([(x, y)]).loss]
+        trainer.step(x[:2], y[:2])  # another shape: traced again
+
+    wanted = loss_fn(model(x), y).item() if wanted is None else wanted
+    assert losses == [pytest.approx(wanted, rel=1e-12)] * 2
+    assert type(table(6)) is type(weights(4)) is type(model.positions(6)) is Tensor
