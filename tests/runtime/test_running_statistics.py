@@ -63,7 +63,7 @@ def trains_as_replicas(norm: str, strategy: Strategy, replicas: int, parts: int)
 
 
 @drawn
-@pytest.mark.parametrize(("name", "pp", "dp", "zero"), every(9, SCHEDULES))
+@pytest.mark.parametrize(("name", "pp", "dp", "zero"), every(20, SCHEDULES))
 def test_every_schedule_normalises_each_replica_by_itself(
     name: str, pp: int, dp: int, zero: int
 ) -> None:
