@@ -1,6 +1,7 @@
 """Piper beside its peers on one GPU that four ranks share, or on one device.
 
     piper run -n 4 --share-gpu bench/gpu.py --group dp pp ep memory host
+    piper run -n 4 --share-gpu bench/gpu.py --group room --vary rows length layers
     python bench/gpu.py --group one
     PIPER_DEVICE=cpu piper run -n 4 bench/gpu.py --group dp pp ep memory host      (tiny sizes)
 
