@@ -81,6 +81,8 @@ STRATEGIES = {
     "dualpipe": strategies.dualpipe(pp=2, microbatches=2, tp=2, ep=4, zero=1),
     "tokens": strategies.one_f_one_b(pp=2, microbatches=2, dp=2, cp=2, ep=2, zero=2),
     "matrices": strategies.zb_h1(pp=2, microbatches=4, tp=2, zero=1),  # experts' weights are cut
+    "both axes": strategies.one_f_one_b(pp=2, microbatches=4, tp=2, cp=2, ep=4),
+    "both axes, fewer experts": strategies.zb_h1(pp=1, microbatches=4, tp=2, cp=2, ep=2, zero=1),
     "no replicate": strategies.one_f_one_b(pp=2, microbatches=4, tp=4, ep=2),
 }
 

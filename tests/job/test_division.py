@@ -118,7 +118,7 @@ STRATEGIES = {
 }
 
 
-LONGER = ("gpipe", "interleaved", "zbv", "replicas")
+LONGER = ("gpipe", "interleaved", "zbv", "replicas", "1f1b", "dualpipev")
 EVERY = [pytest.param(n, marks=pytest.mark.soak) if n in LONGER else n for n in STRATEGIES]
 
 

@@ -83,6 +83,16 @@ def test_the_other_architectures_do_so_too(one: Architecture) -> None:
     check(one, STRATEGY())
 
 
+WAYS = {"weights": {"tp": 2}, "tokens": {"cp": 2}, "ring": {"cp": 2, "cp_attention": "ring"}}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", ["weights", "tokens"])
+@pytest.mark.parametrize("one", ARCHITECTURES, ids=lambda o: o.name)
+def test_an_architecture_is_divided_in_stages(one: Architecture, way: str) -> None:
+    check(one, STRATEGY(**WAYS[way]))
+
+
 MIXTURES = [o for o in ARCHITECTURES if o.name.startswith(MIXED)]
 
 

@@ -131,14 +131,16 @@ def test_grouped_heads_that_do_not_divide() -> None:
     assert placements(captured)["blocks.0.attention.key.weight"] == Cut(0)
 
 
-def test_context_parallelism_exchanges_heads() -> None:
+@pytest.mark.parametrize("ways", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_context_parallelism_exchanges_heads(ways: int) -> None:
     model = drawn(llama(layers=1))
-    captured = divided(model, 4, "tokens")
+    captured = divided(model, ways, "tokens")
 
-    devices = assert_exact(captured, model, 4, eager(model, cross_entropy, batch()))
+    devices = assert_exact(captured, model, ways, eager(model, cross_entropy, batch()))
 
+    each = HIDDEN / ways * (ways - 1) / ways
     assert set(placements(captured).values()) == {Replicated()}
-    assert devices.sent[Step.ALL_TO_ALL] == 8 * HIDDEN / 4 * 3 / 4  # q, k, v, out: there and back
+    assert devices.sent[Step.ALL_TO_ALL] == 8 * each  # q, k, v, out: there and back
 
 
 @pytest.mark.soak
@@ -203,12 +205,51 @@ def test_a_user_decides_how_a_parameter_is_cut() -> None:
     ("seeds", "text"),
     [
         ({"embeding.weight": Cut(0)}, "no divided parameter is called embeding.weight"),
-        ({"head.weight": Cut(2)}, "head.weight cannot be cut along dimension 2"),
+        (
+            {"head.weight": Cut(2)},
+            "head.weight has the shape [64, 16] and cannot be cut along dimension 2: a dimension "
+            "less for 2 devices",
+        ),
+        ({"norm.weight": Cut(0)}, "norm.weight cannot be cut along dimension 0: nothing that"),
     ],
 )
 def test_a_seed_that_nothing_can_use_is_not_supported(seeds: dict, text: str) -> None:
-    with pytest.raises(CaptureError, match=text.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(CaptureError, match=re.escape(text)):
         divided(drawn(llama(layers=1)), 2, seeds=seeds)
+
+
+def test_a_seed_that_does_not_divide_is_not_supported() -> None:
+    text = (
+        "plan: head.weight has the shape [63, 16] and cannot be cut along dimension 0: 63 rows or "
+        "columns for 2 devices\n  fix: cut it along another dimension in `plan`, leave it to "
+        "Piper, or use other devices"
+    )
+
+    with pytest.raises(CaptureError, match=re.escape(text)):
+        divided(drawn(llama(layers=1, vocab=63)), 2, seeds={"head.weight": Cut(0)})
+
+
+class Chosen(nn.Module):
+    """Computes only what is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.head(self.words(tokens))
+        return x[x > 0]
+
+
+def test_a_size_that_depends_on_data_in_a_divided_region_is_not_supported() -> None:
+    request = DivisionRequest(regions=("all",), ways=2, what="weights")
+
+    with pytest.raises(CaptureError) as refused:
+        capture(Chosen(), lambda x, _: x.sum(), batch(), divide=[request])
+
+    (problem,) = refused.value.problems
+    assert problem.what == "a size depends on data inside a divided region"
+    assert problem.fix == "leave that region out of the Shard of weights or tokens"
 
 
 class Normalized(nn.Module):

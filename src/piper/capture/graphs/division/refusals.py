@@ -21,6 +21,18 @@ def seed_without_parameter(name: str, known: list[str]) -> CaptureError:
     )
 
 
+def seed_that_does_not_divide(
+    name: str, dim: int, shape: tuple[int, ...], ways: int
+) -> CaptureError:
+    what = f"{name} has the shape {list(shape)}"
+    there = f"{shape[dim]} rows or columns" if dim < len(shape) else "a dimension less"
+    return refusal(
+        "plan",
+        f"{what} and cannot be cut along dimension {dim}: {there} for {ways} devices",
+        "cut it along another dimension in `plan`, leave it to Piper, or use other devices",
+    )
+
+
 def seed_not_possible(name: str, dim: int, where: str) -> CaptureError:
     return refusal(
         where,

@@ -17,7 +17,7 @@ from piper.capture.graphs.division.search.order import depth_first
 from piper.capture.graphs.division.search.prices import Prices
 from piper.capture.trace.inputs import spec_of
 from piper.ir.division import DivisionRequest
-from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated
+from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated, divides
 from piper.ir.values import TensorSpec
 
 
@@ -88,10 +88,11 @@ class Space:
         for node, options in self.options.items():
             if not options:
                 seeds = {n: self._seed(node, n) for n in operands(node) if n in self.parameters}
-                wanted = next(n for n, seed in seeds.items() if seed is not None)
-                cut = seeds[wanted]
-                assert isinstance(cut, Cut)
-                raise refusals.seed_not_possible(self.parameters[wanted], cut.dim, line(node))
+                wanted, cut = next((n, s) for n, s in seeds.items() if isinstance(s, Cut))
+                name, ways = self.parameters[wanted], self.requests[node].ways
+                if not divides(shape(wanted), cut, ways):
+                    raise refusals.seed_that_does_not_divide(name, cut.dim, shape(wanted), ways)
+                raise refusals.seed_not_possible(name, cut.dim, line(node))
 
     def _seed(self, node: fx.Node, parameter: fx.Node) -> Placement | None:
         return seed_of(self.requests[node], self.parameters[parameter])
