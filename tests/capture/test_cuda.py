@@ -55,7 +55,8 @@ def test_a_block_of_a_ring_is_what_slices_of_scores_give(causal: bool, groups: i
 
 def both_blocks(dtype, given, others, causal) -> list[torch.Tensor]:
     """Attention to two blocks of keys, and its gradients; in float64 without a dtype."""
-    leaves = [t.to(dtype or torch.float64).requires_grad_() for t in (*given, *others)]
+    every = (tensor.detach().clone() for tensor in (*given, *others))
+    leaves = [tensor.to(dtype or torch.float64).requires_grad_() for tensor in every]
     query, key, value, key2, value2 = leaves
     one = ATTEND(query, key, value, None, causal, 0.125)
     other = ATTEND(query, key2, value2, None, False, 0.125)
