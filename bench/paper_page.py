@@ -32,8 +32,8 @@ ABOUT = {  # piece -> title, and what it shows
     ),
     "scaling": (
         "Weak scaling",
-        "Measured ranks share one machine: the last column compares with the same work in as many "
-        "processes that send nothing. **Simulated rows are predictions**, not measurements: a "
+        "Measured ranks share one machine, so the last column compares with plain PyTorch in as "
+        "many processes that send nothing. **Simulated rows are predictions**, not measurements: a "
         "DeepSeek-V3-like job on H800s, PP=16, up to EP=64, against its smallest size.",
     ),
     "overhead": (
@@ -45,15 +45,19 @@ ABOUT = {  # piece -> title, and what it shows
         "Everything after capture, with all checks: directives, passes, plans.",
     ),
 }
-INTRODUCTION = """# The paper's evaluation
+INTRODUCTION = (
+    "`make paper` runs all pieces, and `make paper PIECE=zero` runs one. The pieces are {pieces}. "
+    "With a GPU, four ranks share it. On a CPU everything is tiny: it shows that a piece runs, not "
+    "how fast Piper is. `bench/results/paper/` holds the raw results of each machine, with its "
+    "load. `bench/paper.py` writes this page from them. [Benchmarks](benchmarks.md) has larger "
+    "runs and explains them.",
+    "Not part of these pieces yet: DeepSpeed, Megatron and TorchTitan.",
+)
 
-`make paper` runs all pieces, and `make paper PIECE=zero` runs one. The pieces are {pieces}. With a
-GPU, four ranks share it. On a CPU everything is tiny: it shows that a piece runs, not how fast
-Piper is. `bench/results/paper/` holds the raw results of each machine. `bench/paper.py` writes this
-page from them. [Benchmarks](benchmarks.md) has larger runs and explains them.
 
-DeepSpeed, Megatron and TorchTitan are not part of these pieces.
-"""
+def introduction(pieces: str) -> Iterator[str]:
+    for paragraph in INTRODUCTION:
+        yield f"{wrapped(paragraph.format(pieces=pieces))}\n"
 
 
 def write(kept: Path, docs: Path = DOCS) -> None:
@@ -63,7 +67,7 @@ def write(kept: Path, docs: Path = DOCS) -> None:
         if path.stem in found:
             found[path.stem][path.parent.name] = json.loads(path.read_text())
     names = ", ".join(f"`{piece}`" for piece in ABOUT)
-    parts = [INTRODUCTION.format(pieces=names)]
+    parts = ["# The paper's evaluation\n", *introduction(names)]
     for piece, machines in found.items():
         parts += section(piece, machines, docs / "images")
     (docs / "paper.md").write_text("\n".join(parts))
@@ -80,7 +84,9 @@ def section(piece: str, machines: dict[str, Any], images: Path) -> Iterator[str]
         image.write_text(bars(table))
         on = kept["on"]
         device = on["gpu"] or f"{on['cores']} CPU cores ({on['machine']}), load {on['load']}"
-        yield f"{device}, torch {on['torch']}, {on['when']}:\n\n{markdown(table)}\n"
+        note = f"; {on['note']}" if "note" in on else ""
+        where = wrapped(f"{device}, torch {on['torch']}, {on['when']}{note}:")
+        yield f"{where}\n\n{markdown(table)}\n"
         yield f"![{title}, {table.unit}](images/{image.name})\n"
 
 

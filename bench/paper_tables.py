@@ -102,7 +102,7 @@ def scaling(results: Results) -> Table:
             text = f"{one['ms']:,.1f} ms", f"{speed:,.0f}", f"{share:.1%}"
             rows.append((kind, str(one["devices"]), *text))
             bars.append((f"{one['devices']} devices, {kind}", 100 * share))
-    head = ("", "devices", "step", "tokens/s of a device", "of the time without messages")
+    head = ("", "devices", "step", "tokens/s of a device", "of the speed without messages")
     return Table(head, tuple(rows), tuple(bars), "%")
 
 
