@@ -18,7 +18,9 @@ DEFAULTS = {one.name: one.default for one in fields(Options)}
 
 
 @pytest.mark.parametrize(
-    ("call", "others"), [(Trainer, {}), (rehearse, {"device": "cpu"})], ids=["Trainer", "rehearse"]
+    ("call", "others"),
+    [(Trainer, {}), (rehearse, {"device": "cpu", "graphs": False})],
+    ids=["Trainer", "rehearse"],
 )
 def test_signatures_have_the_options(call: Callable[..., Any], others: dict[str, Any]) -> None:
     known = signature(call).parameters.values()

@@ -145,10 +145,10 @@ def test_several_replicas_of_running_statistics_are_not_supported() -> None:
         job.compile(Batch.of((rows, rows)))
 
     assert str(refused.value) == (
-        "strategy: PP1 updates buffers (running statistics) on devices [1, 1]: replicas would see "
-        "rows in another order\n"
+        "strategy: PP1 updates buffers (running statistics) on devices [1, 1]: replicas on one "
+        "device would update the same ones\n"
         "  fix: use a norm without running statistics, put the module in eval mode, or place every "
-        "region on one device: devices=[1]"
+        "region on as many devices as PP1"
     )
 
 

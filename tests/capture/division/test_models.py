@@ -131,14 +131,14 @@ def test_grouped_heads_that_do_not_divide() -> None:
     assert placements(captured)["blocks.0.attention.key.weight"] == Cut(0)
 
 
-@pytest.mark.parametrize("ways", [2, pytest.param(4, marks=pytest.mark.soak)])
-def test_context_parallelism_exchanges_heads(ways: int) -> None:
+def test_context_parallelism_exchanges_heads() -> None:
+    """With two devices, gathered tokens are no more bytes."""
     model = drawn(llama(layers=1))
-    captured = divided(model, ways, "tokens")
+    captured = divided(model, 4, "tokens")
 
-    devices = assert_exact(captured, model, ways, eager(model, cross_entropy, batch()))
+    devices = assert_exact(captured, model, 4, eager(model, cross_entropy, batch()))
 
-    each = HIDDEN / ways * (ways - 1) / ways
+    each = HIDDEN / 4 * 3 / 4
     assert set(placements(captured).values()) == {Replicated()}
     assert devices.sent[Step.ALL_TO_ALL] == 8 * each  # q, k, v, out: there and back
 
