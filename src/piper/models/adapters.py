@@ -19,6 +19,8 @@ from piper.models.transformers_private import with_children
 
 NAME = "default"  # of the one adapter
 CONFIG = "adapter_config.json"
+# Options whose other values change more than what is added to a layer.
+USUAL = {"bias": "none", "target_parameters": None, "layer_replication": None}
 Fill = Callable[[str, Tensor], None]
 
 
@@ -34,8 +36,10 @@ def adapter_config(given: Any) -> tuple[Any, Path | None]:
     if config.init_lora_weights not in (True, False, "gaussian"):
         what = f"init_lora_weights={config.init_lora_weights!r} needs the weights of the model"
         raise _refused(what, "write init_lora_weights=True, or build the model with peft")
-    if getattr(config, "layer_replication", None):
-        raise _refused("it repeats layers of the model", "leave out layer_replication")
+    for option, usual in USUAL.items():
+        if getattr(config, option, usual) not in (usual, None, False):
+            what = f"{option}={getattr(config, option)!r} is not supported"
+            raise _refused(what, f"leave out {option}, or build the model with peft")
     return config, folder
 
 
