@@ -124,6 +124,8 @@ class Frontier:
         width: int,
     ) -> tuple[Best, bool]:
         """The states after the last node, and whether none were left out to keep to `width`."""
+        if not all(map(self._moves, nodes)):  # parameters are held in a way that a node cannot use
+            return {}, True
         states: Best = {entry: (0.0, None)}
         all_kept = True
         ahead = sum(map(self._least, nodes))
