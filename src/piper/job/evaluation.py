@@ -29,7 +29,7 @@ Move = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The loss over all batches together, and what it took."""
+    """The loss of all batches, and what it took."""
 
     loss: float
     batches: int  # of each replica
