@@ -40,7 +40,7 @@ def arguments(name: str, steps: int, folder: Path) -> list[str]:
     return [*file, f"train.steps={steps}", f"train.log={log}", f"train.checkpoint={saved}"]
 
 
-@pytest.mark.parametrize("name", every(4, RECIPES))
+@pytest.mark.parametrize("name", every(len(RECIPES), RECIPES))
 def test_a_recipe_trains_logs_saves_resumes_and_evaluates(name: str, tmp_path: Path) -> None:
     if "peft" in name:
         pytest.importorskip("peft", reason="pip install peft")

@@ -17,7 +17,7 @@ import pytest
 
 from piper.launcher.local import free_port
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
 TESTS = Path(__file__).parent.parent
 SCRIPT = TESTS / "scripts" / "two_stages.py"
 STAND_INS = {

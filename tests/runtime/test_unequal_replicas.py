@@ -127,7 +127,7 @@ UNEQUAL: list[tuple[str, int, tuple[int, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "zero", "counts"), every(5, UNEQUAL))
+@pytest.mark.parametrize(("schedule", "zero", "counts"), every(9, UNEQUAL))
 def test_every_builder_takes_a_number_of_devices_for_each_rank(
     schedule: str, zero: int, counts: tuple[int, int]
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from piper.capture.python_state.ownership import is_own_module
 
 _CACHE = type(functools.lru_cache(lambda: None))
+_LOOKED_AT: dict[str, tuple[Any, bool]] = {}  # modules, and whether they are the user's
 
 
 @contextmanager
@@ -29,10 +30,22 @@ def forgetting() -> Iterator[None]:
 
 def function_caches() -> Iterator[Any]:
     """Those in the user's modules, and in classes there."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and is_own_module(module):
-            for value in list(vars(module).values()):
-                yield from caches_in(value)
+    for module in own_modules():
+        for value in list(vars(module).values()):
+            yield from caches_in(value)
+
+
+def own_modules() -> list[ModuleType]:
+    """A program has thousands of modules, so each is looked at once."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        known = _LOOKED_AT.get(name)
+        if known is None or known[0] is not module:
+            is_own = isinstance(module, ModuleType) and is_own_module(module)
+            known = _LOOKED_AT[name] = module, is_own
+        if known[1]:
+            found.append(module)
+    return found
 
 
 def caches_in(value: Any) -> Iterator[Any]:
