@@ -87,10 +87,7 @@ STRATEGIES = {
 }
 
 
-DEFAULT = [
-    ("matrices", "skewed"),
-    ("across teams", "skewed"),
-]
+DEFAULT = [("across teams", "skewed")]
 EVERY = [
     pytest.param(name, routing, marks=() if (name, routing) in DEFAULT else pytest.mark.soak)
     for name in STRATEGIES

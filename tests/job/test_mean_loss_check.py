@@ -116,7 +116,7 @@ def test_what_is_no_mean_is_refused(loss_fn: Callable[..., Any], strategy: Any) 
 
 
 @pytest.mark.parametrize("strategy", every(2, [PARTS, REPLICAS], ["parts", "replicas"]))
-@pytest.mark.parametrize("loss_fn", RIGHT.values(), ids=RIGHT)
+@pytest.mark.parametrize("loss_fn", every(2, RIGHT.values(), RIGHT))
 def test_means_train_as_on_the_whole_batch(loss_fn: Callable[..., Any], strategy: Any) -> None:
     found = rehearse(Net(), loss_fn, strategy, data())
 

@@ -46,6 +46,7 @@ def test_every_choice_has_its_own_timeline(tmp_path: Path) -> None:
     assert len(pictures) == len(CHOICES)
 
 
+@pytest.mark.soak
 def test_reductions_placed_by_hand_train_as_plain_pytorch() -> None:
     with using(captured()):
         found = inspect(SCRIPT, ["--choice", "by-hand"])

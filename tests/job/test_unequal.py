@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from draws import every
 from job.test_numerics import Net, compared
 from replicas import ADAMW, batches, build, captured, close_tensors, plain
 from shared_capture import using
@@ -39,7 +40,7 @@ def inspected(name: str) -> Inspected:
     return inspect(LITERATURE / f"{name}.py", [])
 
 
-@pytest.mark.parametrize("name", ["asymmetric_stages", "encoder_beside_decoder"])
+@pytest.mark.parametrize("name", every(2, ["encoder_beside_decoder", "asymmetric_stages"]))
 def test_examples_train_as_plain_pytorch(name: str) -> None:
     found = inspected(name)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draws import every
 import torch
 from averaging import ADAM, DECAY, STEPS, Tied, data, loss_of, plain, train_on, trainer_under
+from draws import every
 from pool import run_on
 from torch import Tensor
 from torch.nn import functional

@@ -7,9 +7,9 @@ import random
 from typing import Any
 
 import pytest
-from draws import every
 import torch
 from checkpoints import HALVING, MOMENTUM, alone, retarget_often, weights
+from draws import every
 from pool import run_on
 from replicas import compare, data, plain
 from torch import nn
