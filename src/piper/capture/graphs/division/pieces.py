@@ -77,27 +77,26 @@ def unpack(emit: Emitter, node: fx.Node, cut: Cut, ways: int) -> fx.Node:
 
 def _ordered(emit: Emitter, node: fx.Node, cut: Cut, ways: int) -> fx.Node:
     """A whole tensor with the two pieces of each device side by side."""
-    if not cut.zigzag:
-        return node
-    whole = shape(node)
-    halves = [*whole[: cut.dim], cut.blocks, 2, ways, -1, *whole[cut.dim + 1 :]]
-    split = emit(aten.reshape.default, node, halves)
-    first, second = (emit(aten.select.int, split, cut.dim + 1, k) for k in (0, 1))
-    second = _reversed(emit, second, cut.dim + 1, ways)
-    both = emit(aten.stack.default, [first, second], cut.dim + 2)
-    return emit(aten.reshape.default, both, list(whole))
+    return _zigzag(emit, node, cut, ways, halves=1, pairs=2) if cut.zigzag else node
 
 
 def _disordered(emit: Emitter, node: fx.Node, cut: Cut, ways: int) -> fx.Node:
     """The inverse of `_ordered`."""
-    if not cut.zigzag:
-        return node
-    whole = shape(node)
-    pairs = [*whole[: cut.dim], cut.blocks, ways, 2, -1, *whole[cut.dim + 1 :]]
-    split = emit(aten.reshape.default, node, pairs)
-    first, second = (emit(aten.select.int, split, cut.dim + 2, k) for k in (0, 1))
+    return _zigzag(emit, node, cut, ways, halves=2, pairs=1) if cut.zigzag else node
+
+
+def _zigzag(emit: Emitter, node: fx.Node, cut: Cut, ways: int, halves: int, pairs: int) -> fx.Node:
+    """Move the dimension of the two halves, so many places behind that of the cut, to `pairs`.
+
+    Of the second half, the devices are in the opposite order.
+    """
+    whole, parts = shape(node), [ways]
+    parts.insert(halves - 1, 2)
+    sizes = [*whole[: cut.dim], cut.blocks, *parts, -1, *whole[cut.dim + 1 :]]
+    split = emit(aten.reshape.default, node, sizes)
+    first, second = (emit(aten.select.int, split, cut.dim + halves, k) for k in (0, 1))
     second = _reversed(emit, second, cut.dim + 1, ways)
-    both = emit(aten.stack.default, [first, second], cut.dim + 1)
+    both = emit(aten.stack.default, [first, second], cut.dim + pairs)
     return emit(aten.reshape.default, both, list(whole))
 
 
