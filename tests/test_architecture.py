@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "directives": IR,
     "passes": {"costs", *IR},
     "plan": IR,
-    "strategies": {"directives", "costs", "view", *IR},
+    "strategies": {"directives", "costs", *IR},
     "runtime": {"plan", *WORDS},
     "sim": {"plan", "costs", *WORDS},
     "view": {"plan", "sim", *IR},
@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"capture", *WORDS},
 }
 MAY_IMPORT["job"] = set(MAY_IMPORT)  # all but the Trainer, which runs jobs
-TOP = {"trainer", "pretrained", "cli", "__init__", "__main__"}  # may import anything below them
+TOP = {"trainer", "pretrained", "pictures", "cli", "__init__", "__main__"}  # may import anything
 TORCH = {"capture", "runtime", "models", "job", "trainer", "pretrained"}
 RAY = {"launcher"}
 

@@ -7,6 +7,8 @@ read the imports below instead; a test keeps the two lists the same.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from piper.directives.strategy import draw_with as _draw_with
+
 if TYPE_CHECKING:
     from piper import errors as errors
     from piper import models as models
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
     from piper.directives import Split as Split
     from piper.directives import Stage as Stage
     from piper.directives import Stream as Stream
+    from piper.directives.strategy import Strategy as Strategy
     from piper.ir.filters import where as where
     from piper.job.compiler import compile_strategy as compile_strategy
     from piper.job.launching import launch as launch
     from piper.job.rehearsal import rehearse as rehearse
     from piper.pretrained import from_pretrained as from_pretrained
     from piper.runtime.metrics import Metrics as Metrics
-    from piper.strategies import Strategy as Strategy
     from piper.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -50,7 +52,7 @@ _HOMES = {
     "Stage": "piper.directives",
     "Stream": "piper.directives",
     "Remat": "piper.directives",
-    "Strategy": "piper.strategies",  # which knows how to draw one
+    "Strategy": "piper.directives.strategy",
     "LossScale": "piper.capture",
     "Precision": "piper.capture",
     "Trainer": "piper.trainer",
@@ -76,3 +78,15 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+def _html(strategy: "Strategy") -> str | None:
+    return str(import_module("piper.pictures").html(strategy))
+
+
+def _svg(strategy: "Strategy") -> str | None:
+    drawn: str | None = import_module("piper.pictures").svg(strategy)
+    return drawn
+
+
+_draw_with(_html, _svg)  # schedules are drawn by a layer that directives do not know

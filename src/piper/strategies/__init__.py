@@ -1,7 +1,6 @@
 """Well-known pipeline schedules: functions that return directives, and their tables."""
 
-from piper.directives.strategy import Strategy, draw_with
-from piper.strategies import picture
+from piper.directives.strategy import Strategy
 from piper.strategies.assembly import to_directives
 from piper.strategies.builders import (
     BUILDERS,
@@ -30,5 +29,3 @@ __all__ = [
     "interleaved_zb", "one_f_one_b", "parse_csv", "peaks", "print_csv", "to_csv", "to_directives",
     "to_table", "zb_h1", "zbv",
 ]  # fmt: skip
-
-draw_with(picture.html, picture.svg)
