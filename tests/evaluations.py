@@ -99,7 +99,8 @@ class Threads:
         if wanted == "loss":
             return totals
         rows = rows_of(replica) // job.microbatches
-        return separated(captured.output, [outputs[k] for k in sorted(outputs)], rows)
+        found = [outputs[k] for k in sorted(outputs)]
+        return separated({rows: captured.output}, found, [rows] * len(found))
 
 
 def cached(model: Any, loss_fn: Any, example: Any, *rest: Any) -> Captured:

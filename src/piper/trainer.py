@@ -130,7 +130,7 @@ class Trainer:
         self._checkpoints, self._stop, self._averaging = Checkpoints(), StopRequest(), Averaging()
         self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
         self._best: dict[BatchKind, float | None] = {}  # seconds of a step at the peak
-        self._programs.get(first, job.kind(first), self.steps)
+        self._programs.get(first, job.kind(first, 0), self.steps)
         taken = consistency.digests(model)  # of the values that were copied
         self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken)
         self._slow, self._log = Stragglers(self.rank), metric_log(log, self.rank)
@@ -180,7 +180,8 @@ class Trainer:
         replica_digests.refuse_drift(self._programs.state, self.steps, replica_digests.EVERY)
         if kind not in self._best:
             self._best[kind] = best_seconds(self._job, given)
-        read, tokens = self._in_flight.end(program), self.replicas * given.tokens
+        read = self._in_flight.end(program)
+        tokens = self._job.rows.everywhere(given.tokens, self.replica)
         metrics = Metrics(self.steps, tokens, read, lr, self._best[kind], self._slow.found)
         self._log.add(metrics)
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
@@ -218,9 +219,10 @@ class Trainer:
         with on_compute_stream(program.plan, program.device):
             seen = measure(program, inputs, rounds)
         codes, made = self._programs.assigned[kind].codes, self._programs.made.get(kind)
-        costs = tuned(seen, codes, made.dag.model if made else None, self._job.costs.mode)
+        models = [dag.model for dag, _ in made.dag.teams] if made else []
+        costs = tuned(seen, codes, models, self._job.costs.mode)
         self._programs.compile_again(costs)
-        self._programs.get(given, kind, self.steps)
+        self._programs.get(self._job.rows.as_first(given, self.replica), kind, self.steps)
         return costs
 
     def evaluate(self, batches: Iterable[Any]) -> Evaluation:
@@ -359,7 +361,7 @@ class Trainer:
         """The batch as a typed value, and its kind."""
         refuse_modes()
         given = self._job.batch(self._example, batch, named)
-        return given, self._job.kind(given)
+        return given, self._job.kind(given, self.replica)
 
     def _ready(self, batch: Batch, kind: BatchKind) -> tuple[Program, StepInputs, BatchKind]:
         """The program for a batch, its inputs, and the kind that all processes agree on."""
@@ -368,7 +370,7 @@ class Trainer:
         own = [0.0] if known is None else weights(known, batch)
         weight, kind = self._agreed(batch, kind, sum(own))
         if not programs.has(kind):  # what it divides by is known once it is compiled
-            programs.get(batch, kind, self.steps)
+            programs.get(self._job.rows.as_first(batch, self.replica), kind, self.steps)
             batch = self._job.whole_inputs.marked(batch)
             own = weights(programs.reduction(kind), batch)
             weight, kind = self._agreed(batch, kind, sum(own))

@@ -221,10 +221,16 @@ def test_it_says_what_moved(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_rows_that_replicas_do_not_divide_are_refused() -> None:
+    from piper.directives import Split
+    from piper.ir.replicas import replicas
     from piper.job.batch import Batch
+    from piper.job.replica_batches import ReplicaBatches
     from piper.job.retarget import resized
 
+    one, two, three = (
+        ReplicaBatches(Split("MB", 1), replicas([range(n)])) for n in (1, 2, 3)
+    )  # fmt: skip
     example = Batch.of((torch.ones(5, 2), torch.tensor(1.0)))
-    assert [tuple(t.shape) for t in resized(example, 2, 1).tensors] == [(10, 2), ()]
+    assert [tuple(t.shape) for t in resized(example, two, one).tensors] == [(10, 2), ()]
     with pytest.raises(InputError, match="3 replicas, which do not divide 10 rows"):
-        resized(example, 2, 3)
+        resized(example, two, three)

@@ -29,7 +29,7 @@ from piper.capture.trace.outputs import Output
 from piper.capture.trace.randomness import make_reproducible
 from piper.ir.division import DivisionRequest
 from piper.ir.model import Model, Region
-from piper.ir.naming import RANDOM, RANK, batch_input, region_of_size
+from piper.ir.naming import RANDOM, RANK, batch_input
 from piper.ir.remat_policy import RematPolicy
 from piper.ir.sharding import Contract, contract
 from piper.ir.values import Role, TensorSpec, Value
@@ -59,12 +59,7 @@ class Captured:
         """The same, for microbatches of several sizes."""
         if not others:
             return self
-        dropouts = {
-            region_of_size(region, rows): number
-            for rows, other in others.items()
-            for region, number in other.dropouts.items()
-        }
-        return replace(self, others=others, dropouts={**self.dropouts, **dropouts})
+        return replace(self, others=others)
 
     @property
     def was_read(self) -> int:
@@ -96,7 +91,9 @@ class Captured:
             return share
         reads = ((phase, _random_position(region, phase)) for phase in Phase)
         random = tuple((phase, read) for phase, read in reads if read is not None)
-        return RegionCode(region.code, dropout=self.dropouts[region.id], random=random)
+        known = self.others.get(region.rows or 0, self)
+        number = known.dropouts[region.twin or region.id]
+        return RegionCode(region.code, dropout=number, random=random)
 
 
 @contextmanager

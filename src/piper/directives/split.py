@@ -25,14 +25,15 @@ IN_BATCH_ORDER = Maker("buffers updated in batch order")
 @directive(
     keys={"name": "dim_name", "n": "num_microbatches"},
     constants={"filter": {}},
-    omit_defaults=("sizes",),
+    omit_defaults=("sizes", "replica_sizes"),
 )
 @dataclass(frozen=True, slots=True)
 class Split(Directive):
     """Cut the batch into n microbatches of different data; gradients add up.
 
     `sizes` says how many rows each has, up to a common factor. Without it, they have equally many,
-    or the first ones one more.
+    or the first ones one more. `replica_sizes` says how many rows the batch of each replica has, up
+    to a common factor. Without it, all have equally many.
 
     rewrite:
         F -> B -> Update                       Split("MB", 2)
@@ -44,6 +45,7 @@ class Split(Directive):
     name: str
     n: int
     sizes: Live = None
+    replica_sizes: Live = None
 
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 1:
@@ -55,6 +57,8 @@ class Split(Directive):
             raise Refused(Problem(f"{self.name!r} cannot name a dimension", fix))
         if self.sizes is not None:
             object.__setattr__(self, "sizes", row_counts(self.sizes, self.n))
+        if self.replica_sizes is not None:
+            object.__setattr__(self, "replica_sizes", replica_counts(self.replica_sizes))
 
     def rows(self, whole: int) -> tuple[int, ...]:
         """The rows of each microbatch of a batch; empty if all have equally many.
@@ -62,6 +66,11 @@ class Split(Directive):
         >>> Split("MB", 4).rows(10), Split("MB", 2).rows(10), Split("MB", 2, [3, 2]).rows(10)
         ((3, 3, 2, 2), (), (6, 4))
         """
+        found = self.all_rows(whole)
+        return found if len(set(found)) > 1 else ()
+
+    def all_rows(self, whole: int) -> tuple[int, ...]:
+        """The same, also if all have equally many."""
         if self.sizes is None:
             each, more = divmod(whole, self.n)
             found = tuple(each + (k < more) for k in range(self.n))
@@ -69,6 +78,12 @@ class Split(Directive):
             found = tuple(size * whole // sum(self.sizes) for size in self.sizes)
         if not all(found) or sum(found) != whole:
             raise Refused(self.wrong_batch(whole))
+        return found
+
+    @property
+    def unequal(self) -> tuple[int, ...]:
+        """The sizes of replicas, if they differ."""
+        found = tuple(self.replica_sizes or ())
         return found if len(set(found)) > 1 else ()
 
     def wrong_batch(self, whole: int) -> Problem:
@@ -81,7 +96,7 @@ class Split(Directive):
 
     def rewrite(self, dag: Dag) -> Dag:
         self.refuse_clashes(dag)
-        if self.sizes is not None and len(set(self.sizes)) > 1:
+        if self.sizes is not None and (len(set(self.sizes)) > 1 or dag.model.size_names):
             dag = with_sizes(dag, tuple(self.sizes))
         parts = range(self.n)
         names = {v: [of_microbatch(v, k) for k in parts] for v in per_microbatch(dag)}
@@ -176,6 +191,15 @@ class Copies:
 def per_microbatch(dag: Dag) -> list[ValueId]:
     """Values that each microbatch has its own of: all but parameters, old and new, and totals."""
     return [name for name, value in dag.values.items() if value.role not in OF_THE_STEP]
+
+
+def replica_counts(sizes: object) -> tuple[int, ...]:
+    """What a user wrote, checked."""
+    found = tuple(sizes) if isinstance(sizes, list | tuple) else ()
+    if not found or any(type(one) is not int or one < 1 for one in found):
+        what = f"replica_sizes={sizes!r} does not say how many rows each replica has"
+        raise Refused(Problem(what, "write a whole number, 1 or more, for each replica"))
+    return found
 
 
 def row_counts(sizes: object, n: int) -> tuple[int, ...]:

@@ -57,6 +57,8 @@ class Dag:
     streams: tuple[Share, ...] = ()  # SMs and priorities, by `Stream`; others use the rest
     sequence: tuple[NodeId, ...] = ()  # empty until the schedule pass: all nodes, in time order
     times: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)  # expected
+    # As devices of replicas with other numbers of rows see it: the same nodes, in the same order.
+    others: Mapping[Device, Dag] = field(default_factory=dict)
     # of each message: expected latency, and seconds to send it; empty until the gathers pass
     transits: Mapping[NodeId, tuple[float, float]] = field(default_factory=dict)
 
@@ -96,6 +98,18 @@ class Dag:
         """Every device that has a node, in rising order."""
         lists = lists_once(node.devices for node in self.nodes.values())
         return tuple(sorted(set(chain.from_iterable(lists))))
+
+    def seen_by(self, device: Device) -> Dag:
+        """This DAG, or that of a device whose replica has another number of rows."""
+        return self.others.get(device, self)
+
+    @cached_property
+    def teams(self) -> list[tuple[Dag, int]]:
+        """How many teams of replicas see this DAG, and those of other numbers of rows."""
+        first = (self.replicas.lists[0][team[0]] for team in self.replicas.teams)
+        seen = list(map(self.seen_by, first))
+        count = Counter(map(id, seen))
+        return [(one, count[key]) for key, one in {id(one): one for one in seen}.items()]
 
     @cached_property
     def shares_devices(self) -> bool:

@@ -49,7 +49,19 @@ class View:
 
 
 def views(dag: Dag, devices: Sequence[Device]) -> Iterator[View]:
-    """One view for all devices, or one for each if some of them do not run each node once."""
+    """One view for all devices, or one for each if some of them do not run each node once.
+
+    Replicas with different numbers of rows have different views.
+    """
+    kinds: dict[int, tuple[Dag, list[Device]]] = {}
+    for device in devices:
+        seen = dag.seen_by(device)
+        kinds.setdefault(id(seen), (seen, []))[1].append(device)
+    for seen, its in kinds.values():
+        yield from views_of(seen, its)
+
+
+def views_of(dag: Dag, devices: Sequence[Device]) -> Iterator[View]:
     if not dag.shares_devices:
         yield View(dag, dag.replicas, tuple(devices))
         return

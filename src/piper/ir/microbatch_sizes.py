@@ -7,7 +7,7 @@ use the same parameters.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from piper.errors import Problem, Refused
@@ -34,18 +34,19 @@ def with_sizes(dag: Dag, sizes: tuple[int, ...]) -> Dag:
         F   -> B   -> Update                   for microbatches of 3 rows
         F|2 -> B|2 -/                          for those of 2 rows
     """
-    first, *others = dict.fromkeys(sizes)
-    regions = tuple(replace(region, rows=first) for region in dag.model.regions)
-    model = replace(dag.model, regions=regions, sizes=sizes)
+    model = replace(dag.model, sizes=sizes)
+    (first, rows), *others = dict(zip(model.named_sizes, sizes, strict=True)).items()
+    regions = tuple(replace(region, rows=rows, size=first) for region in model.regions)
+    model = replace(model, regions=regions)
     dag = replace(dag, model=model)
-    for rows in others:
-        dag = with_twins(dag, model, twins(model, rows), rows)
+    for name, rows in others:
+        dag = with_twins(dag, model, twins(model, name, rows), name)
     return dag
 
 
-def twins(model: Model, rows: int) -> Model:
+def twins(model: Model, size: int, rows: int) -> Model:
     """The model for microbatches of another size, under names of its own."""
-    other = model.others.get(rows)
+    other = model if rows == model.sizes[0] else model.others.get(rows)
     if other is None:
         what = f"the model was captured for microbatches of {model.sizes[0]} rows, not of {rows}"
         raise Refused(Problem(what, "let a Trainer capture it, or use microbatches of one size"))
@@ -54,40 +55,51 @@ def twins(model: Model, rows: int) -> Model:
         raise Refused(
             Problem(what, "use microbatches of one size: a batch that their number divides")
         )
-    names = dict(value_names(other, rows))
-    regions = tuple(twin(model.by_id[region.id], region, names, rows) for region in other.regions)
+    names = dict(value_names(other, size))
+    how = Twins(names, size, rows)
+    regions = tuple(how.of(model.by_id[region.id], region) for region in other.regions)
     values = {names[name]: value for name, value in other.values.items()}
     return replace(other, regions=regions, values=values, others={}, sizes=())
 
 
-def value_names(model: Model, rows: int) -> Iterator[tuple[ValueId, ValueId]]:
+def value_names(model: Model, size: int) -> Iterator[tuple[ValueId, ValueId]]:
     """Losses, and what does not depend on the size, keep their names."""
     for name, value in model.values.items():
         same = name == model.loss or value.role in OF_ANY_SIZE
-        yield name, name if same else value_of_size(name, rows)
+        yield name, name if same else value_of_size(name, size)
 
 
-def twin(main: Region, other: Region, names: Mapping[ValueId, ValueId], rows: int) -> Region:
-    """A region as directives have left its main one, for microbatches of another size."""
-    if main.recomputes is not None and not main.recomputes.auto:
-        other = other.recomputed[main.recomputes.keep]
+@dataclass(frozen=True)
+class Twins:
+    """How regions are named for microbatches of another size."""
 
-    def named(region: Region) -> Region:
+    names: Mapping[ValueId, ValueId]
+    size: int
+    rows: int
+
+    def of(self, main: Region, other: Region) -> Region:
+        """A region as directives have left its main one."""
+        how = main.recomputes
+        if how is not None and not how.auto and other.recomputes is None:
+            other = other.recomputed[how.keep]
+        found = self.named(main, other)
+        if how is not None and how.auto:
+            found = replace(found, recomputes=how)
+        known = other.recomputed.items()
+        return replace(found, recomputed={keep: self.named(main, one) for keep, one in known})
+
+    def named(self, main: Region, other: Region) -> Region:
         return replace(
-            region, id=region_of_size(main.id, rows), tags=main.tags, run=main.run, twin=main.id,
-            rows=rows, inputs=tuple(names[value] for value in region.inputs),
-            outputs=tuple(names[value] for value in region.outputs),
+            other, id=region_of_size(main.id, self.size), tags=main.tags, run=main.run,
+            twin=main.id, rows=self.rows, size=self.size,
+            inputs=tuple(self.names[value] for value in other.inputs),
+            outputs=tuple(self.names[value] for value in other.outputs),
         )  # fmt: skip
 
-    found = named(other)
-    if main.recomputes is not None and main.recomputes.auto:
-        found = replace(found, recomputes=main.recomputes)
-    return replace(found, recomputed={keep: named(one) for keep, one in other.recomputed.items()})
 
-
-def with_twins(dag: Dag, main: Model, other: Model, rows: int) -> Dag:
+def with_twins(dag: Dag, main: Model, other: Model, size: int) -> Dag:
     """The DAG with the nodes of these regions, on the devices of their main ones."""
-    twin_of = {region.id: region_of_size(region.id, rows) for region in main.regions}
+    twin_of = {region.id: region_of_size(region.id, size) for region in main.regions}
     new = [like(dag, node, other.by_id[node.region].twin) for node in passes(other)]
     totals = {step.bucket: step.reads[0] for step in updates(other, clip=False)}
     regions, values = (*dag.model.regions, *other.regions), {**other.values, **dag.model.values}

@@ -121,6 +121,7 @@ class Region:
     conversion: Conversion | None = None  # its passes are messages between devices
     axis: int = 0  # along which they are
     rows: int | None = None  # of the microbatches that it is for, where these differ in size
+    size: int | None = None  # the name of that size; not the rows if replicas have different ones
     twin: RegionId | None = None  # the same for the microbatches of the first size, if it is not
 
     @property
@@ -139,12 +140,19 @@ class Model:
     # The same for microbatches of other sizes, by their rows. `Split` makes regions of them.
     others: Mapping[int, "Model"] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()  # rows of each microbatch, if they differ; from `Split` on
+    # The name of each of these sizes, if other replicas have other rows: the same in all replicas.
+    size_names: tuple[int, ...] = ()
 
     def microbatches(self, region: Region, n: int) -> Sequence[int]:
         """Those of n that pass through a region."""
-        if region.rows is None:
+        if region.size is None:
             return range(n)
-        return [k for k, rows in enumerate(self.sizes) if rows == region.rows]
+        return [k for k, size in enumerate(self.named_sizes) if size == region.size]
+
+    @property
+    def named_sizes(self) -> tuple[int, ...]:
+        """The name of the size of each microbatch: its rows, or what stands for them."""
+        return self.size_names or self.sizes
 
     @cached_property
     def by_id(self) -> dict[RegionId, Region]:

@@ -35,13 +35,13 @@ def of_microbatch(value: ValueId, microbatch: int | None) -> ValueId:
     return ValueId(f"{value}{part(microbatch)}")
 
 
-def region_of_size(region: RegionId, rows: int) -> RegionId:
+def region_of_size(region: RegionId, size: int) -> RegionId:
     """A region for microbatches of another size."""
-    return RegionId(f"{region}|{rows}")
+    return RegionId(f"{region}|{size}")
 
 
-def value_of_size(value: ValueId, rows: int) -> ValueId:
-    return ValueId(f"{value}|{rows}")
+def value_of_size(value: ValueId, size: int) -> ValueId:
+    return ValueId(f"{value}|{size}")
 
 
 def batch_input(index: int) -> ValueId:

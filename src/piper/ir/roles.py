@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Exchange, Redistribute, Transfer
@@ -89,7 +90,7 @@ def roles(dag: Dag) -> Roles:
     rows = alike(dag.replicas)
     if rows is None:
         return own_roles(dag.devices, "its replicas do not have the same regions on their devices")
-    same = Roles(rows)
+    same = Roles(with_equal_sizes(dag, rows))
     obstacle = next(obstacles(dag, same), None)
     return same if obstacle is None else own_roles(dag.devices, obstacle)
 
@@ -113,6 +114,18 @@ def alike(found: Replicas) -> tuple[Row, ...] | None:
                 if has.setdefault(role, device) != device:
                     return None
     return tuple(tuple(has.values()) for has in taken)
+
+
+def with_equal_sizes(dag: Dag, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Replicas with different numbers of rows have different roles: so many of each together."""
+    kinds: dict[int, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(id(dag.seen_by(row[0])), []).append(row)
+    count = gcd(*map(len, kinds.values()))
+    return tuple(
+        tuple(d for alike in kinds.values() for row in alike[k::count] for d in row)
+        for k in range(count)
+    )
 
 
 def obstacles(dag: Dag, same: Roles) -> Iterator[str]:

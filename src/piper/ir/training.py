@@ -148,14 +148,14 @@ def microbatches_of_values(model: Model) -> dict[ValueId, Sequence[int]]:
     """The microbatches that have each value, where they differ in size; not listed: all."""
     if not model.sizes:
         return {}
-    rows: dict[ValueId, set[int | None]] = {}
+    sizes: dict[ValueId, set[int | None]] = {}
     for region in model.regions:
         own = (*(saved(region.id), carry(region.id)), *input_grads(region))
         for name in (*region.inputs, *region.outputs, *own, *weight_grads(model, region)):
-            rows.setdefault(name, set()).add(region.rows)
+            sizes.setdefault(name, set()).add(region.size)
     return {
-        name: [k for k, size in enumerate(model.sizes) if size in found]
-        for name, found in rows.items()
+        name: [k for k, size in enumerate(model.named_sizes) if size in found]
+        for name, found in sizes.items()
     }
 
 

@@ -111,7 +111,8 @@ def assignments(captured: Captured, compiled: Compiled) -> Iterator[Assignment]:
 
 def assignment(captured: Captured, compiled: Compiled, device: Device) -> Assignment:
     """The assignment of one device."""
-    part = role_part(captured, compiled.dag, compiled.by_role[1][compiled.roles.of[device]])
+    role = compiled.roles.of[device]
+    part = role_part(captured, compiled.dag.seen_by(role), compiled.by_role[1][role])
     return assigned(common_part(captured, compiled), part, device)
 
 
@@ -137,7 +138,8 @@ def statistics_of(dag: Dag) -> dict[str, Device]:
 def role_parts(captured: Captured, compiled: Compiled) -> dict[Device, RolePart]:
     """The part of each role, by its first device."""
     _, roles = compiled.by_role
-    return {device: role_part(captured, compiled.dag, role) for device, role in roles.items()}
+    seen = compiled.dag.seen_by
+    return {device: role_part(captured, seen(device), role) for device, role in roles.items()}
 
 
 def role_part(captured: Captured, dag: Dag, role: RolePlan) -> RolePart:

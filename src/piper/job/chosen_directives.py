@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from piper.capture import Captured
-from piper.directives import Directive, Split, Stage, Strategy
-from piper.job.batch import Sizes
+from piper.directives import Directive, Stage, Strategy
 from piper.job.compiler import Compiled
 from piper.names import amount
 
@@ -31,13 +29,6 @@ def plans_text(compiled: Compiled) -> str:
     devices = len(compiled.roles.of)
     whose = f" for {amount(devices, 'device')}" if devices > len(compiled.plans) else ""
     return f"and checked {plans}{whose}, {amount(count, 'instruction')}"
-
-
-def with_sizes(program: Sequence[Directive], sizes: Sizes) -> tuple[Directive, ...]:
-    """The directives, with the rows of microbatches of this batch."""
-    return tuple(
-        replace(one, sizes=sizes or None) if isinstance(one, Split) else one for one in program
-    )
 
 
 def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from piper.costs import Costs
-from piper.directives import Directive, apply
+from piper.directives import Directive
 from piper.ir.dag import Dag
 from piper.ir.model import Model
 from piper.ir.roles import Roles, own_roles, roles
-from piper.ir.training import training_dag
+from piper.job.replica_sizes import scheduled_dag
 from piper.names import Device
-from piper.passes.pass_pipeline import run_passes
 from piper.plan.binding import JobGroups, RolePlan, bind
 from piper.plan.check.check import check
 from piper.plan.check.hardware_queues import first_blocked
@@ -68,7 +67,7 @@ def compile_strategy(
     with collector_off():
         known = Costs() if costs is None else costs
         program = with_cuts(strategy, model, known)
-        dag = run_passes(apply(program, training_dag(model, clip)), known)
+        dag = scheduled_dag(model, program, clip, known)
         found = roles(dag) if by_role else own_roles(dag.devices)
         plans = lowered(dag, found, late)
         check(dag, plans, found.first)

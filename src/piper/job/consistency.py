@@ -22,6 +22,7 @@ SHORT = 60  # characters that a message can show; a digest is longer
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs between processes
 Digests = dict[str, str]
 DeviceTimes = tuple[float, float, int]  # seconds of the last step, and after it; the role
+OF_FIRST = "of the first replica, with replica_sizes="  # in the kind of a step
 NO_TIMES: DeviceTimes = (0.0, 0.0, 0)
 
 
@@ -219,6 +220,10 @@ def different_steps(kind: tuple[object, ...]) -> Exception:
             "let every process call both, in the same order: no `if trainer.rank == 0:` around",
         )
     there, here = shown
+    if here != there and OF_FIRST in found[0][2]:
+        what = f"the first replica would have {there} by the batch of process {other}, and {here}"
+        fix = "give every process as many times the rows that replica_sizes says as process 0"
+        return InputError.of("batch", f"{what} by that of process 0", fix)
     apart = "a model in a different mode" if here == there else "a batch of different shapes"
     shapes = "" if here == there else f": {there}, not {here}"
     return InputError.of(

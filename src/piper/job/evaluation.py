@@ -58,6 +58,7 @@ class LossSum:
     """Adds up the losses of batches, each microbatch by its weight."""
 
     job: Job
+    feed: int  # which batches this process is given
     sums: list[torch.Tensor] = field(default_factory=list)  # on the device: nothing waits for it
     reduction: LossReduction | None = None  # known with the first batch
     weight: float = 0.0  # of all microbatches of all replicas
@@ -68,8 +69,9 @@ class LossSum:
     def add(self, total: torch.Tensor, weight: float, batch: Batch) -> None:
         self.sums.append(total)
         self.weight += weight
-        self.samples += rows_of(batch) * self.job.replicas
-        self.tokens += batch.tokens * self.job.replicas
+        everywhere = self.job.rows.everywhere
+        self.samples += everywhere(rows_of(batch), self.feed)
+        self.tokens += everywhere(batch.tokens, self.feed)
 
     def result(self) -> Evaluation:
         if not self.sums:
@@ -84,7 +86,7 @@ class LossSum:
 def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -> Evaluation:
     """The loss of all batches of all replicas together."""
     job = forwards.job
-    total = LossSum(job)
+    total = LossSum(job, job.feeds.feed(forwards.rank))
     for batch in batches:
         with in_eval_mode(job.model):
             here = forwards.job_for(batch)
@@ -92,7 +94,7 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
                 agreed_weight(here, forwards.rank, batch, 0.0)  # before processes compile together
             program, here = forwards.get(batch, "loss")
             batch = here.whole_inputs.marked(batch)
-            total.reduction = reduction = reduction_for(here, forwards, batch)
+            total.reduction = reduction = reduction_for(forwards, batch)
             weights = microbatch_weights(here, reduction, batch)
             everyone = agreed_weight(here, forwards.rank, batch, sum(weights))
             run(program, here, forwards.rank, batch, reduction.factors(weights), move)
@@ -104,18 +106,19 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
 def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
     """The outputs for the batches of all replicas, on device 0. The others get None."""
     with in_eval_mode(forwards.job.model):
+        feed = forwards.job.feeds.feed(forwards.rank)
         agreed_weight(forwards.job_for(batch), forwards.rank, batch, 1.0)
         program, job = forwards.get(batch, "outputs")
         batch = job.whole_inputs.marked(batch)
         run(program, job, forwards.rank, batch, [0.0] * job.microbatches, move)
-        first, kind = program.batch.first, job.kind(batch)
+        first, kind = program.batch.first, forwards.kind(batch)
     mine = {first + part: one.cpu() for part, one in program.losses.items()}
     everywhere = gather(mine)
     if everywhere is None:
         return None
     found = {part: one for parts in everywhere for part, one in parts.items()}
     parts = [found[part] for part in sorted(found)]
-    return separated(forwards.outputs[kind], parts, rows_of(batch) // job.microbatches)
+    return separated(forwards.outputs[kind], parts, job.rows.of_all_microbatches(batch, feed))
 
 
 def run(
@@ -127,9 +130,8 @@ def run(
         program.step(inputs)
 
 
-def reduction_for(job: Job, forwards: ForwardPrograms, batch: Batch) -> LossReduction:
-    options = job.options
-    form = forwards.forms[job.kind(batch)]
+def reduction_for(forwards: ForwardPrograms, batch: Batch) -> LossReduction:
+    options, form = forwards.job.options, forwards.forms[forwards.kind(batch)]
     return reduction_of_batches(options.reduction, options.loss_weight, form)
 
 
@@ -147,7 +149,7 @@ def agreed_weight(job: Job, rank: int, batch: Batch, own: float) -> float:
         return own * job.replicas
     data = () if any(one.is_cuda for one in batch.tensors) else batch.tensors
     feed = job.feeds.feed(rank)
-    *kind, state = job.kind(batch)
+    *kind, state = job.kind(batch, feed)
     mine = Agreed(own, state=state)
     found = consistency.agree_on_step(tuple(kind), data, feed, job.replicas, mine)
     job.python_state.agreed = found.state

@@ -13,7 +13,7 @@ import torch
 from piper.capture import Captured, capture
 from piper.capture.kernels.callables import Kernels
 from piper.capture.loss import LossForm
-from piper.capture.trace.outputs import joined
+from piper.capture.trace.outputs import Output, joined
 from piper.directives import Directive, Offload, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.errors import InputError
 from piper.ir.filters import Both, Either, Not, accepts
@@ -73,7 +73,8 @@ class ForwardPrograms:
 
     programs: Programs
     ready: dict[tuple[BatchKind, Wanted], Program] = field(default_factory=dict)
-    outputs: dict[BatchKind, Any] = field(default_factory=dict)  # on device 0: their nesting
+    # On device 0: the nesting of outputs, by the rows of a microbatch.
+    outputs: dict[BatchKind, dict[int, Output]] = field(default_factory=dict)
     forms: dict[BatchKind, LossForm] = field(default_factory=dict)  # of the loss
     state: DeviceState | None = None  # in whose memory the programs of `ready` read
 
@@ -95,17 +96,26 @@ class ForwardPrograms:
         if rows % parts:
             what = f"it has {rows} rows, for {parts} replicas that share it"
             raise InputError.of("batch", what, f"give it a multiple of {parts} rows")
-        count = math.gcd(rows // parts, self.job.strategy.microbatches)
+        every = (one // parts for one in self.job.rows.rows_of_all(rows, self.feed))
+        count = math.gcd(*every, self.job.strategy.microbatches)
         cut = forward_strategy(self.job.cut[0] if self.job.cut else self.job.strategy, count)
         return replace(self.job.under(cut), cut=[cut])
 
+    @property
+    def feed(self) -> int:
+        """Which batches this process is given."""
+        return self.job.feeds.feed(self.rank)
+
+    def kind(self, batch: Batch) -> BatchKind:
+        return self.job.kind(batch, self.feed)
+
     def has(self, batch: Batch, wanted: Wanted) -> bool:
         current = self.state is self.programs.state
-        return current and (self.job_for(batch).kind(batch), wanted) in self.ready
+        return current and (self.kind(batch), wanted) in self.ready
 
     def get(self, batch: Batch, wanted: Wanted) -> tuple[Program, Job]:
         job = self.job_for(batch)
-        key = job.kind(batch), wanted
+        key = self.kind(batch), wanted
         if self.state is not self.programs.state:  # another strategy may have moved everything
             self.ready, self.state = {}, self.programs.state
         make, most = partial(self.build, job, batch, wanted), job.options.max_programs
@@ -133,7 +143,7 @@ class ForwardPrograms:
 
         kind = Program if wanted == "loss" else OutputProgram
         program = kind(mine.plan, kernel, state, comm, getattr(torch, mine.common.loss))
-        self.forms[job.kind(batch)] = mine.common.form
+        self.forms[self.kind(batch)] = mine.common.form
         self.programs.statistics.update(mine.common.statistics)
         job.whole_inputs.learn(batch, mine.common.whole)
         if job.device.type == "cuda":
@@ -151,19 +161,26 @@ class ForwardPrograms:
         return assignment(captured, compiled, 0), captured.kernels
 
     def compile(self, job: Job, batch: Batch, wanted: Wanted) -> tuple[Captured, Compiled]:
-        batch = job.judged(batch, job.microbatches)
+        kind = self.kind(batch)
+        batch = job.rows.as_first(job.judged(batch, job.microbatches), self.feed)
         captured = captured_forward(job, batch, wanted, frozenset(self.job.trained))
-        self.outputs[job.kind(batch)] = captured.output
+        others = {rows: one.output for rows, one in captured.others.items()}
+        self.outputs[kind] = {(batch.rows or 1) // job.microbatches: captured.output, **others}
         if wanted == "loss":
             captured = replace(captured, form=job.form(captured, batch, always=True))
-        program = job.strategy.directives
-        compiled = compile_strategy(captured.model, program, costs=job.costs, by_role=True)
+        program = job.rows.written(job.strategy.directives, batch)
+        compiled = compile_strategy(captured.model_with(()), program, costs=job.costs, by_role=True)
         return captured, compiled
 
 
 def captured_forward(job: Job, batch: Batch, wanted: Wanted, trained: frozenset[str]) -> Captured:
-    """The model without gradients, divided as in training."""
-    one = batch.part(0, job.microbatches)
+    """The model without gradients, divided as in training, for microbatches of each size."""
+    sizes = job.rows.of_each_size(batch)
+    first, *others = (captured_part(job, one, wanted, trained) for one in sizes.values())
+    return first.with_others(dict(zip(list(sizes)[1:], others, strict=True)))
+
+
+def captured_part(job: Job, one: Batch, wanted: Wanted, trained: frozenset[str]) -> Captured:
     job.find_layers(one)
     example = job.converted(one).arguments
     loss_fn: Any = job.loss_fn

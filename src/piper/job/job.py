@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,19 +18,18 @@ from piper.capture.trace.loss_state import loss_buffers
 from piper.costs import Costs, mode_of, read_costs
 from piper.directives import Directive, Remat, Split, Strategy
 from piper.directives.remat import policies_of
-from piper.errors import CaptureError, InputError, Refused
+from piper.errors import CaptureError
 from piper.ir.division import DivisionRequest
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_synchronised_norms, refuse_unmatched, refuse_wrong_model
 from piper.job.around_step import refuse_modes
-from piper.job.batch import Batch, Shapes, Sizes, refuse_uneven
+from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.batch_arguments import arguments_of, batch_of, example_of
 from piper.job.capture_errors import about_experts
 from piper.job.chosen_directives import (
     is_cut,
     plans_text,
     regions_text,
-    with_sizes,
     with_stages,
 )
 from piper.job.compiler import Compiled, compile_strategy
@@ -52,6 +50,7 @@ from piper.job.python_state import PythonState
 from piper.job.recent import recent
 from piper.job.reduction_choice import reduced_once_if_it_fits, reduction_lines
 from piper.job.remat_choice import fitted
+from piper.job.replica_batches import ReplicaBatches
 from piper.job.stage_weights import stage_lines
 from piper.job.whole_inputs import Name, WholeInputs
 from piper.runtime.batch import StepInputs
@@ -148,26 +147,15 @@ class Job:
         """Microbatches of all replicas together."""
         return self.microbatches * self.replicas
 
-    def sizes(self, batch: Batch) -> Sizes:
-        """The rows of each microbatch of a replica, if they differ."""
-        with suppress(Refused):
-            return self.split.rows((batch.rows or 0) // self.feeds.parts)
-        return ()  # it is refused when it is compiled
-
-    def refuse_uncut(self, batch: Batch) -> None:
-        """A batch must have rows for every microbatch."""
-        try:
-            self.split.rows((batch.rows or 0) // self.feeds.parts)
-        except Refused as refused:
-            raise InputError("batch", *refused.problems) from None
-
-    @property
-    def split(self) -> Split:
-        return next((one for one in self.strategy if isinstance(one, Split)), Split("MB", 1))
+    @cached_property
+    def rows(self) -> ReplicaBatches:
+        """How batches are cut."""
+        split = next((one for one in self.strategy if isinstance(one, Split)), Split("MB", 1))
+        return ReplicaBatches(split, self.feeds)
 
     def weights(self, reduction: LossReduction, batch: Batch) -> list[float]:
         """The weight of each microbatch of a batch."""
-        return reduction.weights(batch, self.microbatches, self.sizes(batch))
+        return reduction.weights(batch, self.microbatches, self.rows.microbatches(batch))
 
     @cached_property
     def initial(self) -> Callable[[str], torch.Tensor]:
@@ -186,7 +174,8 @@ class Job:
 
     def example(self, example: Any) -> Batch:
         """A batch as a loader gives it."""
-        return self.whole_inputs.marked(example_of(self.model, self.loss_fn, example))
+        found = self.whole_inputs.marked(example_of(self.model, self.loss_fn, example))
+        return self.judged(found, max(2, self.microbatches)) if self.rows.unequal else found
 
     def batch(self, example: Batch, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
         """The batch of a step, called with these arguments."""
@@ -206,8 +195,10 @@ class Job:
         found = self.whole_inputs.found(self.converted(batch), parts, *types)
         return replace(batch, whole=found.whole)
 
-    def kind(self, batch: Batch) -> BatchKind:
-        return batch.shapes, flags(self.model), self.python_state.now()
+    def kind(self, batch: Batch, feed: int | None = None) -> BatchKind:
+        """What is compiled for a batch. The batches of all feeds in one step are of one kind."""
+        shapes = batch.shapes if feed is None else self.rows.first_shapes(batch, feed)
+        return shapes, flags(self.model), self.python_state.now()
 
     def capture(self, batch: Batch, costs: Costs | None = None) -> Captured:
         """Capture the model for microbatches of this batch, once for each kind of microbatch.
@@ -216,15 +207,15 @@ class Job:
         """
         started, whole = time.perf_counter(), self.capture_whole(batch)
         requests = division_requests(whole.model, self.directives(batch, costs))
-        first, *others = (self.capture_part(one, requests) for one in self.one_of_each_size(batch))
-        sizes = list(dict.fromkeys(self.sizes(batch)))
-        found = first.with_others(dict(zip(sizes[1:], others, strict=True)))
+        parts = self.rows.of_each_size(batch)
+        first, *others = (self.capture_part(one, requests) for one in parts.values())
+        found = first.with_others(dict(zip(list(parts)[1:], others, strict=True)))
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
 
     def capture_whole(self, batch: Batch) -> Captured:
         """The model without any division, for the first microbatch."""
-        return self.capture_part(self.one_of_each_size(batch)[0], ())
+        return self.capture_part(self.first_microbatch(batch), ())
 
     def capture_part(self, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:
         """For one microbatch, once for each kind."""
@@ -235,11 +226,8 @@ class Job:
         self.find_layers(one)
         return recent(self.captures, kind, partial(self.capture_anew, one), most)[0]
 
-    def one_of_each_size(self, batch: Batch) -> list[Batch]:
-        """The first microbatch of each size."""
-        sizes = self.sizes(batch)
-        first = [sizes.index(rows) for rows in dict.fromkeys(sizes)] or [0]
-        return [batch.part(k, self.microbatches, sizes) for k in first]
+    def first_microbatch(self, batch: Batch) -> Batch:
+        return batch.part(0, self.microbatches, self.rows.microbatches(batch))
 
     def capture_anew(self, one: Batch) -> Captured:
         made = self.captured_as(one, ())
@@ -261,7 +249,7 @@ class Job:
     def form(self, captured: Captured, batch: Batch, always: bool = False) -> LossForm:
         """What is proved of the loss. With one microbatch, nothing needs to be, but `always`."""
         made = (captured, *captured.others.values())
-        pairs = zip(made, self.one_of_each_size(batch), strict=False)
+        pairs = zip(made, self.rows.of_each_size(batch).values(), strict=False)
         first, *others = (self.form_of(known, one, always) for known, one in pairs)
         found = replace(first, others=tuple(zip(captured.others, others, strict=True)))
         refuse_different_forms(found)
@@ -313,14 +301,14 @@ class Job:
         """
         batch = self.judged(batch, self.microbatches)
         refuse_uneven(batch, self.feeds.parts, self.microbatches)
-        self.refuse_uncut(batch)
+        self.rows.refuse_uncut(batch)
         first = not self.cut
         captured, started = self.capture(batch, costs), time.perf_counter()
         if self.microbatches > 1:
             self.whole_inputs.refuse_unclear(batch, captured.model)
         captured = replace(captured, form=self.form(captured, batch))
         self.try_mean(batch)
-        compiled = self.apply(captured, costs or self.costs, by_role, self.sizes(batch))
+        compiled = self.apply(captured, costs or self.costs, by_role, batch)
         if self.memory is not None:
             others = partial(self.compile_under, batch, costs or self.costs)
             refuse_too_large(compiled, self.strategy, self.memory, others)
@@ -337,7 +325,7 @@ class Job:
                 LOG.info("%s", line)
         return captured, compiled
 
-    def apply(self, captured: Captured, costs: Costs, by_role: bool, sizes: Sizes = ()) -> Compiled:
+    def apply(self, captured: Captured, costs: Costs, by_role: bool, batch: Batch) -> Compiled:
         """The strategy, with whatever it leaves to the memory of a device."""
         refuse_synchronised_norms(self.model, len(self.feeds.teams))
         model = captured.model_with(policies_of(self.strategy))
@@ -351,7 +339,7 @@ class Job:
                 model, program, clip=clip, costs=costs, by_role=by_role, late=late
             )
 
-        program = with_sizes((self.cut[0] if self.cut else self.strategy).directives, sizes)
+        program = self.rows.written((self.cut[0] if self.cut else self.strategy).directives, batch)
         if not any(isinstance(one, Remat) and one.is_auto for one in program):
             return reduced_once_if_it_fits(program, compile, self.memory)
         limit = require_limit(self.memory)
@@ -362,12 +350,12 @@ class Job:
         """Another strategy for the same batch, by role, whether or not it fits."""
         other = self.under(strategy)
         refuse_uneven(batch, other.feeds.parts, other.microbatches)
-        other.refuse_uncut(batch)
-        return other.apply(other.capture(batch, costs), costs, True, other.sizes(batch))
+        other.rows.refuse_uncut(batch)
+        return other.apply(other.capture(batch, costs), costs, True, batch)
 
     def captured(self, batch: Batch) -> Captured | None:
         """The whole model, if it was captured before. None on processes that do not capture."""
-        return self.captures.get(self.kind(self.one_of_each_size(batch)[0]))
+        return self.captures.get(self.kind(self.first_microbatch(batch)))
 
     def try_mean(self, batch: Batch) -> None:
         """Test a loss that is not proved to be a mean, on the process that captured the model."""
@@ -378,7 +366,8 @@ class Job:
         reduction = self.reduction(form)
         if form.kind is None and reduction.kind == "mean" and reduction.weight is None:
             refuse_no_mean(self.loss_fn, found.output, batch, self.microbatches)
-        for line in reduction.warnings(batch.parts(self.microbatches, self.sizes(batch))):
+        sizes = self.rows.microbatches(batch)
+        for line in reduction.warnings(batch.parts(self.microbatches, sizes)):
             LOG.warning("%s", line)
 
     def inputs(
@@ -395,4 +384,6 @@ class Job:
         first = feed * self.microbatches
         options = self.options
         found = StepInputs(moved.tensors, tuple(shares), seed, options.max_norm, first)
+        if self.rows.unequal:
+            found = replace(found, first_row=self.rows.first_rows(batch.rows or 0, feed))
         return replace(found, only_finite=options.on_nan is not None, whole=batch.whole)

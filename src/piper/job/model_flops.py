@@ -26,14 +26,13 @@ def best_seconds(job: Job, batch: Batch) -> float | None:
 
 def step_flops(job: Job, batch: Batch) -> float | None:
     """Of a step on all replicas. Microbatches may have different sizes."""
-    captured = [job.captures.get(job.kind(one)) for one in job.one_of_each_size(batch)]
-    sizes = job.sizes(batch) or (batch.rows,)
-    each = [model_flops(one.model) for one in captured if one is not None]
+    one_of_each = job.rows.of_each_size(batch).items()
+    captured = {rows: job.captures.get(job.kind(one)) for rows, one in one_of_each}
+    each = {rows: model_flops(one.model) for rows, one in captured.items() if one is not None}
     if len(each) < len(captured):
         return None
-    counts = Counter(sizes).values()  # in the order of their first microbatches
-    mean = sum(flops * count for flops, count in zip(each, counts, strict=True)) / len(sizes)
-    return mean * job.all_microbatches
+    counts = Counter(job.rows.of_all_microbatches(batch))
+    return sum(flops * counts[rows] for rows, flops in each.items())
 
 
 def model_flops(model: Model) -> float:

@@ -91,9 +91,12 @@ def device_costs(compiled: Compiled, costs: JobCosts | None) -> Mapping[Device, 
 
 def prices_of(dag: Dag, plans: Sequence[Plan], each: Mapping[Device, Costs]) -> list[Prices]:
     """What instructions cost on the device of each plan."""
-    kinds = {id(one): one for one in each.values()}
-    made = {name: Prices(dag, one, plans) for name, one in kinds.items()}
-    return [made[id(each[plan.device])] for plan in plans]
+    made: dict[tuple[int, int], Prices] = {}
+    for plan in plans:
+        seen, costs = dag.seen_by(plan.device), each[plan.device]
+        if (id(seen), id(costs)) not in made:
+            made[id(seen), id(costs)] = Prices(seen, costs, plans)
+    return [made[id(dag.seen_by(plan.device)), id(each[plan.device])] for plan in plans]
 
 
 def hosts_of(plans: Sequence[Plan], each: Mapping[Device, Costs]) -> list[Host]:
@@ -145,9 +148,13 @@ def predict(
 
 def flops_of(dag: Dag) -> float:
     """Of a step on all replicas, without what is recomputed. Divided regions run on several."""
+    return sum(count * team_flops(seen) for seen, count in dag.teams)
+
+
+def team_flops(dag: Dag) -> float:
     runs = [dag.model.by_id[node.region] for node in dag.computes if node.phase is F]
     each = (region.ways * region.flops.get(p, 0.0) for region in runs for p in (F, B))
-    return len(dag.replicas.teams) * sum(each)
+    return sum(each)
 
 
 def cost_notes(compiled: Compiled, costs: JobCosts | None = None) -> tuple[str, ...]:
@@ -169,15 +176,19 @@ def mesh_notes(compiled: Compiled, between: Network) -> tuple[str, ...]:
 
 def tokens_of(dag: Dag) -> int:
     """Tokens of a step on all replicas: elements of the first integer input, else samples."""
+    return sum(count * team_tokens(seen) for seen, count in dag.teams)
+
+
+def team_tokens(dag: Dag) -> int:
     batch: dict[int, dict[int, TensorSpec]] = {}  # by input, then by microbatch
     for value in dag.values.values():
         if value.role is Role.BATCH and value.specs:
             batch.setdefault(value.index, {})[value.part] = value.specs[0]
-    copies, inputs = len(dag.replicas.teams), [batch[index] for index in sorted(batch)]
+    inputs = [batch[index] for index in sorted(batch)]
     for parts in inputs:
         if all("int" in spec.dtype for spec in parts.values()):
-            return copies * sum(spec.numel for spec in parts.values())
-    return copies * sum(spec.shape[0] or 0 for spec in inputs[0].values()) if inputs else 0
+            return sum(spec.numel for spec in parts.values())
+    return sum(spec.shape[0] or 0 for spec in inputs[0].values()) if inputs else 0
 
 
 @dataclass

@@ -98,8 +98,9 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
     refuse_different(batches)
     whole = job.judged(batches[0], job.all_microbatches).whole
     batches = [replace(batch, whole=whole) for batch in batches]
-    refuse_uneven(batches[0], job.replicas, job.all_microbatches)
-    captured, compiled = job.compile(batches[0].part(0, job.replicas), by_role=True)
+    if not job.rows.unequal:
+        refuse_uneven(batches[0], job.replicas, job.all_microbatches)
+    captured, compiled = job.compile(job.rows.divided(batches[0])[0], by_role=True)
     if job.all_microbatches > 1:
         job.whole_inputs.refuse_unclear(batches[0], captured.model)
     plans = compiled.device_plans
@@ -142,7 +143,7 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
 
 def step_inputs(job: Job, captured: Captured, step: int, batch: Batch) -> list[StepInputs]:
     """The inputs of each replica for one step."""
-    parts, reduction = batch.parts(job.replicas), job.reduction(captured.form)
+    parts, reduction = job.rows.divided(batch), job.reduction(captured.form)
     weights = [job.weights(reduction, part) for part in parts]
     everyone = sum(map(sum, weights))
     refuse_weightless(everyone)

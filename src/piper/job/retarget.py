@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import torch
 
@@ -12,6 +11,7 @@ from piper.errors import InputError
 from piper.job import consistency
 from piper.job.batch import Batch
 from piper.job.programs import Programs
+from piper.job.replica_batches import ReplicaBatches
 from piper.names import amount
 from piper.runtime.checkpoint.description import names_of
 from piper.runtime.checkpoint.peers import Peers
@@ -33,9 +33,9 @@ def retargeted(
     job = old.job.under(strategy)
     new = Programs(job, old.rank, old.arguments, old.costs, agreed=True)
     new.shipping = old.shipping  # kernels that were sent need not be sent again
-    batch = resized(example, old.job.replicas, job.replicas)
+    batch = resized(example, old.job.rows, job.rows)
     try:
-        new.get(batch, job.kind(batch), steps)
+        new.get(batch, job.kind(batch, 0), steps)
         sent = move(peers, old.state, old.turns, new.state)
         used = set[str]().union(*peers.everyone(names_of(new.state)))
         keep_unused(peers, old.state, old.turns, new.state, used)
@@ -49,18 +49,23 @@ def retargeted(
     return new, batch, sent
 
 
-def resized(example: Batch, before: int, after: int) -> Batch:
-    """A batch of the same form, of one of `after` parts of the data instead of `before`."""
+def resized(example: Batch, before: ReplicaBatches, after: ReplicaBatches) -> Batch:
+    """A batch of the same form for the first replica of the new strategy, of the same data."""
 
-    def zeros(tensor: torch.Tensor) -> torch.Tensor:
-        rows = tensor.shape[0] * before if tensor.dim() else 0
-        if rows % after:
-            raise InputError.of(
-                "strategy",
-                f"it has {amount(after, 'replica')}, which do not divide {rows} rows of data",
-                "choose another number of replicas",
-            )
-        shape = (rows // after, *tensor.shape[1:]) if tensor.dim() else ()
-        return torch.zeros(shape, dtype=tensor.dtype)
+    rows = first_rows(before.everywhere(example.rows or 0, 0), after)
+    zeros = example.map(lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
+    return zeros.change_rows(lambda tensor: tensor.new_zeros((rows, *tensor.shape[1:])))
 
-    return replace(example, leaves=example.map(zeros).leaves)
+
+def first_rows(rows: int, after: ReplicaBatches) -> int:
+    """The rows of the first replica, of those of all together."""
+    count = len(after.feeds.feeds)
+    if after.unequal:
+        return after.shares(rows)[0]
+    if rows % count:
+        raise InputError.of(
+            "strategy",
+            f"it has {amount(count, 'replica')}, which do not divide {rows} rows of data",
+            "choose another number of replicas",
+        )
+    return rows // count

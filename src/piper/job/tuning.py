@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from piper.costs import Costs
 from piper.costs.estimate import Work
@@ -17,12 +17,14 @@ from piper.runtime.observe.measure import Measured, gathered
 travels(Work)
 
 
-def tuned(measured: Measured, codes: Mapping[str, str], model: Model | None, mode: Mode) -> Costs:
-    """The costs that all devices measured. At least one device has the model.
+def tuned(
+    measured: Measured, codes: Mapping[str, str], models: Sequence[Model], mode: Mode
+) -> Costs:
+    """The costs that all devices measured. At least one device has the model, for each size.
 
     Equal regions share their times. Regions are measured without CUDA graphs.
     """
-    own: Works = works_of(model) if model else {}
+    own: Works = {key: work for one in models for key, work in works_of(one).items()}
     everyone = gathered((measured, codes, own))
     works = {key: work for _, _, found in everyone for key, work in found.items()}
     seconds = medians(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from piper.costs import Costs
 from piper.errors import DirectiveError, PassError, Refused
@@ -37,8 +38,8 @@ Pass = Callable[[Dag], Dag]
 Step = tuple[str, Pass, tuple[Rule, ...]]
 
 
-def steps(costs: Costs) -> tuple[Step, ...]:
-    """The passes, and the rules that hold after each."""
+def steps(costs: Costs, like: Dag | None = None) -> tuple[Step, ...]:
+    """The passes, and the rules that hold after each. `like`: a DAG with the order to keep."""
     return (
         ("strategy", with_equal_lists, PLACED),
         ("bucket homes", with_homes, ()),
@@ -48,7 +49,7 @@ def steps(costs: Costs) -> tuple[Step, ...]:
         ("reductions", place_reductions, CAPTURED),
         ("transfers", insert_transfers, LOWERABLE),
         ("message orders", place_message_orders, ORDERED),
-        ("schedule", lambda dag: schedule(dag, costs), ()),
+        ("schedule", lambda dag: schedule(dag, costs) if like is None else in_order(dag, like), ()),
         ("gathers", lambda dag: expect_messages(place_gathers(dag), costs), GATHERED),
         ("offload", offload, OFFLOADED),
         ("streams", lambda dag: dag, FINAL),
@@ -59,9 +60,17 @@ def offload(dag: Dag) -> Dag:
     return offload_optimizer(offload_parameters(offload_activations(dag)))
 
 
-def run_passes(dag: Dag, costs: Costs) -> Dag:
-    """From what the user asked for to one order in time of everything that must be done."""
-    for name, step, rules in steps(costs):
+def in_order(dag: Dag, like: Dag) -> Dag:
+    """The order of another DAG, which may have more nodes: those of later passes."""
+    return dag.known_to(replace(dag, sequence=tuple(n for n in like.sequence if n in dag.nodes)))
+
+
+def run_passes(dag: Dag, costs: Costs, like: Dag | None = None) -> Dag:
+    """From what the user asked for to one order in time of everything that must be done.
+
+    `like`: the same DAG for other sizes, whose order is taken.
+    """
+    for name, step, rules in steps(costs, like):
         try:
             dag = step(dag)
             require(dag, rules)

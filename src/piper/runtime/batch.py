@@ -20,6 +20,7 @@ class StepInputs:
     seed: int = 0
     max_norm: float | None = None
     first: int = 0  # number of its first microbatch among those of all replicas
+    first_row: int | None = None  # of its first row, if replicas have different numbers of rows
     scale: float = 1.0  # of the loss, for its gradients
     only_finite: bool = False  # no update if the loss or the norm is not finite
     whole: frozenset[int] = frozenset()  # inputs that every microbatch gets as they are
@@ -40,7 +41,11 @@ class StepInputs:
             return torch.full((), load.index, dtype=torch.int64, device=device)
         if load.role == "control":
             return torch.zeros((), dtype=torch.int64, device=device)
-        counter = [self.seed, *position(self.first + load.part, load.sizes)]
+        if self.first_row is None:
+            counter = [self.seed, *position(self.first + load.part, load.sizes)]
+        else:
+            row, size = position(load.part, load.sizes)
+            counter = [self.seed, self.first_row + row, size]
         return torch.tensor(counter).to(device, non_blocking=True)  # does not wait for the GPU
 
 

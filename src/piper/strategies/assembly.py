@@ -32,6 +32,7 @@ def assemble(
     *,
     stages: Sequence[int] | None = None,
     microbatch_sizes: Sequence[int] | None = None,
+    replica_sizes: Sequence[int] | None = None,
     memory_gib: float | None = None,
     speeds: Sequence[float] | None = None,
     mesh: Mesh | None = None,
@@ -61,7 +62,7 @@ def assemble(
     homes = homes_of(places, pp, dp, tp, cp, ep, mesh, devices)
     rest = reduce_stream, gather_stream, gather_ahead, gather_buffers, reduce
     how = Replicate(where(), [0], zero, bucket_mb, *rest)
-    program = (
+    return Strategy((
         stage_of(table, stages, memory_gib, zero, homes, stage_speeds(places, pp, dp, speeds)),
         *places_of(homes, stream),
         *replicates_of(homes, how),
@@ -70,10 +71,9 @@ def assemble(
         *shards_of(homes, ep, ep_stream, expert_stages),
         *remats_of(remat, table.stages),
         *offloads_of(offload),
-        Split("MB", table.microbatches, microbatch_sizes),
+        Split("MB", table.microbatches, microbatch_sizes, replica_sizes),
         *orders_of(table, tp * cp * ep > 1 if ahead is None else ahead),
-    )
-    return Strategy(program)
+    ))  # fmt: skip
 
 
 def pipelines_of(places: Places, ep: int, ways: int) -> int:

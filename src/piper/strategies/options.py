@@ -24,6 +24,10 @@ class PipelineOptions(TypedDict, total=False):
     """How many rows each microbatch has, up to a common factor. Default: None, equally many, or the
     first ones one more."""
 
+    replica_sizes: Sequence[int] | None
+    """How many rows the batch of each replica has, up to a common factor: `[3, 5]` gives the second
+    of two replicas five rows for every three of the first. Default: None, equally many."""
+
     memory_gib: float | None
     """The most GiB that a device may hold, for parameters, gradients, Adam and activations.
     Only cuts into stages that fit are considered. Default: None, any."""

@@ -1,6 +1,6 @@
 """All outputs of a model as one tensor, so that a plan can carry them like a loss."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,26 +32,32 @@ def common_type(types: Sequence[torch.dtype]) -> torch.dtype:
     return torch.complex128 if any(one.is_complex for one in types) else torch.float64
 
 
-def separated(described: Output, parts: Sequence[Tensor], rows: int) -> Any:
+def separated(described: Mapping[int, Output], parts: Sequence[Tensor], rows: Sequence[int]) -> Any:
     """The output for all microbatches together, from what each of them gave.
 
-    `rows` is the number of rows in a microbatch. What has no rows has one entry per microbatch.
+    `rows` are those of each microbatch; `described` says what is given for so many rows. What has
+    no rows has one entry per microbatch.
     """
-    leaves, spec = described
-    shapes = [leaf for leaf in leaves if is_tensor(leaf)]
-    sizes = [torch.Size(shape).numel() for shape, _ in shapes]
-    columns = zip(*(part.split(sizes) for part in parts), strict=True)
-    made = iter([whole(known, one, rows) for known, one in zip(shapes, columns, strict=True)])
+    leaves, spec = described[rows[0]]
+    pairs = zip(parts, rows, strict=True)
+    columns = zip(*(tensors(described[count], part) for part, count in pairs), strict=True)
+    made = iter([whole(one, rows) for one in columns])
     found = [next(made) if is_tensor(leaf) else constant(leaf) for leaf in leaves]
     return torch_private.pytree.tree_unflatten(found, spec)
 
 
-def whole(known: tuple[Any, torch.dtype], parts: Sequence[Tensor], rows: int) -> Tensor:
-    shape, dtype = known
-    own = [part.to(dtype).reshape(shape) for part in parts]
-    if len(own) == 1:
-        return own[0]
-    return torch.cat(own) if shape[:1] == (rows,) else torch.stack(own)
+def tensors(described: Output, part: Tensor) -> list[Tensor]:
+    """The tensors of the output of one microbatch."""
+    known = [leaf for leaf in described[0] if is_tensor(leaf)]
+    flat = part.split([torch.Size(shape).numel() for shape, _ in known])
+    return [one.to(dtype).reshape(shape) for one, (shape, dtype) in zip(flat, known, strict=True)]
+
+
+def whole(parts: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    own = [tuple(part.shape[:1]) == (count,) for part, count in zip(parts, rows, strict=True)]
+    return torch.cat(list(parts)) if all(own) else torch.stack(list(parts))
 
 
 def constant(leaf: Any) -> Any:

@@ -14,7 +14,7 @@ from piper.directives import Strategy
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
-from piper.job.numerics.data import chunk, constant_inputs, doubled, like
+from piper.job.numerics.data import constant_inputs, doubled, like
 from piper.job.numerics.differences import (
     gradient_differences,
     largest,
@@ -100,13 +100,14 @@ def compare(
     refuse_large(compiled, free_memory())
     model, notes = copied(job, captured), constant_inputs(example)
     generator = torch.Generator().manual_seed(seed)
-    batches = [like(example, job.replicas, generator) for _ in range(steps)]
+    rows = job.rows.everywhere(example.rows or 0, 0)
+    batches = [like(example, rows, generator) for _ in range(steps)]
     fine, why = in_double(model, job, batches[0])
     if fine is not None:
         model, batches = fine, [doubled(batch) for batch in batches]
     here = on_cpu(job.under(Strategy(compiled.program)).without_limit(), model)
     if is_random(captured):
-        notes += without_dropout(here, chunk(batches[0], 0, job.replicas))
+        notes += without_dropout(here, job.rows.divided(batches[0])[0])
     reference, observed = plain(copy.deepcopy(model), job, batches), Observed(steps)
     found = rehearsed(here, batches, observed)
     tolerance = float(torch.finfo(reference.coarsest).eps) ** 0.5

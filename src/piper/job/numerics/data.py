@@ -9,11 +9,11 @@ import torch
 from piper.job.batch import Batch
 
 
-def like(example: Batch, replicas: int, generator: torch.Generator) -> Batch:
+def like(example: Batch, rows: int, generator: torch.Generator) -> Batch:
     """A random batch of all replicas together, shaped and typed like the example of one."""
 
     def draw(leaf: torch.Tensor) -> torch.Tensor:
-        shape = (leaf.shape[0] * replicas, *leaf.shape[1:])
+        shape = (rows, *leaf.shape[1:])
         return drawn(leaf.detach().cpu(), shape, generator)
 
     return example.change_rows(draw).map(lambda tensor: tensor.cpu())
@@ -57,16 +57,16 @@ def chunk(batch: Batch, part: int, parts: int) -> Batch:
     return batch.change_rows(lambda tensor: tensor.chunk(parts)[part])
 
 
-def microbatches(batch: Batch, parts: int, sizes: Sequence[int]) -> list[Batch]:
-    """All microbatches of all replicas, split as plain PyTorch does. `sizes`: those of one."""
+def microbatches(batch: Batch, parts: int, sizes: Sequence[Sequence[int]]) -> list[Batch]:
+    """All microbatches of all replicas, split as plain PyTorch does.
+
+    `sizes`: those of each replica, in turn. Empty: all are equal.
+    """
     if not sizes:
         return [chunk(batch, k, parts) for k in range(parts)]
-    replicas = parts // len(sizes)
-    return [
-        part_of_sizes(chunk(batch, replica, replicas), part, list(sizes))
-        for replica in range(replicas)
-        for part in range(len(sizes))
-    ]
+    every = [rows for own in sizes for rows in own]
+    every *= parts // len(every)
+    return [part_of_sizes(batch, part, every) for part in range(parts)]
 
 
 def part_of_sizes(batch: Batch, part: int, sizes: list[int]) -> Batch:

@@ -15,8 +15,8 @@ from piper.ir.values import Role
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
-from piper.job.numerics.data import chunk, doubled, microbatches
-from piper.job.numerics.reference import loss_of
+from piper.job.numerics.data import doubled, microbatches
+from piper.job.numerics.reference import loss_of, sizes_of
 from piper.plan.analyse.memory import peak
 from piper.runtime.torch_private import DropoutModule
 
@@ -66,8 +66,7 @@ def in_double(
 
 
 def first_microbatch(job: Job, batch: Batch) -> Batch:
-    sizes = job.sizes(chunk(batch, 0, job.replicas))
-    return microbatches(batch, job.all_microbatches, sizes)[0]
+    return microbatches(batch, job.all_microbatches, sizes_of(job, batch))[0]
 
 
 def without_dropout(job: Job, example: Batch) -> list[str]:

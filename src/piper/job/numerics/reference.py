@@ -60,7 +60,7 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
     types, buffers = Types(), ReplicaBuffers(model, job.strategy.microbatches)
     for batch in batches:
         optimizer.zero_grad()
-        pieces = microbatches(batch, parts, job.sizes(chunk(batch, 0, job.replicas)))
+        pieces = microbatches(batch, parts, sizes_of(job, batch))
         with types:
             whole, losses = accumulated(model, job, batch, pieces, buffers)
         buffers.use(0)
@@ -76,6 +76,15 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
     found.final = {name: p.detach() for name, p in model.named_parameters()}
     found.buffers = {name: b.detach() for name, b in model.named_buffers()}
     return found
+
+
+def sizes_of(job: Job, batch: Batch) -> list[tuple[int, ...]]:
+    """The rows of each microbatch of every replica; empty if all are equal."""
+    if job.rows.unequal:
+        feeds = job.rows.divided(batch)
+        return [job.rows.microbatches(one) for one in feeds for _ in range(job.feeds.parts)]
+    one = job.rows.microbatches(chunk(batch, 0, job.replicas))
+    return [one] if one else []
 
 
 def clipped(parameters: Sequence[torch.Tensor], limit: float | None) -> float:

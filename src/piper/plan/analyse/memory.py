@@ -67,6 +67,7 @@ def peak(
     `staging` is the number of extra whole gradients that a reduce-scatter holds (gloo: 1, NCCL: 0).
     If regions are `compiled`, results that a kernel keeps to itself need no memory.
     """
+    dag = dag.seen_by(plan.device)
     walk = Walk(dag, plan, staging, follow=False, compiled=compiled)
     for _ in walk.along():
         pass
@@ -79,7 +80,7 @@ def peak(
 
 def timeline(dag: Dag, plan: Plan, staging: int = 1) -> tuple[Moment, ...]:
     """Memory over the plan: one moment for each instruction that changes it."""
-    walk, found = Walk(dag, plan, staging), list[Moment]()
+    walk, found = Walk(dag.seen_by(plan.device), plan, staging), list[Moment]()
     for position in walk.along():
         if not found or walk.seen != found[-1].held:
             found.append(Moment(position, walk.seen))
@@ -88,7 +89,7 @@ def timeline(dag: Dag, plan: Plan, staging: int = 1) -> tuple[Moment, ...]:
 
 def holders(dag: Dag, plan: Plan, at: int, staging: int = 1) -> list[tuple[str, str, int]]:
     """The buffers held after an instruction: name, kind, bytes; the largest first."""
-    walk = Walk(dag, plan, staging)
+    walk = Walk(dag.seen_by(plan.device), plan, staging)
     for position in walk.along():
         if position == at:
             break

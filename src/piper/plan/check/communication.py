@@ -152,12 +152,13 @@ class CommunicationChecks(BufferChecks):
 
     def redistribute(self, device: DeviceBuffers, one: Redistribute | Slice) -> None:
         """It does the step of its node, with its devices. Its operand stays as it is."""
-        node, here = self.dag.nodes.get(one.node), device.plan.device  # type: ignore[call-overload]
+        dag, here = device.wanted.dag, device.plan.device
+        node = dag.nodes.get(one.node)  # type: ignore[call-overload]
         if not isinstance(node, RedistributeNode) or here not in node.devices:
             self.refuse(device, f"{one.node} is not a conversion of device {here}")
         self.once(device, one.node)
         group = next(group for group in node.groups if here in group)
-        spec = self.dag.values[node.reads[0][0]].specs[0]
+        spec = dag.values[node.reads[0][0]].specs[0]
         wanted = (
             (node.step, (spec.shape, spec.dtype), group, node.stream)
             if isinstance(one, Redistribute)

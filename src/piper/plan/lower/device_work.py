@@ -142,8 +142,9 @@ def device_work(
     `careful`: each channel has at most one receive in flight, posted when the one before it is
     used. `late`: a receive is posted only when its message is about to be sent.
     """
+    wanted = dag.devices if devices is None else devices
     found: dict[Device, DeviceWork] = {}
-    for view in views(dag, dag.devices if devices is None else devices):
+    for view in views(dag, wanted):
         known, orders = view.replicas, MessageStarts(view.dag, careful)
         works = {device: DeviceWork(view.dag, device, known) for device in view.devices}
         distribute(view.dag, works, orders)
@@ -153,7 +154,7 @@ def device_work(
             first_uses(view.dag, work)
             post_receives(work, careful, late, orders)
         found |= works
-    return found
+    return {device: found[device] for device in wanted}
 
 
 def distribute(dag: Dag, found: dict[Device, DeviceWork], orders: MessageStarts) -> None:
