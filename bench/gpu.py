@@ -25,6 +25,7 @@ from gpu_groups import REPLICAS, dp, one, pp
 from gpu_memory import host, memory
 from gpu_models import SIZES
 from gpu_peers import SCHEDULES
+from gpu_precision import precision
 from gpu_room import STEPS, room
 from gpu_waits import waits
 
@@ -34,6 +35,7 @@ GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
     "receives": (receives, lambda world: world > 1),
     "dp": (dp, lambda world: world > 1),
     "pp": (pp, lambda world: world > 1),
+    "precision": (precision, lambda world: world > 1),
     "ep": (ep, lambda world: world == 4),
     "waits": (waits, lambda world: world == 4),
     "memory": (memory, lambda world: world == 4),
@@ -55,7 +57,14 @@ def options() -> argparse.Namespace:
     add("--skip", nargs="*", default=[], help="no entries whose names contain one of these")
     add("--models", nargs="+", default=["dense", "moe"], choices=("dense", "moe"), help="of one")
     add("--no-compile", dest="compile", action="store_false", help="of one: no Inductor")
-    add("--zero", nargs="+", type=int, default=list(REPLICAS), choices=REPLICAS, help="of dp")
+    add(
+        "--zero",
+        nargs="+",
+        type=int,
+        default=list(REPLICAS),
+        choices=REPLICAS,
+        help="of dp, precision",
+    )
     add("--schedules", nargs="+", default=list(SCHEDULES), choices=SCHEDULES, help="of pp")
     add("--pp-zero", nargs="*", type=int, default=[1, 3], choices=(0, 1, 2, 3), help="of pp")
     add("--expert-hidden", nargs="*", type=int, help="of ep: widths of experts to choose from")

@@ -42,6 +42,7 @@ class Contender:
     first: list[float] | None = None  # the losses of its first steps
     trainer: piper.Trainer | None = None
     parameters: list[torch.Tensor] = field(default_factory=list)  # of a peer, those on this rank
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)  # of a peer
 
     @property
     def lasting(self) -> list[torch.Tensor]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,11 +25,12 @@ from pipelining import stage_ids
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 CUT_BACKWARDS = ("interleaved-zb", "zbv", "dualpipev")  # no reshard with these: see above
+PLAIN = MixedPrecisionPolicy()  # the types of the model
 Entering = Callable[[bool], Any]
 
 
@@ -50,12 +53,13 @@ def accumulating(
     parts: int,
     entering: Entering = lambda last: None,
     keep: bool = False,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Callable[[], Tensor]:
     """Microbatch by microbatch, then the optimizer. `entering` gets whether it is the last one.
 
     With `keep`, gradients stay in memory and are set to zero.
     """
-    optimizer = arena.adamw(model.parameters())
+    optimizer = optimizer or arena.adamw(model.parameters())
 
     def step() -> Tensor:
         given = [tensor.to(arena.device, non_blocking=True).chunk(parts) for tensor in data]
@@ -86,27 +90,43 @@ def ddp(arena: Arena, model: Whole, data: Data, parts: int) -> Contender:
 
 
 def fsdp2(
-    arena: Arena, model: Whole, data: Data, parts: int, reshard: bool, each: bool
+    arena: Arena,
+    model: Whole,
+    data: Data,
+    parts: int,
+    reshard: bool,
+    each: bool,
+    policy: MixedPrecisionPolicy = PLAIN,
 ) -> Contender:
     """FSDP2 that reduces gradients for each microbatch (`each`), or keeps them until the last."""
     mine = copy.deepcopy(model).to(arena.device)
     layers = [block for cut in mine.cuts for block in cut.blocks]
-    shard(arena, mine, layers, arena.mesh(arena.world), reshard)
+    shard(arena, mine, layers, arena.mesh(arena.world), reshard, policy)
+    parameters = list(mine.parameters())
+    optimizer = arena.adamw(parameters)
 
     def entering(last: bool) -> None:
         mine.set_is_last_backward(last)
         mine.set_requires_gradient_sync(each or last)
         mine.set_reshard_after_backward(reshard or last)
 
-    return Contender(accumulating(arena, mine, model.loss, data, parts, entering))
+    step = accumulating(arena, mine, model.loss, data, parts, entering, optimizer=optimizer)
+    return Contender(step, parameters=parameters, optimizers=[optimizer])
 
 
 def shard(
-    arena: Arena, whole: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, reshard: bool
+    arena: Arena,
+    whole: nn.Module,
+    layers: Sequence[nn.Module],
+    mesh: DeviceMesh,
+    reshard: bool,
+    policy: MixedPrecisionPolicy = PLAIN,
 ) -> None:
     """Shard layer by layer, and the rest as one more unit."""
-    done: list[Any] = [fully_shard(one, mesh=mesh, reshard_after_forward=reshard) for one in layers]
-    root: Any = fully_shard(whole, mesh=mesh, reshard_after_forward=reshard)
+    sharded = partial(fully_shard, mesh=mesh, reshard_after_forward=reshard)
+    inside = replace(policy, output_dtype=None)  # layers read each other's results
+    done: list[Any] = [sharded(one, mp_policy=inside) for one in layers]
+    root: Any = sharded(whole, mp_policy=policy)
     if not arena.on_gpu:
         for unit in (*done, root):
             unit._set_unshard_async_op(True)

@@ -1,0 +1,151 @@
+"""Group of bench/gpu.py: bf16 compute on fp32 masters, by ZeRO level, beside FSDP2 and others.
+
+Everyone computes and gathers in bf16, reduces in fp32, and updates fp32 masters with AdamW. Memory
+is shown by kind, bytes on the wire beside their closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from gpu_arena import Arena, Contender
+from gpu_memory import on_cpu, on_gpu, warm_up
+from gpu_models import Data, Shelf, Whole
+from gpu_peers import fsdp2
+from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from wire_meter import Wire
+
+import piper
+from piper.plan.analyse.memory import peak
+
+POLICY = MixedPrecisionPolicy(
+    param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
+)
+TORCH: dict[int, dict[str, bool]] = {  # FSDP2's way to each ZeRO level
+    1: {"reshard": False, "each": False},
+    2: {"reshard": False, "each": True},
+    3: {"reshard": True, "each": True},
+}
+MIB = 2**20
+
+
+def precision(arena: Arena) -> None:
+    """All ranks are replicas; a layer is a region or a unit."""
+    size, parts = arena.size, arena.chosen.microbatches or 4
+    arena.dtype = torch.bfloat16  # of the tolerance: all compute in it
+    model = Shelf(arena.device, torch.float32).get(size, size.layers)
+    data, count = size.batch(arena.rank, parts), sum(p.numel() for p in model.parameters())
+    arena.say(f"precision: {count / 1e6:.1f} M parameters, {parts} microbatches")
+    warm_up(arena)
+    for zero in (level for level in arena.chosen.zero if level in TORCH):
+        entry, notes = f"zero={zero}", dict[str, Any]()
+        if not arena.wanted(entry):
+            continue
+        makers = {
+            name: partial(weighed, arena, name, make, notes)
+            for name, make in contenders(arena, model, data, parts, zero).items()
+        }
+        expected = closed_form(count, arena.world, parts, zero)
+        arena.contest(entry, makers, more={"kinds": notes, "wire_closed_form": expected})
+        arena.say(table(notes, expected))
+
+
+def contenders(
+    arena: Arena, model: Whole, data: Data, parts: int, zero: int
+) -> dict[str, Callable[[], Contender]]:
+    devices = list(range(arena.world))
+    strategy = [
+        piper.Place(piper.where(), devices),
+        piper.Replicate(piper.where(), devices, zero=zero),
+        piper.Split("MB", parts),
+    ]
+    ours = partial(arena.ours, model, strategy, data, precision="bf16")
+    found: dict[str, Callable[[], Contender]] = {"piper": ours}
+    if arena.on_gpu:
+        found["piper graphs"] = partial(ours, graphs=True)
+    found["fsdp2"] = partial(fsdp2, arena, model, data, parts, policy=POLICY, **TORCH[zero])
+    return found
+
+
+def weighed(
+    arena: Arena, name: str, make: Callable[[], Contender], notes: dict[str, Any]
+) -> Contender:
+    """Made, with notes on its memory and its messages after the steps whose losses are compared."""
+    arena.clean()
+    before = torch.cuda.memory_allocated() if arena.on_gpu else 0
+    one = make()
+    arena.losses(one)
+    held = {kind: arena.most(size) for kind, size in kinds(one).items()}
+    most = arena.most(on_gpu(arena, one, before) if arena.on_gpu else on_cpu(one))
+    held["the rest at the peak"] = most - sum(held.values())
+    note = {"held": held, "peak": most, "wire": sent(one)}
+    if one.trainer is not None:
+        note["computed"] = arena.most(computed(one.trainer, staging=0 if arena.on_gpu else 1))
+    notes[name] = note
+    return one
+
+
+def kinds(one: Contender) -> dict[str, int]:
+    """Bytes on this rank that outlive a step."""
+    if one.trainer is None:
+        return {
+            "parameters": 0,
+            "masters": nbytes(one.parameters),
+            "optimizer": nbytes(states(one.optimizers)),
+        }
+    buckets = list(one.trainer._programs.state.buckets.values())
+    finer = [master for bucket in buckets for _, master in bucket.copies]
+    optimizers = [bucket.optimizer for bucket in buckets if bucket.optimizer is not None]
+    return {
+        "parameters": nbytes([tensor for bucket in buckets for tensor in bucket.tensors]),
+        "masters": nbytes(finer),
+        "optimizer": nbytes(states(optimizers)),
+    }
+
+
+def states(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
+    rows = [row for one in optimizers for row in one.state.values()]
+    return [value for row in rows for value in row.values() if isinstance(value, Tensor)]
+
+
+def nbytes(tensors: list[Tensor]) -> int:
+    """Of the local parts of DTensors; what shares memory counts once."""
+    local = [getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in tensors]
+    return sum({storage._cdata: storage.nbytes() for storage in local}.values())
+
+
+def sent(one: Contender) -> int:
+    """Bytes that this rank sends in a step: from the plan, or counted as a peer sends them."""
+    if one.trainer is not None:
+        (program,) = one.trainer._programs.ready.values()
+        return sum(instruction.sent for instruction in program.plan.instructions)
+    with Wire() as wire:
+        one.step()
+    return wire.sent
+
+
+def computed(trainer: piper.Trainer, staging: int) -> float:
+    made = [(one.dag, plan) for one in trainer._programs.made.values() for plan in one.plans]
+    return max((peak(dag, plan, staging=staging).total for dag, plan in made), default=0.0)
+
+
+def closed_form(count: int, replicas: int, parts: int, zero: int) -> float:
+    """Gathers of 2 bytes and reductions of 4, around a ring."""
+    gathers, reductions = {1: (1, 1), 2: (1, parts), 3: (2 * parts, parts)}[zero]
+    return count * (2 * gathers + 4 * reductions) * (replicas - 1) / replicas
+
+
+def table(notes: Mapping[str, Any], expected: float) -> str:
+    rows = [f"  on the wire by closed form: {expected / MIB:.1f} MiB"]
+    for name, one in notes.items():
+        held = ", ".join(f"{kind} {size / MIB:.1f}" for kind, size in one["held"].items())
+        far = f" (computed {one['computed'] / MIB:.1f})" if "computed" in one else ""
+        rows.append(
+            f"  {name:14} peak {one['peak'] / MIB:8.1f} MiB{far}: {held}; "
+            f"wire {one['wire'] / MIB:.1f}"
+        )
+    return "\n".join(rows)
