@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper.capture.torch_private import VALUE_WANTED, apply_function, pytree, version_of
+from piper.capture.torch_private import VALUE_WANTED, OpOverload, apply_function, pytree, version_of
 from piper.capture.trace import refusals
 from piper.errors import CaptureError
 
@@ -19,6 +19,7 @@ Tensors = list[Tensor]
 _library = torch.library.Library("piper", "FRAGMENT")
 _numbers = count()
 _known: dict[Any, "Call"] = {}  # equal calls are one operator, so that equal regions share code
+_NAME = "function"  # of the operators, before a number
 _TENSOR = object()  # in place of a tensor among the arguments
 
 
@@ -33,6 +34,12 @@ def called(function: type, args: tuple[Any, ...]) -> Any:
     found = iter(call.operator(tensors))
     leaves = [next(found) if leaf is _TENSOR else leaf for leaf in call.results]
     return pytree.tree_unflatten(leaves, call.result_spec)
+
+
+def is_function(operator: OpOverload) -> bool:
+    """Whether it is a Function of the user."""
+    name = operator.overloadpacket.__name__.removeprefix(_NAME)
+    return operator.namespace == "piper" and name.isdigit()
 
 
 def _call(function: type, spec: Any, fixed: tuple[Any, ...]) -> "Call":
@@ -50,7 +57,7 @@ class Call:
         self.function, self.spec, self.fixed = _guarded(function), spec, fixed
         self.results: list[Any] = []  # of the last run, with _TENSOR for each tensor
         self.result_spec: Any = None
-        name = f"function{next(_numbers)}"
+        name = f"{_NAME}{next(_numbers)}"
         _library.define(f"{name}(Tensor[] given) -> Tensor[]")
         for key in ("Autograd", "CompositeExplicitAutograd"):
             _library.impl(name, self.run, key)

@@ -9,6 +9,8 @@ from typing import Any
 from torch import fx
 
 from piper.capture.graphs.division.calls import Call, Emitter, Option, shape, tensors
+from piper.capture.torch_private import OpOverload
+from piper.capture.trace.custom_functions import is_function
 from piper.ir.placements import Cut, Invariant, Placement, Replicated, divides
 
 Options = Callable[[Call], Iterator[Option]]
@@ -72,7 +74,17 @@ def whole(call: Call) -> Iterator[Option]:
     """Every device computes all of it. Gradients are all whole, or all parts of a sum."""
     count = len(call.operands)
     yield Option((Invariant(),) * count, Invariant())
-    yield Option((Replicated(),) * count, Replicated())
+    if not is_users(call):
+        yield Option((Replicated(),) * count, Replicated())
+
+
+def is_users(call: Call) -> bool:
+    """Whether the user wrote its backward. It need not be linear: it may clip gradients, or round
+    them. So it must see whole gradients, never parts of a sum."""
+    target = call.node.target
+    if not isinstance(target, OpOverload):
+        return False
+    return target.namespace not in ("aten", "prims", "piper") or is_function(target)
 
 
 def has_rule(call: Call) -> bool:
