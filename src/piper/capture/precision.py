@@ -20,6 +20,8 @@ SHORT = {
 }  # fmt: skip
 FIX = 'write precision="bf16" or "fp16", or piper.Precision(compute="bfloat16")'
 Kept = str | type[nn.Module]
+KEEP = 'keep=["layers.*.norm", torch.nn.LayerNorm]'
+FP8 = 'fp8=["layers.*.mlp", torch.nn.Linear]'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class Precision:
     """The types of a training step. docs/precision.md explains each.
 
     `keep` are modules that compute in the type of the masters: paths, with `*` for anything
-    ("layers.*.norm"), or classes (torch.nn.LayerNorm).
+    ("layers.*.norm"), or classes (torch.nn.LayerNorm). `fp8` are modules, by the same names, whose
+    linear layers multiply in float8.
     """
 
     compute: str = "bfloat16"  # of parameters, activations, and messages that carry them
@@ -63,6 +66,7 @@ class Precision:
     reduce: str = "float32"  # in which gradients are added over microbatches and replicas
     output: str = "float32"  # of the model's output, which loss_fn reads
     keep: tuple[Kept, ...] = ()
+    fp8: tuple[Kept, ...] = ()  # experimental
     loss_scale: LossScale | None = None  # None: as `LossScale()` for float16, else none
 
     def __post_init__(self) -> None:
@@ -70,7 +74,13 @@ class Precision:
             object.__setattr__(self, name, type_name(name, getattr(self, name)))
         if self.compute == "float16" and self.loss_scale is None:
             object.__setattr__(self, "loss_scale", LossScale())
-        object.__setattr__(self, "keep", modules_to_keep(self.keep))
+        for name, example in (("keep", KEEP), ("fp8", FP8)):
+            object.__setattr__(self, name, names_of_modules(name, getattr(self, name), example))
+        if self.fp8 and self.compute != "bfloat16":
+            raise refused(
+                f"fp8 with compute={self.compute!r}: products in float8 give bfloat16",
+                'write compute="bfloat16"',
+            )
         if self.master == "float16":
             raise refused("masters in float16 would lose small updates", 'write master="float32"')
         if eps(self.master) > eps(self.compute):
@@ -103,13 +113,13 @@ def type_name(field: str, given: Any) -> str:
     return name
 
 
-def modules_to_keep(given: Any) -> tuple[Kept, ...]:
+def names_of_modules(field: str, given: Any, example: str) -> tuple[Kept, ...]:
     listed = given if isinstance(given, list | tuple) else (given,)
     for one in listed:
         if not isinstance(one, str) and not (isinstance(one, type) and issubclass(one, nn.Module)):
             raise refused(
-                f"keep has {one!r}, which is neither a path nor a class of modules",
-                'write keep=["layers.*.norm", torch.nn.LayerNorm]',
+                f"{field} has {one!r}, which is neither a path nor a class of modules",
+                f"write {example}",
             )
     return tuple(listed)
 

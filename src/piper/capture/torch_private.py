@@ -185,6 +185,7 @@ def is_custom(operator: OpOverload) -> bool:
 
 safe_softmax = torch.ops.aten._safe_softmax.default  # zeros for a row of -inf
 below_autograd = torch._C._AutoDispatchBelowAutograd
+scaled_mm = torch._scaled_mm  # of factors in float8
 fast_grouped_mm: Any = getattr(torch, "_grouped_mm", None)  # None: not in this build of torch
 
 

@@ -89,6 +89,7 @@ TRIALS = [
     trial(aten.where.self, flags(12, 1), x(12, 5), x(5)),
     trial(torch.ops.piper.dropout.default, x(12, 3, 24), RANDOM, 1, 0.4, blocks=(1, 2)),
     trial(aten.linear.default, x(2, 12, 24), x(24, 24), blocks=(1, 2)),
+    trial(torch.ops.piper.scaled_linear.default, x(3, 12, 16), x(32, 16)),
     trial(aten.matmul.default, x(5, 12, 24), x(24, 12), blocks=(1, 2)),
     trial(aten.matmul.default, x(12, 12, 4, 3), x(12, 12, 3, 12)),
     trial(aten.matmul.default, x(1, 12, 12, 24), x(12, 12, 24, 5)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from piper.capture.precision import TYPES, Kept, Precision, refused
 from piper.capture.torch_private import pytree
+from piper.capture.trace.float8 import linear_layers, multiplying_in_float8
 
 
 def parameter_types(model: nn.Module, precision: Precision | None) -> dict[str, torch.dtype]:
@@ -32,11 +33,17 @@ def parameter_types(model: nn.Module, precision: Precision | None) -> dict[str, 
 
 def kept_modules(model: nn.Module, precision: Precision) -> dict[str, nn.Module]:
     """The modules that compute in the type of the masters, by path."""
+    return named_modules(model, "keep", precision.keep)
+
+
+def named_modules(model: nn.Module, field: str, names: Sequence[Kept]) -> dict[str, nn.Module]:
     modules, found = dict(model.named_modules()), dict[str, nn.Module]()
-    for wanted in precision.keep:
+    for wanted in names:
         matching = {path: one for path, one in modules.items() if matches(wanted, path, one)}
         if not matching:
-            raise refused(f"keep: the model has no module {shown(wanted)}", near(wanted, modules))
+            raise refused(
+                f"{field}: the model has no module {shown(wanted)}", near(wanted, modules)
+            )
         found |= matching
     return found
 
@@ -56,12 +63,18 @@ def refuse_shared(model: nn.Module, kept: Mapping[str, nn.Module], inside: set[i
 
 @contextmanager
 def converting(model: nn.Module, precision: Precision | None) -> Iterator[None]:
-    """While this is open, modules that are kept convert what they read and what they return."""
+    """While this is open, modules that are kept convert what they read and what they return.
+
+    Linear layers that `fp8` names multiply in float8.
+    """
     with ExitStack() as stack:
         if precision is not None:
             inner, outer = TYPES[precision.master], TYPES[precision.compute]
-            for module in kept_modules(model, precision).values():
+            kept = kept_modules(model, precision)
+            for module in kept.values():
                 stack.enter_context(_converting(module, inner, outer))
+            named = named_modules(model, "fp8", precision.fp8)
+            stack.enter_context(multiplying_in_float8(linear_layers(named, kept)))
         yield
 
 

@@ -17,7 +17,7 @@ from piper.capture.python_state.function_caches import forgetting
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
-from piper.capture.trace import functions, refusals, side_effects
+from piper.capture.trace import float8, functions, refusals, side_effects
 from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
@@ -88,6 +88,7 @@ def trace(
     side_effects.refuse_unready(model)
     side_effects.refuse_hooks(model)
     side_effects.refuse_shared_memory(model)
+    float8.refuse_device(precision, device)
     given = loss_fn, inputs_of(example, whole), device, precision
     attempt = _Attempt(model, *given)
     try:

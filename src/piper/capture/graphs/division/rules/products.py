@@ -11,7 +11,8 @@ from torch import fx
 from piper.capture.graphs.division.calls import Call, Emitter, Option, Shape
 from piper.capture.graphs.division.pieces import positions
 from piper.capture.graphs.division.rules.table import rule
-from piper.ir.placements import Cut, Partial, Placement, Replicated
+from piper.capture.kernels.scaled_linear import SCALED_LINEAR
+from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated
 
 aten = torch.ops.aten
 HEADS, TOKENS = 1, 2  # dimensions of attention: [batch, heads, tokens, features]
@@ -29,6 +30,15 @@ def linear(call: Call) -> Iterator[Option]:
     for cut in call.cuts(range(last)):
         yield Option((cut, Replicated()), cut)
     yield from _bilinear()
+
+
+@rule(SCALED_LINEAR.overloadpacket, alone=True)
+def scaled_linear(call: Call) -> Iterator[Option]:
+    """By tokens only: with a part of a row or of a weight, scales would be others. So they would be
+    for gradients that are parts of a sum."""
+    yield Option((Invariant(), Invariant()), Invariant())
+    for cut in call.cuts(range(len(call.shapes[0]) - 1)):
+        yield Option((cut, Replicated()), cut)
 
 
 @rule(aten.matmul, aten.mm, aten.bmm)
