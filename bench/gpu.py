@@ -21,6 +21,7 @@ from collections.abc import Callable
 from gpu_arena import DTYPES, Arena
 from gpu_defaults import joined, receives
 from gpu_experts import OURS, PIPERS, ep
+from gpu_grouping import grouped
 from gpu_groups import REPLICAS, dp, one, pp
 from gpu_memory import host, memory
 from gpu_models import SIZES
@@ -33,6 +34,7 @@ GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
     "one": (one, lambda world: world == 1),
     "joined": (joined, lambda world: world == 1),
     "receives": (receives, lambda world: world > 1),
+    "grouped": (grouped, lambda world: world > 1),
     "dp": (dp, lambda world: world > 1),
     "pp": (pp, lambda world: world > 1),
     "precision": (precision, lambda world: world > 1),
