@@ -21,6 +21,11 @@ ABOUT = {  # piece -> title, and what it shows
         "ZeRO levels",
         "All ranks are replicas. The peers are torch's DDP and FSDP2. Below 1, Piper is faster.",
     ),
+    "peers": (
+        "DeepSpeed, Megatron-Core and TorchTitan",
+        "The same modules in the same processes, in turn, after equal losses; Piper with its "
+        "defaults, the peers with theirs. Memory is the most that a contender adds to a rank.",
+    ),
     "batch": (
         "Largest batch",
         "PP=2 x DP=2 with 1F1B: the rows of a microbatch that fit in a budget of memory.",
@@ -51,7 +56,8 @@ INTRODUCTION = (
     "how fast Piper is. `bench/results/paper/` holds the raw results of each machine, with its "
     "load. `bench/paper.py` writes this page from them. [Benchmarks](benchmarks.md) has larger "
     "runs and explains them.",
-    "Not part of these pieces yet: DeepSpeed, Megatron and TorchTitan.",
+    "The piece `peers` needs the packages of DeepSpeed, Megatron-Core and TorchTitan. "
+    "[Benchmarks](benchmarks.md#deepspeed-megatron-core-and-torchtitan) says where to put them.",
 )
 
 

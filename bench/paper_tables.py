@@ -64,6 +64,31 @@ def zero(results: Results) -> Table:
     return Table(head, tuple(rows), tuple(bars), "of the peer's time")
 
 
+def peers(results: Results) -> Table:
+    """Step times and peak memory of Piper and of a peer."""
+    rows, bars = [], []
+    for group, found in results.items():
+        for entry, one in found["entries"].items():
+            for name, ratio in one.get("ratios", {}).items():
+                ours, peer = name.split(" / ")
+                mine, theirs = (step(one, *pair) for pair in sides(ours, peer, ratio))
+                differ = ", losses differ" if peer in one["unequal"] else ""
+                rows.append((group, entry, peer + differ, mine, theirs, times(ratio)))
+                bars.append((f"{group}: {entry}, {peer}", ratio["median"]))
+    head = ("group", "", "peer", "Piper", "peer's", "ratio")
+    return Table(head, tuple(rows), tuple(bars), "of the peer's time")
+
+
+def sides(ours: str, peer: str, ratio: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    yield ours, ratio["ours_ms"]
+    yield peer, ratio["theirs_ms"]
+
+
+def step(entry: Results, name: str, ms: float) -> str:
+    peaks = entry.get("peak_gib", {}).get(name)
+    return f"{ms:.1f} ms" + (f", {max(peaks):.2f} GiB" if peaks else "")
+
+
 def batch(results: Results) -> Table:
     rows, bars = [], []
     for name, one in entries(results, "memory").items():
@@ -139,6 +164,7 @@ def compiling(results: Results) -> Table:
 TABLES: dict[str, Callable[[Results], Table]] = {
     "schedules": schedules,
     "zero": zero,
+    "peers": peers,
     "batch": batch,
     "streams": streams,
     "scaling": scaling,

@@ -31,6 +31,18 @@ RESULTS: dict[str, dict[str, Any]] = {
         EXPERTS,
     ),
     "zero": grouped("dp", {"zero=0": {"ratios": {"piper / ddp": RATIO}}, "compute alone": {}}, {}),
+    "peers": {
+        "megatron, large": {
+            "entries": {
+                "pp=4": {
+                    "ratios": {"piper / megatron": RATIO},
+                    "peak_gib": {"piper": [1.0, 1.5], "megatron": [2.0, 1.0]},
+                    "unequal": ["megatron"],
+                },
+                "plain": {"losses": {}},
+            }
+        }
+    },
     "batch": grouped(
         "memory",
         {
@@ -60,6 +72,14 @@ RESULTS: dict[str, dict[str, Any]] = {
 ROWS = {  # a row of each table, computed by hand
     "schedules": ("torch 1F1B", "20.0 ms", "25,600", "0.500x [0.400, 0.600]"),
     "zero": ("zero=0", "piper", "10.0 ms", "ddp", "20.0 ms", "0.500x [0.400, 0.600]"),
+    "peers": (
+        "megatron, large",
+        "pp=4",
+        "megatron, losses differ",
+        "10.0 ms, 1.50 GiB",
+        "20.0 ms, 2.00 GiB",
+        "0.500x [0.400, 0.600]",
+    ),  # fmt: skip
     "batch": ("piper zero=2", "3", "2.0 MiB", "1.0 MiB"),
     "streams": ("own", "5.0 ms", "1.50x beside 1"),
     "scaling": ("simulated", "32", "100.0 ms", "62", "50.0%"),

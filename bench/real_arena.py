@@ -1,0 +1,93 @@
+"""The arena of bench/real_peers.py: it also measures memory, and stops in time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from gpu_arena import Arena, Contender
+
+import piper
+
+CHOSEN = 12  # steps after which `graphs="auto"` has chosen
+
+
+@dataclass
+class RealArena(Arena):
+    """Contenders of other systems, which find the GPU by LOCAL_RANK."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.peaks: dict[str, list[float]] = {}
+        self.started = time.perf_counter()
+        if self.on_gpu:  # all ranks share it
+            local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+            os.environ["LOCAL_RANK"] = str(local)
+
+    def begin(self, group: str) -> None:
+        """Results of several sizes are kept side by side."""
+        rows = f", {self.size.rows} rows" if self.chosen.rows else ""
+        self.group = f"{group}, {self.chosen.size or 'default'}{rows}"
+        self.started = time.perf_counter()
+        self.say(f"== {self.group}")
+
+    def late(self) -> bool:
+        """Ranks decide together, because their clocks differ."""
+        return self.most(time.perf_counter() - self.started) > self.chosen.seconds
+
+    def piper(self, model: Any, strategy: Any, data: Any, **options: Any) -> Contender:
+        """Piper as a user writes it first, with every option at its default."""
+        trainer = piper.Trainer(
+            model, model.loss, strategy, optimizer=self.adamw, example=data,
+            device=self.device.type, **options,
+        )  # fmt: skip
+        return Contender(partial(trainer.step, *data), trainer.close, trainer=trainer)
+
+    def pipers(
+        self, model: Any, strategy: Any, data: Any, name: str = "piper"
+    ) -> dict[str, Callable[[], Contender]]:
+        """Piper with defaults and, on request, without CUDA graphs."""
+        if self.chosen.peers_only:
+            return {}
+        ours: Any = partial(self.piper, model, strategy, data)
+        more = {f"{name} eager": partial(ours, graphs=False)} if self.chosen.eager else {}
+        return {name: ours, **more}
+
+    def versus(self, entry: str, makers: dict[str, Callable[[], Contender]]) -> None:
+        """One contest. Whatever happens in it, the next one starts."""
+        if not self.wanted(entry):
+            return
+        if self.late():
+            self.say(f"-- {entry}: left out after {self.chosen.seconds:.0f} s")
+            return
+        self.say(f"-- {entry}")
+        self.peaks = {}
+        weighed = {name: partial(self.weighed, name, make) for name, make in makers.items()}
+        more = {"peak_gib": self.peaks}
+        times, _ = self.tried(entry, lambda: self.contest(entry, weighed, more=more))
+        for name, seconds in (times or {}).items():
+            peak = max(self.peaks.get(name, [0.0]))
+            self.say(f"    {name:26} {1e3 * seconds:9.2f} ms   {peak:6.2f} GiB")
+
+    def weighed(self, name: str, make: Callable[[], Contender]) -> Contender:
+        """A contender after its first steps, with the peak memory that it adds to each process."""
+        self.clean()
+        before = torch.cuda.memory_allocated() if self.on_gpu else 0
+        one = make()
+        losses = self.losses(one)
+        for _ in range(CHOSEN if one.trainer and self.on_gpu else 1):
+            one.step()
+        if self.on_gpu:
+            self.fence()
+            torch.cuda.reset_peak_memory_stats()
+            one.step()
+            self.fence()
+            most = (torch.cuda.max_memory_allocated() - before) / 2**30
+            self.peaks[name] = [round(gib, 3) for gib in self.everywhere(most)]
+        self.say(f"  {name}: losses {[round(loss, 4) for loss in losses]}")
+        return one
