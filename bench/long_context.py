@@ -6,9 +6,9 @@
 
 Ways: all-to-all of heads, a ring, a zigzag, each with one row of tokens in a microbatch; torch's
 context parallelism (a ring) with DDP. Each runs alone, one after the other. Memory is the most that
-tensors take in a step, on the rank that takes most. Losses of the first steps are compared. Memory
-grows in a straight line with the length, so the longest sequence in `--gib` follows from two
-lengths.
+tensors take in a step, on the rank that takes most, less what earlier entries left behind. Losses
+of the first steps are compared. Memory grows in a straight line with the length, so the longest
+sequence in `--gib` follows from two lengths.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def contenders(arena: Arena) -> dict[str, Callable[[], Contender]]:
 
 def measured(arena: Arena, make: Callable[[], Contender]) -> dict[str, Any]:
     """Losses, the most bytes of any rank, and the median time of a step."""
+    left = torch.cuda.memory_allocated() if arena.on_gpu else 0
     one = make()
     losses = arena.losses(one)
     if arena.on_gpu:
@@ -67,7 +68,12 @@ def measured(arena: Arena, make: Callable[[], Contender]) -> dict[str, Any]:
         times.append(arena.most(time.perf_counter() - started))
     peak = torch.cuda.max_memory_allocated() if arena.on_gpu else 0
     one.close()
-    return {"losses": losses, "bytes": arena.most(peak), "seconds": statistics.median(times)}
+    return {
+        "losses": losses,
+        "bytes": arena.most(peak - left),
+        "left before": arena.most(left),
+        "seconds": statistics.median(times),
+    }
 
 
 def longest(arena: Arena, found: dict[int, dict[str, Any]]) -> int | None:
@@ -101,6 +107,8 @@ def main() -> None:
                 known.setdefault(name, {})[length] = found
                 losses = " ".join(f"{loss:.4f}" for loss in found["losses"])
                 size = f"{found['bytes'] / 2**30:7.2f} GiB, {found['seconds'] * 1e3:8.1f} ms"
+                if found["left before"]:
+                    size += f" (beside {found['left before'] / 2**30:.2f} GiB left by others)"
                 arena.say(f"{length:7d} tokens  {name:<18} {size}  losses {losses}")
     for name, by_length in known.items():
         tokens = longest(arena, by_length)

@@ -35,7 +35,7 @@ class DivisionRequest:
     what: What
     axis: TeamAxis = TeamAxis()
     seeds: Mapping[str, Placement] = field(default_factory=dict)  # parameters fixed by name
-    attention: Attention | None = None  # of tokens; None: whatever sends least
+    attention: Attention | None = None  # of tokens; None: whatever the search finds
 
     @property
     def is_zigzag(self) -> bool:

@@ -71,7 +71,7 @@ class PipelineOptions(TypedDict, total=False):
 
     cp_attention: Attention | None
     """How devices that divide tokens attend to each other's, as `attention` of `Shard`: "ring" or
-    "zigzag". Default: None, whatever sends least."""
+    "zigzag". Default: None, an exchange of heads where they divide."""
 
     ep: int
     """How many replicas divide the experts of a stage (regions tagged EP) among them. It must

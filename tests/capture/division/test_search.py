@@ -19,7 +19,7 @@ from piper.capture.graphs.division.search.space import Space
 from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Traced, trace
 from piper.capture.trace.grad_modes import modes_of
-from piper.ir.division import DivisionRequest
+from piper.ir.division import DivisionRequest, What
 from piper.ir.placements import Conversion, Partial, Step, sent
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
@@ -58,13 +58,13 @@ def space_of(count: int, ways: int = 2) -> tuple[Space, torch.fx.Node]:
     return divided_space(traced, ways), traced.results[0]
 
 
-def divided_space(traced: Traced, ways: int) -> Space:
-    """All of a graph is divided by weights."""
-    request = DivisionRequest(regions=(), ways=ways, what="weights")
+def divided_space(traced: Traced, ways: int, what: What = "weights") -> Space:
+    """All of a graph is divided."""
+    request = DivisionRequest(regions=(), ways=ways, what=what)
     modes = modes_of(traced.root.graph)
     with traced.mode:
         calls = {node: modes[node] for node in modes if node.op == "call_function"}
-        equivalents.rewrite(calls, ways, "weights")
+        equivalents.rewrite(calls, ways, what)
     traced.root.graph.eliminate_dead_code()
     nodes = [node for node in traced.root.graph.nodes if node.op == "call_function"]
     parameters = {traced.weights[name]: name for name in traced.parameters}
@@ -145,8 +145,8 @@ WIDTHS = [  # dim, hidden, heads, key heads, rows, tokens, vocabulary
 ]  # fmt: skip
 
 
-def all_reduces(sizes: tuple[int, ...], layers: int, ways: int) -> float:
-    """What the placements of a Llama send, in all-reduces of its hidden state."""
+def bytes_sent(sizes: tuple[int, ...], layers: int, ways: int, what: What) -> float:
+    """What a device sends in a step of a Llama, in whole tensors of its hidden state."""
     dim, hidden, heads, keys, rows, length, vocabulary = sizes
     config = LlamaConfig(
         layers=layers, dim=dim, hidden=hidden, heads=heads, kv_heads=keys, vocab=vocabulary
@@ -154,22 +154,45 @@ def all_reduces(sizes: tuple[int, ...], layers: int, ways: int) -> float:
     tokens = torch.zeros(rows, length, dtype=torch.int64)
     traced = trace(Llama(config), cross_entropy, (tokens, tokens), "cpu")
     clean(traced)
-    plan = search(divided_space(traced, ways), traced.results[0])
+    plan = search(divided_space(traced, ways, what), traced.results[0])
     sizes_sent = (
         sent(step, value(read.value).nbytes, ways)
         for read in plan.reads
         for conversion in [Conversion(read.source, read.target)]
         for step in (conversion.forward, conversion.backward)
     )
-    return sum(sizes_sent) / sent(Step.ALL_REDUCE, rows * length * dim * 4, ways)
+    return sum(sizes_sent) / (rows * length * dim * 4)
 
 
-SOAKED = [pytest.param(sizes, marks=pytest.mark.soak) for sizes in WIDTHS[1:]]
+def of_a_layer(sizes: tuple[int, ...], ways: int, what: What) -> float:
+    return bytes_sent(sizes, 3, ways, what) - bytes_sent(sizes, 2, ways, what)
 
 
-@pytest.mark.parametrize("sizes", [WIDTHS[0], *SOAKED], ids=str)
-def test_a_layer_sends_what_megatron_sends_whatever_its_widths(sizes: tuple[int, ...]) -> None:
-    for ways in (2, 4) if sizes[3] > 2 else (2,):
-        more = all_reduces(sizes, 3, ways) - all_reduces(sizes, 2, ways)
+EVERY = [(sizes, ways) for sizes in WIDTHS for ways in (4, 2) if sizes[3] % ways == 0]
+CASES = [EVERY[0], *(pytest.param(*one, marks=pytest.mark.soak) for one in EVERY[1:])]
 
-        assert more == pytest.approx(4.0, rel=1e-9)
+
+@pytest.mark.parametrize(("sizes", "ways"), CASES, ids=str)
+def test_a_layer_sends_what_megatron_sends_whatever_its_widths(
+    sizes: tuple[int, ...], ways: int
+) -> None:
+    wanted = 4 * sent(Step.ALL_REDUCE, 1, ways)
+    assert of_a_layer(sizes, ways, "weights") == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize(("sizes", "ways"), CASES, ids=str)
+def test_tokens_travel_as_ulysses_sends_them_whatever_the_widths(
+    sizes: tuple[int, ...], ways: int
+) -> None:
+    """No device ever has all tokens of a layer: q, k, v and the result exchange heads."""
+    _, _, heads, keys, *_ = sizes
+    wanted = (2 + 2 * keys / heads) * 2 * sent(Step.ALL_TO_ALL, 1, ways)  # there and back
+    assert of_a_layer(sizes, ways, "tokens") == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("ways", [4, pytest.param(8, marks=pytest.mark.soak)])
+def test_keys_and_values_are_gathered_where_heads_do_not_divide(ways: int) -> None:
+    sizes = (64, 128, 4, 2, 2, 16, 256)
+    each = sent(Step.ALL_GATHER, 1, ways) + sent(Step.REDUCE_SCATTER, 1, ways)
+
+    assert of_a_layer(sizes, ways, "tokens") == pytest.approx(2 * (2 / 4) * each, rel=1e-9)

@@ -18,7 +18,7 @@ from piper.capture.graphs.division.search.prices import conversion_price, flops
 from piper.capture.graphs.division.search.space import Space, held_for
 from piper.capture.torch_private import is_view
 from piper.ir.division import DivisionRequest
-from piper.ir.placements import Cut, Partial, Placement
+from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated
 
 WIDTHS = (50, 200, 2000)  # states that are kept: in a first run, and in those after it
 SAME = 1 + 1e-9  # costs are equal up to rounding
@@ -80,6 +80,10 @@ def no_better(found: Best, before: Best) -> bool:
     return all(
         state in before and before[state][0] <= cost * SAME for state, (cost, _) in found.items()
     )
+
+
+def is_whole(placement: Placement) -> bool:
+    return isinstance(placement, Invariant | Replicated)
 
 
 @dataclass
@@ -219,7 +223,9 @@ class Frontier:
         if request is None or isinstance(value(node), list | tuple):
             return 0.0 if source == target else None  # several tensors: their items are converted
         size = value(node).nbytes
-        return conversion_price(self.space.start, source, target, size, request.ways)
+        price = conversion_price(self.space.start, source, target, size, request.ways)
+        gathered = request.what == "tokens" and is_whole(target) and not is_whole(source)
+        return price + self.space.prices.whole * size if price and gathered else price
 
     def _reader(self, node: fx.Node) -> DivisionRequest | None:
         readers = (self.space.requests.get(user) for user in node.users)
@@ -236,7 +242,9 @@ class Frontier:
         sent = divided and isinstance(option.output, Partial)
         part = ways if sent or isinstance(option.output, Cut) else 1
         work = flops(node) / (ways if divided else 1)
-        return prices.written * written / part + prices.flop * work
+        whole = request.what == "tokens" and is_whole(option.output)
+        price = prices.whole if whole else prices.written
+        return price * written / part + prices.flop * work
 
     def _pruned(self, found: Best, width: int) -> Best:
         """Without states that a cheaper one can be turned into for the difference."""

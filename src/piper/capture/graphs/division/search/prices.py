@@ -21,6 +21,7 @@ class Prices:
 
     flop: float = 1.0
     written: float = 1.0  # a byte of a result, which is often kept for the backward, too
+    whole: float = 10.0  # the same of one that is whole, where tokens are divided to save memory
     matrix: float = 1000.0  # a byte of a matrix that each device keeps whole
     summed: float = 0.2  # a byte of a gradient that is added up once a step
     message: float = 0.25  # for starting one, in bytes of a typical activation
