@@ -2,12 +2,19 @@
 
 Everyone computes and gathers in bf16, reduces in fp32, and updates fp32 masters with AdamW. Memory
 is shown by kind, bytes on the wire beside their closed form.
+
+If the folder .peers has their packages (see bench/real_peers.py), DeepSpeed and Megatron-Core run
+too. DeepSpeed reduces in bf16, its default.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +38,7 @@ TORCH: dict[int, dict[str, bool]] = {  # FSDP2's way to each ZeRO level
     3: {"reshard": True, "each": True},
 }
 MIB = 2**20
+SITE = Path(__file__).parent.parent / ".peers"
 
 
 def precision(arena: Arena) -> None:
@@ -68,6 +76,26 @@ def contenders(
     if arena.on_gpu:
         found["piper graphs"] = partial(ours, graphs=True)
     found["fsdp2"] = partial(fsdp2, arena, model, data, parts, policy=POLICY, **TORCH[zero])
+    return found | (other_systems(arena, model, data, parts, zero) if SITE.is_dir() else {})
+
+
+def other_systems(
+    arena: Arena, model: Whole, data: Data, parts: int, zero: int
+) -> dict[str, Callable[[], Contender]]:
+    """DeepSpeed at every level, and Megatron-Core's distributed optimizer, which is ZeRO-1."""
+    if str(SITE) not in sys.path:
+        sys.path.append(str(SITE))
+    os.environ |= {"DS_BUILD_OPS": "0", "DS_SKIP_CUDA_CHECK": "1"}
+    os.environ |= {"DS_ACCELERATOR": arena.device.type}
+    if arena.on_gpu:  # all ranks share it
+        os.environ["LOCAL_RANK"] = "0"
+    deepspeed, megatron = map(importlib.import_module, ("real_deepspeed", "real_megatron"))
+    make = partial(deepspeed.zero, arena, model, data, parts, zero, master=True)
+    found: dict[str, Callable[[], Contender]] = {"deepspeed": make}
+    if zero == 1:
+        rounded = Shelf(arena.device, torch.bfloat16).get(arena.size, 1)
+        way = megatron.Way(1, sharded=True)
+        found["megatron"] = partial(megatron.megatron, arena, rounded, arena.size, parts, way)
     return found
 
 
@@ -81,8 +109,9 @@ def weighed(
     arena.losses(one)
     held = {kind: arena.most(size) for kind, size in kinds(one).items()}
     most = arena.most(on_gpu(arena, one, before) if arena.on_gpu else on_cpu(one))
+    after = arena.most(torch.cuda.memory_allocated() - before if arena.on_gpu else 0)
     held["the rest at the peak"] = most - sum(held.values())
-    note = {"held": held, "peak": most, "wire": sent(one)}
+    note = {"held": held, "peak": most, "between steps": after, "wire": sent(one)}
     if one.trainer is not None:
         note["computed"] = arena.most(computed(one.trainer, staging=0 if arena.on_gpu else 1))
     notes[name] = note
@@ -91,12 +120,11 @@ def weighed(
 
 def kinds(one: Contender) -> dict[str, int]:
     """Bytes on this rank that outlive a step."""
+    if one.trainer is None and not one.parameters:
+        return {}  # only it knows
     if one.trainer is None:
-        return {
-            "parameters": 0,
-            "masters": nbytes(one.parameters),
-            "optimizer": nbytes(states(one.optimizers)),
-        }
+        states_of_all = nbytes(states(one.optimizers))
+        return {"parameters": 0, "masters": nbytes(one.parameters), "optimizer": states_of_all}
     buckets = list(one.trainer._programs.state.buckets.values())
     finer = [master for bucket in buckets for _, master in bucket.copies]
     optimizers = [bucket.optimizer for bucket in buckets if bucket.optimizer is not None]
@@ -145,7 +173,7 @@ def table(notes: Mapping[str, Any], expected: float) -> str:
         held = ", ".join(f"{kind} {size / MIB:.1f}" for kind, size in one["held"].items())
         far = f" (computed {one['computed'] / MIB:.1f})" if "computed" in one else ""
         rows.append(
-            f"  {name:14} peak {one['peak'] / MIB:8.1f} MiB{far}: {held}; "
-            f"wire {one['wire'] / MIB:.1f}"
+            f"  {name:14} peak {one['peak'] / MIB:8.1f} MiB{far}: {held}; between steps "
+            f"{one['between steps'] / MIB:.1f}; wire {one['wire'] / MIB:.1f}"
         )
     return "\n".join(rows)
