@@ -190,15 +190,6 @@ def captured(function: Function) -> Any:
     return capture(Net(function), F.mse_loss, data()[0])
 
 
-@pytest.mark.parametrize("p", [0.3, 0.9])
-def test_decisions_by_a_random_number_are_refused(p: float) -> None:
-    with pytest.raises(CaptureError) as refused:
-        captured(lambda x: x if torch.rand([]) < p else 2 * x)
-
-    assert f"Python decides by a random number (lt {p:g}) what to run" in str(refused.value)
-    assert "config.layerdrop = 0.0" in str(refused.value)
-
-
 def test_a_generator_of_its_own_is_refused() -> None:
     generator = torch.Generator().manual_seed(0)
 

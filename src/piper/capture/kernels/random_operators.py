@@ -39,6 +39,17 @@ _library.impl("bits", _bits_fake, "Meta")
 BITS = torch.ops.piper.bits.default
 
 
+def once(random: Tensor) -> Tensor:
+    """The seed for numbers that are the same in all microbatches of a step."""
+    seed = random[:1]
+    return torch.cat([seed, torch.zeros_like(seed), torch.ones_like(seed), random[3:]])
+
+
+_library.define("once(Tensor random) -> Tensor")
+_library.impl("once", once, "CompositeImplicitAutograd")
+ONCE = torch.ops.piper.once.default
+
+
 def uniform(random: Tensor, operation: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Numbers in [0, 1), of which float32 holds each exactly."""
     wide = dtype if dtype == torch.float64 else torch.float32

@@ -29,23 +29,36 @@ LOG = logging.getLogger("piper")
 
 @dataclass(frozen=True)
 class Once:
-    """One trace: its graph, whose last outputs are the tensors that it left in `kept`."""
+    """One trace: its graph, whose last outputs are the tensors that it left in `kept`, and the
+    marks of random decisions.
+    """
 
     root: fx.GraphModule
     updated: tuple[str, ...]
     before: Snapshot
     after: Snapshot
     kept: Sequence[Place]
+    decisions: int = 0
+
+    @property
+    def outputs(self) -> list[fx.Node]:
+        return list(self.root.graph.output_node().args[0])
 
     @property
     def results(self) -> list[fx.Node]:
         """The loss and the updated buffers."""
-        return list(self.root.graph.output_node().args[0])[: 1 + len(self.updated)]
+        return self.outputs[: 1 + len(self.updated)]
 
     @property
     def left(self) -> list[fx.Node]:
         """The nodes of the tensors in `kept`."""
-        return list(self.root.graph.output_node().args[0])[1 + len(self.updated) :]
+        start = 1 + len(self.updated)
+        return self.outputs[start : start + len(self.kept)]
+
+    @property
+    def marks(self) -> list[fx.Node]:
+        """The numbers that Python decided by."""
+        return self.outputs[1 + len(self.updated) + len(self.kept) :]
 
     @property
     def changes(self) -> list[Change]:
@@ -53,8 +66,11 @@ class Once:
 
     def finish(self) -> fx.GraphModule:
         """The graph without the tensors that were left."""
-        output = self.root.graph.output_node()
-        output.args = (self.results,)
+        return self.giving(self.results)
+
+    def giving(self, results: Sequence[fx.Node]) -> fx.GraphModule:
+        """The graph with these results."""
+        self.root.graph.output_node().args = (tuple(results),)
         self.root.graph.set_codegen(fx.graph.CodeGen())  # it knew the number of results
         self.root.recompile()
         return self.root

@@ -20,13 +20,23 @@ class Numbering:
     def __init__(self) -> None:
         self.table: dict[Any, int] = {}
 
-    def of(self, root: fx.GraphModule, known: Mapping[int, Any] | None = None) -> Numbers:
-        """The number of each node. `known` says what constants stand for, by id."""
+    def of(
+        self,
+        root: fx.GraphModule,
+        known: Mapping[int, Any] | None = None,
+        stands: Mapping[fx.Node, fx.Node] | None = None,
+    ) -> Numbers:
+        """The number of each node.
+
+        `known` says what constants stand for, by id. `stands`: nodes that are other nodes.
+        """
         numbers: Numbers = {}
         inputs = 0
         for node in root.graph.nodes:
-            if node.op == "placeholder":
-                key: Any = ("input", inputs)
+            if stands and node in stands:
+                key: Any = numbers[stands[node]]
+            elif node.op == "placeholder":
+                key = ("input", inputs)
                 inputs += 1
             elif node.op == "get_attr":
                 key = _constant(_attribute(root, node), known or {})

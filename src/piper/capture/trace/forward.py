@@ -1,9 +1,9 @@
 """Trace the whole forward pass, up to the loss, into one graph. Weights need no memory."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,23 +14,27 @@ from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
 from piper.capture.python_state.function_caches import forgetting
+from piper.capture.python_state.graph_equality import Numbering
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
 from piper.capture.trace import float8, functions, refusals, side_effects
+from piper.capture.trace.attribute_buffers import make_buffers, plain_attributes, unmake_buffers
+from piper.capture.trace.both_ways import with_both_ways
 from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
-from piper.capture.trace.layer_drop import LayerDrop
 from piper.capture.trace.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
+from piper.capture.trace.model_copy import throw_away
 from piper.capture.trace.outputs import Output, joined
+from piper.capture.trace.random_decisions import RandomDecisions
 from piper.capture.trace.replaced_calls import ReplacedCalls
 from piper.capture.trace.source_lines import is_transformed, line_of
+from piper.capture.trace.ways import Way
 from piper.errors import CaptureError
 from piper.ir.placements import Placement
 from piper.ir.values import TensorSpec
 
-COPIED = 2**24  # elements of an attribute; larger ones are shared with the trace
 Loss = Callable[[Any, Any], Tensor]
 Given = tuple[Loss | None, Inputs, str, Precision | None]  # loss, inputs, device, precision
 
@@ -121,7 +125,7 @@ def run_once(
 ) -> None:
     """Run the model and its loss on tensors without values. Raises what they raise."""
     attempt = _Attempt(model, loss_fn, inputs, device, precision)
-    with _tracing(model, attempt.view, attempt.mode, precision):
+    with _tracing(model, attempt.view, attempt.mode, precision), RandomDecisions():
         before = Snapshot(attempt.reach)
         weights, buffers, batch = attempt.fakes()
         named = zip([*attempt.parameters, *attempt.buffers], [*weights, *buffers], strict=True)
@@ -171,16 +175,44 @@ class _Attempt:
         self.updated, self.seen = list[str](), list[Output]()
         self.carried: list[str] = []  # attributes that must be buffers, found by `judge`
         self.carried_by_loss: list[str] = []  # buffers of the loss that it updates
+        self.decisions: Callable[[], RandomDecisions] = RandomDecisions
+        self.numbering = Numbering()
 
     def root(self) -> fx.GraphModule:
         """The graph of one step, if the next step computes the same."""
+        once = self.settled(RandomDecisions)
+        if not once.decisions or self.carried or self.carried_by_loss:
+            return once.finish()
+        other, seen = self.settled(partial(RandomDecisions, default=True)), self.seen[-1]
+        longest = max(once, other, key=lambda one: len(one.root.graph.nodes))  # with all layers
+        base = self.way(longest, (longest is other,) * longest.decisions, longest.updated)
+        root = with_both_ways(base, partial(self.decided, longest.updated))
+        self.updated[:], self.seen[-1] = longest.updated, seen
+        return root
+
+    def decided(self, updated: tuple[str, ...], answers: tuple[bool, ...]) -> Way:
+        once = self.settled(partial(RandomDecisions, answers))
+        return self.way(once, answers[: once.decisions], updated)
+
+    def way(self, once: Once, answers: tuple[bool, ...], updated: tuple[str, ...]) -> Way:
+        """A trace with these results: buffers that it does not update stay as they are."""
+        new = dict(zip(once.updated, once.results[1:], strict=True))
+        inputs = once.root.graph.find_nodes(op="placeholder")
+        old = dict(zip([*self.parameters, *self.buffers], inputs, strict=False))
+        others = [new[name] for name in new if name not in updated]
+        results = [once.results[0], *(new.get(name, old[name]) for name in updated), *others]
+        return Way(once.giving([*results, *once.marks]), answers, self.numbering)
+
+    def settled(self, decisions: Callable[[], RandomDecisions]) -> Once:
+        """One trace that leaves Python state as it was."""
+        self.decisions = decisions
         once = self.once()
         try:
             if once.changes:
                 self.judge(once)
         finally:
             once.before.restore()
-        return once.finish()
+        return once
 
     def judge(self, once: Once) -> None:
         """Refuse a forward whose next step would differ, unless buffers make it right."""
@@ -201,16 +233,18 @@ class _Attempt:
 
     def once(self) -> Once:
         left: list[Snapshot] = []
+        decisions = self.decisions()
 
         def forward(*given: list[Tensor]) -> list[Tensor]:
             found = self.forward(*given)
             left.append(Snapshot(self.reach))
-            return [*found, *(place.value for place in left[-1].traced())]
+            return [*found, *(place.value for place in left[-1].traced()), *decisions.marks]
 
-        with _tracing(self.model, self.view, self.mode, self.precision):
+        with _tracing(self.model, self.view, self.mode, self.precision), decisions:
             before = Snapshot(self.reach)
             root = _trace(forward, *self.fakes())
-        return Once(root, tuple(self.updated), before, left[-1], left[-1].traced())
+        kept, count = left[-1].traced(), len(decisions.marks)
+        return Once(root, tuple(self.updated), before, left[-1], kept, count)
 
     def fakes(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Parameters, buffers and the batch, without values."""
@@ -257,7 +291,6 @@ def _tracing(
         stack.enter_context(mode)
         stack.enter_context(side_effects.PropertiesAsInEager())
         stack.enter_context(side_effects.DropoutIsCopied())
-        stack.enter_context(LayerDrop())
         stack.enter_context(side_effects.NoGradients())
         stack.enter_context(ReplacedCalls())
         yield
@@ -318,62 +351,6 @@ def _loss(
 
 def _described(leaf: Any) -> Any:
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
-
-
-def throw_away(model: nn.Module) -> nn.Module:
-    """A copy of all modules that shares parameters, buffers and what is in their memory.
-
-    What a trace caches or writes elsewhere dies with it.
-    """
-    registered = {id(one): one for one in (*model.parameters(), *model.buffers())}
-    held = filter(side_effects.has_memory, registered.values())
-    memories = {side_effects.span(one)[0] for one in held}
-    shared = {
-        id(value): value
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not can_be_copied(value, memories)
-    }
-    try:
-        return copy.deepcopy(model, registered | shared)
-    except Exception as error:
-        raise refusals.cannot_copy(model, error) from error
-
-
-def can_be_copied(tensor: Tensor, memories: set[int]) -> bool:
-    """Whether a trace may get its own copy of an attribute. Views of parameters stay views."""
-    small = tensor.is_leaf and tensor.numel() <= COPIED
-    real = side_effects.has_memory(tensor) and torch_private.is_real(tensor)
-    return small and real and side_effects.span(tensor)[0] not in memories
-
-
-def make_buffers(model: nn.Module, names: list[str]) -> None:
-    """Register attributes that a forward carries from step to step. State dicts stay the same."""
-    for name in names:
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        tensor = vars(module).pop(leaf)
-        module.register_buffer(leaf, tensor, persistent=False)
-
-
-def unmake_buffers(model: nn.Module, names: list[str]) -> None:
-    """The opposite of `make_buffers`."""
-    for name in names:
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        tensor = getattr(module, leaf)
-        delattr(module, leaf)
-        setattr(module, leaf, tensor)
-
-
-def plain_attributes(model: nn.Module) -> list[str]:
-    """Attributes of modules that are tensors, but neither parameters nor buffers."""
-    return [
-        f"{path}.{name}".lstrip(".")
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, Tensor) and torch_private.is_real(value) and not value.requires_grad
-    ]
 
 
 def fake(tensor: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:

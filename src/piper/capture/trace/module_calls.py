@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.regions.annotate import recorded_names, recording
 from piper.capture.torch_private import fake_errors_unlogged, new_fake_mode, pytree
-from piper.capture.trace.forward import fake, throw_away
+from piper.capture.trace.forward import fake
+from piper.capture.trace.model_copy import throw_away
+from piper.capture.trace.random_decisions import RandomDecisions
 
 
 @dataclass
@@ -22,6 +24,9 @@ class Call:
     reads: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
     inside: list["Call"] = field(default_factory=list)
+
+    def count(self) -> int:
+        return 1 + sum(call.count() for call in self.inside)
 
 
 @dataclass
@@ -53,6 +58,22 @@ def _run(
     kwargs: Mapping[str, Any],
     dtype: torch.dtype | None = None,
 ) -> Run:
+    """Random decisions are tried both ways: one of them runs all layers."""
+    decisions = RandomDecisions()
+    found = _decided(model, args, kwargs, dtype, decisions)
+    if not decisions.marks:
+        return found
+    other = _decided(model, args, kwargs, dtype, RandomDecisions(default=True))
+    return max(found, other, key=lambda run: run.root.count())
+
+
+def _decided(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    decisions: RandomDecisions,
+) -> Run:
     view = throw_away(model).eval()  # layers that training drops at random run, too
     with ExitStack() as stack:
         root = stack.enter_context(_recorded(view))
@@ -60,6 +81,7 @@ def _run(
         stack.enter_context(new_fake_mode())
         stack.enter_context(forgetting())
         stack.enter_context(torch.no_grad())
+        stack.enter_context(decisions)
         named = (*model.named_parameters(), *model.named_buffers())
         state = {name: _without_values(tensor, dtype) for name, tensor in named}
         given = pytree.tree_map(lambda leaf: _without_values(leaf, dtype), (args, dict(kwargs)))

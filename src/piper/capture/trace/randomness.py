@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.capture.fx_nodes import arguments, line, value
+from piper.capture.fx_nodes import arguments, insert, line, value
 from piper.capture.kernels import random_operators as ops
 from piper.capture.kernels.dropout import DROPOUT
 from piper.capture.torch_private import argument_names
 from piper.capture.trace import refusals
+from piper.capture.trace.both_ways import ONCE
 from piper.capture.trace.forward import Traced
 
 LOG = logging.getLogger("piper")
@@ -52,6 +53,8 @@ def _replace(traced: Traced, node: fx.Node, number: int) -> bool:
         target, like, rest = made
         with traced.root.graph.inserting_before(node):
             random = _random(traced)
+            if node.meta.get(ONCE):
+                random = insert(traced.root.graph, node, ops.ONCE, random)
             passed = (random if like is None else like, random, number, *rest)
             result = traced.root.graph.call_function(target, passed)
         result.meta = node.meta

@@ -137,14 +137,43 @@ def own_generator(where: str) -> CaptureError:
     )
 
 
-def layer_drop(p: object) -> CaptureError:
+_WITHOUT_DECISION = (
+    "set the probability to 0 (Hugging Face models: config.layerdrop = 0.0, or encoder_layerdrop "
+    "and decoder_layerdrop), or scale what a layer adds by torch.bernoulli(...) or dropout"
+)
+
+
+def entangled_decision(where: str) -> CaptureError:
     return refusal(
-        current_line(),
-        f"Python decides by a random number ({p}) what to run, which a captured step would repeat "
-        "in every step",
-        "set the probability to 0 (Hugging Face models: config.layerdrop = 0.0, or "
-        "encoder_layerdrop and decoder_layerdrop), or scale what a layer adds by "
-        "torch.bernoulli(...) or dropout",
+        where,
+        "Python decides by a random number what to run, and this changes more than the values that "
+        "later code reads: other operations, other numbers, or other decisions",
+        "let the decision choose between tensors of one shape; or " + _WITHOUT_DECISION,
+    )
+
+
+def ways_of_different_shape(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "Python decides by a random number what to run, and the two ways give values of different "
+        "shapes or types",
+        "let both ways give tensors of one shape and type; or " + _WITHOUT_DECISION,
+    )
+
+
+def decision_by_data(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "Python needs the value of a tensor that depends on the batch or on parameters",
+        "keep the decision in tensors (torch.where, masking, indexing)",
+    )
+
+
+def drawn_value(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "Python computes with the value of a random number, which differs from step to step",
+        "leave out .item(): compute with the tensor",
     )
 
 

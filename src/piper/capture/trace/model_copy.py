@@ -1,0 +1,37 @@
+"""A copy of a model that a trace may change."""
+
+import copy
+
+from torch import Tensor, nn
+
+from piper.capture import torch_private
+from piper.capture.trace import refusals, side_effects
+
+COPIED = 2**24  # elements of an attribute; larger ones are shared with the trace
+
+
+def throw_away(model: nn.Module) -> nn.Module:
+    """A copy of all modules that shares parameters, buffers and what is in their memory.
+
+    What a trace caches or writes elsewhere dies with it.
+    """
+    registered = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    held = filter(side_effects.has_memory, registered.values())
+    memories = {side_effects.span(one)[0] for one in held}
+    shared = {
+        id(value): value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not can_be_copied(value, memories)
+    }
+    try:
+        return copy.deepcopy(model, registered | shared)
+    except Exception as error:
+        raise refusals.cannot_copy(model, error) from error
+
+
+def can_be_copied(tensor: Tensor, memories: set[int]) -> bool:
+    """Whether a trace may get its own copy of an attribute. Views of parameters stay views."""
+    small = tensor.is_leaf and tensor.numel() <= COPIED
+    real = side_effects.has_memory(tensor) and torch_private.is_real(tensor)
+    return small and real and side_effects.span(tensor)[0] not in memories
