@@ -20,6 +20,7 @@ from piper.job.batch import Batch
 from piper.job.mean_loss_check import refuse_no_mean
 
 PARTS = [Place(where(), [0]), Split("MB", 2)]
+UNEQUAL = [[*PARTS[:-1], Split("MB", 2, sizes=[2, 1])], PARTS]
 REPLICAS = [Place(where(), [0, 1]), Replicate(where(), [0, 1])]
 
 
@@ -132,7 +133,29 @@ def test_a_loss_that_can_neither_be_proved_nor_tested_is_refused() -> None:
     target = torch.randn(24, 6)
 
     with pytest.raises(InputError, match="cannot test it on random outputs"):
-        refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
+        refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 12)
+
+
+def contrastive(output: Tensor, target: Tensor) -> Tensor:
+    """Rows against each other, and no labels: it runs on any number of rows."""
+    return functional.cross_entropy(output @ output.T, torch.arange(len(output)))
+
+
+@pytest.mark.parametrize("strategy", UNEQUAL, ids=["as given", "as it comes"])
+def test_microbatches_of_unequal_sizes_are_tested_too(strategy: Any) -> None:
+    with pytest.raises(InputError, match="would not add up to the whole batch"):
+        rehearse(Net(), contrastive, strategy, [tuple(one[:9] for one in data()[0])])
+
+
+def test_a_loss_of_outputs_without_rows_is_refused() -> None:
+    """Such as a sum over rows that the model computes itself."""
+
+    class Summed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).square().sum()
+
+    with pytest.raises(InputError, match="cannot test it on random outputs"):
+        rehearse(Summed(), lambda output, target: output.exp().log(), PARTS, data())
 
 
 def test_what_the_user_says_must_be_true() -> None:
@@ -192,10 +215,10 @@ def test_long_rows_and_large_vocabularies_are_tried_in_part(monkeypatch: Any) ->
     for mask in (torch.arange(length) < ends, torch.ones(4, length, dtype=torch.bool)):
         given = (labels, mask.float())
         if mask.all():
-            refuse_no_mean(loss, (leaves, spec), Batch.of((labels, given)), 2)
+            refuse_no_mean(loss, (leaves, spec), Batch.of((labels, given)), rows)
         else:
             with pytest.raises(InputError):
-                refuse_no_mean(loss, (leaves, spec), Batch.of((labels, given)), 2)
+                refuse_no_mean(loss, (leaves, spec), Batch.of((labels, given)), rows)
     assert 0 < max(seen) <= 2**13
 
 
@@ -210,7 +233,7 @@ def test_a_vector_as_long_as_rows_may_have_none() -> None:
     leaves = [((12, 6), torch.float32), ((12,), torch.float32)]
     target = torch.randn(24, 6)
 
-    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
+    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 12)
 
 
 def test_types_that_are_coarse_make_no_difference() -> None:
@@ -220,4 +243,4 @@ def test_types_that_are_coarse_make_no_difference() -> None:
     leaves, spec = [((12, 6), torch.bfloat16)], pytree.tree_structure(0)
     target = torch.randn(24, 6).bfloat16()
 
-    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 2)
+    refuse_no_mean(loss, (leaves, spec), Batch.of((target, target)), 12)

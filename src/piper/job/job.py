@@ -365,7 +365,8 @@ class Job:
         form = self.form(found, batch)
         reduction = self.reduction(form)
         if form.kind is None and reduction.kind == "mean" and reduction.weight is None:
-            refuse_no_mean(self.loss_fn, found.output, batch, self.microbatches)
+            rows = self.first_microbatch(batch).rows or 0
+            refuse_no_mean(self.loss_fn, found.output, batch, rows)
         sizes = self.rows.microbatches(batch)
         for line in reduction.warnings(batch.parts(self.microbatches, sizes)):
             LOG.warning("%s", line)

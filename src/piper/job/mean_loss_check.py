@@ -20,16 +20,19 @@ Output = tuple[list[Any], Any]  # leaves, (shape, dtype) for tensors, and their 
 
 
 def refuse_no_mean(
-    loss_fn: Callable[..., Any] | None, output: Output, batch: Batch, parts: int
+    loss_fn: Callable[..., Any] | None, output: Output, batch: Batch, samples: int
 ) -> None:
     """Evaluate the loss on random outputs and the labels of the batch: on some samples, and on the
     two halves of them; for several draws, and also with the labels of one half erased.
 
-    A loss that is not the mean of its halves, or cannot be evaluated like this, is an error.
+    `output`: what the model returns for so many `samples`. A loss that is not the mean of its
+    halves, or cannot be evaluated like this, is an error. So is one of outputs without rows: their
+    halves would be the same.
     """
     if loss_fn is None:
         return
-    samples = (batch.rows or 0) // parts
+    if not any(is_batched(leaf, samples) for leaf in output[0]):
+        raise untestable()
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
     own, labels = with_whole_labels(own, batch)
     with torch.random.fork_rng(devices=[]):  # do not change the user's random state
