@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from piper.cli.numerics_report import numerics_report
-from piper.cli.target import PASS_ON, Target, inspect, strategy_of
+from piper.cli.passed_on import add_command, refuse_arguments
+from piper.cli.target import Target, inspect, strategy_of
 from piper.errors import Refused
 from piper.names import amount
 from piper.plan.check.proof import Proof, prove
@@ -27,7 +28,7 @@ Memory = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("check", context_settings=PASS_ON)(check)
+    add_command(app, "check", check)
 
 
 def check(
@@ -62,6 +63,7 @@ def check(
     refuse_misplaced(numerics, steps=steps, seed=seed, all=every or None)
     if target.suffix in (".json", ".csv"):
         refuse_misplaced(False, numerics=numerics or None, memory=memory)
+        refuse_arguments(target, context.args)
         check_file(target, as_json)
         return
     try:

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from piper.cli.files import is_file
-from piper.cli.target import PASS_ON, Script
+from piper.cli.passed_on import add_command
+from piper.cli.target import Script
 from piper.errors import InputError
 from piper.launcher.child import QUIET
 from piper.launcher.local import run_local
@@ -31,7 +32,7 @@ SaveOnSignal = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("run", context_settings=PASS_ON)(run)
+    add_command(app, "run", run)
 
 
 def run(
@@ -64,7 +65,10 @@ def run(
         bool, typer.Option("--quiet", "-q", help="show what the script prints, and errors only")
     ] = False,
 ) -> None:
-    """Run SCRIPT on N processes. Arguments after it are passed on to it.
+    """Run SCRIPT on N processes.
+
+    Arguments after SCRIPT are passed on to it. Write `--` before options of the script that are
+    named like these: `piper run train.py -n 2 -- --help` prints the help of train.py.
 
     Example: piper run train.py -n 4 --trace run.json
     """

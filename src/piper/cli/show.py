@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from piper.cli.files import write_text
+from piper.cli.passed_on import add_command, refuse_arguments
 from piper.cli.simulate import SimulatedMachine, chosen_network
-from piper.cli.target import PASS_ON, Target, inspect, strategy_of
+from piper.cli.target import Target, inspect, strategy_of
 from piper.cli.terminal import Devices, Steps, show_lines, show_rows, show_text, window_of
 from piper.directives import Order, Strategy, apply
 from piper.directives.remat import policies_of
@@ -44,7 +45,7 @@ PerNode = Annotated[int | None, typer.Option(help="devices per node, for --netwo
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("show", context_settings=PASS_ON)(show)
+    add_command(app, "show", show)
 
 
 def show(
@@ -71,6 +72,7 @@ def show(
     Example: piper show train.py --devices 0-3
     """
     if target.suffix in (".json", ".csv"):
+        refuse_arguments(target, context.args)
         show_strategy(target, svg, window_of(steps, devices))
         return
     words = context.args

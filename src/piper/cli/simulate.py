@@ -14,8 +14,9 @@ import typer
 
 from piper.cli.device_lists import devices_by_name
 from piper.cli.files import is_file, read_as, write_text, writing
+from piper.cli.passed_on import add_command
 from piper.cli.sweep import settings_of, sweep
-from piper.cli.target import PASS_ON, Script, inspect
+from piper.cli.target import Script, inspect
 from piper.costs import Costs
 from piper.costs.devices import (
     DeviceKind,
@@ -131,7 +132,7 @@ class SimulatedMachine:
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("simulate", context_settings=PASS_ON)(simulate)
+    add_command(app, "simulate", simulate)
 
 
 def simulate(
@@ -165,7 +166,8 @@ def simulate(
     """Predict how long a step of SCRIPT takes, what bounds it, and how much memory it needs.
 
     SCRIPT runs up to its Trainer. Nothing is trained, so models on `meta` may have any size.
-    Arguments after SCRIPT are passed on to it. With --set, all combinations are simulated.
+    Arguments after SCRIPT are passed on to it. Write `--` before options of the script that are
+    named like these. With --set, all combinations are simulated.
 
     Example: piper simulate train.py --device h200 --set microbatches=4,8,16
     """

@@ -19,7 +19,6 @@ from piper.strategies import from_csv
 if TYPE_CHECKING:
     from piper.job.inspection import Inspected
 
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the script
 Target = Annotated[
     Path,
     typer.Argument(

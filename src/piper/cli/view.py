@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from piper.cli.files import damage_reported, is_file, read_text, write_text, writing
+from piper.cli.passed_on import add_command
 from piper.cli.simulate import (
     CostsOption,
     DeviceOption,
@@ -18,7 +19,7 @@ from piper.cli.simulate import (
     compiled_for,
     machine_of,
 )
-from piper.cli.target import PASS_ON, strategy_of
+from piper.cli.target import strategy_of
 from piper.errors import StrategyError
 from piper.job.pricing import price
 from piper.job.stage_model import WITHOUT_MODEL, compiled_alone
@@ -37,7 +38,7 @@ SHOWN = (".py", ".json", ".csv")
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("view", context_settings=PASS_ON)(view)
+    add_command(app, "view", view)
 
 
 def view(

@@ -1,0 +1,105 @@
+"""Commands that pass what they do not know on to the user's script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from piper.errors import StrategyError
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the script
+TARGETS = (".py", ".json", ".csv")
+OPTION = re.compile(r"--?([A-Za-z][\w-]+)(?:=.*)?", re.DOTALL)
+ALIKE = 0.8  # of difflib: `--numeric` is 0.93 like `--numerics`, `--steps` 0.7 like `--trace-steps`
+
+
+class Misspelled(typer.BadParameter):
+    """An option that is almost one of Piper's."""
+
+    def __init__(self, word: str, meant: str) -> None:
+        super().__init__(
+            f"no such option: {word}. Did you mean {meant}? To pass it on to a script, write it "
+            "after `--`."
+        )
+
+    def format_message(self) -> str:
+        return self.message
+
+
+class PassesOn(TyperCommand):
+    """A misspelled option of the command is an error, unless the script has an option like it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = ctx.meta[__name__] = list(args)
+        known = options_of(self)
+        refuse_misspelled(before_target(words), known)
+        rest = super().parse_args(ctx, args)
+        script = ctx.params.get("script") or ctx.params.get("target")
+        own = words[: words.index("--")] if "--" in words else words
+        refuse_misspelled([word for word in ctx.args if word in own], known, script)
+        return rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        for script in [word for word in ctx.meta.get(__name__, ()) if word.endswith(".py")][:1]:
+            typer.echo(f"The options of {script} itself: {ctx.command_path} {script} -- --help")
+
+
+def add_command(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
+    app.command(name, cls=PassesOn, context_settings=PASS_ON)(command)
+
+
+def options_of(command: Any) -> list[str]:
+    return [name for one in command.params for name in one.opts if name.startswith("--")]
+
+
+def before_target(words: Sequence[str]) -> list[str]:
+    """
+    >>> before_target(["--numeric", "--steps", "2", "train.py", "--lr", "1"])
+    ['--numeric', '--steps', '2']
+    """
+    return list(takewhile(lambda word: Path(word).suffix not in TARGETS, words))
+
+
+def refuse_misspelled(
+    words: Sequence[str], known: Sequence[str], script: Path | None = None
+) -> None:
+    for word, meant in near_misses(words, known):
+        if script is None or not mentions(script, word):
+            raise Misspelled(word, meant)
+
+
+def near_misses(words: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """
+    >>> list(near_misses(["--numeric", "--lr=1", "-1", "--memroy=80"], ["--numerics", "--memory"]))
+    [('--numeric', '--numerics'), ('--memroy', '--memory')]
+    """
+    for word in words:
+        option, found = word.partition("=")[0], OPTION.fullmatch(word)
+        if found and option not in known:
+            written = found[1].replace("_", "-").lower()
+            close = get_close_matches(written, [one[2:] for one in known], 1, ALIKE)
+            yield from ((option, f"--{meant}") for meant in close)
+
+
+def mentions(script: Path, option: str) -> bool:
+    """Whether a script has this option in its text, as `add_argument` takes it."""
+    try:
+        text = script.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    return re.search(rf"['\"]{re.escape(option)}['\"]", text) is not None
+
+
+def refuse_arguments(target: Path, passed: Sequence[str]) -> None:
+    """A strategy or a schedule in a file has no arguments."""
+    if passed:
+        what = f"only a script takes arguments, and it is not one: {' '.join(passed)}"
+        raise StrategyError.of(str(target), what, "leave them out")

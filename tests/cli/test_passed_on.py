@@ -1,0 +1,99 @@
+"""What a command does not know is for the script, unless it is a misspelled option of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from piper.cli import app
+from piper.cli.passed_on import Misspelled, PassesOn, options_of
+from piper.errors import StrategyError
+from piper.strategies import one_f_one_b
+
+COMMANDS = {
+    name: command
+    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    if isinstance(command, PassesOn)
+}
+ECHO = "import sys\nprint('got', *sys.argv[1:])\n"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(ECHO)
+    return path
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+def passed_on(*words: str) -> str:
+    """What the script prints. It makes no Trainer, which is an error after it."""
+    found = call(*words)
+    assert isinstance(found.exception, StrategyError), found.output
+    return str(found.output.strip())
+
+
+def misspelled(option: str) -> list[str]:
+    """Without its last letter, with that letter twice, with underscores, and in capitals."""
+    words = [option + option[-1], option.replace("-", "_").replace("__", "--", 1), option.upper()]
+    return [word for word in [*words, option[:-1]] if word != option and len(word) > 4]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_misspelled_option_is_an_error(name: str, script: Path) -> None:
+    known = options_of(COMMANDS[name])
+    assert len(known) > 3
+    for option in known:
+        for word in set(misspelled(option)) - set(known):
+            for words in ([str(script), word], [str(script), f"{word}=1"], [word, str(script)]):
+                with pytest.raises(Misspelled, match=f"Did you mean {option}?"):
+                    COMMANDS[name].make_context(name, words)
+
+
+def test_the_message_of_a_misspelled_option(script: Path) -> None:
+    found = call("check", str(script), "--numeric")
+
+    assert found.exit_code == 2
+    assert " ".join(found.output.replace("│", " ").split()).endswith(
+        "no such option: --numeric. Did you mean --numerics? To pass it on to a script, write it "
+        f"after `--`. ╰{78 * '─'}╯"
+    )
+
+
+def test_an_option_of_the_script_is_passed_on(script: Path) -> None:
+    assert passed_on("check", str(script), "--lr", "1", "-x") == "got --lr 1 -x"
+    assert passed_on("check", str(script), "--", "--numeric") == "got --numeric"
+    script.write_text(f"{ECHO}OPTION = '--numeric'\n")
+    assert passed_on("check", str(script), "--numeric", "--lr=2") == "got --numeric --lr=2"
+
+
+def test_help_says_how_to_get_the_help_of_the_script(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["piper"])
+    for name in COMMANDS:
+        shown = call(name, str(script), "--help").output
+        assert f"The options of {script} itself: " in shown
+        assert f" {name} {script} -- --help" in shown
+        assert "The options of" not in call(name, "--help").output
+    assert passed_on("show", str(script), "--", "--help") == "got --help"
+
+
+@pytest.mark.parametrize("name", ["check", "show"])
+def test_a_strategy_in_a_file_takes_no_arguments(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "strategy.json"
+    file.write_text(one_f_one_b(pp=2, microbatches=2).to_json())
+
+    found = call(name, str(file), "--pp", "4")
+
+    assert str(found.exception) == (
+        f"{file}: only a script takes arguments, and it is not one: --pp 4\n  fix: leave them out"
+    )
