@@ -23,7 +23,7 @@ def test_schedule_prints_a_grid() -> None:
     assert call("schedule", "1f1b", "--pp", "2", "--microbatches", "3") == (
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- .  B2 --\n"
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- .  .\n"
-        "12 time steps, 25 % empty: F, BI and BW take 1 each, B takes 2, communication takes none\n"
+        "12 time steps, idle 25 %: F, BI and BW take 1 each, B takes 2, communication takes none\n"
         "F0 forward, microbatch 0; B backward; -- still running; . idle\n"
     )
 
@@ -87,7 +87,7 @@ def test_show_draws_the_schedule_of_a_script() -> None:
     assert drawn[:3] == [
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 --",
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
-        "15 time steps, 20 % empty: F, BI and BW take 1 each, B takes 2, communication takes none",
+        "15 time steps: F, BI and BW take 1 each, B takes 2, communication takes none",
     ]
     assert drawn[4].startswith("idle ")
     assert drawn[5:8] == [

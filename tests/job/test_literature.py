@@ -100,7 +100,7 @@ def test_hanayo_and_chimera_are_those_of_the_papers() -> None:
 def idle(strategy: Strategy, stages: int) -> int:
     """Percent of the step that devices are idle, where a backward takes as long as two forwards."""
     drawn = summary(dag_rows(compile_strategy(chain(stages), strategy).dag))
-    return int(re.search(r"(\d+) % empty", drawn)[1])
+    return int(re.search(r"idle (\d+) %", drawn)[1])
 
 
 @pytest.mark.parametrize("pp", [4, 6, 8])

@@ -161,7 +161,7 @@ def test_views_and_prices_know_every_replica() -> None:
     predicted = predict(found.compiled, simulated)
     data = view_data("two to one", dag, plans)
 
-    assert summary(dag_rows(dag)).startswith("24 time steps, 50 % empty")
+    assert summary(dag_rows(dag)).startswith("24 time steps, idle 50 %")
     drawn = grid(dag_rows(dag)).splitlines()[1].split()
     assert drawn[:9] == ["device", "2", "0F0", "0F0", "1F0", "1F0", "1B0", "---", "1B0"]
     assert predicted.peaks[2].total > predicted.peaks[2].held["parameters"]

@@ -91,7 +91,7 @@ def show(
     elif dag:
         print(text(found.compiled.dag))
     else:
-        show_rows(schedule_rows(found), window)
+        show_rows(schedule_rows(found), window, machine=True)
         show_text(simulated_line(found.compiled), window)
         show_sections(found.compiled, window)
         if between := chosen_network(network, per_node):

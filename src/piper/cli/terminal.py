@@ -48,11 +48,11 @@ def steps_of(text: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def show_rows(rows: Rows, window: Window) -> None:
-    """A schedule over time, with what its letters mean."""
+def show_rows(rows: Rows, window: Window, machine: bool = False) -> None:
+    """A schedule over time, with what its letters mean. `machine`: idle time is shown elsewhere."""
     console = Console(soft_wrap=True)
     console.print(grid(rows, window) or "nothing to show", highlight=False, markup=window.painted)
-    show_text(f"{summary(rows)}\n{legend(rows)}", window)
+    show_text(f"{summary(rows, machine)}\n{legend(rows)}", window)
 
 
 def show_text(text: str, window: Window) -> None:

@@ -43,7 +43,7 @@ from piper.plan.instructions import (
 from piper.plan.lower.role_plans import role_plans
 from piper.sim.clock import Simulated, simulate
 from piper.sim.network_demands import Alike
-from piper.sim.prediction import Prediction
+from piper.sim.prediction import Prediction, StageTags
 from piper.sim.report import report
 from piper.view.mesh_advice import advice
 
@@ -143,7 +143,15 @@ def predict(
     mesh = mesh_notes(compiled, network) if network else ()
     noted = (*cost_notes(compiled, costs), *mesh)
     tokens, flops = tokens_of(compiled.dag), flops_of(compiled.dag)
-    return Prediction(report(found), peaks, groups, tokens, memory, noted, flops)
+    stages = {plan.device: stages_of(compiled.dag, plan) for plan in found.plans}
+    return Prediction(report(found), peaks, groups, tokens, memory, noted, flops, stages=stages)
+
+
+def stages_of(dag: Dag, plan: Plan) -> StageTags:
+    """The outermost tags of the regions that a device runs."""
+    runs = dict.fromkeys(one.region for one in plan.instructions if isinstance(one, Run))
+    tags = (dag.model.by_id[RegionId(region)].tags[:1] for region in runs)
+    return tuple(sorted(set(chain.from_iterable(tags))))
 
 
 def flops_of(dag: Dag) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from piper.names import Device
 from piper.plan.analyse.memory import Peak
 from piper.sim.report import Report
+
+StageTags = tuple[tuple[str, int], ...]  # the outermost tag of each stage, such as PP=0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Prediction:
     notes: tuple[str, ...] = ()  # which costs were not measured
     flops: float = 0.0  # of the step, without what is recomputed
     peak_flops: float | None = None  # per second, of all devices together, if known
+    stages: Mapping[Device, StageTags] = field(default_factory=dict)  # that a device runs
 
     @property
     def seconds(self) -> float:

@@ -159,11 +159,15 @@ def paint(text: str, phase: Phase | None) -> str:
     return f"[{ink(fill)} on {fill}]{text}[/]"
 
 
-def summary(rows: Rows) -> str:
-    """How long a step is, and how much of it is empty, in these units: no machine is known."""
+def summary(rows: Rows, machine: bool = False) -> str:
+    """How long a step is in these units.
+
+    Without a machine, also how long devices are idle. With one, the simulator knows it better.
+    """
     layers = any(len(cell.nodes) > 1 for row in rows.values() for cell in row)
+    waits = "" if machine else f", idle {100 * idle(rows):.0f} %"
     return (
-        f"{amount(length(rows), 'time step')}, {100 * idle(rows):.0f} % empty: F, BI and BW"
+        f"{amount(length(rows), 'time step')}{waits}: F, BI and BW"
         f"{' of a layer' if layers else ''} take 1 each, B takes 2, communication takes none"
     )
 

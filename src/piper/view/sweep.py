@@ -11,7 +11,8 @@ from typing import Any
 
 from piper.sim.prediction import Prediction
 from piper.view.footprint import size_text
-from piper.view.simulation_text import columns, percent, time_text
+from piper.view.simulation_text import columns
+from piper.view.units import percent, time_text
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 70, 30, 190, 50
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")

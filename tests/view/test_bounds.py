@@ -1,0 +1,86 @@
+"""What a simulated step says of its bounds: the stage by name, and advice that helps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic import chain
+
+from piper.costs import Costs
+from piper.ir.model import Model
+from piper.job.compiler import compile_strategy
+from piper.job.pricing import predict, price
+from piper.names import BI, BW, B, F
+from piper.sim.prediction import Prediction
+from piper.strategies import BUILDERS
+from piper.view.bounds import advice, bound
+
+COSTS = Costs(ahead=True, link=1e15, latency=0.0, update=0.0, add=0.0, square=0.0)
+STAGES = {"interleaved-1f1b": 4, "interleaved-zb": 4, "zbv": 4, "dualpipev": 4}
+
+
+def timed(model: Model, seconds: list[float]) -> Model:
+    """Stages whose forwards take so long, and their backwards twice as long."""
+    regions = tuple(
+        replace(one, flops={F: time * 2e9, BI: time * 2e9, BW: time * 2e9, B: time * 4e9})
+        for one, time in zip(model.regions, seconds, strict=True)
+    )
+    return replace(model, regions=regions)
+
+
+def simulated(name: str, seconds: list[float], microbatches: int = 8) -> Prediction:
+    strategy = BUILDERS[name](pp=2, microbatches=microbatches)
+    compiled = compile_strategy(timed(chain(len(seconds)), seconds), strategy.directives)
+    return predict(compiled, price(compiled, COSTS), COSTS)
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name != "dualpipe"])
+def test_the_stage_that_is_longer_is_named_and_other_cuts_help_more_than_microbatches(
+    name: str,
+) -> None:
+    for slow in (0, STAGES.get(name, 2) - 1):
+        seconds = [1.0] * STAGES.get(name, 2)
+        seconds[slow] = 4.0
+        found = simulated(name, seconds)
+        device = next(d for d, tags in found.stages.items() if ("PP", slow) in tags)
+
+        shown = advice(found)
+
+        assert f"PP={slow}" in shown and f"on device {device} bounds the step" in shown
+        assert "give it fewer layers" in shown and "More microbatches hardly help" in shown
+        assert bound(found.report, found.stages).startswith("bound by stage")
+        even = simulated(name, [sum(seconds) / len(seconds)] * len(seconds))
+        more = simulated(name, seconds, microbatches=16)
+        assert even.seconds < more.seconds / 2
+
+
+def test_the_whole_text() -> None:
+    found = simulated("1f1b", [1.0, 4.0])
+
+    assert advice(found) == (
+        "advice: stage PP=1 on device 1 bounds the step: it computes 9.60 s, the others 2.40 s "
+        "on average; give it fewer layers (`stages=[...]` of the builder), or cut by measured "
+        "times (`costs=`). More microbatches hardly help"
+    )
+    assert bound(found.report, found.stages) == (
+        "bound by stage PP=1 on device 1 (97 %), stage PP=0 on device 0 (3 %)"
+    )
+
+
+def test_a_bubble_of_equal_stages_wants_more_microbatches() -> None:
+    found = simulated("gpipe", [1.0, 1.0], microbatches=2)
+
+    assert advice(found) == (
+        "advice: the bubble bounds the step; use more microbatches, or an interleaved or "
+        "zero-bubble schedule"
+    )
+    more = simulated("gpipe", [1.0, 1.0], microbatches=16)
+    assert more.seconds / 16 < 0.8 * found.seconds / 2
+
+
+def test_replicas_of_a_stage_count_as_often_as_there_are() -> None:
+    found = simulated("1f1b", [1.0, 4.0])
+    several = replace(found, alike={0: (0, 2, 3, 4), 1: (1,)})
+
+    assert "it computes 9.60 s, the others 2.40 s on average" in advice(several)
