@@ -72,8 +72,8 @@ def test_a_bubble_of_equal_stages_wants_more_microbatches() -> None:
     found = simulated("gpipe", [1.0, 1.0], microbatches=2)
 
     assert advice(found) == (
-        "advice: the bubble bounds the step; use more microbatches, or an interleaved or "
-        "zero-bubble schedule"
+        "advice: the bubble bounds the step; use more microbatches, or a schedule with a smaller "
+        "bubble (interleaved, zero-bubble)"
     )
     more = simulated("gpipe", [1.0, 1.0], microbatches=16)
     assert more.seconds / 16 < 0.8 * found.seconds / 2

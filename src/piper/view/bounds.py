@@ -10,6 +10,11 @@ from piper.sim.report import HOST, Report
 from piper.view.units import percent, time_text
 
 SHOWN = 4  # parts of the critical path
+NAMES = {
+    HOST: "hosts starting messages",
+    "update": "optimizer updates",
+    "add": "gradient accumulation",
+}
 WORTH = 0.1  # of the step: idle time that is worth advice
 
 
@@ -36,9 +41,7 @@ def bound(found: Report, stages: Mapping[Device, StageTags]) -> str:
 
 def what_of(name: str) -> str:
     """Part of the critical path that is not a region of the model."""
-    if name == HOST:
-        return "hosts starting messages"
-    return f"the optimizer ({name})" if name in ("update", "add") else f"messages on {name}"
+    return NAMES.get(name, f"messages on {name}")
 
 
 def compute_of(device: Device, stages: Mapping[Device, StageTags]) -> str:
@@ -94,8 +97,8 @@ def advice(found: Prediction) -> str:
     if uneven(found) > report.bubble / 2:
         return uneven_text(found)
     return (
-        "advice: the bubble bounds the step; use more microbatches, or an interleaved or "
-        "zero-bubble schedule"
+        "advice: the bubble bounds the step; use more microbatches, or a schedule with a smaller "
+        "bubble (interleaved, zero-bubble)"
     )
 
 
