@@ -180,9 +180,8 @@ class Trainer:
         replica_digests.refuse_drift(self._programs.state, self.steps, replica_digests.EVERY)
         if kind not in self._best:
             self._best[kind] = best_seconds(self._job, given)
-        read = self._in_flight.end(program)
-        tokens = self._job.rows.everywhere(given.tokens, self.replica)
-        metrics = Metrics(self.steps, tokens, read, lr, self._best[kind], self._slow.found)
+        read, sizes = self._in_flight.end(program), self._job.rows.sizes(given, self.replica)
+        metrics = Metrics(self.steps, *sizes, read, lr, self._best[kind], self._slow.found)
         self._log.add(metrics)
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
         self._stop.leave(self)

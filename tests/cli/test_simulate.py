@@ -178,7 +178,7 @@ def test_measured_costs_cut_the_stages(slow: int, tmp_path: Path) -> None:
 def row(name: str, seconds: float, peak: int, tokens: int = 100) -> SweepResult:
     found = Report(seconds, (), (), {})
     return SweepResult(
-        {"k": name}, Prediction(found, {0: Peak(peak, 0, {})}, {0: (0,)}, tokens, 1000.0)
+        {"k": name}, Prediction(found, {0: Peak(peak, 0, {})}, {0: (0,)}, 1, tokens, 1000.0)
     )
 
 

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.pricing import predict, price
+from piper.strategies import one_f_one_b
 
 X, Y = torch.arange(12).reshape(4, 3), torch.randn(4)
 SCALE = torch.tensor(2.0)
@@ -45,11 +48,34 @@ def test_programs_are_for_shapes_types_numbers_and_nesting(
     assert (Batch.of((X, Y, 7)).shapes == Batch.of(other).shapes) is same
 
 
+IMAGES, PIXELS = torch.zeros(4, 3, 2, 2), torch.zeros(4, 6, dtype=torch.uint8)
+KINDS, MASK = torch.zeros(4, dtype=torch.int64), torch.ones(4, 3, dtype=torch.bool)
+
+
 @pytest.mark.parametrize(
-    ("given", "tokens"), [((X, Y), 12), ((Y, X), 12), ((Y, Y), 4), ((SCALE, Y), 4), ((SCALE,), 1)]
-)
-def test_tokens_are_whole_numbers_or_else_rows(given: tuple[object, ...], tokens: int) -> None:
+    ("given", "tokens"),
+    [
+        ((X, Y), 12), (({"mask": MASK, "input_ids": X, "labels": X},), 12), ((X.int(), X), 12),
+        ((Y, X), None), ((IMAGES, KINDS), None), ((KINDS, Y), None), ((PIXELS, X), None),
+        ((SCALE, Y), None), ((MASK,), None), ((SCALE,), None),
+    ],
+)  # fmt: skip
+def test_only_token_ids_are_tokens(given: tuple[object, ...], tokens: int | None) -> None:
     assert Batch.of(given).tokens == tokens
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (8,)])
+def test_a_forecast_counts_what_the_metrics_count(shape: tuple[int, ...]) -> None:
+    ids = torch.ones(shape, dtype=torch.int64)
+    model, batch = torch.nn.Embedding(5, 4), Batch.of((ids, torch.ones(*shape, 4)))
+    strategy = one_f_one_b(pp=1, microbatches=2, dp=2)
+    job = Job(model, torch.nn.functional.mse_loss, strategy)
+
+    _, compiled = job.compile(batch)
+
+    found = predict(compiled, price(compiled))
+    assert (found.samples, found.tokens) == job.rows.sizes(batch, 0)
+    assert found.unit == ("tokens" if len(shape) == 2 else "samples")
 
 
 def test_a_batch_cannot_be_changed() -> None:

@@ -24,7 +24,7 @@ X = torch.ones(4, 3)
 
 
 def metrics(step: int, **given: Any) -> Metrics:
-    return Metrics(step, 8, lambda: Readings(2.0, 1.0, 0.5, 0.25), **given)
+    return Metrics(step, 2, 8, lambda: Readings(2.0, 1.0, 0.5, 0.25), **given)
 
 
 def test_a_run_writes_a_row_for_each_step(tmp_path: Path) -> None:
@@ -77,6 +77,17 @@ def test_lines_or_one_live_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == lines + f"{first}\r{first.replace('1', '2', 1)}\r\n"
 
 
+def test_a_file_keeps_the_columns_that_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,tokens,loss\r\n1,8,2.5\r\n")
+
+    log = metric_log(file, rank=0)
+    log.add(metrics(2))
+    log.close()
+
+    assert file.read_text().split() == ["step,tokens,loss", "1,8,2.5", "2,8,2.0"]
+
+
 def test_weights_and_biases_gets_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[Any] = []
     run = types.SimpleNamespace(
@@ -91,8 +102,9 @@ def test_weights_and_biases_gets_every_step(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert rows == [
         (1, {
-            "step": 1, "loss": 2.0, "grad_norm": 1.0, "lr": 0.1, "tokens": 8, "seconds": 0.5,
-            "tokens_per_second": 16.0, "memory_gib": 0.25, "mfu": 0.5,
+            "step": 1, "loss": 2.0, "grad_norm": 1.0, "lr": 0.1, "samples": 2, "tokens": 8,
+            "seconds": 0.5, "samples_per_second": 4.0, "tokens_per_second": 16.0,
+            "memory_gib": 0.25, "mfu": 0.5,
         }),
         "over",
     ]  # fmt: skip

@@ -262,7 +262,7 @@ def test_a_model_of_one_size_is_not_split_into_two() -> None:
         compile_strategy(chain(1), [Place(where(), [0]), Split("MB", 2, [2, 1])])
 
 
-def test_operations_and_tokens_of_a_step_are_those_of_all_sizes() -> None:
+def test_operations_and_samples_of_a_step_are_those_of_all_sizes() -> None:
     """The same rows in equal microbatches have as many."""
     model, loss_fn = build("uneven", 2)
     (batch, *_), found = map(Batch.of, batches("uneven", 6)), []
@@ -272,7 +272,7 @@ def test_operations_and_tokens_of_a_step_are_those_of_all_sizes() -> None:
             job = Job(model, loss_fn, strategy)
             _, compiled = job.compile(batch)
             predicted = predict(compiled, price(compiled))
-            found.append((predicted.flops, step_flops(job, batch), predicted.tokens))
+            found.append((predicted.flops, step_flops(job, batch), predicted.samples))
 
     (flops, again, samples), other = found
     assert flops == again > 0

@@ -185,7 +185,7 @@ def test_nothing_is_said_of_equal_devices(run: Callable[..., Stragglers]) -> Non
     found = run(3 * WINDOW, 0.052, 0.001, {})
 
     assert found.found is None and found.looks == 0
-    assert Metrics(1, 1, lambda: Readings(1.0, 1.0, 1.0, 1.0)).slowest is None
+    assert Metrics(1, 1, None, lambda: Readings(1.0, 1.0, 1.0, 1.0)).slowest is None
     assert str(Slowest(2, 0.2, 0.1)) == "device 2 works 200.0 ms of each step, the others 100.0 ms"
 
 

@@ -159,14 +159,15 @@ def test_reductions_one_after_the_other_are_all_waited_for() -> None:
     assert found.bubble == 0.0
 
 
-def test_an_estimate_knows_tokens_and_what_fits() -> None:
+def test_an_estimate_knows_samples_and_what_fits() -> None:
     one = compiled("1f1b", (("dp", 2),))
     found = price(one, GPU, SLOW)
 
     small = predict(one, found, memory=10.0)
     large = predict(one, found, memory=1e12)
 
-    assert small.tokens == 2 * 6 * 2  # rows: replicas, microbatches, rows of each
+    assert small.samples == 2 * 6 * 2  # replicas, microbatches, rows of each
+    assert small.tokens is None and small.unit == "samples"  # its inputs are no token ids
     assert small.rate == pytest.approx(24 / found.seconds)
     assert not small.fits
     assert large.fits

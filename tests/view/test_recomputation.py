@@ -70,7 +70,7 @@ def test_backwards_on_the_page_say_what_they_repeat() -> None:
 
 def test_what_does_not_fit_says_how_to_find_what_would() -> None:
     peaks = {0: Peak(3 * 2**30, 0, {}), 1: Peak(2**30, 0, {})}
-    found = Prediction(Report(1.0, (), (), {}), peaks, {0: (0, 2), 1: (1,)}, 8, 2.0 * 2**30)
+    found = Prediction(Report(1.0, (), (), {}), peaks, {0: (0, 2), 1: (1,)}, 8, None, 2.0 * 2**30)
 
     assert memory(found) == (
         "peak memory 3.0 GiB on devices 0, 2: does NOT fit in 2.0 GiB; "

@@ -16,6 +16,7 @@ from piper.names import amount
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
+TOKEN_IDS = (torch.int64, torch.int32)
 Sizes = tuple[int, ...]  # rows of the microbatches of one replica; empty: all have equally many
 Shapes = tuple[Any, ...]  # shape and dtype (or text) of each leaf, then their nesting
 
@@ -51,10 +52,12 @@ class Batch:
         return (*leaves, str(self.spec))
 
     @property
-    def tokens(self) -> int:
-        """Elements of the first integer input, else samples."""
-        counts = (t.numel() for t in self.cut if not t.is_floating_point())
-        return next(counts, self.rows or 1)
+    def tokens(self) -> int | None:
+        """Tokens of a batch that begins with token ids, as [rows, length]. None: it has none."""
+        first = next((tensor for tensor in self.cut if tensor.dtype is not torch.bool), None)
+        if first is None or first.dim() != 2 or first.dtype not in TOKEN_IDS:
+            return None
+        return int(first.numel())
 
     @property
     def cut(self) -> list[torch.Tensor]:

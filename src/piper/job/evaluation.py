@@ -23,6 +23,7 @@ from piper.runtime.comm.gathering import gather
 from piper.runtime.comm.world import world
 from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
+from piper.runtime.metrics import rate_text
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 
@@ -34,12 +35,16 @@ class Evaluation:
     loss: float
     batches: int  # of each replica
     samples: int  # of all replicas
-    tokens: int
+    tokens: int | None  # None: the batches have no token ids
     seconds: float
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return None if self.tokens is None else self.tokens / self.seconds
 
     @property
     def perplexity(self) -> float:
@@ -49,7 +54,7 @@ class Evaluation:
     def __str__(self) -> str:
         return (
             f"loss: {self.loss:.5f}  batches: {self.batches}  samples: {self.samples:,}  "
-            f"tps: {self.tokens_per_second:,.0f}"
+            f"{rate_text(self.samples, self.tokens, self.seconds)}"
         )
 
 
@@ -63,15 +68,15 @@ class LossSum:
     reduction: LossReduction | None = None  # known with the first batch
     weight: float = 0.0  # of all microbatches of all replicas
     samples: int = 0
-    tokens: int = 0
+    tokens: int | None = 0
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, total: torch.Tensor, weight: float, batch: Batch) -> None:
         self.sums.append(total)
         self.weight += weight
-        everywhere = self.job.rows.everywhere
-        self.samples += everywhere(rows_of(batch), self.feed)
-        self.tokens += everywhere(batch.tokens, self.feed)
+        samples, tokens = self.job.rows.sizes(batch, self.feed)
+        self.samples += samples
+        self.tokens = None if tokens is None or self.tokens is None else self.tokens + tokens
 
     def result(self) -> Evaluation:
         if not self.sums:

@@ -113,14 +113,14 @@ class Printed:
 
 
 class CsvFile:
-    """One row for each step. A run that resumes adds rows."""
+    """One row for each step. A run that resumes adds rows, with the columns that are there."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists() or not path.stat().st_size
+        columns = columns_of(path)
         self.file = path.open("a", newline="")
-        self.rows = csv.DictWriter(self.file, NAMES)
-        if new:
+        self.rows = csv.DictWriter(self.file, columns or NAMES, extrasaction="ignore")
+        if not columns:
             self.rows.writeheader()
 
     def write(self, metrics: Metrics) -> None:
@@ -129,6 +129,14 @@ class CsvFile:
 
     def close(self) -> None:
         self.file.close()
+
+
+def columns_of(path: Path) -> list[str]:
+    """The first row of a file, if there is one."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return next(csv.reader(file), [])
 
 
 class TensorBoard:

@@ -47,6 +47,7 @@ from piper.sim.prediction import Prediction, StageTags
 from piper.sim.report import report
 from piper.view.mesh_advice import advice
 
+TOKEN_IDS = ("int64", "int32")
 JobCosts = Costs | Sequence[Costs]  # of all devices, or of each, by its number
 
 
@@ -142,9 +143,9 @@ def predict(
     groups = {first: tuple(devices) for first, devices in alike.items()}
     mesh = mesh_notes(compiled, network) if network else ()
     noted = (*cost_notes(compiled, costs), *mesh)
-    tokens, flops = tokens_of(compiled.dag), flops_of(compiled.dag)
+    sizes, flops = sizes_of(compiled.dag), flops_of(compiled.dag)
     stages = {plan.device: stages_of(compiled.dag, plan) for plan in found.plans}
-    return Prediction(report(found), peaks, groups, tokens, memory, noted, flops, stages=stages)
+    return Prediction(report(found), peaks, groups, *sizes, memory, noted, flops, stages=stages)
 
 
 def stages_of(dag: Dag, plan: Plan) -> StageTags:
@@ -182,21 +183,27 @@ def mesh_notes(compiled: Compiled, between: Network) -> tuple[str, ...]:
     return (note,) if note else ()
 
 
-def tokens_of(dag: Dag) -> int:
-    """Tokens of a step on all replicas: elements of the first integer input, else samples."""
-    return sum(count * team_tokens(seen) for seen, count in dag.teams)
+def sizes_of(dag: Dag) -> tuple[int, int | None]:
+    """Samples and tokens of a step on all replicas."""
+    found = [(count, *team_sizes(seen)) for seen, count in dag.teams]
+    samples = sum(count * rows for count, rows, _ in found)
+    if any(tokens is None for _, _, tokens in found):
+        return samples, None
+    return samples, sum(count * (tokens or 0) for count, _, tokens in found)
 
 
-def team_tokens(dag: Dag) -> int:
+def team_sizes(dag: Dag) -> tuple[int, int | None]:
+    """A batch that begins with token ids, as [rows, length], has tokens."""
     batch: dict[int, dict[int, TensorSpec]] = {}  # by input, then by microbatch
     for value in dag.values.values():
         if value.role is Role.BATCH and value.specs:
             batch.setdefault(value.index, {})[value.part] = value.specs[0]
-    inputs = [batch[index] for index in sorted(batch)]
-    for parts in inputs:
-        if all("int" in spec.dtype for spec in parts.values()):
-            return sum(spec.numel for spec in parts.values())
-    return sum(spec.shape[0] or 0 for spec in inputs[0].values()) if inputs else 0
+    inputs = [list(batch[index].values()) for index in sorted(batch)]
+    first = next((specs for specs in inputs if specs[0].dtype != "bool"), [])
+    samples = sum(spec.shape[0] or 0 for spec in inputs[0]) if inputs else 0
+    if not first or not all(spec.dtype in TOKEN_IDS and len(spec.shape) == 2 for spec in first):
+        return samples, None
+    return samples, sum(spec.numel for spec in first)
 
 
 @dataclass

@@ -72,6 +72,12 @@ class ReplicaBatches:
             return count * len(self.feeds.feeds)
         return count * sum(self.unequal) // self.unequal[feed]
 
+    def sizes(self, batch: Batch, feed: int) -> tuple[int, int | None]:
+        """Samples and tokens of all feeds together, from the batch of one."""
+        tokens = batch.tokens
+        samples = self.everywhere(batch.rows or 1, feed)
+        return samples, None if tokens is None else self.everywhere(tokens, feed)
+
     def shares(self, rows: int) -> Sizes:
         """The rows of each feed, from those of all together."""
         each, more = divmod(rows, sum(self.unequal) * self.feeds.parts)

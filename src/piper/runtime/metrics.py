@@ -44,8 +44,8 @@ class Slowest:
 
 BETWEEN = "between steps"
 NAMES = (
-    "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second", "memory_gib",
-    "mfu",
+    "step", "loss", "grad_norm", "lr", "samples", "tokens", "seconds", "samples_per_second",
+    "tokens_per_second", "memory_gib", "mfu",
 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class Metrics:
     Reading a metric waits for its step to finish. If you do not read it, the next step starts
     right away.
 
-    >>> found = Metrics(3, 1024, lambda: Readings(2.5, 1.25, 0.5, 1.0), lr=3e-4)
+    >>> found = Metrics(3, 2, 1024, lambda: Readings(2.5, 1.25, 0.5, 1.0), lr=3e-4)
     >>> found
     step: 3  loss: 2.50000  grad_norm: 1.2500  lr: 3.00e-04  memory: 1.00GiB  tps: 2,048
     >>> dict(found)["tokens_per_second"], found.mfu
@@ -65,13 +65,15 @@ class Metrics:
     def __init__(
         self,
         step: int,
-        tokens: int,
+        samples: int,
+        tokens: int | None,
         read: Callable[[], Readings],
         lr: float | None = None,
         best_seconds: float | None = None,
         slowest: Slowest | None = None,
     ) -> None:
-        self.step, self.tokens, self.read = step, tokens, read
+        self.step, self.read = step, read
+        self.samples, self.tokens = samples, tokens  # of all replicas; None: it has no token ids
         self.lr = lr  # of the first parameter group on this process, if it has one
         self.slowest = slowest  # None if no device is persistently slower than the others
         self.best_seconds = best_seconds  # at the peak of all devices, where that is known
@@ -102,8 +104,12 @@ class Metrics:
         return self.readings.losses
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return None if self.tokens is None else self.tokens / self.seconds
 
     @property
     def mfu(self) -> float | None:
@@ -124,10 +130,21 @@ class Metrics:
 
     def __str__(self) -> str:
         lr = "" if self.lr is None else f"  lr: {self.lr:.2e}"
+        rate = rate_text(self.samples, self.tokens, self.seconds)
         mfu = "" if self.mfu is None else f"  mfu: {self.mfu:.1%}"
         return (
             f"step: {self.step}  loss: {self.loss:.5f}  grad_norm: {self.grad_norm:.4f}{lr}  "
-            f"memory: {self.memory_gib:.2f}GiB  tps: {self.tokens_per_second:,.0f}{mfu}"
+            f"memory: {self.memory_gib:.2f}GiB  {rate}{mfu}"
         )
 
     __repr__ = __str__
+
+
+def rate_text(samples: int, tokens: int | None, seconds: float) -> str:
+    """
+    >>> rate_text(8, 4096, 0.5), rate_text(8, None, 0.5)
+    ('tps: 8,192', 'samples/s: 16')
+    """
+    if tokens is None:
+        return f"samples/s: {samples / seconds:,.0f}"
+    return f"tps: {tokens / seconds:,.0f}"

@@ -20,7 +20,8 @@ class Prediction:
     report: Report
     peaks: Mapping[Device, Peak]
     alike: Mapping[Device, tuple[Device, ...]]  # devices of the same role, itself included
-    tokens: int  # per step, of all replicas
+    samples: int  # per step, of all replicas
+    tokens: int | None = None  # None: the batch has no token ids
     memory: float | Mapping[Device, float] | None = None  # bytes of each device, if known
     notes: tuple[str, ...] = ()  # which costs were not measured
     flops: float = 0.0  # of the step, without what is recomputed
@@ -32,13 +33,23 @@ class Prediction:
         return self.report.seconds
 
     @property
+    def unit(self) -> str:
+        """What a step is measured by."""
+        return "samples" if self.tokens is None else "tokens"
+
+    @property
+    def size(self) -> int:
+        """Tokens of a step, or samples if it has no tokens."""
+        return self.samples if self.tokens is None else self.tokens
+
+    @property
     def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+        """Tokens per second, or samples per second."""
+        return self.size / self.seconds if self.seconds else 0.0
 
     @property
     def device_rate(self) -> float:
-        """Tokens per second of one device."""
+        """The rate of one device."""
         return self.rate / sum(map(len, self.alike.values()))
 
     @property
@@ -75,8 +86,9 @@ class Prediction:
         """For JSON, without the critical path."""
         return {
             "seconds": self.seconds,
-            "tokens_per_second": self.rate,
-            "tokens_per_second_per_device": self.device_rate,
+            "samples_per_second": self.samples / self.seconds if self.seconds else 0.0,
+            "tokens_per_second": None if self.tokens is None else self.rate,
+            "tokens_per_second_per_device": None if self.tokens is None else self.device_rate,
             "mfu": self.mfu,
             "idle": self.report.idle,
             "bubble": self.report.bubble,

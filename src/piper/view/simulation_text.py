@@ -26,10 +26,10 @@ def text(found: Prediction, step: Simulated, machine: str = "") -> str:
 
 
 def headline(found: Prediction) -> str:
-    tokens = f", {found.rate:,.0f} tokens/s" if found.tokens else ""
+    rate = f", {found.rate:,.0f} {found.unit}/s" if found.size else ""
     count = sum(map(len, found.alike.values()))
     step = f"step {time_text(found.seconds)} on {amount(count, 'device')}"
-    return f"{step}{tokens}; {idle_text(found.report)}"
+    return f"{step}{rate}; {idle_text(found.report)}"
 
 
 def idle_text(found: Report) -> str:
@@ -41,7 +41,7 @@ def idle_text(found: Report) -> str:
 
 def reached(found: Prediction) -> Iterator[str]:
     """What a device reaches, as far as it is known."""
-    rates = [f"{found.device_rate:,.0f} tokens/s"] if found.tokens else []
+    rates = [f"{found.device_rate:,.0f} {found.unit}/s"] if found.size else []
     if found.mfu is not None:
         rates.append(f"MFU {percent(found.mfu)}")
     if rates:

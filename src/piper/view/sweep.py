@@ -35,13 +35,13 @@ class SweepResult:
 def ranked(results: Sequence[SweepResult], by: str = "step") -> list[SweepResult]:
     """The best first. Those that do not fit come after those that do, unsupported ones last.
 
-    Steps of different batches are compared by the time per token.
+    Steps of different batches are compared by the time per token or sample.
     """
 
     def key(one: SweepResult) -> tuple[bool, bool, float]:
         if one.found is None:
             return True, True, 0.0
-        time = one.found.seconds / (one.found.tokens or 1)
+        time = one.found.seconds / (one.found.size or 1)
         return False, not one.found.fits, time if by == "step" else one.found.peak
 
     return sorted(results, key=key)
@@ -50,8 +50,8 @@ def ranked(results: Sequence[SweepResult], by: str = "step") -> list[SweepResult
 def table(results: Sequence[SweepResult]) -> str:
     """A line for each combination."""
     names = list(results[0].settings)
-    heads = [*names, "step", "tokens/s", "bubble", "exposed", "peak memory", ""]
     simulated = [one for one in results if one.found]
+    heads = [*names, "step", f"{unit(simulated)}/s", "bubble", "exposed", "peak memory", ""]
     lines = list(columns([heads, *(cells(one, one.found) for one in simulated if one.found)]))
     lines += [
         f"{settings_text(one.settings)}: not supported\n{indent(one.refused, '    ')}"
@@ -59,6 +59,11 @@ def table(results: Sequence[SweepResult]) -> str:
         if not one.found
     ]
     return "\n".join([*lines, *note_lines(simulated)])
+
+
+def unit(simulated: Sequence[SweepResult]) -> str:
+    """What the steps of a sweep are measured by."""
+    return next((one.found.unit for one in simulated if one.found), "tokens")
 
 
 def note_lines(results: Sequence[SweepResult]) -> Iterator[str]:
@@ -89,9 +94,9 @@ def settings_text(settings: Mapping[str, str]) -> str:
 
 
 def plot(results: Sequence[SweepResult]) -> str:
-    """Tokens per second against memory, one point per combination, coloured by the first setting.
+    """Tokens or samples per second against memory, one point per combination.
 
-    Filled points fit. The line is the memory of a device.
+    The first setting gives the colour. Filled points fit. The line is the memory of a device.
     """
     simulated = [(one, one.found) for one in results if one.found]
     rates, sizes = (
@@ -113,7 +118,14 @@ def plot(results: Sequence[SweepResult]) -> str:
     )
     room = next((found.room(found.fullest) for _, found in simulated), None)
     return "\n".join(
-        [head, *axes(area), *limit(area, room), *drawn, *legend(first, colours), "</svg>\n"]
+        [
+            head,
+            *axes(area, unit(results)),
+            *limit(area, room),
+            *drawn,
+            *legend(first, colours),
+            "</svg>\n",
+        ]
     )
 
 
@@ -145,7 +157,7 @@ def ticks(ends: Ends) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """The scales of the plot: tokens per second on x, GiB on y."""
+    """The scales of the plot: tokens or samples per second on x, GiB on y."""
 
     rates: Ends
     sizes: Ends
@@ -159,7 +171,7 @@ class Area:
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (gib - low) / (high - low), 1)
 
 
-def axes(area: Area) -> Iterator[str]:
+def axes(area: Area, unit: str) -> Iterator[str]:
     yield f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
     right, low = WIDTH - RIGHT, HEIGHT - BOTTOM
     for gib in ticks(area.sizes):
@@ -171,7 +183,7 @@ def axes(area: Area) -> Iterator[str]:
         yield f'<path d="M{x} {TOP}V{low}" stroke="#e4e4e4"/>'
         yield f'<text x="{x}" y="{low + 16}" text-anchor="middle">{rate:,.0f}</text>'
     middle = (LEFT + right) / 2
-    yield f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">tokens per second</text>'
+    yield f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">{unit} per second</text>'
     yield f'<text x="{LEFT}" y="{TOP - 12}">peak memory of the fullest device, GiB</text>'
 
 
