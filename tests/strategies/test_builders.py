@@ -188,7 +188,7 @@ def test_a_csv_that_is_no_schedule_is_refused() -> None:
         from_csv("0F0,0B0\n1F0")
 
     assert str(refused.value) == (
-        "schedule: the backward of 1F0 is missing\n  fix: add 1B0, or 1I0 and 1W0"
+        "schedule: the backward of 1F0 is missing\n  fix: add 1B0, or 1BI0 and 1BW0"
     )
 
 
@@ -245,7 +245,7 @@ REFUSED: list[tuple[str, list[Directive], str]] = [
     (
         "an order that leaves work out",
         [*ONE_STAGE, Order(((FORWARD,),))],
-        "schedule: the backward of 0F0 is missing\n  fix: add 0B0, or 0I0 and 0W0",
+        "schedule: the backward of 0F0 is missing\n  fix: add 0B0, or 0BI0 and 0BW0",
     ),
 ]
 

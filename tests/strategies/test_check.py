@@ -58,14 +58,14 @@ REFUSED = {
     ],
     "every_microbatch_goes_forward_and_back": [
         (table("0B0"), "0F0 is missing", "add 0F0 before its backward"),
-        (table("0F0"), "the backward of 0F0 is missing", "add 0B0, or 0I0 and 0W0"),
+        (table("0F0"), "the backward of 0F0 is missing", "add 0B0, or 0BI0 and 0BW0"),
         (
             table("0F0 0B0 0W0"),
             "0F0 has both a whole and a split backward",
-            "keep 0B0, or 0I0 and 0W0",
+            "keep 0B0, or 0BI0 and 0BW0",
         ),
-        (table("0F0 0I0"), "0W0 is missing", "add 0W0 after 0I0, or write 0B0 for both"),
-        (table("0F0 0W0"), "0I0 is missing", "add 0I0 before 0W0, or write 0B0 for both"),
+        (table("0F0 0I0"), "0BW0 is missing", "add 0BW0 after 0BI0, or write 0B0 for both"),
+        (table("0F0 0W0"), "0BI0 is missing", "add 0BI0 before 0BW0, or write 0B0 for both"),
     ],
     "every_pass_follows_what_it_needs": [
         (
@@ -75,8 +75,8 @@ REFUSED = {
         ),
         (
             table("0F0 0W0 0I0"),
-            "rank 0 runs 0W0 before 0I0, which it needs",
-            "move 0I0 before 0W0",
+            "rank 0 runs 0BW0 before 0BI0, which it needs",
+            "move 0BI0 before 0BW0",
         ),
     ],
     "rows_agree_with_the_dataflow": [
@@ -125,9 +125,9 @@ def test_all_problems_of_a_kind_are_reported_at_once() -> None:
 
     assert str(refused.value) == (
         "schedule: the backward of 0F0 is missing\n"
-        "  fix: add 0B0, or 0I0 and 0W0\n"
+        "  fix: add 0B0, or 0BI0 and 0BW0\n"
         "schedule: the backward of 0F1 is missing\n"
-        "  fix: add 0B1, or 0I1 and 0W1\n"
+        "  fix: add 0B1, or 0BI1 and 0BW1\n"
         "schedule: 1F1 is missing\n"
         "  fix: add 1F1 before its backward"
     )

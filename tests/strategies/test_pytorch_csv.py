@@ -70,7 +70,7 @@ def test_communication_is_left_out(derived: str) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        "0X0", "F0", "0F", "0f0", "0F0x", "-1F0", "0F0 0B0", "0BI0", "0SEND_X1",
+        "0X0", "F0", "0F", "0f0", "0F0x", "-1F0", "0F0 0B0", "0BX0", "0SEND_X1",
         "()OVERLAP_F_B", "(0F0;)OVERLAP_F_B", "(0F0;1B0)", "(0F0;1B0)F",
         "(0F0;0SEND_F0)OVERLAP_F_B", "0F1234567890",
     ],
@@ -81,9 +81,16 @@ def test_a_cell_that_is_no_action_is_refused_with_its_place(bad: str) -> None:
 
     assert str(refused.value) == (
         f"schedule text: row 2 (rank 1), column 2: {bad!r} is not an action\n"
-        "  fix: write stage, pass and microbatch, as in 0F0 (forward), 0B0 (backward), 0I0 and 0W0 "
-        "(its halves) or (0F7;3B2)OVERLAP_F_B, or leave the cell empty"
+        "  fix: write stage, pass and microbatch, as in 0F0 (forward), 0B0 (backward), 0BI0 and "
+        "0BW0 (its halves, or 0I0 and 0W0) or (0F7;3B2)OVERLAP_F_B, or leave the cell empty"
     )
+
+
+def test_halves_may_be_written_as_everywhere_else() -> None:
+    ours, theirs = "0F0,0BI0,0BW0,(0F1;0B2)OVERLAP_F_B", "0F0,0I0,0W0,(0F1;0B2)OVERLAP_F_B"
+
+    assert parse_csv(ours) == parse_csv(theirs)
+    assert print_csv(parse_csv(ours)) == f"{theirs}\n"
 
 
 def test_every_bad_cell_is_named() -> None:

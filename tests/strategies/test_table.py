@@ -9,7 +9,7 @@ from piper.strategies.table import Action, draw, ranks_of
 def test_an_action_prints_as_pytorch_writes_it() -> None:
     actions = [Action(0, F, 0), Action(1, B, 2), Action(2, BI, 1), Action(2, BW, 1)]
 
-    assert [str(action) for action in actions] == ["0F0", "1B2", "2I1", "2W1"]
+    assert [str(action) for action in actions] == ["0F0", "1B2", "2BI1", "2BW1"]
 
 
 def test_a_rank_with_one_stage_is_drawn_without_it() -> None:

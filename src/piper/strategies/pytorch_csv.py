@@ -2,8 +2,9 @@
 
     0F0,0F1,(0F2;3B0)OVERLAP_F_B,0I1,0W1
 
-`F` is a forward, `B` a whole backward, `I` and `W` its two halves. PyTorch also writes
-communication into such rows. Piper derives communication itself and skips those cells.
+`F` is a forward, `B` a whole backward, `I` and `W` its two halves. Everywhere else in Piper, these
+are `BI` and `BW`, which can be written here, too. PyTorch also writes communication into such rows.
+Piper derives communication itself and skips those cells.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from collections.abc import Iterator
 from itertools import islice
 
 from piper.errors import Problem, StrategyError
-from piper.names import Phase
-from piper.strategies.table import LETTERS, Action, Slot, Table
+from piper.names import BI, BW, B, F, Phase
+from piper.strategies.table import Action, Slot, Table
 
+LETTERS = {F: "F", B: "B", BI: "I", BW: "W"}  # one letter per pass, as PyTorch writes it
 PHASES: dict[str, Phase] = {letter: phase for phase, letter in LETTERS.items()}
-ACTION = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
+PHASES |= {"BI": BI, "BW": BW}
+ACTION = re.compile(r"([0-9]{1,9})(F|B[IW]?|[IW])([0-9]{1,9})")
 DERIVED = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])[0-9]*")
 OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 ACCEPTED = (
-    "write stage, pass and microbatch, as in 0F0 (forward), 0B0 (backward), 0I0 and 0W0 (its "
-    "halves) or (0F7;3B2)OVERLAP_F_B, or leave the cell empty"
+    "write stage, pass and microbatch, as in 0F0 (forward), 0B0 (backward), 0BI0 and 0BW0 (its "
+    "halves, or 0I0 and 0W0) or (0F7;3B2)OVERLAP_F_B, or leave the cell empty"
 )
 SHOWN = 10  # bad cells in one message
 
@@ -40,8 +43,16 @@ def print_csv(table: Table) -> str:
 
 def slot_text(slot: Slot) -> str:
     if len(slot) == 1:
-        return str(slot[0])
-    return f"({';'.join(map(str, slot))})OVERLAP_F_B"
+        return action_text(slot[0])
+    return f"({';'.join(map(action_text, slot))})OVERLAP_F_B"
+
+
+def action_text(action: Action) -> str:
+    """
+    >>> action_text(Action(2, BI, 1))
+    '2I1'
+    """
+    return f"{action.stage}{LETTERS[action.phase]}{action.microbatch}"
 
 
 def parse_csv(text: str) -> Table:

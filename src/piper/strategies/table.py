@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from piper.ir.schedule_rows import label
-from piper.names import BI, BW, B, F, Phase
-
-LETTERS = {F: "F", B: "B", BI: "I", BW: "W"}  # one letter per pass, as PyTorch writes it
+from piper.names import Phase
 
 
 class Action(NamedTuple):
-    """One pass of one stage on one microbatch; prints as PyTorch's schedule text.
+    """One pass of one stage on one microbatch.
 
     It is a named tuple for speed: checking a table is mostly looking up actions.
 
+    >>> from piper.names import BI
     >>> print(Action(2, BI, 1))
-    2I1
+    2BI1
     """
 
     stage: int
@@ -26,7 +25,7 @@ class Action(NamedTuple):
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{LETTERS[self.phase]}{self.microbatch}"
+        return label(self.stage, self.phase, self.microbatch)
 
 
 Slot = tuple[Action, ...]  # one action, or several that may overlap
@@ -69,6 +68,7 @@ def ranks_of(table: Table) -> dict[int, int]:
 def draw(table: Table) -> str:
     """One line per rank. Stages are shown if a rank has several; `&` joins overlapping actions.
 
+    >>> from piper.names import B, F
     >>> print(draw(Table((row_of([Action(0, F, 0), Action(0, B, 0)]),))))
     PP rank 0  F0 B0
     >>> print(draw(Table((((Action(0, F, 1), Action(1, B, 0)),),))))
