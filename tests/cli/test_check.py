@@ -46,7 +46,7 @@ def test_what_was_proven_is_said_in_numbers() -> None:
         "  no deadlock: 8 sends matched in order\n"
         "  nothing lost or duplicated: 16 passes, and 8 gradients counted once each in 2 updates\n"
         "  no leaks: 42 buffers freed once each\n"
-        "  14 orders kept\n"
+        "  every Order kept: 14 pairs of neighbouring slots\n"
     )
 
 

@@ -303,10 +303,18 @@ def test_what_is_not_used_again_is_saved_again(tmp_path: Path) -> None:
     assert third.step(*long).loss == wanted
 
 
-def test_only_a_new_trainer_resumes(tmp_path: Path) -> None:
-    trainer = alone()
-    trainer.step(*data()[0])
-    trainer.save(tmp_path / "run")
+def test_only_a_new_trainer_resumes_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, folder = alone(), tmp_path / "run"
+    with caplog.at_level("INFO", "piper"):
+        trainer.resume(folder, missing_ok=True)
+        trainer.step(*data()[0])
+        trainer.save(folder)
+        alone().resume(folder)
+
+    assert f"no checkpoint in {folder} yet: starting at step 0" in caplog.messages
+    assert f"resumed from {folder} at step 1" in caplog.messages
 
     with pytest.raises(InputError, match="has already run steps"):
         trainer.resume(tmp_path / "run")

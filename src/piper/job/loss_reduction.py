@@ -86,9 +86,12 @@ class LossReduction:
     def lines(self) -> Iterator[str]:
         """What microbatches weigh, in words."""
         if self.weight is None and self.count is not None:
-            yield f"the loss is a mean over {self.count.what}: Piper counts them"
+            yield (
+                f"the loss is a mean over {self.count.what}: each microbatch is weighted by how "
+                "many it has"
+            )
         elif self.weight is None and self.form.kind == "sum":
-            yield "the loss is a sum over rows: microbatches add up"
+            yield "the loss is a sum over rows: the losses of microbatches are added up"
 
     def warnings(self, microbatches: Sequence[Batch]) -> Iterator[str]:
         """A weight that the user gives may differ from what the loss itself divides by."""
@@ -103,7 +106,7 @@ class LossReduction:
         ):
             yield (
                 f"loss_weight says {given}, but the loss is a mean over {counts[0].what}, of "
-                f"which microbatches have {right}: without loss_weight, Piper counts them"
+                f"which microbatches have {right}: leave out loss_weight, and Piper uses these"
             )
 
 

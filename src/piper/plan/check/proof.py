@@ -51,13 +51,16 @@ class Proof:
             f"{amount(self.gradients, 'gradient')} counted once each in "
             f"{amount(self.updates, 'update')}",
             f"  no leaks: {amount(self.buffers, 'buffer')} freed once each",
-            f"  {amount(self.orders, 'order')} kept{self.with_messages}",
+            f"  {self.kept}",
         ])  # fmt: skip
 
     @property
-    def with_messages(self) -> str:
+    def kept(self) -> str:
+        if not self.orders:
+            return "no Order to keep"
         many = self.message_orders
-        return f", {many:,} of them with messages or updates" if many else ""
+        rest = f", {many:,} of them with messages or updates" if many else ""
+        return f"every Order kept: {amount(self.orders, 'pair')} of neighbouring slots{rest}"
 
     @property
     def matches(self) -> str:

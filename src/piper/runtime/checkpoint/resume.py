@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -35,6 +36,8 @@ from piper.runtime.checkpoint.strict_values import WRONG, count
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.optimizers import forward
 
+LOG = logging.getLogger("piper")
+
 
 @dataclass(frozen=True)
 class Found:
@@ -55,6 +58,7 @@ def resume(
     if run.steps:
         raise refused("this Trainer has already run steps", "resume with a new Trainer")
     if not is_there(peers, folder, missing_ok):
+        LOG.info("no checkpoint in %s yet: starting at step 0", folder)
         return 0
     found = peers.each(lambda: read(peers, folder, state, run, loader is not None))
     for bucket, states in found.buckets:
@@ -68,6 +72,7 @@ def resume(
         loader.load_state_dict(found.loader)
     if found.random is not None:
         restore_random_state(found.random, state.device)
+    LOG.info("resumed from %s at step %d", folder, found.reader.index.steps)
     return found.reader.index.steps
 
 

@@ -32,7 +32,7 @@ def refuse_joint(make: Make, optimizer: torch.optim.Optimizer, named: Named) -> 
         raise StrategyError.of(
             "optimizer",
             f"{kind.__name__} updates parameters together differently than one by one, and "
-            "each group of parameters that live together has its own optimizer",
+            "every bucket of parameters has its own optimizer",
             "look at one parameter at a time; to clip by the norm of all gradients, give "
             "Trainer(max_norm=...)",
         )
