@@ -52,6 +52,6 @@ def train(rank: int, pp: int, folder: str) -> dict[str, Any]:
     again.close()
     return {
         "losses": [one.loss for one in metrics], "resumed": resumed, "whole": whole,
-        "tokens": metrics[0].tokens, "samples": evaluation.samples, "wrong": wrong,
+        "step samples": metrics[0].samples, "samples": evaluation.samples, "wrong": wrong,
         "evaluated": evaluation.loss, "outputs": outputs, "replica": again.replica,
     }  # fmt: skip

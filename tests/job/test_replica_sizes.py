@@ -145,7 +145,7 @@ def test_processes_train_evaluate_predict_and_resume(pp: int, tmp_path: Path) ->
         EXACTLY(torch.tensor(run["losses"]), torch.tensor(reference.loss))
         EXACTLY(torch.tensor(run["resumed"]), torch.tensor(reference.loss[2:]))
         EXACTLY(torch.tensor(run["evaluated"]), torch.tensor(losses).mean())
-        assert (run["tokens"], run["samples"]) == (6, 18)
+        assert (run["step samples"], run["samples"]) == (6, 18)
         few, other = run["wrong"]
         size = (2, 4)[run["replica"]]
         assert f"it has 1 row, and replica {run['replica']} is to have {size}" in few
@@ -157,7 +157,7 @@ def job_of(**options: Any) -> Job:
     return Job(model, loss_fn, one_f_one_b(pp=2, dp=2, microbatches=2, **options))
 
 
-def test_memory_time_and_tokens_are_those_of_each_replica() -> None:
+def test_memory_time_and_samples_are_those_of_each_replica() -> None:
     small, large = Batch.of(batches("uneven", 2)[0]), Batch.of(batches("uneven", 6)[0])
     job = job_of(replica_sizes=[1, 3])
     _, mixed = job.compile(small, by_role=True)
@@ -171,7 +171,7 @@ def test_memory_time_and_tokens_are_those_of_each_replica() -> None:
     predictions = [predict(one, price(one)) for one in (few, mixed, many)]
     times = [one.report.seconds for one in predictions]
     assert times[0] < times[1] <= times[2]
-    assert [one.tokens for one in predictions] == [4, 8, 12]
+    assert [one.samples for one in predictions] == [4, 8, 12]
     assert predictions[1].flops == pytest.approx(step_flops(job, small))
 
 

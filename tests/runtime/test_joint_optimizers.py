@@ -49,8 +49,8 @@ def test_one_that_clips_for_itself_is_refused() -> None:
         rehearse(Net(), functional.mse_loss, ONE, data(), optimizer=partial(Clipping, lr=0.1))
 
     assert str(refused.value) == (
-        "optimizer: Clipping updates parameters together differently than one by one, and each "
-        "group of parameters that live together has its own optimizer\n"
+        "optimizer: Clipping updates parameters together differently than one by one, and every "
+        "bucket of parameters has its own optimizer\n"
         "  fix: look at one parameter at a time; to clip by the norm of all gradients, give "
         "Trainer(max_norm=...)"
     )

@@ -214,5 +214,6 @@ def test_the_log_says_what_is_counted_and_whether_loss_weight_differs(
     ) in caplog.messages
     assert (
         "loss_weight says [7.0, 4.0], but the loss is a mean over labels other than -100, of which "
-        "microbatches have [5.0, 2.0]: leave out loss_weight, and Piper uses these" in caplog.messages
+        "microbatches have [5.0, 2.0]: leave out loss_weight, and Piper uses these"
+        in caplog.messages
     )

@@ -179,8 +179,8 @@ def another(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
         (
             another,
             "lr_scheduler: it made a scheduler for an optimizer that it was not given\n"
-            "  fix: make a new one at each call: each group of parameters that live together has "
-            "its own optimizer",
+            "  fix: make a new one at each call: every bucket of parameters has its own "
+            "optimizer",
         ),
     ],
 )

@@ -109,7 +109,7 @@ def without_names(one: Compiled) -> Iterator[Any]:
     yield [(k["kind"], k["microbatch"], k["stage"]) for k in [shown.nodes]]
     yield grid(dag_rows(one.dag))
     found = price(one)
-    yield round(found.seconds, 12), predict(one, found).tokens
+    yield round(found.seconds, 12), predict(one, found).size
     for plan in one.plans:
         yield [(i.kind, i.stream, i.waits, len(i.uses), len(i.ends)) for i in plan.instructions]
         worst = peak(one.dag, plan)

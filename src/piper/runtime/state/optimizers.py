@@ -46,7 +46,7 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
             raise
         raise refused(
             f"it got {names_text(named)} and chose none of them: it is called once for each "
-            "group of parameters that live together",
+            "bucket of parameters",
             "freeze what must not be trained with requires_grad_(False)",
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -81,8 +81,7 @@ def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRS
         raise StrategyError.of(
             "lr_scheduler",
             "it made a scheduler for an optimizer that it was not given",
-            "make a new one at each call: each group of parameters that live together has its "
-            "own optimizer",
+            "make a new one at each call: every bucket of parameters has its own optimizer",
         )
     return scheduler
 
