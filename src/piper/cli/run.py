@@ -30,6 +30,10 @@ SaveOnSignal = Annotated[
     Path | None, typer.Option(help="on Ctrl-C or SIGTERM, finish the step and save to this folder")
 ]
 
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="show what the script prints, and errors only")
+]
+
 
 def add_to(app: typer.Typer) -> None:
     add_command(app, "run", run)
@@ -61,9 +65,7 @@ def run(
     trace_profile: Annotated[
         bool, typer.Option("--trace-profile", help="also record the operators of each instruction")
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="show what the script prints, and errors only")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run SCRIPT on N processes.
 
@@ -76,8 +78,7 @@ def run(
     window = None
     if trace is not None:
         window = Window(trace, *steps_of(trace_steps, "--trace-steps"), profile=trace_profile)
-    more = {SAVE: str(save_on_signal.absolute())} if save_on_signal else {}
-    more |= {QUIET: "1"} if quiet else {}
+    more = settings(save_on_signal, quiet)
     sharing: AbstractContextManager[Mapping[str, str]]
     sharing = shared_gpu(processes) if share_gpu else nullcontext({})
     with sharing as extra, tracing(window, on) as traced:
@@ -88,6 +89,12 @@ def run(
 
         traced.code = with_restarts(begin, processes, restarts, least)
     raise typer.Exit(traced.code)
+
+
+def settings(save_on_signal: Path | None, quiet: bool) -> dict[str, str]:
+    """What the processes must know, besides traces."""
+    found = {SAVE: str(save_on_signal.absolute())} if save_on_signal else {}
+    return {**found, QUIET: "1"} if quiet else found
 
 
 @dataclass
