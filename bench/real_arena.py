@@ -77,17 +77,21 @@ class RealArena(Arena):
     def weighed(self, name: str, make: Callable[[], Contender]) -> Contender:
         """A contender after its first steps, with the peak memory that it adds to each process."""
         self.clean()
-        before = torch.cuda.memory_allocated() if self.on_gpu else 0
+        before = torch.cuda.memory_reserved() if self.on_gpu else 0
         one = make()
         losses = self.losses(one)
         for _ in range(CHOSEN if one.trainer and self.on_gpu else 1):
             one.step()
         if self.on_gpu:
-            self.fence()
-            torch.cuda.reset_peak_memory_stats()
-            one.step()
-            self.fence()
-            most = (torch.cuda.max_memory_allocated() - before) / 2**30
-            self.peaks[name] = [round(gib, 3) for gib in self.everywhere(most)]
+            self.peaks[name] = [round(gib, 3) for gib in self.everywhere(self.peak(one, before))]
         self.say(f"  {name}: losses {[round(loss, 4) for loss in losses]}")
         return one
+
+    def peak(self, one: Contender, before: int) -> float:
+        """GiB that a step reserves. Allocated memory would leave out that of CUDA graphs."""
+        self.fence()
+        self.clean()
+        torch.cuda.reset_peak_memory_stats()
+        one.step()
+        self.fence()
+        return float(torch.cuda.max_memory_reserved() - before) / 2**30
