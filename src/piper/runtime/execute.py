@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol, assert_never
 
 import torch
@@ -212,16 +212,19 @@ class Program:
         return self.batch.loaded(load, self.loss_dtype, self.device)
 
     def run(self, position: int, run: Run) -> Act:
-        kernel, slots = cache(partial(self.kernels, run.region, run.phase)), self.slots
-        reads = tuple(map(self.slot, run.reads))
+        kernel: Kernel | None = None  # made when it is first used
+        slots, reads = self.slots, tuple(map(self.slot, run.reads))
         writes = tuple(map(self.slot, run.writes))
         given = [self.slot(value) for value in run.reads if value in self.ending[position]]
 
         def act() -> None:
+            nonlocal kernel
+            if kernel is None:
+                kernel = self.kernels(run.region, run.phase)
             for k in given:
                 if isinstance(slots[k], tuple):
                     slots[k] = list(slots[k])
-            results = kernel()(*[slots[k] for k in reads])
+            results = kernel(*[slots[k] for k in reads])
             for k, result in zip(writes, results, strict=True):
                 slots[k] = result
 
