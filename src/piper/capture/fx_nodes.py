@@ -53,9 +53,9 @@ def number_dtype(node: fx.Node) -> torch.dtype:
 
 def storages(node: fx.Node) -> set[int]:
     """Identifiers of the storages of a node's tensors. Views share them."""
-    return {
-        storage_id(leaf) for leaf in pytree.tree_leaves(value(node)) if isinstance(leaf, Tensor)
-    }
+    found = value(node)
+    leaves = (found,) if isinstance(found, Tensor) else pytree.tree_leaves(found)
+    return {storage_id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
 
 
 def same_layout(a: Tensor, b: Tensor) -> bool:

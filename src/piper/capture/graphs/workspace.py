@@ -8,6 +8,8 @@ from piper.capture.fx_nodes import storages, value
 from piper.capture.torch_private import pytree, storage_id
 from piper.names import F, Phase
 
+Memory = dict[fx.Node, set[int]]  # the storages of each node, in the order of the graph
+
 
 def count(module: fx.GraphModule, phase: Phase, without: Iterable[int] = ()) -> int:
     """Bytes at the peak, `without` the memory of some results. A backward frees its kept tensors
@@ -15,13 +17,13 @@ def count(module: fx.GraphModule, phase: Phase, without: Iterable[int] = ()) -> 
 
     Sizes that depend on data count as 0. Scratch memory of operations is not included.
     """
-    nodes = list(module.graph.nodes)
-    sizes, last, held = _sizes(nodes), _last_uses(nodes), _held(nodes, phase)
-    seen = {s for n in nodes if n.op == "placeholder" for s in storages(n)}
+    memory = {node: storages(node) for node in module.graph.nodes}
+    sizes, last, held = _sizes(memory), _last_uses(memory), _held(memory, phase)
+    seen = {s for n, found in memory.items() if n.op == "placeholder" for s in found}
     sizes.update(dict.fromkeys(without, 0))
     live = most = 0
-    for position, node in enumerate(nodes):
-        new = (storages(node) if "val" in node.meta else set()) - seen
+    for position, found in enumerate(memory.values()):
+        new = found - seen
         seen |= new
         live += sum(sizes[storage] for storage in new)
         most = max(most, live)
@@ -30,11 +32,10 @@ def count(module: fx.GraphModule, phase: Phase, without: Iterable[int] = ()) -> 
 
 
 def _tensors(node: fx.Node) -> Iterator[Tensor]:
-    leaves = pytree.tree_leaves(value(node)) if "val" in node.meta else ()
-    return (leaf for leaf in leaves if isinstance(leaf, Tensor))
+    return (leaf for leaf in pytree.tree_leaves(value(node)) if isinstance(leaf, Tensor))
 
 
-def _sizes(nodes: list[fx.Node]) -> dict[int, int]:
+def _sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
     found: dict[int, int] = {}
     for tensor in (tensor for node in nodes for tensor in _tensors(node)):
         size = tensor.untyped_storage().nbytes()
@@ -42,26 +43,25 @@ def _sizes(nodes: list[fx.Node]) -> dict[int, int]:
     return found
 
 
-def _last_uses(nodes: list[fx.Node]) -> dict[int, set[int]]:
+def _last_uses(memory: Memory) -> dict[int, set[int]]:
     """By position, the memory whose last use this is. Results have no last use."""
     last: dict[int, int] = {}
-    for position, node in enumerate(nodes):
+    for position, node in enumerate(memory):
         for used in (node, *node.all_input_nodes):
-            if "val" in used.meta:
-                last.update((storage, position) for storage in storages(used))
+            last.update(dict.fromkeys(memory[used], position))
     ends: dict[int, set[int]] = {}
     for storage, position in last.items():
-        if position < len(nodes) - 1:
+        if position < len(memory) - 1:
             ends.setdefault(position, set()).add(storage)
     return ends
 
 
-def _held(nodes: list[fx.Node], phase: Phase) -> set[int]:
+def _held(memory: Memory, phase: Phase) -> set[int]:
     """Memory that the caller holds while the graph runs: inputs and parameters.
 
     The last bundle of a backward holds the tensors kept for it. The backward frees them itself.
     """
-    arguments = [node for node in nodes if node.op == "placeholder"]
+    arguments = [node for node in memory if node.op == "placeholder"]
     bundles = [node for node in arguments if isinstance(value(node), tuple)]
     own = bundles[-1:] if phase is not F else []
-    return {storage for node in arguments if node not in own for storage in storages(node)}
+    return {storage for node in arguments if node not in own for storage in memory[node]}
