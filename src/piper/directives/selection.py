@@ -25,7 +25,7 @@ def selected(dag: Dag, wanted: Filter) -> list[Compute]:
 
 
 def has_lists(wanted: Filter) -> bool:
-    return any(type(value) in (tuple, range) for _, value in wanted.items)
+    return not {type(value) for _, value in wanted.items}.isdisjoint((tuple, range))
 
 
 def require_alternatives(dag: Dag, wanted: Filter) -> None:

@@ -47,8 +47,8 @@ def lanes(dag: Dag) -> dict[tuple[Device, ...], int]:
             device = root[device]
         return device
 
-    nodes = (node for node in dag.nodes.values() if not isinstance(node, Totals))
-    lists = lists_once(node.devices for node in nodes)
+    nodes = [node.devices for node in dag.nodes.values() if not isinstance(node, Totals)]
+    lists = lists_once(nodes)
     for devices in lists:
         for device in devices[1:]:
             root[find(device)] = find(devices[0])

@@ -19,6 +19,8 @@ from piper.ir.nodes import (
 from piper.ir.values import LOADED, Value
 from piper.names import NodeId, ValueId
 
+PASSES = (Compute, Redistribute)
+CARRIERS = (Transfer, Collective, Store, Fetch)
 SUM = -1  # instead of a microbatch: a sum of several values
 
 
@@ -31,11 +33,11 @@ class Origins:
         self.brought: dict[ValueId, Sum] = {}
         self.found: dict[ValueId, Sum] = {}
         for node in nodes.values():
-            if isinstance(node, Compute | Redistribute):
+            if isinstance(node, PASSES):
                 part = node.microbatch or 0
                 for value in node.writes:
                     self.microbatch[value] = part
-            elif isinstance(node, Transfer | Collective | Store | Fetch):
+            elif isinstance(node, CARRIERS):
                 for value, total in zip(node.writes, node.reads, strict=False):
                     self.brought[value] = total
             elif isinstance(node, Exchange):  # the last write may be a route, made of the counts

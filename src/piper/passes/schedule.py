@@ -238,7 +238,8 @@ def sent_bytes(dag: Dag, node: Redistribute) -> float:
 
 def expect_messages(dag: Dag, costs: Costs) -> Dag:
     """The DAG with the predicted transfer times of its messages."""
-    messages = (n for n in dag.nodes.values() if isinstance(n, Transfer | Collective))
+    kinds = (Transfer, Collective)
+    messages = (node for node in dag.nodes.values() if isinstance(node, kinds))
     found = {
         node.id: (costs.latency, costs.transit(node_bytes(dag, node), node.stream))
         for node in messages
@@ -257,8 +258,9 @@ def priority(node: Node, k: int, arrival: int) -> Priority:
 
 
 def placed(dag: Dag) -> Iterator[tuple[RegionId, tuple[int, ...]]]:
+    kinds = (Compute, Redistribute)
     for node in dag.nodes.values():
-        if isinstance(node, Compute | Redistribute) and node.devices:
+        if isinstance(node, kinds) and node.devices:
             yield node.region, node.devices
 
 

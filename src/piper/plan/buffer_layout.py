@@ -22,4 +22,4 @@ def offsets(messages: Sequence[Layout]) -> list[int]:
 
 
 def wire_shapes(value: Value) -> tuple[Shape, ...]:
-    return tuple((spec.shape, spec.dtype) for spec in value.specs)
+    return tuple([(spec.shape, spec.dtype) for spec in value.specs])

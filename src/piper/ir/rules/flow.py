@@ -70,8 +70,11 @@ def every_gradient_is_counted_once(dag: Dag) -> Iterator[Problem]:
                         yield Problem(f"{value} is added up {len(readers)} times", BUG)
 
 
+ADDING = Update | Transfer | Collective  # what adds gradients up
+
+
 def adds(node: Node) -> bool:
-    return isinstance(node, Update | Transfer | Collective)
+    return isinstance(node, ADDING)
 
 
 def every_read_is_local(dag: Dag) -> Iterator[Problem]:

@@ -27,6 +27,8 @@ from piper.plan.instructions import (
 )
 from piper.plan.rendezvous import Event
 
+TRANSFERS = (Send, Recv)
+
 
 class CommunicationChecks(BufferChecks):
     """Sends match receives in order on their channel, and collectives match in their group."""
@@ -51,7 +53,7 @@ class CommunicationChecks(BufferChecks):
         """Both ends, the stream and the shapes must be those of the DAG."""
         here, value = device.plan.device, device.wanted.dag.values[node.writes[0]]
         ends = (here, moved.peer) if isinstance(moved, Send) else (moved.peer, here)
-        shapes = tuple((spec.shape, spec.dtype) for spec in value.specs)
+        shapes = tuple([(spec.shape, spec.dtype) for spec in value.specs])
         pairs = zip(node.source, node.devices, strict=True)
         if ends not in pairs or (moved.shapes, moved.stream) != (shapes, node.stream):
             self.refuse(device, f"{node.id} from {ends[0]} to {ends[1]} is not as in the DAG")
@@ -60,7 +62,7 @@ class CommunicationChecks(BufferChecks):
 
     def meet(self, device: DeviceBuffers, one: Instruction) -> list[Event] | None:
         """Match the instruction. All that match must belong to the same node."""
-        if isinstance(one, Send | Recv) and one.peer not in self.devices:
+        if isinstance(one, TRANSFERS) and one.peer not in self.devices:
             self.refuse(device, f"there is no device {one.peer}")
         met = super().meet(device, one)
         for event in met or ():
@@ -185,7 +187,7 @@ class CommunicationChecks(BufferChecks):
             self.refuse(device, f"{one.node} is not a copy of device {here}")
         self.once(device, one.node)
         value = device.wanted.dag.values[node.writes[0]]
-        shapes = tuple((spec.shape, spec.dtype) for spec in value.specs)
+        shapes = tuple([(spec.shape, spec.dtype) for spec in value.specs])
         if (one.shapes, one.stream, one.bucket) != (shapes, node.stream, value.optimizer):
             self.refuse(device, f"{one.node} is not as in the DAG")
         self.compare(device, [one.value], self.expected(device, node))

@@ -83,10 +83,10 @@ class Interpreter(Generic[D]):
         If all members have arrived, their events complete; these are returned. A copy between host
         and device needs nobody else.
         """
-        communicator = one.communicator(device.plan.device)
+        communicator, here = one.communicator(device.plan.device), device.here
         if communicator is None and is_message(one):
-            self.ended.add(device.here)
-        met = None if communicator is None else self.rendezvous.arrive(communicator, device.here)
+            self.ended.add(here)
+        met = None if communicator is None else self.rendezvous.arrive(communicator, here)
         if met:
             self.ended.update(met)
             self.woken += [self.asleep.pop(event) for event in met if event in self.asleep]

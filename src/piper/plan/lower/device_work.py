@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, chain
 from math import inf
 from typing import assert_never
@@ -150,7 +150,8 @@ def device_work(
         distribute(view.dag, works, orders)
         for work in works.values():
             for starts in work.starts.values():
-                starts.sort(key=orders.urgency)
+                if len(starts) > 1:
+                    starts.sort(key=orders.urgency)
             first_uses(view.dag, work)
             post_receives(work, careful, late, orders)
         found |= works
@@ -206,21 +207,24 @@ def post_receives(work: DeviceWork, careful: bool, late: bool, orders: MessageSt
     On each channel, receives keep the order of the sends. If an order names one of them, all of the
     channel are posted where the sequence has them.
     """
-    when = carefully if careful else partial(in_time, late=late)
+    starts = sequence_starts(work)
     channels: dict[Channel, list[Transfer]] = {}
     for transfer in work.gets.values():
         channel = channel_of(transfer, work.device)
         if channel not in orders.channels:
             channels.setdefault(channel, []).append(transfer)
     for queue in channels.values():
-        wanted = when(work, queue)
+        wanted = in_time(work, queue, starts, late and not careful)
+        if careful:
+            wanted = carefully(work, queue, wanted)
         latest = list(accumulate(reversed(wanted), min))[::-1]
         for transfer, position in zip(queue, latest, strict=True):
             work.posts.setdefault(position, []).append(transfer)
 
 
-def in_time(work: DeviceWork, queue: Sequence[Transfer], late: bool = False) -> list[float]:
-    starts = sequence_starts(work)
+def in_time(
+    work: DeviceWork, queue: Sequence[Transfer], starts: Sequence[int], late: bool
+) -> list[float]:
     uses = [work.uses[transfer.id] for transfer in queue]
     return [
         len(work.nodes) if use is None
@@ -234,11 +238,11 @@ def is_for_a_collective(work: DeviceWork, transfer: Transfer) -> bool:
     return any(reader in work.started for reader in work.dag.consumers[transfer.writes[0]])
 
 
-def carefully(work: DeviceWork, queue: Sequence[Transfer]) -> list[float]:
+def carefully(work: DeviceWork, queue: Sequence[Transfer], in_time: Sequence[float]) -> list[float]:
     """Post a receive as soon as the one before it was used, so that it never queues behind one that
     may not have completed. A receive for a collective is posted right before the collective, after
     the sends that start there."""
-    found, free = in_time(work, queue), 0
+    found, free = list(in_time), 0
     for k, transfer in enumerate(queue):
         use = work.uses[transfer.id]
         if use is None or work.dag.values[transfer.writes[0]].is_given:

@@ -26,12 +26,12 @@ class Sums:
 
 def local_sums(work: DeviceWork) -> Sums:
     nodes = chain(work.nodes, chain.from_iterable(work.starts.values()))
-    owners = [node for node in nodes if not isinstance(node, Totals | Receive)]
     names: dict[Sum, str] = {}
-    for node in owners:
-        for total in node.reads:
-            if len(total) > 1:
-                names[total] = sum_buffer(total[0])
+    for node in nodes:
+        if not isinstance(node, Totals) and not isinstance(node, Receive):  # fast, of very many
+            for total in node.reads:
+                if len(total) > 1:
+                    names[total] = sum_buffer(total[0])
     return Sums(names, {value: name for total, name in names.items() for value in total})
 
 
@@ -49,12 +49,13 @@ def endings(work: DeviceWork, sums: Sums, proofs: dict[NodeId, int]) -> dict[int
     last.update((value, -1) for node in work.exchanges for value in node.writes)
     last.update((node.writes[0], -1) for _, node in work.stores)
     for position, node in enumerate(work.nodes):
-        last.update((value, position) for value in node.writes)
+        last.update(dict.fromkeys(node.writes, position))
         if isinstance(node, Totals):
             named = [sums.names.get(total, total[0]) for total in node.reads[1:]]
             last.update((name, position) for name in (*node.reads[0], *named) if name in last)
         else:
-            last.update((sums.names.get(total, name), position) for total, name in work.names(node))
+            for total, name in work.names(node):
+                last[sums.names.get(total, name) if sums.names else name] = position
     for exchange in work.exchanges:
         arrived = work.arrived(exchange)
         read = [sums.names.get(total, name) for total, name in work.names(exchange)]
