@@ -99,11 +99,9 @@ class Program:
 
     def step(self, batch: StepInputs) -> None:
         """Run the plan once. Afterwards no message is in flight."""
-        self.batch = batch
+        self.batch, self.losses, self.position = batch, {}, 0
         if self.state.loss_scale is not None:
             self.state.loss_scale.begin(batch)
-        self.losses = {}
-        self.position = 0
         try:
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
                 for position, act in self.todo(batch):
@@ -213,8 +211,8 @@ class Program:
 
     def run(self, position: int, run: Run) -> Act:
         kernel: Kernel | None = None  # made when it is first used
-        slots, reads = self.slots, tuple(map(self.slot, run.reads))
-        writes = tuple(map(self.slot, run.writes))
+        slots = self.slots
+        reads, writes = (tuple(map(self.slot, names)) for names in (run.reads, run.writes))
         given = [self.slot(value) for value in run.reads if value in self.ending[position]]
 
         def act() -> None:
