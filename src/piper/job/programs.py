@@ -181,9 +181,18 @@ class Programs:
         return {name for name, (place, _) in self.turns.items() if place == 0}
 
     def close(self) -> None:
+        for program in self.ready.values():
+            release(program)
         if self.comm is not None:
             self.comm.close()
             self.comm = None
+
+
+def release(program: Program) -> None:
+    """Drop its functions, which refer to it. Else the garbage collector would free its memory."""
+    program.acts = program.own = []
+    program.faster, program.each_alone = None, lambda: None
+    program.slots = [None] * len(program.slots)
 
 
 def recorded(program: Program, mine: Assignment, joins: Joins | None) -> Graphs:
