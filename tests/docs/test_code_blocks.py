@@ -71,7 +71,12 @@ def scripts(page: Path) -> dict[str, str]:
     return {text.split()[1]: text for text in named}
 
 
-SCRIPTS = {f"{page.name}:{name}": text for page in PAGES for name, text in scripts(page).items()}
+SCRIPTS = {
+    f"{page.name}:{name}": text
+    for page in PAGES
+    for name, text in scripts(page).items()
+    if "import piper" in text
+}
 
 
 def known(page: Path) -> dict[str, Any]:
@@ -134,17 +139,11 @@ def test_the_code_of_a_page_runs(
 
 def prepared(name: str, tmp_path: Path) -> Path:
     """A script as a file, in a folder with what it reads."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     script = tmp_path / name.split(":")[1]
     script.write_text(SCRIPTS[name])
     if "llama" in SCRIPTS[name]:
-        language_model({})
-        words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
-        words.pre_tokenizer = pre_tokenizers.Whitespace()
-        PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained("llama")
-        Path("text.txt").write_text("a b " * 2000)
+        Path("text.txt").write_text((ROOT / "README.md").read_text() * 3)
+        exec(scripts(ROOT / "docs" / "start.md")["make_llama.py"], {})
     return script
 
 
