@@ -6,6 +6,8 @@ from capture.interpreter import Interpreter, assert_parity, state
 
 from piper.capture import capture, dropout_mask
 from piper.capture.kernels.attention_block import ATTEND
+from piper.capture.kernels.scaled_linear import SCALED_LINEAR
+from piper.capture.trace.float8 import ABLE
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -35,6 +37,26 @@ def test_compiled_llama() -> None:
     compiled = Interpreter(captured, state(model), compiled=True).step(example)
 
     torch.testing.assert_close(compiled, plain)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < ABLE, reason="an older GPU"
+)
+def test_products_in_float8_are_those_of_the_cpu() -> None:
+    """Rows of different sizes. A GPU adds with fewer digits."""
+    draw = torch.Generator().manual_seed(0)
+    size = torch.logspace(-6, 6, 40)[:, None]
+    x, weight = size * torch.randn(40, 64, generator=draw), torch.randn(48, 64, generator=draw)
+    grad = torch.randn(40, 48, generator=draw) / size
+    found = []
+    for device in ("cpu", "cuda"):
+        given = [t.to(device, torch.bfloat16).requires_grad_() for t in (x, weight)]
+        result = SCALED_LINEAR(*given)
+        result.backward(grad.to(device, torch.bfloat16))
+        found.append([t.detach().cpu().double() for t in (result, *(g.grad for g in given))])
+
+    for here, there in zip(*found, strict=True):
+        assert ((here - there).norm(dim=1) <= 2**-6 * here.norm(dim=1)).all()
 
 
 @pytest.mark.parametrize("causal", [False, True])

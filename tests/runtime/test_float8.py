@@ -27,7 +27,7 @@ from piper import (
     where,
 )
 from piper.capture import Captured, capture
-from piper.capture.kernels.scaled_linear import SCALED_LINEAR
+from piper.capture.kernels.scaled_linear import SCALED_LINEAR, elsewhere, on_gpu, rounded
 from piper.errors import InputError
 from piper.job.batch import Batch
 from piper.job.job import Job
@@ -62,8 +62,8 @@ def by_rows(x: Tensor, kind: torch.dtype, top: float, weight: Tensor) -> Tensor:
         (t.abs().max(dim=1).values / m)[:, None] for t, m in ((rows, top), (weight.float(), 448))
     )
     left, right = (rows / a).to(kind), (weight.float() / b).to(torch.float8_e4m3fn)
-    found = torch._scaled_mm(left, right.T, a, b.T, out_dtype=torch.bfloat16)
-    return found.unflatten(0, x.shape[:-1])
+    found = left.float() @ right.float().T * a * b.T
+    return found.bfloat16().unflatten(0, x.shape[:-1])
 
 
 class Layer(nn.Module):
@@ -187,6 +187,19 @@ def test_a_product_is_that_of_the_rounded_factors() -> None:
     assert near_to(grad @ weight, 2**-2)(x.grad)
     assert torch.equal(weight.grad, grad.T @ x)
     assert not found[2].any()
+
+
+def test_the_kernel_of_a_gpu_multiplies_the_same() -> None:
+    """Here on a CPU, which has it from torch 2.13 on."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(6, WIDTH, generator=draw), torch.randn(32, WIDTH, generator=draw)
+    factors = (*rounded(x, torch.float8_e5m2), *rounded(weight, torch.float8_e4m3fn))
+    try:
+        found = on_gpu(*factors, fast=False)
+    except RuntimeError as error:
+        pytest.skip(str(error).partition("\n")[0])
+
+    torch.testing.assert_close(found, elsewhere(*factors).bfloat16(), rtol=2**-8, atol=0)
 
 
 def near_to(wanted: Tensor, tolerance: float) -> Any:

@@ -1,5 +1,6 @@
 """Regions that are recomputed train as regions that keep their activations, in less memory."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -130,9 +131,15 @@ def net(middle: str) -> Net:
 
 def of_two_stages(middle: str, strategy: Strategy, compiled: bool = False) -> Rehearsal:
     """BatchNorm before a nonlinear layer: its old statistics are gone when it is recomputed."""
+    return rehearsed_once(middle, strategy.to_json(), compiled)
+
+
+@cache
+def rehearsed_once(middle: str, strategy: str, compiled: bool) -> Rehearsal:
     return rehearse(
-        net(middle), functional.mse_loss, strategy, data(), optimizer=SGD, compiled=compiled, seed=3
-    )
+        net(middle), functional.mse_loss, Strategy.from_json(strategy), data(), optimizer=SGD,
+        compiled=compiled, seed=3,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

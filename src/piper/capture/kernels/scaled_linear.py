@@ -27,12 +27,21 @@ def rounded(rows: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def product(rows: Tensor, kind: torch.dtype, columns: Tensor, fast: bool) -> Tensor:
     """`rows @ columns.T` in the type of the rows. `fast`: with sums of fewer digits on a GPU."""
-    (left, left_scale), (right, right_scale) = rounded(rows, kind), rounded(columns, VALUES)
-    wide = torch.bfloat16 if rows.dtype == torch.bfloat16 else torch.float32
+    factors = (*rounded(rows, kind), *rounded(columns, VALUES))
+    found = on_gpu(*factors, fast) if rows.device.type == "cuda" else elsewhere(*factors)
+    return found.to(rows.dtype)
+
+
+def on_gpu(left: Tensor, left_scale: Tensor, right: Tensor, scale: Tensor, fast: bool) -> Tensor:
     return scaled_mm(
-        left, right.t(), scale_a=left_scale, scale_b=right_scale.t(), out_dtype=wide,
+        left, right.t(), scale_a=left_scale, scale_b=scale.t(), out_dtype=torch.bfloat16,
         use_fast_accum=fast,
-    ).to(rows.dtype)  # fmt: skip
+    )  # fmt: skip
+
+
+def elsewhere(left: Tensor, left_scale: Tensor, right: Tensor, scale: Tensor) -> Tensor:
+    """The same from float32, because CPUs have no such kernel in some versions of torch."""
+    return left.float() @ right.float().t() * left_scale * scale.t()
 
 
 class _ScaledLinear(torch.autograd.Function):
