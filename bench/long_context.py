@@ -6,9 +6,10 @@
 
 Ways: all-to-all of heads, a ring, a zigzag, each with one row of tokens in a microbatch; torch's
 context parallelism (a ring) with DDP. Each runs alone, one after the other. Memory is the most that
-tensors take in a step, on the rank that takes most, less what earlier entries left behind. Losses
-of the first steps are compared. Memory grows in a straight line with the length, so the longest
-sequence in `--gib` follows from two lengths.
+tensors take in a step, on the rank that takes most. It includes what earlier entries left behind,
+which is printed: if it is much, start each length by itself. Losses of the first steps are
+compared. Memory grows in a straight line with the length, so the longest sequence in `--gib`
+follows from two lengths.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def measured(arena: Arena, make: Callable[[], Contender]) -> dict[str, Any]:
     one.close()
     return {
         "losses": losses,
-        "bytes": arena.most(peak - left),
+        "bytes": arena.most(peak),
         "left before": arena.most(left),
         "seconds": statistics.median(times),
     }
@@ -108,7 +109,7 @@ def main() -> None:
                 losses = " ".join(f"{loss:.4f}" for loss in found["losses"])
                 size = f"{found['bytes'] / 2**30:7.2f} GiB, {found['seconds'] * 1e3:8.1f} ms"
                 if found["left before"]:
-                    size += f" (beside {found['left before'] / 2**30:.2f} GiB left by others)"
+                    size += f" ({found['left before'] / 2**30:.2f} GiB of it left by others)"
                 arena.say(f"{length:7d} tokens  {name:<18} {size}  losses {losses}")
     for name, by_length in known.items():
         tokens = longest(arena, by_length)
