@@ -56,15 +56,21 @@ def is_light(one: Instruction) -> bool:
 
 
 @dataclass
-class Later:
-    """A message that may not have started yet."""
+class Batch:
+    """Messages that start together. A wait is for all of them."""
 
+    operations: list[Any] = field(default_factory=list)
     works: list[Any] = field(default_factory=list)
 
+    def start(self) -> None:
+        """Also a single message is a batch: other messages of NCCL have another communicator."""
+        self.works = dist.batch_isend_irecv(self.operations)
+
     def wait(self) -> None:
-        assert self.works, "nothing waits for a message before its group starts"
+        """Once is enough: what was queued after it waits, too. On gloo, a second wait hangs."""
         for work in self.works:
             work.wait()
+        self.works = []
 
 
 Key = tuple[int, int, int]  # sender, receiver, and the how-many-th of a step between them
@@ -95,7 +101,7 @@ class Grouped:
         self.pairs = {pair: communicator(arena, pair) for pair in pairs_of(self.paired)}
         for pair in (pair for pair in self.pairs if arena.rank in pair):
             self.meet(arena, pair)
-        self.at, self.waiting = 0, list[tuple[Any, Later]]()
+        self.at, self.open = 0, Batch()
 
     def meet(self, arena: Arena, pair: tuple[int, int]) -> None:
         """NCCL connects at the first message."""
@@ -116,19 +122,14 @@ class Grouped:
         at, self.at = self.at, (self.at + 1) % len(self.marks)
         if self.keys[at] not in self.paired:
             return self.alone[way](tensor, peer, stream)
-        group, later = self.pairs[min(self.rank, peer), max(self.rank, peer)], Later()
-        operation = dist.P2POp((dist.isend, dist.irecv)[way], tensor, peer, group)
-        self.waiting.append((operation, later))
+        group = self.pairs[min(self.rank, peer), max(self.rank, peer)]
+        way_of = (dist.isend, dist.irecv)[way]
+        batch = self.open
+        batch.operations.append(dist.P2POp(way_of, tensor, peer, group))
         if not self.marks[at]:
-            self.start()
-        return later
-
-    def start(self) -> None:
-        """Also a single message is a batch: other messages of NCCL have another communicator."""
-        works = dist.batch_isend_irecv([one for one, _ in self.waiting])
-        for _, later in self.waiting:
-            later.works += works
-        self.waiting.clear()
+            batch.start()
+            self.open = Batch()
+        return batch
 
 
 def messages(plan: Plan) -> list[Message]:
