@@ -190,7 +190,7 @@ def test_a_segment_ends_where_the_host_has_something_to_do(monkeypatch: Any) -> 
 
 def test_rows_that_come_to_experts_are_never_recorded(monkeypatch: Any) -> None:
     seen = with_graphs(monkeypatch)
-    trained(mixed, "1f1b", {"dp": 2, "ep": 2})
+    trained(mixed, "dualpipev", {"dp": 2, "ep": 2, "zero": 1})
     plan = seen[0].program.plan
     runs = {k: one for k, one in enumerate(plan.instructions) if isinstance(one, Run)}
 
