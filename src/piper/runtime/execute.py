@@ -29,6 +29,7 @@ from piper.plan.instructions import (
     Store,
     Total,
     Update,
+    Waits,
     is_message,
     line,
 )
@@ -43,11 +44,11 @@ from piper.runtime.gradient_norm import as_tuple, square
 from piper.runtime.host_memory import host_memory
 from piper.runtime.plan_values import counted, ending, exchanged, results, waited_for
 from piper.runtime.state.device_state import BucketState, DeviceState
-from piper.runtime.state.loss_scale import ready
 from piper.runtime.state.offloaded_optimizer import fetch_state, store_state
-from piper.runtime.state.offloaded_parameters import BucketMemory, updating
+from piper.runtime.state.offloaded_parameters import BucketMemory
 from piper.runtime.step_errors import step_error
 from piper.runtime.torch_private import foreach_add_
+from piper.runtime.updates import BucketUpdate
 
 Act = Callable[[], None]
 
@@ -151,8 +152,7 @@ class Program:
 
     def act(self, k: int, instruction: Instruction) -> Act:
         """One instruction as a function without arguments."""
-        do = self.plain(k, instruction)
-        waits = tuple(w for w in instruction.waits if is_message(self.plan.instructions[w]))
+        do, waits = self.plain(k, instruction), self.messages(instruction)
         if not waits:
             return do
 
@@ -162,6 +162,11 @@ class Program:
             do()
 
         return wait_then_do
+
+    def messages(self, instruction: Instruction) -> Waits:
+        """The messages that an instruction waits for."""
+        code = self.plan.instructions
+        return tuple(w for w in instruction.waits if is_message(code[w]))
 
     def plain(self, k: int, instruction: Instruction) -> Act:
         match instruction:
@@ -192,7 +197,7 @@ class Program:
             case Total():
                 return self.total(k, instruction)
             case Update():
-                return self.update(k, instruction)
+                return self.bucket_update(k, instruction)
             case Free():
                 return self.free(instruction)
             case _:
@@ -361,26 +366,9 @@ class Program:
             if self.batch.weights[part]:  # without weight, it may be a mean over nothing
                 self.totals[0] += loss.double() * self.batch.weights[part]
 
-    def update(self, k: int, update: Update) -> Act:
-        bucket = self.home(update.bucket)
-        slots, grad = self.slots, self.slot(update.grad)
-        fetched = self.slot(update.parameters) if update.parameters else None
-        counts, scale = self.counted.get(update.grad, k) > k, self.state.loss_scale
-
-        def act() -> None:
-            grads = as_tuple(slots[grad])
-            if counts:  # now: an optimizer may change the gradients
-                self.squares[grad] = square(grads)
-            own = bucket.gradients(grads)
-            if update.clip and not ready(own, self.totals, self.batch.max_norm, scale):
-                return
-            with updating(bucket, own, None if fetched is None else slots[fetched]):
-                if bucket.optimizer is not None and self.batch.allows(self.totals):
-                    bucket.optimizer.step()
-                    bucket.round_masters()
-                self.watch(bucket)
-
-        return act
+    def bucket_update(self, k: int, update: Update) -> BucketUpdate:
+        counts = self.counted.get(update.grad, k) > k
+        return BucketUpdate(self, update, self.home(update.bucket), counts)
 
     def home(self, bucket: str) -> BucketState:
         """The state of a bucket that is updated. Its other states are copies."""

@@ -10,6 +10,7 @@ from piper.plan.analyse.kernel_sequences import KernelSequence, Part, sequences
 from piper.plan.instructions import Free, Plan, Run, Waits
 from piper.runtime.batch import StepInputs
 from piper.runtime.execute import Act, Kernel, Program
+from piper.runtime.joined_updates import with_joined_updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def join_runs(program: Program, joins: Joins) -> JoinedRuns:
         else:
             acts.append((part.at[0], joined(program, part, joins, part.waits)))
             acts += [(k, program.acts[k]) for k in part.then]
-    return JoinedRuns(acts)
+    return JoinedRuns(with_joined_updates(program, acts))
 
 
 def plain_acts(program: Program, at: Iterable[int], joins: Joins | None) -> list[tuple[int, Act]]:

@@ -24,6 +24,24 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return any(getattr(optimizer, name, None) for name in names)
 
 
+def has_own_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether someone has replaced the step of its class. A scheduler only counts its calls."""
+    own = vars(optimizer).get("step")
+    return own is not None and not hasattr(own, "_wrapped_by_lr_sched")
+
+
+def bare_optimizer(like: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """One of the same class without parameters or state, which no scheduler knows."""
+    made = object.__new__(type(like))
+    made.__dict__.update({name: one for name, one in vars(like).items() if name != "step"})
+    return made
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Tell its scheduler that its parameters were updated."""
+    optimizer._opt_called = True
+
+
 def has_gradient_hooks(parameter: torch.nn.Parameter) -> bool:
     names = ("_backward_hooks", "_post_accumulate_grad_hooks")
     return any(getattr(parameter, name, None) for name in names)

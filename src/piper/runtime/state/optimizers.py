@@ -215,11 +215,15 @@ def refuse_kept(wholes: Named) -> None:
         )
 
 
+def is_elementwise(kind: type) -> bool:
+    """Whether it is one of torch's that treat every element by itself."""
+    return kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
+
+
 def refuse_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
     """An optimizer that needs whole tensors (norms, factors) does not see them in a shard."""
     kind = type(optimizer)
-    known = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
-    if not known and not getattr(kind, "elementwise", False):
+    if not is_elementwise(kind) and not getattr(kind, "elementwise", False):
         raise refused(
             f"{kind.__name__} may need whole parameters, and zero=1, 2 and 3 give it shards "
             "(`Shard` does, too)",
