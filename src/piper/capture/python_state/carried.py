@@ -20,6 +20,7 @@ from piper.capture.python_state.leaves import is_generator
 from piper.capture.python_state.places import Place, put
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Change, Snapshot
+from piper.capture.regions.runs import path_of
 from piper.capture.torch_private import is_real
 from piper.capture.trace import refusals
 from piper.errors import CaptureError
@@ -59,6 +60,11 @@ class Once:
     def marks(self) -> list[fx.Node]:
         """The numbers that Python decided by."""
         return self.outputs[1 + len(self.updated) + len(self.kept) :]
+
+    def extent(self) -> tuple[int, int]:
+        """How many operations are in marked regions, and how many there are in all."""
+        nodes = list(self.root.graph.nodes)
+        return sum(bool(path_of(node)) for node in nodes), len(nodes)
 
     @property
     def changes(self) -> list[Change]:

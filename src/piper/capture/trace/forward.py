@@ -184,10 +184,10 @@ class _Attempt:
         if not once.decisions or self.carried or self.carried_by_loss:
             return once.finish()
         other, seen = self.settled(partial(RandomDecisions, default=True)), self.seen[-1]
-        longest = max(once, other, key=lambda one: len(one.root.graph.nodes))  # with all layers
-        base = self.way(longest, (longest is other,) * longest.decisions, longest.updated)
-        root = with_both_ways(base, partial(self.decided, longest.updated))
-        self.updated[:], self.seen[-1] = longest.updated, seen
+        longer = max(once, other, key=Once.extent)  # it has all layers, and so their marks
+        base = self.way(longer, (longer is other,) * longer.decisions, longer.updated)
+        root = with_both_ways(base, partial(self.decided, longer.updated))
+        self.updated[:], self.seen[-1] = longer.updated, seen
         return root
 
     def decided(self, updated: tuple[str, ...], answers: tuple[bool, ...]) -> Way:
