@@ -86,6 +86,11 @@ FUNCTIONS: dict[str, Function] = {
     "attention": lambda x: attended(x, dropout_p=0.5),
     "causal attention": lambda x: attended(x, dropout_p=0.5, is_causal=True),
     "multihead": multihead,
+    "numbers for all rows": lambda x: x * torch.rand([]) + torch.randn([]) + torch.randint(5, []),
+    "noise for all rows": lambda x: x + torch.randn(6) * torch.rand(1) + torch.randn(2, 3).sum(),
+    "as many as rows": lambda x: x + torch.randn(2).sum() * torch.randint(0, 5, (4, 1)).sum(),
+    "one permutation": lambda x: x[:, torch.randperm(6)],
+    "a coin for all rows": lambda x: x * torch.empty([], dtype=x.dtype).bernoulli_(0.5),
     "no layer drop": lambda x: x if torch.rand([]) < 0.0 else 2 * x,
 }
 

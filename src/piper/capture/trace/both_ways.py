@@ -23,11 +23,11 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import closure, in_order, insert, line, value
 from piper.capture.torch_private import MODE_SWITCHES
 from piper.capture.trace import refusals
+from piper.capture.trace.shared_draws import ONCE
 from piper.capture.trace.ways import Way, rewrite, same_end, same_start, shape_of
 
 LOG = logging.getLogger("piper")
 aten = torch.ops.aten
-ONCE = "piper_once"  # in the meta of random nodes: the same numbers for all rows of a step
 Trace = Callable[[tuple[bool, ...]], Way]
 
 

@@ -20,6 +20,7 @@ from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
 from piper.capture.trace import float8, functions, refusals, side_effects
 from piper.capture.trace.attribute_buffers import make_buffers, plain_attributes, unmake_buffers
+from piper.capture.trace.batch_dimension import new_size
 from piper.capture.trace.both_ways import with_both_ways
 from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, in_type, parameter_types
@@ -29,6 +30,7 @@ from piper.capture.trace.model_copy import throw_away
 from piper.capture.trace.outputs import Output, joined
 from piper.capture.trace.random_decisions import RandomDecisions
 from piper.capture.trace.replaced_calls import ReplacedCalls
+from piper.capture.trace.shared_draws import mark_shared
 from piper.capture.trace.source_lines import is_transformed, line_of
 from piper.capture.trace.ways import Way
 from piper.errors import CaptureError
@@ -106,6 +108,7 @@ def trace(
         attempt = _Attempt(model, *given, attempt.carried_by_loss)
         root = attempt.root()
     side_effects.refuse_registered_constants(root, model)
+    mark_shared(root, partial(_with_other_rows, attempt, given))
     return Traced(
         root=root,
         mode=attempt.mode,
@@ -118,6 +121,15 @@ def trace(
         output=attempt.seen[-1],
         precision=precision,
     )
+
+
+def _with_other_rows(attempt: "_Attempt", given: Given) -> fx.GraphModule:
+    """The same for another number of rows, which is no other size by chance."""
+    loss_fn, inputs, device, precision = given
+    known = [*attempt.parameters.values(), *attempt.buffers.values(), *inputs.tensors]
+    rows = new_size(inputs.rows or 1, {size for one in known for size in one.shape if size})
+    others = loss_fn, inputs.with_rows(rows), device, precision
+    return _Attempt(attempt.model, *others, list(attempt.loss.buffers)).root()
 
 
 def run_once(

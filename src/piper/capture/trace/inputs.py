@@ -1,6 +1,6 @@
 """The arguments of one microbatch: tensors, and constants of the program."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -41,6 +41,17 @@ class Inputs:
             for position, leaf in enumerate(self.leaves)
             if not isinstance(leaf, TensorSpec)
         }
+
+    def with_rows(self, rows: int) -> "Inputs":
+        """The same for a microbatch of so many samples."""
+        cut = iter(k not in self.whole for k in range(len(self.tensors)))
+        leaves = (
+            replace(leaf, shape=(rows, *leaf.shape[1:]))
+            if isinstance(leaf, TensorSpec) and next(cut) and leaf.shape
+            else leaf
+            for leaf in self.leaves
+        )
+        return replace(self, leaves=tuple(leaves))
 
     def join(self, tensors: list[Tensor]) -> tuple[Any, ...]:
         """The arguments, with these tensors in place."""

@@ -12,8 +12,8 @@ from piper.capture.kernels import random_operators as ops
 from piper.capture.kernels.dropout import DROPOUT
 from piper.capture.torch_private import argument_names
 from piper.capture.trace import refusals
-from piper.capture.trace.both_ways import ONCE
 from piper.capture.trace.forward import Traced
+from piper.capture.trace.shared_draws import ONCE
 
 LOG = logging.getLogger("piper")
 aten = torch.ops.aten
