@@ -420,6 +420,24 @@ def test_parameters_that_another_library_divided() -> None:
         capture(Divided(), None, (torch.randn(4, 8),))
 
 
+LOOKUPS = (
+    lambda i, w: nn.functional.embedding(i, w, scale_grad_by_freq=True),
+    lambda i, w: nn.Embedding(8, 8, scale_grad_by_freq=True, _weight=w)(i),
+    lambda i, w: nn.functional.embedding_bag(i, w, mode="sum", scale_grad_by_freq=True),
+    lambda i, w: nn.functional.embedding_bag(
+        i.flatten(), w, torch.arange(4), mode="sum", scale_grad_by_freq=True, padding_idx=0
+    ),
+)
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_gradients_that_depend_on_other_rows(lookup: Callable[..., Tensor]) -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return lookup(x.argsort(1), self.layer.weight).mean()
+
+    assert "scale_grad_by_freq=False" in refusal(forward)
+
+
 def test_sparse_tensors() -> None:
     def forward(self: Model, x: Tensor) -> Tensor:
         return torch.sparse.mm(self.layer.weight.to_sparse(), x.T).mean()

@@ -34,6 +34,9 @@ _CHECKED = frozenset({aten.linalg_lu_factor.default, aten.linalg_ldl_factor.defa
 _PACKED = frozenset({
     aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data,
 })  # fmt: skip
+_LOOKUPS = frozenset({
+    aten.embedding.default, aten.embedding_bag.default, aten.embedding_bag.padding_idx,
+})  # fmt: skip
 
 
 def clean(traced: Traced) -> None:
@@ -56,6 +59,8 @@ def clean(traced: Traced) -> None:
                 raise refusals.checked_values(line(node))
             elif node.target in _PACKED:
                 raise refusals.packed(line(node))
+            elif node.target in _LOOKUPS and arguments(node)["scale_grad_by_freq"]:
+                raise refusals.scaled_by_frequency(line(node))
         _own_results(traced)
         _settle_updates(traced)
     graph.eliminate_dead_code(is_impure_node=_must_stay)

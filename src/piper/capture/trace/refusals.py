@@ -209,6 +209,15 @@ def sparse_gradient(name: str) -> CaptureError:
     )
 
 
+def scaled_by_frequency(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "the gradient of this embedding is divided by how often an index occurs in the batch, but "
+        "a microbatch sees only its own rows",
+        "create the embedding with scale_grad_by_freq=False",
+    )
+
+
 def hidden_update(where: str) -> CaptureError:
     return refusal(
         where,
