@@ -1,6 +1,6 @@
 """One GPU: linear layers in float8 beside bfloat16, in step time and in the losses of some steps.
 
-    python bench/float8.py [--modes eager compiled] [--steps 50]
+    python bench/float8.py [--modes compiled eager] [--steps 50]
     python bench/float8.py --device cpu --layers 2 --dim 64 --hidden 128 --time 16 --steps 3
 
 The model is a Llama with the layers of an 8B one. Attention and feed-forward multiply in float8,
@@ -26,8 +26,8 @@ POLICIES: dict[str, piper.Precision] = {
     "fp8": piper.Precision(fp8=["blocks.*.attention", "blocks.*.feed_forward"]),
 }
 MODES: dict[str, dict[str, Any]] = {
-    "eager": {"graphs": False},
     "compiled": {"compiled": True, "graphs": False},
+    "eager": {"graphs": False},
 }
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -4,7 +4,7 @@ Everyone computes and gathers in bf16, reduces in fp32, and updates fp32 masters
 is shown by kind, bytes on the wire beside their closed form.
 
 If the folder .peers has their packages (see bench/real_peers.py), DeepSpeed and Megatron-Core run
-too. DeepSpeed reduces in bf16, its default.
+too. Megatron-Core reduces in bf16, its default, and so does one entry of Piper.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ def precision(arena: Arena) -> None:
     size, parts = arena.size, arena.chosen.microbatches or 4
     arena.dtype = torch.bfloat16  # of the tolerance: all compute in it
     model = Shelf(arena.device, torch.float32).get(size, size.layers)
+    with torch.no_grad():  # DeepSpeed and Megatron-Core make masters from parameters in bf16
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
     data, count = size.batch(arena.rank, parts), sum(p.numel() for p in model.parameters())
     arena.say(f"precision: {count / 1e6:.1f} M parameters, {parts} microbatches")
     warm_up(arena)
@@ -75,6 +78,9 @@ def contenders(
     found: dict[str, Callable[[], Contender]] = {"piper": ours}
     if arena.on_gpu:
         found["piper graphs"] = partial(ours, graphs=True)
+    if zero == 1:  # as Megatron-Core does by default
+        coarse = piper.Precision(reduce="bfloat16")
+        found["piper, reduced in bf16"] = partial(ours, precision=coarse)
     found["fsdp2"] = partial(fsdp2, arena, model, data, parts, policy=POLICY, **TORCH[zero])
     return found | (other_systems(arena, model, data, parts, zero) if SITE.is_dir() else {})
 
@@ -173,7 +179,7 @@ def table(notes: Mapping[str, Any], expected: float) -> str:
         held = ", ".join(f"{kind} {size / MIB:.1f}" for kind, size in one["held"].items())
         far = f" (computed {one['computed'] / MIB:.1f})" if "computed" in one else ""
         rows.append(
-            f"  {name:14} peak {one['peak'] / MIB:8.1f} MiB{far}: {held}; between steps "
+            f"  {name:22} peak {one['peak'] / MIB:8.1f} MiB{far}: {held}; between steps "
             f"{one['between steps'] / MIB:.1f}; wire {one['wire'] / MIB:.1f}"
         )
     return "\n".join(rows)
