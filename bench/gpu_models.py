@@ -53,6 +53,8 @@ class Size:
 SIZES = {
     # For a CPU, only to see that everything runs.
     "tiny": Size(32, 8, 4, 16, 1, 8, 64, 32),
+    # For a CPU behind slowed links: messages and compute take about as long.
+    "links": Size(256, 4, 8, 128, 2, 8, 1024, 32),
     "small": Size(512, 8, 8, 256, 2, 8, 8192, 512),
     "medium": Size(1024, 8, 16, 512, 2, 8, 8192, 1024),
     "large": Size(2048, 8, 16, 1024, 2, 8, 8192, 2048),

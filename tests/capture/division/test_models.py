@@ -132,7 +132,6 @@ def test_grouped_heads_that_do_not_divide() -> None:
 
 
 def test_context_parallelism_exchanges_heads() -> None:
-    """With two devices, gathered tokens are no more bytes."""
     model = drawn(llama(layers=1))
     captured = divided(model, 4, "tokens")
 

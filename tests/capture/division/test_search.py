@@ -173,7 +173,8 @@ EVERY = [(sizes, ways) for sizes in WIDTHS for ways in (4, 2) if sizes[3] % ways
 CASES = [EVERY[0], *(pytest.param(*one, marks=pytest.mark.soak) for one in EVERY[1:])]
 
 
-@pytest.mark.parametrize(("sizes", "ways"), CASES, ids=str)
+@pytest.mark.soak  # tests/capture/division/test_models.py has one of them
+@pytest.mark.parametrize(("sizes", "ways"), EVERY, ids=str)
 def test_a_layer_sends_what_megatron_sends_whatever_its_widths(
     sizes: tuple[int, ...], ways: int
 ) -> None:
@@ -191,7 +192,8 @@ def test_tokens_travel_as_ulysses_sends_them_whatever_the_widths(
     assert of_a_layer(sizes, ways, "tokens") == pytest.approx(wanted, rel=1e-9)
 
 
-@pytest.mark.parametrize("ways", [4, pytest.param(8, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("ways", [4, 8])
 def test_keys_and_values_are_gathered_where_heads_do_not_divide(ways: int) -> None:
     sizes = (16, 32, 4, 2, 1, 4096, 64)
     each = sent(Step.ALL_GATHER, 1, ways) + sent(Step.REDUCE_SCATTER, 1, ways)
