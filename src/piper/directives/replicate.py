@@ -62,7 +62,8 @@ class Replicate(Directive):
 
     `reduce` says when gradients are reduced: for "each" microbatch (zero=2 and 3), or "once" per
     step (zero=0 and 1). zero=3 also allows "once": it sends less, and keeps whole gradients until
-    the end of the step. If you do not say, zero=3 reduces once where a known memory allows it.
+    the end of the step. If you do not say, zero=2 and 3 reduce once where a known memory allows it;
+    zero=2 is then zero=1.
 
     rewrite:
         B@0, B@1 -> Update                                  Replicate(where(PP=0), [0, 2], zero)

@@ -1,7 +1,7 @@
-"""When zero=3 reduces gradients, if the strategy does not say.
+"""When zero=2 and zero=3 reduce gradients, if the strategy does not say.
 
 Once per step sends a gradient once instead of once per microbatch, and keeps whole gradients until
-the end of the step. So it is chosen wherever these fit.
+the end of the step. So it is chosen wherever these fit. zero=2 is then the same as zero=1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GIB = 2**30
 def reduced_once_if_it_fits(
     program: Sequence[Directive], compile: Compile, limit: MemoryLimit | None
 ) -> Compiled:
-    """The program, with `reduce="once"` where it has a choice and every device has the memory."""
+    """The program that reduces once where it has a choice and every device has the memory."""
     if limit is None or not any(map(is_open, program)) or not accumulates(program):
         return compile(program)
     try:
@@ -33,12 +33,12 @@ def reduced_once_if_it_fits(
 
 def with_choice(one: Directive) -> Directive:
     if isinstance(one, Replicate) and is_open(one):
-        return replace(one, reduce="once")
+        return replace(one, zero=1) if one.zero == 2 else replace(one, reduce="once")
     return one
 
 
 def is_open(one: Directive) -> bool:
-    return isinstance(one, Replicate) and one.zero == 3 and one.reduce is None
+    return isinstance(one, Replicate) and one.zero in (2, 3) and one.reduce is None
 
 
 def accumulates(program: Sequence[Directive]) -> bool:
@@ -52,14 +52,17 @@ def reduction_lines(
     """What was chosen, and why."""
     if limit is None or not any(map(is_open, program)) or not accumulates(program):
         return
+    levels = sorted({one.zero for one in program if isinstance(one, Replicate) and is_open(one)})
+    zero = " and ".join(f"zero={level}" for level in levels)
+    reduce = "reduces" if len(levels) == 1 else "reduce"
     peak, there = fullest(limit.peaks(made))[1] / GIB, limit.usable / GIB
     if any(map(is_open, made.program)):
         yield (
-            "zero=3 reduces the gradients of each microbatch: whole ones would not fit in "
-            f'{there:.3g} GiB (reduce="once" keeps them)'
+            f"{zero} {reduce} the gradients of each microbatch: whole ones would not fit in "
+            f"{there:.3g} GiB"
         )
     else:
         yield (
-            "zero=3 reduces gradients once per step: whole ones fit, with them a device needs "
+            f"{zero} {reduce} gradients once per step: whole ones fit, with them a device needs "
             f'{peak:.3g} of {there:.3g} GiB (reduce="each" needs less, and sends more)'
         )
