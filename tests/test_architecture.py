@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,12 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> tuple[str, ...]:
+    return tuple(imports_of(path))
+
+
+def imports_of(path: Path) -> Iterator[str]:
     """Every module a file imports, also in functions and under TYPE_CHECKING.
 
     A name taken from a package may be a module of it: `from piper import ir` is piper.ir.

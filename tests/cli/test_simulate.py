@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from shared_capture import capturing_once
 from typer.testing import CliRunner
 
 from piper.cli import app
@@ -29,8 +30,12 @@ OTHER = RegionKey("other", Phase.FORWARD)
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
 
 
+KNOWN = capturing_once()  # of the model of the script, whatever is simulated of it
+
+
 def call(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["simulate", SCRIPT, *arguments], catch_exceptions=False)
+    with KNOWN:
+        result = CliRunner().invoke(app, ["simulate", SCRIPT, *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 

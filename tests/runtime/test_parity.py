@@ -23,7 +23,8 @@ def cases() -> list[object]:
     schedule runs one other model, on two processes or on four."""
     found = []
     for k, schedule in enumerate(SCHEDULES):
-        found += [("hf", ranks, schedule, ()) for name, ranks in HF if name == schedule]
+        hf = [("hf", ranks, schedule) for name, ranks in HF if name == schedule]
+        found += [(*case, () if case[1] == 2 else soak) for case in hf]
         ways = [("llama", 2), ("skips", 4), ("llama", 4), ("skips", 2)]
         found += [(*way, schedule, () if j == k % 4 else soak) for j, way in enumerate(ways)]
     return [pytest.param(*case, marks=marks) for *case, marks in found]

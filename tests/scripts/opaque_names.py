@@ -31,16 +31,21 @@ def numbered(names: dict[Any, str], make: Callable[..., str]) -> Callable[..., s
 
 
 def hide_names() -> None:
-    """Before anything else is imported: functions are taken from the module by name."""
+    """In the module itself, and where the import of `piper` has taken its functions by name."""
     names: dict[Any, str] = {}
-    for name, make in list(vars(naming).items()):
-        if inspect.isfunction(make) and make.__module__ == naming.__name__ and name != "part":
-            setattr(naming, name, numbered(names, make))
+    makers = [make for make in vars(naming).values() if inspect.isfunction(make)]
+    own = [make for make in makers if make.__module__ == naming.__name__]
+    hidden = {make: numbered(names, make) for make in own if make.__name__ != "part"}
+    for module in [one for name, one in sys.modules.items() if name.startswith("piper.")]:
+        for name, found in list(vars(module).items()):
+            if inspect.isfunction(found) and found in hidden:
+                setattr(module, name, hidden[found])
 
 
 if __name__ == "__main__" and "opaque" in sys.argv:
     hide_names()
 
+from draws import draws  # noqa: E402
 from plan.expert_programs import random_experts  # noqa: E402
 from plan.programs import random_program  # noqa: E402
 from synthetic import chain, moe_chain  # noqa: E402
@@ -56,7 +61,7 @@ from piper.plan.analyse.traffic import traffic  # noqa: E402
 from piper.view.schedule_grid import grid  # noqa: E402
 from piper.view.view_data import view_data  # noqa: E402
 
-PROGRAMS = 60
+PROGRAMS = draws(24, 120)
 
 
 def compiled() -> Iterator[Compiled]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
+from draws import levels_of
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -139,9 +140,12 @@ NOT_PROVED: dict[str, Loss] = {
 }
 
 
-@pytest.mark.parametrize("parts", [PARTS, ROWS * PARTS], ids=["rows", "one row"])
-@pytest.mark.parametrize("loss", PROVED.values(), ids=PROVED)
-def test_what_is_proved_holds(loss: Loss, parts: int) -> None:
+SIZES = [PARTS, ROWS * PARTS]  # microbatches of several rows, and of one
+
+
+@pytest.mark.parametrize(("name", "parts"), levels_of(PROVED, SIZES))
+def test_what_is_proved_holds(name: str, parts: int) -> None:
+    loss = PROVED[name]
     form = form_of(loss, parts)
 
     assert form.kind is not None
@@ -149,10 +153,9 @@ def test_what_is_proved_holds(loss: Loss, parts: int) -> None:
         assert max(difference(loss, form, seed, parts) for seed in range(1, 4)) < 1e-12
 
 
-@pytest.mark.parametrize("parts", [PARTS, ROWS * PARTS], ids=["rows", "one row"])
-@pytest.mark.parametrize("loss", NOT_PROVED.values(), ids=NOT_PROVED)
-def test_what_does_not_hold_is_not_proved(loss: Loss, parts: int) -> None:
-    assert form_of(loss, parts).kind is None
+@pytest.mark.parametrize(("name", "parts"), levels_of(NOT_PROVED, SIZES))
+def test_what_does_not_hold_is_not_proved(name: str, parts: int) -> None:
+    assert form_of(NOT_PROVED[name], parts).kind is None
 
 
 def drawn(rng: random.Random) -> Loss:
