@@ -3,6 +3,7 @@ that other operators move, and the number of operators."""
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 
 import torch
 from torch import fx
@@ -23,43 +24,60 @@ TABLES: dict[str, tuple[int, int | None]] = {
 }
 
 
-def count(module: fx.GraphModule) -> float:
-    """Floating-point operations of one run. Sizes that depend on data count as 0."""
-    return float(sum(map(flops_of, module.graph.nodes)))
+class GraphWork:
+    """The work of one graph. Its operators are looked at once."""
 
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.graph = module.graph
 
-def traffic(module: fx.GraphModule) -> float:
-    """Bytes that operators without counted FLOPs read and write in one run, unfused."""
-    nodes = [node for node in _kernels(module) if not flops_of(node)]
-    return float(sum(bytes_of(node) + sum(reads(node).values()) for node in nodes))
+    @cached_property
+    def flops_of(self) -> dict[fx.Node, int]:
+        return {node: flops_of(node) for node in self.graph.nodes}
 
+    @cached_property
+    def kernels(self) -> list[fx.Node]:
+        """Operators that launch a kernel. Views do not."""
+        return list(_kernels(self.graph))
 
-def fused_work(module: fx.GraphModule) -> tuple[float, int]:
-    """Bytes and operators, if a compiler fuses operators without counted FLOPs."""
-    groups, moved = list(_fused(module)), 0
-    for group, kept, is_product in groups:
-        if not is_product:
-            made = {storage for node in group for storage in storages(node)}
-            outside = {n: size for node in group for n, size in reads(node).items()}
-            moved += sum(size for n, size in outside.items() if not storages(n) & made)
-            moved += sum(bytes_of(node) for node in group if storages(node) & kept)
-    return float(moved), len(groups)
+    @cached_property
+    def groups(self) -> list[tuple[list[fx.Node], set[int], bool]]:
+        """Groups of operators, the memory of each that others read, and whether it is a product."""
+        products = {node for node in self.kernels if self.flops_of[node]}
+        found = fused(self.kernels, products)
+        wanted = read_elsewhere(found, self.graph.output_node().all_input_nodes)
+        return [
+            (group, kept, not products.isdisjoint(group))
+            for group, kept in zip(found, wanted, strict=True)
+        ]
 
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one run. Sizes that depend on data count as 0."""
+        return float(sum(self.flops_of.values()))
 
-def never_written(module: fx.GraphModule) -> set[int]:
-    """Memory that a graph does not need if a compiler fuses operators: results inside a group."""
-    made = ((node, kept) for group, kept, _ in _fused(module) for node in group)
-    return {storage for node, kept in made for storage in storages(node) - kept}
+    @property
+    def traffic(self) -> float:
+        """Bytes that operators without counted FLOPs read and write in one run, unfused."""
+        nodes = [node for node in self.kernels if not self.flops_of[node]]
+        return float(sum(bytes_of(node) + sum(reads(node).values()) for node in nodes))
 
+    @property
+    def fused(self) -> tuple[float, int]:
+        """Bytes and operators, if a compiler fuses operators without counted FLOPs."""
+        moved = 0
+        for group, kept, is_product in self.groups:
+            if not is_product:
+                made = {storage for node in group for storage in storages(node)}
+                outside = {n: size for node in group for n, size in reads(node).items()}
+                moved += sum(size for n, size in outside.items() if not storages(n) & made)
+                moved += sum(bytes_of(node) for node in group if storages(node) & kept)
+        return float(moved), len(self.groups)
 
-def _fused(module: fx.GraphModule) -> Iterator[tuple[list[fx.Node], set[int], bool]]:
-    """Groups of operators, the memory of each that others read, and whether it is a product."""
-    kernels = list(_kernels(module))
-    products = {node for node in kernels if flops_of(node)}
-    groups = fused(kernels, products)
-    wanted = read_elsewhere(groups, module.graph.output_node().all_input_nodes)
-    for group, kept in zip(groups, wanted, strict=True):
-        yield group, kept, not products.isdisjoint(group)
+    @property
+    def never_written(self) -> set[int]:
+        """Memory that it does not need if a compiler fuses operators: results inside a group."""
+        made = ((node, kept) for group, kept, _ in self.groups for node in group)
+        return {storage for node, kept in made for storage in storages(node) - kept}
 
 
 def reads(node: fx.Node) -> dict[fx.Node, int]:
@@ -73,13 +91,8 @@ def reads(node: fx.Node) -> dict[fx.Node, int]:
     return found
 
 
-def operators(module: fx.GraphModule) -> int:
-    """The number of operators that launch a kernel. Views do not."""
-    return sum(1 for _ in _kernels(module))
-
-
-def _kernels(module: fx.GraphModule) -> Iterator[fx.Node]:
-    for node in module.graph.nodes:
+def _kernels(graph: fx.Graph) -> Iterator[fx.Node]:
+    for node in graph.nodes:
         if isinstance(node.target, OpOverload) and "val" in node.meta:
             read = {s for n in node.all_input_nodes if "val" in n.meta for s in storages(n)}
             made = storages(node)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from piper.capture.graphs import flops, workspace
+from piper.capture.graphs import workspace
+from piper.capture.graphs.flops import GraphWork
 from piper.capture.graphs.phases import Layout, phase_graphs
 from piper.capture.graphs.region_graphs import Lowered
 from piper.capture.regions.buckets import Part
@@ -85,14 +86,15 @@ class DescribedRegions:
 
 
 def count(phases: dict[Phase, fx.GraphModule]) -> Cost:
+    work = {phase: GraphWork(graph) for phase, graph in phases.items()}
     return Cost(
-        {phase: flops.count(graph) for phase, graph in phases.items()},
+        {phase: one.flops for phase, one in work.items()},
         {phase: workspace.count(graph, phase) for phase, graph in phases.items()},
-        {phase: flops.traffic(graph) for phase, graph in phases.items()},
-        {phase: flops.operators(graph) for phase, graph in phases.items()},
-        {phase: flops.fused_work(graph) for phase, graph in phases.items()},
+        {phase: one.traffic for phase, one in work.items()},
+        {phase: len(one.kernels) for phase, one in work.items()},
+        {phase: one.fused for phase, one in work.items()},
         {
-            phase: workspace.count(graph, phase, flops.never_written(graph))
+            phase: workspace.count(graph, phase, work[phase].never_written)
             for phase, graph in phases.items()
         },
     )
