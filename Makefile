@@ -27,10 +27,12 @@ lint: $(READY)
 # Three groups at once, with one cache of captured regions, which is empty at first.
 # Tests with several processes mostly wait for each other. The other two groups
 # run at a lower priority, so that they do not delay the first, and print their output at the end.
+# Bytecode is written, whatever the environment says: many processes import the same files.
 ALONE = nice -n 10 $(BIN)/pytest -m 'not processes and not soak'
 SECOND = tests/runtime tests/job tests/models
 WORKERS = $(shell grep -lrE --include='test_*.py' 'run_on|processes' tests)
 
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY) lint
 	@export PIPER_CACHE=$$(mktemp -d); $(ALONE) $(SECOND) > .row2.log 2>&1 & two=$$!; \
 	$(ALONE) $(SECOND:%=--ignore=%) > .row3.log 2>&1 & three=$$!; \

@@ -75,9 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "regions"
 
 
-@pytest.mark.parametrize(
-    ("make", "read"), [(net, 2), (llama, 3), pytest.param(experts, 5, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize(("make", "read"), every(3, [(net, 2), (llama, 3), (experts, 5)]))
 def test_a_hit_is_what_a_miss_is(folder: Path, make: Callable, read: int) -> None:
     model, loss_fn, batch = make()
 
