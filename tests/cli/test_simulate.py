@@ -73,7 +73,7 @@ def test_show_simulate_and_view_have_one_idle_figure(tmp_path: Path) -> None:
 
     assert step["idle"] == pytest.approx(1 - busy / (2 * step["seconds"]))
     figure = re.search(r"idle [\d.]+ % \([^)]*\)", found)
-    assert figure and f"{figure[0]}, on the costs" in " ".join(shown.split())
+    assert figure and f"{figure[0]}, on the Trainer's costs" in " ".join(shown.split())
     assert len(re.findall(r"idle \d+ %|\d+ % idle|% empty", shown)) == 1
 
 

@@ -68,7 +68,7 @@ def test_a_figure_without_a_phase_is_to_be_measured_again() -> None:
         Costs.from_json('{"compute": {"block": 1.0}}')
 
     assert str(refused.value) == (
-        "costs: this is no file of costs: 'block' is not a valid Phase\n"
+        "costs: this is not a file of costs: 'block' is not a valid Phase\n"
         "  fix: measure again: `piper simulate train.py --profile costs.json`, or `trainer.tune`"
     )
 

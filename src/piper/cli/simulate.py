@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from piper.job.compiler import Compiled
 
 CPU = "cpu"
+OWN_COSTS = "the Trainer's costs (by default, estimates for one CPU core per device)"
 MEASURE = "measure: `piper simulate train.py --profile costs.json`"
 
 
@@ -77,7 +78,7 @@ class SimulatedMachine:
     costs: tuple[tuple[Costs, Listed], ...] = ()  # measured; they replace data sheets
     network: Network | None = None
     optimizer: float = 2.0
-    label: str = "the costs that the strategy was compiled with"
+    label: str = OWN_COSTS
     compiled_with: Costs | None = None  # stages are cut by them, as by `Trainer(costs=...)`
     names: tuple[tuple[str, Listed], ...] = ()  # of kinds or files, where there are several
 

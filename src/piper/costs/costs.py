@@ -148,7 +148,7 @@ class Costs(Rates):
             return Costs(**found, mode=mode, figures={**from_names(old), **from_rows(rows)})
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             fix = "measure again: `piper simulate train.py --profile costs.json`, or `trainer.tune`"
-            problem = Problem(f"this is no file of costs: {error}", fix)
+            problem = Problem(f"this is not a file of costs: {error}", fix)
             raise StrategyError("costs", problem) from None
 
 

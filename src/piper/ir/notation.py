@@ -67,7 +67,7 @@ def filter_of(shown: ast.expr) -> Filter:
             return where(**{str(tag.arg): tag_of(tag.value) for tag in tags})
         case _:
             fix = "write where(PP=0, PASS='REDUCE')"
-            raise Refused(Problem(f"{ast.unparse(shown)} is no filter", fix))
+            raise Refused(Problem(f"{ast.unparse(shown)} is not a filter", fix))
 
 
 def tag_of(shown: ast.expr) -> Any:
