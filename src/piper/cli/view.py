@@ -57,10 +57,13 @@ def view(
     network: NetworkOption = None,
     per_node: PerNodeOption = None,
 ) -> None:
-    """Show TARGET [ARGUMENTS] [TARGET2 [ARGUMENTS]] in one HTML page that needs no network.
+    """Show TARGET in one HTML page that needs no network.
 
-    Two targets are compared. Nothing is trained: a step is simulated, on the machine that --device
-    or --costs name. Write `--` before options of the script that are named like these.
+    Arguments after TARGET are passed on to the script. A second target after them is compared with
+    the first: `piper view TARGET ARGUMENTS TARGET2 ARGUMENTS2`. Write `--` before options of the
+    script that are named like these.
+
+    Nothing is trained. A step is simulated, on the machine that --device or --costs name.
 
     Example: piper view train.py --device h200 run.json
     """
