@@ -118,8 +118,9 @@ class Merge:
         self, other: Way, wanted: set[fx.Node], same: dict[fx.Node, fx.Node], before: fx.Node,
         where: str,
     ) -> dict[fx.Node, fx.Node]:  # fmt: skip
-        """Copies of nodes that only the other way has."""
+        """Copies of nodes that only the other way has, in the region of what they replace."""
         made: dict[fx.Node, fx.Node] = {}
+        replaced = self.base.nodes[self.place[before] - 1]
         for node in in_order(other.root.graph, wanted):
             if node.target in MODE_SWITCHES or node.op not in ("call_function", "get_attr"):
                 raise refusals.entangled_decision(where)
@@ -130,7 +131,7 @@ class Merge:
             if node.op == "get_attr":
                 new.target = f"other_way_{len(self.done)}_{node.target}"
                 setattr(self.base.root, new.target, getattr(other.root, str(node.target)))
-            new.meta["custom"] = before.meta.get("custom", {})
+            new.meta["custom"] = replaced.meta.get("custom", {})
             made[node] = new
         return made
 
