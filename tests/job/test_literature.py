@@ -26,7 +26,7 @@ from piper.ir.schedule_rows import STEPS, dag_rows
 from piper.job.compiler import compile_strategy
 from piper.job.inspection import Inspected, inspecting
 from piper.job.numerics import compare
-from piper.strategies.timing import start_times
+from piper.strategies.timing import start_times, step_length
 from piper.view.schedule_grid import summary
 
 FOLDER = Path(__file__).parents[2] / "examples" / "literature"
@@ -123,6 +123,16 @@ def test_hanayo_has_at_most_the_bubble_of_the_paper(pp: int, waves: int) -> None
     assert sum(STEPS[action.phase] for action in starts) == pp * work
     assert took <= ceil(work / (1 - bubble))
     assert took < waves * 2 * 3 * (2 * pp - 1)  # of 1F1B with as many microbatches
+
+
+@pytest.mark.parametrize(("pp", "waves", "times"), [(2, 2, 3), (2, 4, 4), (4, 1, 3), (4, 2, 4)])
+def test_hanayo_is_faster_than_1f1b_with_more_microbatches(pp: int, waves: int, times: int) -> None:
+    """One with a limit of 2P microbatches in flight is not: 232 against 228 time steps for P=4."""
+    count = times * pp
+
+    table = strategies.to_table(load("hanayo").strategy(pp, waves, count))
+
+    assert step_length(table) < 6 * waves * (count + pp - 1)  # stages of 1F1B are 2W times as long
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 6, 8])
