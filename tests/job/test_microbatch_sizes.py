@@ -52,7 +52,7 @@ def must_train_as_plain(name: str, strategy: Strategy, rows: int, **options: Any
     must_agree([parameters], reference.parameters, "parameters")
 
 
-@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, range(4)))
+@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, range(4), 2))
 def test_a_batch_that_their_number_does_not_divide(schedule: str, zero: int) -> None:
     """Two rows in every microbatch but the last, which has one."""
     strategy = legal(schedule, 2, dp=1 if schedule == "dualpipe" else 2, zero=zero)

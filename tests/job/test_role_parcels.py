@@ -98,7 +98,9 @@ def built(name: str, pp: int, dp: int, ep: int, zero: int) -> tuple[Compiled, Co
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_device_makes_the_plan_of_a_full_compilation(name: str) -> None:
-    for zero, (dp, ep) in enumerate([(2, 1), (4, 2), (4, 4), (3, 1)]):
+    """Two of four levels of each schedule, such that neighbours have the others."""
+    sizes = list(enumerate([(2, 1), (4, 2), (4, 4), (3, 1)]))
+    for zero, (dp, ep) in sizes[list(BUILDERS).index(name) % 2 :: 2]:
         few, full = built(name, 2, dp, ep, zero)
 
         assert len(few.plans) == 2
@@ -125,7 +127,7 @@ def random_pair(seed: int) -> tuple[Compiled, Compiled]:
     return both(program.model, program.directives, program.clip)
 
 
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 800), marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 800), marks=pytest.mark.soak)])
 def test_so_does_a_device_of_any_strategy(seeds: range) -> None:
     by_role = 0
     for seed in seeds:
@@ -177,7 +179,7 @@ def test_device_0_may_have_a_role_that_another_device_stands_for() -> None:
 
 @pytest.mark.parametrize(
     ("name", "pp", "microbatches"),
-    [("1f1b", 4, 16), pytest.param("dualpipev", 16, 64, marks=pytest.mark.soak)],
+    [("1f1b", 4, 8), pytest.param("dualpipev", 16, 64, marks=pytest.mark.soak)],
 )
 def test_parcels_of_4096_devices(name: str, pp: int, microbatches: int) -> None:
     """Compiled, checked, made, sent as text and unpacked, in under 30 s and 4 GiB."""
