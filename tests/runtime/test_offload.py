@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import product
 from pathlib import Path
@@ -30,9 +30,12 @@ from runtime.test_shard import ROUTINGS
 from torch import nn
 from torch.nn import functional
 
-from piper import Offload, Place, Split, Strategy, Trainer, rehearse, where
+from piper import Offload, Place, Split, Strategy, Trainer, where
 from piper.directives import Directive
 from piper.directives.offload import What
+from piper.job.job import Job
+from piper.job.options import Options
+from piper.job.rehearsal import Rehearsal, rehearsed
 from piper.runtime.checkpoint.reader import put
 from piper.runtime.host_memory import OtherMemory, copied
 from piper.runtime.state.device_state import BucketState
@@ -150,21 +153,27 @@ def test_masters_wait_with_the_optimizer(precision: str, zero: int) -> None:
     strategy = one_f_one_b(pp=2, dp=2, zero=zero, microbatches=4)
     kinds = [KINDS[kind] for kind in (*(("optimizer",) if SOAK else ()), "parameters", "all")]
 
-    kept, *others = (
-        rehearse(net("dropout"), squares, one, data(), optimizer=ADAMW, precision=precision)
-        for one in (strategy, *(away(strategy, *kind) for kind in kinds))
+    kept, *others = sharing_a_capture(
+        [strategy, *(away(strategy, *kind) for kind in kinds)], squares, precision=precision
     )
 
     for found in others:
         assert_bitwise(found, kept)
 
 
+def sharing_a_capture(
+    strategies: list[Strategy], loss: Callable[..., torch.Tensor], **options: Any
+) -> list[Rehearsal]:
+    given = Options(optimizer=ADAMW, device="cpu", graphs=False, **options)
+    job = Job(net("dropout"), loss, strategies[0], given)
+    return [rehearsed(job.under(one), [*map(job.example, data())]) for one in strategies]
+
+
 def test_clipping_and_everything_at_once() -> None:
     given: dict[str, Any] = {"pp": 2, "dp": 2, "zero": 2, "microbatches": 4, "remat": "matmuls"}
 
-    kept, found = (
-        rehearse(net("dropout"), functional.mse_loss, one, data(), optimizer=ADAMW, max_norm=0.1)
-        for one in (gpipe(**given), gpipe(**given, offload=ALL))
+    kept, found = sharing_a_capture(
+        [gpipe(**given), gpipe(**given, offload=ALL)], functional.mse_loss, max_norm=0.1
     )
 
     assert_bitwise(found, kept)

@@ -30,7 +30,9 @@ from torch.nn import functional
 
 from piper import Place, Remat, Strategy, Trainer, rehearse, where
 from piper.directives.arguments import Kept
-from piper.job.rehearsal import Rehearsal
+from piper.job.job import Job
+from piper.job.options import Options
+from piper.job.rehearsal import Rehearsal, rehearsed
 from piper.strategies import BUILDERS, one_f_one_b, zb_h1
 
 WHERE = (where(), where(EP="*"), where(EP=None), where(PP=0))
@@ -136,10 +138,15 @@ def of_two_stages(middle: str, strategy: Strategy, compiled: bool = False) -> Re
 
 @cache
 def rehearsed_once(middle: str, strategy: str, compiled: bool) -> Rehearsal:
-    return rehearse(
-        net(middle), functional.mse_loss, Strategy.from_json(strategy), data(), optimizer=SGD,
-        compiled=compiled, seed=3,
-    )  # fmt: skip
+    job = job_of(middle, compiled).under(Strategy.from_json(strategy))
+    return rehearsed(job, [*map(job.example, data())])
+
+
+@cache
+def job_of(middle: str, compiled: bool) -> Job:
+    """All strategies share its capture."""
+    options = Options(optimizer=SGD, compiled=compiled, seed=3, device="cpu", graphs=False)
+    return Job(net(middle), functional.mse_loss, Strategy([Place(where(), [0])]), options)
 
 
 @pytest.mark.parametrize(
