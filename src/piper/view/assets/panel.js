@@ -40,7 +40,7 @@ function showStep() {
   if (table && S.views[1]) panel.append(table);
   for (const view of S.views) {
     panel.append(el("h2", {}, view.name), el("table", { class: "numbers" },
-      el("tr", {}, ...["device", "busy", "waits for messages", "peak memory"].map((t) => el("th", {}, t))),
+      el("tr", {}, ...["device", "busy", "idle with messages", "peak memory"].map((t) => el("th", {}, t))),
       ...view.devices.map((one) => el("tr", { class: "go", click: () => select({ view, one, memory: one.memory.n ? one.memory.time[one.memory.worst] : 0 }) },
         el("td", {}, `${one.device}`), el("td", {}, percent(one.busy / view.length)),
         el("td", {}, percent(one.exposed / view.length)), el("td", {}, bytes(one.source.peak.total))))));
@@ -138,7 +138,7 @@ function totalsTable(names) {
   const rows = [
     ["step", seconds(a.seconds), seconds(b.seconds), `${(b.seconds / a.seconds).toFixed(2)}x`],
     ["idle", percent(a.idle), percent(b.idle), ""],
-    ["waits for messages", percent(a.exposed), percent(b.exposed), ""],
+    ["idle with messages", percent(a.exposed), percent(b.exposed), ""],
     ["peak memory", bytes(a.peak), bytes(b.peak), a.peak ? `${(b.peak / a.peak).toFixed(2)}x` : ""],
   ];
   return el("div", {}, el("p", {}, "A: ", names[0], el("br"), "B: ", names[1]),

@@ -317,5 +317,6 @@ function shortLabel(view, one, b) {
 
 function longLabel(view, one, b) {
   const at = one.at[b], node = one.plan.node[at];
+  if (KIND_IDS[one.kind[b]] === "loss_norm") return shortLabel(view, one, b);
   return node < 0 ? one.plan.text[at] : view.run.nodes.id[node];
 }
