@@ -1,16 +1,29 @@
 """The commands, as a user calls them."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shared_capture import capturing_once
+from synthetic import moe_chain
 from typer.testing import CliRunner
 
 from piper.cli import app
+from piper.cli.show import show_sections
 from piper.errors import StrategyError
+from piper.job.compiler import compile_strategy
 from piper.strategies import BUILDERS, one_f_one_b
+from piper.view.schedule_grid import WHOLE
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "tiny.py"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_capture() -> Iterator[None]:
+    """Nearly all tests are about one small model."""
+    with capturing_once():
+        yield
 
 
 def call(*arguments: str) -> str:
@@ -142,7 +155,21 @@ def test_show_and_simulate_know_what_is_recomputed(tmp_path: Path) -> None:
     assert line in shown and line in found and line not in kept
 
 
-def test_show_says_what_the_times_of_overlapping_work_stand_on() -> None:
+def test_show_says_what_the_times_of_overlapping_work_stand_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    strategy = BUILDERS["dualpipev"](pp=2, dp=2, ep=2, microbatches=4)
+    compiled = compile_strategy(moe_chain(4), strategy.directives)
+
+    show_sections(compiled, WHOLE)
+
+    drawn = capsys.readouterr().out.splitlines()
+    assert any("% hidden behind compute" in line for line in drawn)
+    assert drawn[-1] == "nothing was measured: regions are estimated from FLOPs and bytes"
+
+
+@pytest.mark.soak
+def test_show_draws_the_example_with_experts() -> None:
     experts = Path(__file__).parents[2] / "examples" / "train_experts.py"
 
     drawn = call("show", str(experts)).splitlines()
