@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from shared_capture import capturing_once
 from typer.testing import CliRunner
 
 from piper.cli import app, main
@@ -18,8 +20,12 @@ from piper.runtime.execute import Program
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
 
 
+KNOWN = capturing_once()  # of the model of this script
+
+
 def call(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["check", *arguments])
+    with KNOWN if SCRIPT in arguments else nullcontext():
+        return CliRunner().invoke(app, ["check", *arguments])
 
 
 def found(*arguments: str) -> dict[str, Any]:
