@@ -179,7 +179,7 @@ class Trainer:
         self._writes.stepped += 1
         replica_digests.refuse_drift(self._programs.state, self.steps, replica_digests.EVERY)
         if kind not in self._best:
-            self._best[kind] = best_seconds(self._job, given)
+            self._best[kind] = best_seconds(self._job, given, self.replica)
         read, sizes = self._in_flight.end(program), self._job.rows.sizes(given, self.replica)
         metrics = Metrics(self.steps, *sizes, read, lr, self._best[kind], self._slow.found)
         self._log.add(metrics)

@@ -24,7 +24,7 @@ from replicas import compare as must_agree
 from runtime.test_replicate import legal
 from shared_capture import capturing_once
 from torch import nn
-from unequal_batches import train
+from unequal_batches import SIZES, train
 
 from piper import Place, Replicate, Split, Strategy, rehearse, where
 from piper.errors import InputError, PlanError, Refused
@@ -156,9 +156,9 @@ def test_processes_train_evaluate_predict_and_resume(pp: int, tmp_path: Path) ->
         EXACTLY(torch.tensor(run["evaluated"]), torch.tensor(losses).mean())
         assert (run["step samples"], run["samples"]) == (6, 18)
         few, other = run["wrong"]
-        size = (2, 4)[run["replica"]]
+        size = SIZES[run["replica"]]
         assert f"it has 1 row, and replica {run['replica']} is to have {size}" in few
-        assert "the first replica would have [4, 7] and [4, 7] by the batch of process" in other
+        assert "the first replica would have [8, 7] and [8, 7] by the batch of process" in other
 
 
 def compiled(job: Job, batch: Batch, **how: Any) -> Compiled:

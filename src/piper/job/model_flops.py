@@ -13,8 +13,9 @@ from piper.names import B, F
 from piper.runtime.comm.world import world
 
 
-def best_seconds(job: Job, batch: Batch) -> float | None:
+def best_seconds(job: Job, batch: Batch, feed: int) -> float | None:
     """None where the model or the peak is not known: on other processes, and on a CPU."""
+    batch = job.rows.as_first(batch, feed)
     captured, kind = job.captured(batch), kind_of(job.device)
     flops = step_flops(job, batch)
     if captured is None or kind is None or flops is None:
@@ -25,7 +26,7 @@ def best_seconds(job: Job, batch: Batch) -> float | None:
 
 
 def step_flops(job: Job, batch: Batch) -> float | None:
-    """Of a step on all replicas. Microbatches may have different sizes."""
+    """Of a step on all replicas, from the batch of the first feed."""
     one_of_each = job.rows.of_each_size(batch).items()
     captured = {rows: job.captures.get(job.kind(one)) for rows, one in one_of_each}
     each = {rows: model_flops(one.model) for rows, one in captured.items() if one is not None}
