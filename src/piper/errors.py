@@ -19,13 +19,30 @@ class Problem:
         return f"{self.what}\n  fix: {self.fix}"
 
 
+OTHER_WORDS = {  # what other systems call our options
+    "max_norm": ("clip_norm", "clip_grad_norm", "max_grad_norm", "gradient_clipping", "clip"),
+    "microbatches": ("accumulation_steps", "gradient_accumulation_steps", "accumulate"),
+    "precision": ("mixed_precision", "amp", "autocast", "dtype", "bf16", "fp16"),
+    "remat": ("recompute", "activation_checkpointing", "gradient_checkpointing", "checkpointing"),
+    "lr_scheduler": ("schedule", "scheduler", "warmup"),
+    "tp": ("tensor_parallel", "tensor_model_parallel_size", "tensor_parallel_degree"),
+    "pp": ("pipeline_parallel", "pipeline_model_parallel_size", "pipeline_parallel_degree"),
+    "cp": ("context_parallel", "context_parallel_size", "sequence_parallel"),
+    "ep": ("expert_parallel", "expert_model_parallel_size", "expert_parallel_degree"),
+    "dp": ("data_parallel", "data_parallel_size", "replicas"),
+}
+
+
 def no_option(what: str, name: str, known: Sequence[str]) -> Problem:
     """
     >>> print(no_option("a schedule", "zreo", ["dp", "zero"]))
     a schedule has no option zreo
       fix: write zero=...
+    >>> no_option("it", "clip_norm", ["max_norm", "loss_fn"]).fix
+    'write max_norm=...'
     """
-    near = get_close_matches(name, known, 1)
+    meant = [ours for ours, others in OTHER_WORDS.items() if name in others and ours in known]
+    near = meant or get_close_matches(name, known, 1)
     fix = f"write {near[0]}=..." if near else f"it may have {', '.join(known)}"
     return Problem(f"{what} has no option {name}", fix)
 

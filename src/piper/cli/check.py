@@ -103,13 +103,15 @@ def compared(
 ) -> None:
     from piper.job.numerics import compare
 
-    found = compare(
-        inspected.job, inspected.example, inspected.captured, inspected.compiled, steps, seed
-    )
+    if not as_json:
+        print(proof, flush=True)
+    with Console(stderr=True).status(f"training {amount(steps, 'step')} with Piper and without"):
+        found = compare(
+            inspected.job, inspected.example, inspected.captured, inspected.compiled, steps, seed
+        )
     if as_json:
         print(as_text(ok=found.agrees, proof=asdict(proof), numerics=asdict(found)))
     else:
-        print(proof)
         terminal = Console()
         console = terminal if terminal.is_terminal else Console(width=160)
         for piece in numerics_report(found, every):
