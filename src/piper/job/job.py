@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from piper.capture import Captured, Watch, capture, tag_unannotated
-from piper.capture.loss import LossForm, function_form
+from piper.capture.loss import LossForm, function_form, growing_outputs
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.trace.loss_state import loss_buffers
 from piper.costs import Costs, mode_of, read_costs
@@ -259,11 +259,16 @@ class Job:
         if self.loss_fn is None or (self.all_microbatches == 1 and not always):
             return captured.form
         kind = self.kind(one)
-        example = self.converted(one).arguments
-        given = self.loss_fn, captured.output, example, captured.form, one.whole
-        make = partial(function_form, *given)
+        make = partial(self.form_anew, captured, one)
         found, _ = recent(self.forms, kind, make, self.options.max_programs)
         return found
+
+    def form_anew(self, captured: Captured, one: Batch) -> LossForm:
+        assert self.loss_fn is not None
+        example, types = self.converted(one).arguments, (self.device.type, self.precision)
+        growing = growing_outputs(self.model, captured.output, example, one.whole, *types)
+        given = self.loss_fn, captured.output, example, captured.form, one.whole
+        return function_form(*given, growing)
 
     def directives(self, batch: Batch, costs: Costs | None = None) -> tuple[Directive, ...]:
         """The strategy, as far as stages are cut: those of a divided model are of the whole one."""

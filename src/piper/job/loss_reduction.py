@@ -132,6 +132,8 @@ def reduction_of(
             f'leave it out, or write reduction="{form.kind}"; to weigh microbatches in another '
             "way, give loss_weight=lambda *microbatch: their weight",
         )
+    if said != "sum" and form.kind is None and form.growing:
+        raise growing_output(form.growing)
     if said is None and form.kind is None and own_loss:
         raise InputError.of(
             "reduction",
@@ -141,6 +143,17 @@ def reduction_of(
             "up, or loss_weight=lambda *microbatch: its weight",
         )
     return LossReduction(said or form.kind or "mean", None, form)
+
+
+def growing_output(where: str) -> InputError:
+    return InputError.of(
+        "loss",
+        f"the model returns a sum or a norm over the rows of its batch ({where}), and the loss is "
+        "no sum over rows: the mean of its microbatches differs from the whole batch",
+        "return a mean over rows instead, such as `aux / x.shape[0]`, or one value for each row "
+        "and reduce them in the loss; if you want the mean of the microbatches anyway, give the "
+        "Trainer loss_weight=lambda *microbatch: 1",
+    )
 
 
 def reduction_of_batches(

@@ -110,6 +110,10 @@ PROVED: dict[str, Loss] = {
     "triplet": lambda o, y: F.triplet_margin_loss(o["x"], y["y"], y["y"].roll(1, 1)),
     "rows of a mask": lambda o, y: (masked(o, y).sum(1) / y["mask"].sum(1).clamp(min=1)).mean(),
     "a constant more": lambda o, y: F.huber_loss(o["x"], y["y"]) + WEIGHT.square().sum(),
+    "letters": lambda o, y: torch.einsum("bi,bi->", o["x"], y["y"]) / len(o["x"]),
+    "letters of rows": lambda o, y: torch.einsum("bti,bi->tb", o["tokens"], y["y"]).abs().mean(),
+    "x.T @ y": lambda o, y: (o["x"].T @ y["y"]).mean(),
+    "inner": lambda o, y: o["x"].flatten() @ y["y"].flatten(),
     "projected": lambda o, y: F.mse_loss(o["x"] @ WEIGHT, y["y"] @ WEIGHT),
 }
 NOT_PROVED: dict[str, Loss] = {
@@ -121,6 +125,8 @@ NOT_PROVED: dict[str, Loss] = {
     "regulariser": lambda o, y: F.mse_loss(o["x"], y["y"]) + 1e-6 * o["x"].mean(0).square().sum(),
     "contrast": lambda o, y: F.cross_entropy(o["x"] @ y["y"].T, torch.arange(len(o["x"]))),
     "overlap": lambda o, y: masked(o, y).sum() / (o["x"].sigmoid().sum() + y["mask"].sum()),
+    "letters of other rows": lambda o, y: torch.einsum("bi,ci->bc", o["x"], y["y"]).abs().mean(),
+    "x @ y.T": lambda o, y: (o["x"] @ y["y"].T).abs().mean(),
     "neighbours": lambda o, y: F.mse_loss(o["x"][1:], y["y"][:-1]),
     "every other": lambda o, y: F.mse_loss(o["x"][::2], y["y"][::2]),
     "reversed": lambda o, y: F.mse_loss(o["x"].flip(0), y["y"]),

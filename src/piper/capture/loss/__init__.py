@@ -8,14 +8,17 @@ from piper.capture.loss.form import (
     function_form,
     model_form,
 )
+from piper.capture.loss.model_outputs import GrowingOutput, growing_outputs
 
 __all__ = [
     "Count",
+    "GrowingOutput",
     "LossForm",
     "counted",
     "divisor",
     "form_from_json",
     "form_to_json",
     "function_form",
+    "growing_outputs",
     "model_form",
 ]

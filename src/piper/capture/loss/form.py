@@ -5,7 +5,7 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,18 @@ from torch import Tensor, fx
 from piper.capture import torch_private
 from piper.capture.fx_nodes import arguments, value
 from piper.capture.loss.counts import Count, count_of
-from piper.capture.loss.domain import FIXED, MEAN, Known, Labels, PerRow, Reduced, Rows
+from piper.capture.loss.domain import (
+    FIXED,
+    MEAN,
+    MIXED,
+    SUM,
+    Known,
+    Labels,
+    PerRow,
+    Reduced,
+    Rows,
+)
+from piper.capture.loss.model_outputs import GrowingOutput
 from piper.capture.loss.proof import batch_rows, followed, merge_equal, paired, without_copies
 from piper.capture.loss.rules import MEANS, base_name
 from piper.capture.python_state.function_caches import forgetting
@@ -36,6 +47,8 @@ class LossForm:
     counts: tuple[Count, ...] = ()
     even: bool = True  # some term needs microbatches of equal weight
     obscure: bool = False  # some mean counts labels that Piper cannot count
+    sums: tuple[int, ...] = ()  # tensors that the model returns, by position: sums over rows
+    growing: str = ""  # the line of an output that grows with the rows, where a mean should be
     others: tuple[tuple[int, "LossForm"], ...] = ()  # for microbatches of so many rows
 
     def of(self, rows: int | None) -> "LossForm":
@@ -65,11 +78,16 @@ def function_form(
     arguments: tuple[Any, ...],
     otherwise: LossForm,
     whole: frozenset[int] = frozenset(),
+    growing: Sequence[GrowingOutput] = (),
 ) -> LossForm:
     """The form of a loss function of the model's `output` and the last of the arguments.
 
-    `whole`: the tensors of the arguments that all microbatches share.
+    `whole`: the tensors of the arguments that all microbatches share. `growing`: outputs that are
+    no means over rows.
     """
+    sums = tuple(one.position for one in growing if one.sums)
+    if growing:
+        otherwise = replace(otherwise, sums=sums, growing=growing[0].where)
     batch = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
     cut = (tensor for k, tensor in enumerate(batch) if tensor.dim() and k not in whole)
     rows = next((tensor.shape[0] for tensor in cut), None)
@@ -79,7 +97,8 @@ def function_form(
     with suppress(Exception), torch_private.fake_errors_unlogged(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they have been seen when the model was traced
         given = loss_fn, output, arguments[-1], rows
-        return _of_function(*given, len(batch), whole) or otherwise
+        found = _of_function(*given, len(batch), whole, growing)
+        return replace(found, sums=sums) if found else otherwise
     return otherwise
 
 
@@ -90,6 +109,7 @@ def _of_function(
     rows: int,
     tensors: int,
     whole: frozenset[int],
+    growing: Sequence[GrowingOutput],
 ) -> LossForm | None:
     """Trace the loss alone, for these rows and for twice as many."""
     many = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(labels))
@@ -110,6 +130,8 @@ def _of_function(
         grows = value(node).shape != value(twins[node]).shape
         scalar = k < outputs and value(node).numel() == 1
         given[node] = Rows(0) if grows else MEAN if scalar else FIXED
+    for grown in growing:
+        given[places[grown.position]] = SUM if grown.sums else MIXED
     batch = places[outputs:]
     known = followed(one.graph, given, frozenset(batch), rows, twins)
     first = tensors - len(batch)  # the labels are the last tensors of the batch
@@ -165,7 +187,7 @@ def _of_model(traced: Traced, rows: int) -> LossForm | None:
     given = {
         node: FIXED if k in whole else batch_rows(node, rows) for k, node in enumerate(traced.batch)
     }
-    known = followed(traced.root.graph, given, frozenset(traced.batch), rows)
+    known = followed(traced.root.graph, given, frozenset(traced.batch), rows, model=True)
     return _form(traced.root, traced.batch, known[traced.results[0]])
 
 
@@ -213,4 +235,5 @@ def form_from_json(text: str) -> LossForm:
 def _form_of(found: dict[str, Any]) -> LossForm:
     counts = tuple(Count(**one) for one in found["counts"])
     others = tuple((rows, _form_of(one)) for rows, one in found["others"])
-    return LossForm(**{**found, "counts": counts, "others": others})
+    sums = tuple(found["sums"])
+    return LossForm(**{**found, "counts": counts, "sums": sums, "others": others})

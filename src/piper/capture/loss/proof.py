@@ -23,11 +23,12 @@ def followed(
     batch: frozenset[fx.Node],
     rows: int,
     twins: Twins | None = None,
+    model: bool = False,
 ) -> dict[fx.Node, Known]:
     """What is known of each node. `given`: of the placeholders; `batch`: those of the batch.
 
-    With `twins`, the same graph for twice the rows, nothing is assumed. Without, inside a model,
-    operations without a rule are taken to keep rows apart.
+    `twins`: the same graph for twice the rows. Nothing is assumed then, but inside a `model`:
+    operations without a rule are taken to keep rows apart there.
     """
     known: dict[fx.Node, Known] = {}
     own: set[fx.Node] = set()
@@ -36,7 +37,7 @@ def followed(
             known[node] = given.get(node, FIXED)
         elif node.op == "call_function":
             twin = twins[node] if twins is not None else None
-            known[node] = _result(Call(node, twin, known, rows, frozenset(own)), twins is None)
+            known[node] = _result(Call(node, twin, known, rows, frozenset(own)), model)
         else:
             known[node] = FIXED
         constant = node.op == "get_attr"
@@ -57,7 +58,8 @@ def _result(call: Call, lenient: bool) -> Known:
         return MIXED
     found = _by_rule(call)
     if found == MIXED and lenient and not any(isinstance(one, Reduced) for one in inputs):
-        return FIXED if all(one == FIXED for one in inputs) else _likely_rows(call, inputs)
+        fixed = all(one == FIXED for one in inputs) and not _grows(call)
+        return FIXED if fixed else _likely_rows(call, inputs)
     return found
 
 
@@ -70,7 +72,7 @@ def _likely_rows(call: Call, inputs: list[Known]) -> Known:
     sizes = list(leaves[0].shape) if leaves else []
     for dim in dict.fromkeys((*(one.dim for one in rows), 0)):
         if dim < len(sizes) and isinstance(sizes[dim], int) and sizes[dim] % call.rows == 0:
-            return Rows(dim)
+            return call.checked(Rows(dim))
     return MIXED
 
 

@@ -5,7 +5,17 @@ from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.loss.calls import Call, beside, shape
-from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, RowNumbers, Rows, plus
+from piper.capture.loss.domain import (
+    FIXED,
+    MIXED,
+    SUM,
+    Fixed,
+    Known,
+    Reduced,
+    RowNumbers,
+    Rows,
+    plus,
+)
 from piper.capture.loss.rules import rule
 
 
@@ -165,6 +175,8 @@ def from_the_left(call: Call) -> Known:
         return MIXED
     if not rows:
         return FIXED
+    if sums_over_rows(call):
+        return SUM
     name, known = next(iter(rows.items()))
     if len(rows) > 1 or name not in ("input", "self", "mat1") or known.over is not None:
         return MIXED
@@ -172,6 +184,44 @@ def from_the_left(call: Call) -> Known:
     return call.checked(known) if known.dim < len(shape(call.given[name])) - worked else MIXED
 
 
+def sums_over_rows(call: Call) -> bool:
+    """A product of matrices that adds up over the rows of both, as in `x.T @ x`."""
+    if call.name not in ("mm", "matmul", "bmm", "dot", "vdot") or len(call.tensors) != 2:
+        return False
+    (left, a), (right, b) = ((len(shape(one)), call.known[one]) for one in call.tensors.values())
+    return a == Rows(left - 1) and b == Rows(max(right - 2, 0))
+
+
+@rule("dot", "vdot")
+def inner(call: Call) -> Known:
+    if all(call.of(name) == FIXED for name in call.tensors):
+        return FIXED
+    return SUM if sums_over_rows(call) else MIXED
+
+
 @rule("bmm", "baddbmm")
 def batched(call: Call) -> Known:
+    if sums_over_rows(call):
+        return SUM
     return Rows(0) if {call.of(name) for name in call.tensors} == {Rows(0)} else MIXED
+
+
+@rule("einsum")
+def einstein(call: Call) -> Known:
+    """Rows have one letter. If the result does not have it, it is a sum over rows."""
+    sides, nodes = call.given["equation"].replace(" ", "").split("->"), call.given["tensors"]
+    known = [call.known[node] for node in nodes]
+    if all(one == FIXED for one in known):
+        return FIXED
+    terms = sides[0].split(",")
+    plain = all(one == FIXED or (isinstance(one, Rows) and one == Rows(one.dim)) for one in known)
+    if len(sides) != 2 or "." in sides[0] or not plain:
+        return MIXED
+    pairs = list(zip(terms, known, strict=True))
+    letters = {term[one.dim] for term, one in pairs if isinstance(one, Rows)}
+    fixed = {letter for term, one in pairs if one == FIXED for letter in term}
+    repeated = any(term.count(letter) > 1 for term in terms for letter in letters)
+    if len(letters) != 1 or letters & fixed or repeated:
+        return MIXED
+    (letter,) = letters
+    return call.checked(Rows(sides[1].index(letter))) if letter in sides[1] else SUM

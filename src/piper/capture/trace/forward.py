@@ -132,6 +132,13 @@ def _with_other_rows(attempt: "_Attempt", given: Given) -> fx.GraphModule:
     return _Attempt(attempt.model, *others, list(attempt.loss.buffers)).root()
 
 
+def output_graph(
+    model: nn.Module, inputs: Inputs, device: str, precision: Precision | None
+) -> fx.GraphModule:
+    """The graph of what the model returns, `joined`. Its last placeholders are the inputs."""
+    return _Attempt(model, joined, inputs, device, precision).root()
+
+
 def run_once(
     model: nn.Module, loss_fn: Loss | None, inputs: Inputs, device: str, precision: Precision | None
 ) -> None:

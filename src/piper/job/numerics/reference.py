@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import isfinite
 from typing import Any
 
@@ -138,19 +139,30 @@ def joint(
         outputs.append(call(model, piece.arguments[:-1]))
     pairs = zip(outputs, pieces, strict=True)
     losses = [job.loss_fn(output, piece.arguments[-1]).item() for output, piece in pairs]
-    loss = job.loss_fn(joined(outputs), batch.arguments[-1])
+    loss = job.loss_fn(joined(outputs, sums_of(job, pieces[0], outputs[0])), batch.arguments[-1])
     loss.backward()
     return loss.item(), losses
 
 
-def joined(outputs: Sequence[Any]) -> Any:
-    """The output for the whole batch: rows side by side, single numbers in the mean."""
+def sums_of(job: Job, piece: Batch, output: Any) -> tuple[int, ...]:
+    """The tensors of an output that are sums over rows, which only the model's graph shows."""
+    if all(leaf.dim() for leaf in flatten(output)[0] if isinstance(leaf, torch.Tensor)):
+        return ()
+    return job.form_of(job.capture_part(piece, ()), piece, always=False).sums
+
+
+def joined(outputs: Sequence[Any], sums: Sequence[int] = ()) -> Any:
+    """The output for the whole batch: rows side by side, single numbers in the mean or the sum."""
     leaves, specs = zip(*map(flatten, outputs), strict=True)
+    position = count()
 
     def one(*parts: Any) -> Any:
         if not isinstance(parts[0], torch.Tensor):
             return parts[0]
-        return torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean()
+        added = next(position) in sums
+        if parts[0].dim():
+            return torch.cat(parts)
+        return torch.stack(parts).sum() if added else torch.stack(parts).mean()
 
     return pytree.tree_unflatten([one(*parts) for parts in zip(*leaves, strict=True)], specs[0])
 

@@ -1,0 +1,139 @@
+"""Outputs of a model that grow with the number of its rows, as a sum over them does."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from piper.capture import torch_private
+from piper.capture.fx_nodes import line, value
+from piper.capture.loss.calls import Call
+from piper.capture.loss.domain import FIXED, MEAN, MIXED, SUM, Known, Rows
+from piper.capture.loss.proof import followed, merge_equal, paired, without_copies
+from piper.capture.loss.rules import RULES, base_name, is_elementwise, same
+from piper.capture.precision import Precision
+from piper.capture.torch_private import OpOverload
+from piper.capture.trace.forward import output_graph
+from piper.capture.trace.inputs import Inputs, inputs_of
+from piper.capture.trace.outputs import Output, is_tensor
+
+ADDED = frozenset({
+    "add", "sub", "rsub", "sum", "mean", "stack", "cat", "reshape", "view", "diagonal", "trace",
+})  # fmt: skip
+NORMS = frozenset({"linalg_vector_norm", "linalg_norm", "linalg_matrix_norm", "norm"})
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingOutput:
+    """A tensor that a model returns: its position among the tensors, and what makes it grow.
+
+    `sums`: it is a plain sum over rows. Otherwise a norm, or a sum beside something else.
+    """
+
+    position: int
+    where: str
+    sums: bool
+
+
+Tracer = Callable[[Inputs], fx.GraphModule]
+
+
+def growing_outputs(
+    model: nn.Module,
+    output: Output,
+    example: tuple[Any, ...],
+    whole: frozenset[int],
+    device: str,
+    precision: Precision | None,
+) -> tuple[GrowingOutput, ...]:
+    """Those that are proved to grow. `output`: what the model returns for this example.
+
+    The example ends with labels, which the model does not see.
+    """
+    inputs = inputs_of(example, whole)
+    if not _has_outputs_without_rows(output, inputs.rows or 0):
+        return ()
+
+    def traced(given: Inputs) -> fx.GraphModule:
+        return output_graph(model, given, device, precision)
+
+    try:  # with twice the rows, a model may not run
+        with torch_private.fake_errors_unlogged(), torch.enable_grad():
+            return tuple(_growing(traced, inputs))
+    except Exception:
+        return ()
+
+
+def _has_outputs_without_rows(output: Output, rows: int) -> bool:
+    """A vector beside tensors of more dimensions has rows if it has one element for each."""
+    shapes = [leaf[0] for leaf in output[0] if is_tensor(leaf)]
+    most = max(map(len, shapes), default=0)
+    return rows > 0 and any(
+        not shape or shape[0] % rows or (len(shape) == 1 < most and shape[0] != rows)
+        for shape in shapes
+    )
+
+
+def _growing(traced: Tracer, inputs: Inputs) -> Iterator[GrowingOutput]:
+    rows = inputs.rows or 0
+    one, two = traced(inputs).graph, traced(inputs.with_rows(2 * rows)).graph
+    for graph in (one, two):
+        merge_equal(graph)
+    twins = paired(one, two)
+    if twins is None and rows == 1:  # the second graph only shows what grows: nothing runs it
+        twins = paired(one, without_copies(two))
+    if twins is None:
+        return
+    batch = one.find_nodes(op="placeholder")[-len(inputs.tensors) :]
+    given: dict[fx.Node, Known] = {
+        node: Rows(0) if value(node).shape != value(twins[node]).shape else FIXED for node in batch
+    }
+    known = followed(one, given, frozenset(batch), rows, twins, model=True)
+    growth = Growth(known, twins, rows)
+    for position, node in enumerate(one.output_node().args[0][0].args[0]):
+        cause = growth.of(node)
+        if cause is not None:
+            yield GrowingOutput(position, line(cause), known[node] == SUM)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Looks for sums over rows behind a value, through everything that keeps their growth."""
+
+    known: dict[fx.Node, Known]
+    twins: dict[fx.Node, fx.Node]
+    rows: int
+
+    def of(self, node: fx.Node) -> fx.Node | None:
+        """The sum over rows, or the norm, that makes a value grow."""
+        if self.known[node] == SUM or self.is_norm(node):
+            return node
+        if not isinstance(node.target, OpOverload) or self.is_scaled_by_rows(node):
+            return None
+        varying = [one for one in node.all_input_nodes if self.known[one] != FIXED]
+        if not self.keeps_growth(node, varying):
+            return None
+        return next(filter(None, map(self.of, varying)), None)
+
+    def keeps_growth(self, node: fx.Node, varying: list[fx.Node]) -> bool:
+        """Whether the result grows if any of its inputs does."""
+        name = base_name(node)
+        if name == "mul":
+            return all(self.known[one] == MEAN or self.of(one) for one in varying)
+        first = bool(node.all_input_nodes) and node.all_input_nodes[0] in varying
+        alone = len(varying) == 1 and first
+        return name in ADDED or (alone and (is_elementwise(node) or RULES.get(name) is same))
+
+    def is_norm(self, node: fx.Node) -> bool:
+        """Whether this is a norm over rows, rather than one for each of them."""
+        if node.op != "call_function" or base_name(node) not in NORMS:
+            return False
+        return self.known[node] == MIXED and isinstance(self.known[node.all_input_nodes[0]], Rows)
+
+    def is_scaled_by_rows(self, node: fx.Node) -> bool:
+        """Whether a number among the arguments follows the number of rows."""
+        call = Call(node, self.twins[node], self.known, self.rows, frozenset())
+        numbers = (name for name in call.given if name not in call.tensors)
+        return any(call.of(name) != FIXED for name in numbers)
