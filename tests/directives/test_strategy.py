@@ -184,7 +184,7 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
         (
             {"op": "split", "dim_name": "MB", "num_microbatches": 2, "xyz": 1},
             "split (directive 1): unknown key 'xyz'\n  fix: use dim_name, "
-            "num_microbatches, sizes, filter",
+            "num_microbatches, sizes, replica_sizes, filter",
         ),
         (
             {"op": "place", "filter": {}},

@@ -21,6 +21,7 @@ from piper.job.numerics.model import refuse_large
 from piper.plan.instructions import Add, Load
 from piper.runtime.comm.threads import ThreadComm
 from piper.runtime.execute import Program
+from piper.runtime.updates import BucketUpdate
 from piper.trainer import Trainer
 
 ADAM = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
@@ -170,19 +171,15 @@ def test_a_mistake_is_seen_and_its_parameters_named(
 
 def test_a_small_mistake_in_one_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """One millionth too much, in one bucket: Adam would hide it, its gradient does not."""
-    right = Program.update
+    right = BucketUpdate.gradients
 
-    def wrong(self: Program, k: int, update: Any) -> Any:
-        act, slot = right(self, k, update), self.slot(update.grad)
+    def wrong(self: BucketUpdate) -> Any:
+        found = right(self)
+        for tensor in found or () if self.update.bucket == "PP0" else ():
+            tensor.mul_(1 + 1e-6)
+        return found
 
-        def too_much() -> None:
-            for tensor in self.slots[slot] if update.bucket == "PP0" else ():
-                tensor.mul_(1 + 1e-6)
-            act()
-
-        return too_much
-
-    monkeypatch.setattr(Program, "update", wrong)
+    monkeypatch.setattr(BucketUpdate, "gradients", wrong)
 
     found = compared(PIPELINE)
 
@@ -263,7 +260,7 @@ def test_data_are_like_the_example() -> None:
 
     example = Batch.of((tokens, labels, mask, scale, flat, 7))
 
-    drawn = like(example, 3, torch.Generator().manual_seed(0)).arguments
+    drawn = like(example, 6, torch.Generator().manual_seed(0)).arguments
 
     assert [x.shape for x in drawn[:5]] == [(6, 2), (6, 2), (6, 1), (), (6, 50)]
     assert drawn[0].min() >= 3 and drawn[0].max() <= 9
