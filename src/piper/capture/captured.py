@@ -14,7 +14,7 @@ from piper.capture.graphs.division.divide import divided
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
 from piper.capture.graphs.region_graphs import Lowered, lower
 from piper.capture.kernels.callables import Kernels, RegionCode
-from piper.capture.loss import LossForm, model_form
+from piper.capture.loss import LossForm, meeting_rows, model_form
 from piper.capture.precision import Precision
 from piper.capture.regions.buckets import Bucketed, make_buckets
 from piper.capture.regions.cut import Chunk, cut
@@ -53,6 +53,7 @@ class Captured:
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
     described: DescribedRegions
+    meeting: str = ""  # where rows of a microbatch meet inside the model; empty: nowhere
     others: Mapping[int, "Captured"] = field(default_factory=dict)  # for microbatches of such rows
 
     def with_others(self, others: Mapping[int, "Captured"]) -> "Captured":
@@ -126,15 +127,14 @@ def capture(
     on meta. Python numbers in the example become constants.
 
     With `divide`, some regions are divided over devices. Requests name the regions of the model
-    that is captured without it. Under a `precision`, the model is traced with parameters of its
-    types, and the caller has converted the example.
-    With `trained`, no region has a backward: for evaluation. These are the names of the parameters
-    that training updates, which keep to their buckets. `whole` tensors are not cut.
+    that is captured without it. Under a `precision`, parameters have its types, and the caller has
+    converted the example. With `trained`, no region has a backward: for evaluation. It names the
+    parameters that training updates, which keep to their buckets. `whole` tensors are not cut.
     """
     _require(device)
     with torch.set_grad_enabled(trained is None):  # a forward may ask for it
         traced = trace(model, loss_fn, example, device, precision, whole)
-    form = model_form(traced, own=loss_fn is None)
+    form, meeting = model_form(traced, own=loss_fn is None), meeting_rows(traced)
     traced = _cleaned(traced, divide)
     chunks = cut(traced)
     lowered = lower(traced, chunks, forward_only=trained is not None)
@@ -158,6 +158,7 @@ def capture(
         experts=_experts(found, lowered, bucketed, traced.mode),
         output=traced.output,
         described=made,
+        meeting=meeting,
     )
 
 

@@ -38,6 +38,7 @@ from piper.job.device_costs import device_costs
 from piper.job.division import division_requests, feeds_of, is_dense
 from piper.job.loss_reduction import (
     LossReduction,
+    meeting_lines,
     reduction_of,
     refuse_different_forms,
     refuse_wrong_reduction,
@@ -328,6 +329,8 @@ class Job:
             loss = self.reduction(captured.form).lines()
             for line in (*stage_lines(compiled), *chosen, *loss):
                 LOG.info("%s", line)
+            for line in meeting_lines(captured.meeting, self.all_microbatches):
+                LOG.warning("%s", line)
         return captured, compiled
 
     def apply(self, captured: Captured, costs: Costs, by_role: bool, batch: Batch) -> Compiled:

@@ -156,6 +156,15 @@ def growing_output(where: str) -> InputError:
     )
 
 
+def meeting_lines(where: str, parts: int) -> Iterator[str]:
+    """A warning if rows meet inside the model, and a batch has several parts."""
+    if where and parts > 1:
+        yield (
+            f"rows of the batch meet at {where}: each of {parts} microbatches uses its own rows, "
+            "as in a loop that accumulates gradients, so the loss differs from that of one batch"
+        )
+
+
 def reduction_of_batches(
     said: Reduction | None, weight: Weight | None, form: LossForm
 ) -> LossReduction:

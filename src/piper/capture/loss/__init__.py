@@ -8,6 +8,7 @@ from piper.capture.loss.form import (
     function_form,
     model_form,
 )
+from piper.capture.loss.meeting_rows import meeting_rows
 from piper.capture.loss.model_outputs import GrowingOutput, growing_outputs
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "form_to_json",
     "function_form",
     "growing_outputs",
+    "meeting_rows",
     "model_form",
 ]
