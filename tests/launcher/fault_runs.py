@@ -29,7 +29,8 @@ LAUNCHERS = {
     ],
 }  # fmt: skip
 BLAMED = re.compile(r"^piper: device (\d+) (?:failed|held up|reached)", re.MULTILINE)
-NAMED = r"stopped at.*\n.*device (\d+) (?:does not answer|waits for nobody)"
+MISSED = "does not answer|waits for nobody|has made no Trainer"
+NAMED = rf"stopped at.*\n.*device (\d+) (?:{MISSED})"
 
 
 @dataclass(frozen=True, slots=True)
