@@ -21,7 +21,9 @@ from piper.capture.loss import (
     form_to_json,
     function_form,
     growing_outputs,
+    model_form,
 )
+from piper.capture.trace.forward import trace
 from piper.capture.trace.outputs import Output
 from piper.errors import InputError
 from piper.job.batch import Batch
@@ -81,6 +83,16 @@ ORDINARY: dict[str, Aux] = {  # of a microbatch, as in a loop that accumulates g
     "norm over rows": lambda x, h: h.square().sum().sqrt() / len(h) ** 0.5,
     "logarithm of a mean": lambda x, h: h.exp().mean().log(),
     "variance": lambda x, h: h.var(0).mean(),
+}
+
+
+LARGEST: dict[str, Aux] = {  # over rows, one for each feature
+    "largest": lambda x, h: h.amax(0),
+    "norms": lambda x, h: h.norm(dim=0),
+    "spread": lambda x, h: h.std(0),
+    "soft": lambda x, h: h.logsumexp(0),
+    "product": lambda x, h: h.prod(0),
+    "median": lambda x, h: h.median(0).values,
 }
 
 
@@ -176,6 +188,27 @@ def test_a_mean_is_one(aux: Aux) -> None:
 @pytest.mark.parametrize("aux", cases(ORDINARY, 4))
 def test_what_only_a_microbatch_can_estimate_stays_accepted(aux: Aux) -> None:
     assert form_of(aux, mean) == LossForm("mean")
+
+
+class OwnLoss(Net):
+    """Of as many features as rows, so that sizes show nothing."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(self.layers[0](x))
+        aux = self.aux(x[:, :ROWS], hidden[:, :ROWS])
+        return F.mse_loss(self.layers[1](hidden), y) + aux.double().mean()
+
+
+@pytest.mark.parametrize("aux", cases(SUMS | GROWING | MEANS | LARGEST, 6))
+def test_a_models_own_loss_is_right_or_not_proved(aux: Aux) -> None:
+    model, batch = OwnLoss(aux), data()
+    traced = trace(model, None, batch.part(0, PARTS).arguments, "cpu")
+    form = model_form(traced, own=True)
+
+    losses = [float(model(*one.arguments).detach()) for one in (batch, *batch.parts(PARTS))]
+
+    assert form.kind in ("mean", None)
+    assert form.kind is None or losses[0] == pytest.approx(sum(losses[1:]) / PARTS, rel=1e-12)
 
 
 def test_a_weight_or_one_microbatch_needs_no_mean() -> None:

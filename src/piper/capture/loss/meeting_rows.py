@@ -9,7 +9,7 @@ from piper.capture.fx_nodes import closure, in_order, line, value
 from piper.capture.loss.calls import Call
 from piper.capture.loss.domain import FIXED, MIXED, Reduced, Rows
 from piper.capture.loss.proof import batch_rows, followed
-from piper.capture.loss.rules import RULES, along, base_name, within_rows
+from piper.capture.loss.rules import base_name, works_along_rows
 from piper.capture.trace.forward import Traced
 
 
@@ -38,7 +38,7 @@ def _cause(call: Call) -> fx.Node | None:
     """The operation over several rows whose result is used for rows here."""
     if not _is_floating(call.node) or not value(call.node).dim():
         return None
-    return call.node if _works_along_rows(call) else _reduced_beside_rows(call)
+    return call.node if works_along_rows(call) else _reduced_beside_rows(call)
 
 
 def _is_floating(node: fx.Node) -> bool:
@@ -54,11 +54,3 @@ def _reduced_beside_rows(call: Call) -> fx.Node | None:
         return None
     reduced = (node for node in inputs if isinstance(call.known[node], Reduced))
     return next(filter(_is_floating, reduced), None)
-
-
-def _works_along_rows(call: Call) -> bool:
-    """Such as a softmax over the first dimension."""
-    if RULES.get(call.name) is not within_rows:
-        return False
-    first, dims = call.of(next(iter(call.given))), call.dims(along(call))
-    return isinstance(first, Rows) and dims is not None and first.dim in dims

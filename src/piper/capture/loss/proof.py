@@ -8,9 +8,9 @@ from torch import Tensor, fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.loss import labelled, shapes  # noqa: F401  (they fill RULES)
-from piper.capture.loss.calls import Call
+from piper.capture.loss.calls import Call, shape
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Rows
-from piper.capture.loss.rules import RULES, base_name, elementwise, is_elementwise
+from piper.capture.loss.rules import RULES, base_name, elementwise, is_elementwise, works_along_rows
 from piper.capture.torch_private import OpOverload, is_mutable, pytree
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def _result(call: Call, lenient: bool) -> Known:
 def _likely_rows(call: Call, inputs: list[Known]) -> Known:
     """Inside a model, rows may meet, as batch norm lets them: a microbatch is a batch there."""
     rows = [one for one in inputs if isinstance(one, Rows)]
-    if any(not isinstance(one, Rows | Fixed) for one in inputs):
+    if any(not isinstance(one, Rows | Fixed) for one in inputs) or _loses_rows(call):
         return MIXED
     leaves = [v for v in pytree.tree_leaves(value(call.node)) if isinstance(v, Tensor) and v.dim()]
     sizes = list(leaves[0].shape) if leaves else []
@@ -74,6 +74,11 @@ def _likely_rows(call: Call, inputs: list[Known]) -> Known:
         if dim < len(sizes) and isinstance(sizes[dim], int) and sizes[dim] % call.rows == 0:
             return call.checked(Rows(dim))
     return MIXED
+
+
+def _loses_rows(call: Call) -> bool:
+    """Such as the largest of all rows, for each feature: features may be as many by chance."""
+    return works_along_rows(call) and shape(call.node) != shape(call.node.all_input_nodes[0])
 
 
 def _by_rule(call: Call) -> Known:

@@ -114,7 +114,11 @@ def quotient(call: Call) -> Known:
 def times_constant(call: Call, known: Reduced) -> Known:
     """A number in the graph may be made from the number of rows, if no twin shows otherwise."""
     other = call.given.get("other")
-    return MIXED if call.twin is None and known == SUM and isinstance(other, int | float) else known
+    if call.twin is not None or not isinstance(other, int | float):
+        return known
+    factor = RULES[call.name] is product and isinstance(other, int)
+    counts = factor and other and call.rows > 1 and other % call.rows == 0
+    return MIXED if known == SUM or counts else known
 
 
 def linear(call: Call, a: Known, b: Known) -> Known:
@@ -186,6 +190,14 @@ def within_rows(call: Call) -> Known:
 
 def along(call: Call) -> str:
     return "dims" if call.name in ("flip", "roll") else "dim"
+
+
+def works_along_rows(call: Call) -> bool:
+    """Such as a softmax over the first dimension: rows meet."""
+    if RULES.get(call.name) is not within_rows:
+        return False
+    first, dims = call.of(next(iter(call.given))), call.dims(along(call))
+    return isinstance(first, Rows) and dims is not None and first.dim in dims
 
 
 def is_elementwise(node: fx.Node) -> bool:
