@@ -61,14 +61,14 @@ def found(model: nn.Module, loss: Loss = F.mse_loss) -> str:
     return meeting_rows(trace(model, loss, (x, x), "cpu"))
 
 
-@pytest.mark.parametrize(("name", "mix"), every(2, MEETING.values(), MEETING))
+@pytest.mark.parametrize(("name", "mix"), every(4, MEETING.values(), MEETING))
 def test_the_line_is_named(name: str, mix: Mix) -> None:
     at = mix.__code__.co_firstlineno
 
     assert found(Net(mix)) == f"test_meeting_rows.py:{at} (aten.{name})"
 
 
-@pytest.mark.parametrize("mix", every(2, APART.values(), APART))
+@pytest.mark.parametrize("mix", every(4, APART.values(), APART))
 def test_rows_that_stay_apart_are_left_in_peace(mix: Mix) -> None:
     assert found(Net(mix)) == ""
 

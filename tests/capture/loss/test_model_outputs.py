@@ -164,7 +164,7 @@ def cases(kind: dict[str, Aux], nth: int) -> list[Any]:
     return every(nth, kind.values(), kind)
 
 
-@pytest.mark.parametrize("aux", cases(SUMS, 5))
+@pytest.mark.parametrize("aux", cases(SUMS, 9))
 def test_a_sum_is_right_in_a_sum_and_no_part_of_a_mean(aux: Aux) -> None:
     with pytest.raises(InputError, match=r"(?s)test_model_outputs.py:\d+.*aux / x.shape\[0\]"):
         difference(aux, mean)
@@ -172,7 +172,7 @@ def test_a_sum_is_right_in_a_sum_and_no_part_of_a_mean(aux: Aux) -> None:
         assert difference(aux, loss) < 1e-12
 
 
-@pytest.mark.parametrize("aux", cases(GROWING, 5))
+@pytest.mark.parametrize("aux", cases(GROWING, 6))
 def test_a_norm_is_not_supported_where_the_loss_uses_it(aux: Aux) -> None:
     for loss in (mean, total, divided):
         with pytest.raises(InputError, match="a sum or a norm over the rows"):
@@ -180,12 +180,12 @@ def test_a_norm_is_not_supported_where_the_loss_uses_it(aux: Aux) -> None:
     assert difference(aux, without) < 1e-12
 
 
-@pytest.mark.parametrize("aux", cases(MEANS, 4))
+@pytest.mark.parametrize("aux", cases(MEANS, 5))
 def test_a_mean_is_one(aux: Aux) -> None:
     assert difference(aux, mean) < 1e-12
 
 
-@pytest.mark.parametrize("aux", cases(ORDINARY, 4))
+@pytest.mark.parametrize("aux", cases(ORDINARY, 5))
 def test_what_only_a_microbatch_can_estimate_stays_accepted(aux: Aux) -> None:
     assert form_of(aux, mean) == LossForm("mean")
 
@@ -199,7 +199,7 @@ class OwnLoss(Net):
         return F.mse_loss(self.layers[1](hidden), y) + aux.double().mean()
 
 
-@pytest.mark.parametrize("aux", cases(SUMS | GROWING | MEANS | LARGEST, 6))
+@pytest.mark.parametrize("aux", cases(SUMS | GROWING | MEANS | LARGEST, 12))
 def test_a_models_own_loss_is_right_or_not_proved(aux: Aux) -> None:
     model, batch = OwnLoss(aux), data()
     traced = trace(model, None, batch.part(0, PARTS).arguments, "cpu")
