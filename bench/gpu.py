@@ -23,6 +23,7 @@ from gpu_defaults import joined, receives
 from gpu_experts import OURS, PIPERS, ep
 from gpu_grouping import grouped
 from gpu_groups import REPLICAS, dp, one, pp
+from gpu_kernels import kernels
 from gpu_memory import host, memory
 from gpu_models import SIZES
 from gpu_peers import SCHEDULES
@@ -38,6 +39,7 @@ GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
     "dp": (dp, lambda world: world > 1),
     "pp": (pp, lambda world: world > 1),
     "precision": (precision, lambda world: world > 1),
+    "kernels": (kernels, lambda world: world > 1),
     "ep": (ep, lambda world: world == 4),
     "waits": (waits, lambda world: world == 4),
     "memory": (memory, lambda world: world == 4),
@@ -65,7 +67,7 @@ def options() -> argparse.Namespace:
         type=int,
         default=list(REPLICAS),
         choices=REPLICAS,
-        help="of dp, precision",
+        help="of dp, precision, kernels",
     )
     add("--schedules", nargs="+", default=list(SCHEDULES), choices=SCHEDULES, help="of pp")
     add("--pp-zero", nargs="*", type=int, default=[1, 3], choices=(0, 1, 2, 3), help="of pp")

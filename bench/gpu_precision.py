@@ -32,11 +32,7 @@ from piper.plan.analyse.memory import peak
 POLICY = MixedPrecisionPolicy(
     param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
 )
-TORCH: dict[int, dict[str, bool]] = {  # FSDP2's way to each ZeRO level
-    1: {"reshard": False, "each": False},
-    2: {"reshard": False, "each": True},
-    3: {"reshard": True, "each": True},
-}
+RESHARD = {1: False, 2: False, 3: True}  # FSDP2's way to each ZeRO level
 MIB = 2**20
 SITE = Path(__file__).parent.parent / ".peers"
 
@@ -52,7 +48,7 @@ def precision(arena: Arena) -> None:
     data, count = size.batch(arena.rank, parts), sum(p.numel() for p in model.parameters())
     arena.say(f"precision: {count / 1e6:.1f} M parameters, {parts} microbatches")
     warm_up(arena)
-    for zero in (level for level in arena.chosen.zero if level in TORCH):
+    for zero in (level for level in arena.chosen.zero if level in RESHARD):
         entry, notes = f"zero={zero}", dict[str, Any]()
         if not arena.wanted(entry):
             continue
@@ -61,28 +57,41 @@ def precision(arena: Arena) -> None:
             for name, make in contenders(arena, model, data, parts, zero).items()
         }
         expected = closed_form(count, arena.world, parts, zero)
-        arena.contest(entry, makers, more={"kinds": notes, "wire_closed_form": expected})
+        more = {"kinds": notes, "wire_closed_form": expected, "parts": parts}
+        arena.contest(entry, makers, more=more)
         arena.say(table(notes, expected))
 
 
 def contenders(
     arena: Arena, model: Whole, data: Data, parts: int, zero: int
 ) -> dict[str, Callable[[], Contender]]:
-    devices = list(range(arena.world))
-    strategy = [
-        piper.Place(piper.where(), devices),
-        piper.Replicate(piper.where(), devices, zero=zero),
-        piper.Split("MB", parts),
-    ]
-    ours = partial(arena.ours, model, strategy, data, precision="bf16")
+    """Above ZeRO-1, each system reduces the gradients of each microbatch, and Piper and FSDP2 also
+    those of a step at once. The first entry is Piper's default."""
+    ours = partial(arena.ours, model, replicated(arena, parts, zero), data, precision="bf16")
     found: dict[str, Callable[[], Contender]] = {"piper": ours}
     if arena.on_gpu:
         found["piper graphs"] = partial(ours, graphs=True)
+    peer = partial(fsdp2, arena, model, data, parts, reshard=RESHARD[zero], policy=POLICY)
     if zero == 1:  # as Megatron-Core does by default
         coarse = piper.Precision(reduce="bfloat16")
         found["piper, reduced in bf16"] = partial(ours, precision=coarse)
-    found["fsdp2"] = partial(fsdp2, arena, model, data, parts, policy=POLICY, **TORCH[zero])
+        found["fsdp2"] = partial(peer, each=False)
+    else:
+        each = replicated(arena, parts, zero, reduce="each")
+        found["piper, each"] = partial(arena.ours, model, each, data, precision="bf16")
+        found["fsdp2"] = partial(peer, each=False)
+        found["fsdp2, each"] = partial(peer, each=True)
     return found | (other_systems(arena, model, data, parts, zero) if SITE.is_dir() else {})
+
+
+def replicated(arena: Arena, parts: int, zero: int, **options: Any) -> list[Any]:
+    """Every rank is a replica."""
+    devices = list(range(arena.world))
+    return [
+        piper.Place(piper.where(), devices),
+        piper.Replicate(piper.where(), devices, zero=zero, **options),
+        piper.Split("MB", parts),
+    ]
 
 
 def other_systems(
@@ -168,7 +177,7 @@ def computed(trainer: piper.Trainer, staging: int) -> float:
 
 
 def closed_form(count: int, replicas: int, parts: int, zero: int) -> float:
-    """Gathers of 2 bytes and reductions of 4, around a ring."""
+    """Gathers of 2 bytes and reductions of 4, around a ring, if each microbatch is reduced."""
     gathers, reductions = {1: (1, 1), 2: (1, parts), 3: (2 * parts, parts)}[zero]
     return count * (2 * gathers + 4 * reductions) * (replicas - 1) / replicas
 
