@@ -133,7 +133,7 @@ class Trainer:
         self._programs.get(first, job.kind(first, 0), self.steps)
         taken = consistency.digests(model)  # of the values that were copied
         self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken)
-        self._slow, self._log = Stragglers(self.rank), metric_log(log, self.rank)
+        self._slow, self._log = Stragglers(self.rank, job.device), metric_log(log, self.rank)
 
     @property
     def _job(self) -> Job:
@@ -329,6 +329,7 @@ class Trainer:
         self._programs, example, sent = retargeted(*given, self.steps)
         self._example = example.map(lambda tensor: tensor.to("meta"))
         self._forwards, self._stepped = ForwardPrograms(self._programs), set()
+        self._slow = Stragglers(self.rank, self._job.device)
         return sent
 
     @property

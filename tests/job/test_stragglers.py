@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import pytest
+import torch
 from draws import drawn, draws, every
 from pool import run_on
 from slow_jobs import SLEEP, train_slowly
@@ -26,6 +27,7 @@ from piper.job.stragglers import (
 )
 from piper.runtime.comm.activity import waiting
 from piper.runtime.metrics import Metrics, Readings, Slowest
+from piper.runtime.observe.gpu_time import EVERY
 from piper.runtime.observe.own_time import OwnTime, now
 
 
@@ -112,7 +114,8 @@ def test_waits_are_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     own = OwnTime()
 
     own.begin()
-    own.end()
+    with own.stepping(NoProgram(), look=False):  # type: ignore[arg-type]
+        pass
 
     assert own.taken() == (4.0, 1.0)
 
@@ -138,9 +141,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stragglers]:
     def begin(count: int, inside: float, between: float, seconds: dict[str, float]) -> Stragglers:
         mine = {"PP0:F": 0.02, "PP0:B": 0.03}
         monkeypatch.setattr(stragglers, "everyone", lambda one, _: [one, {**mine, **seconds}])
-        monkeypatch.setattr(stragglers, "timed", lambda _: Noted(mine))
+        monkeypatch.setattr("piper.runtime.observe.own_time.timed", lambda _: Noted(mine))
         monkeypatch.setattr(stragglers, "on_compute_stream", lambda *_: nullcontext())
-        found = Stragglers(0)
+        found = Stragglers(0, torch.device("cpu"))
         for _ in range(count):
             found.see(((0.05, 0.001, 0), (inside, between, 0)))
             with found.stepping(NoProgram()):  # type: ignore[arg-type]
@@ -199,3 +202,25 @@ def test_processes_name_the_slow_one(slow: int, where: str, named: str) -> None:
 
     assert [one[:2] for one in found] == [(slow, named)] * 2
     assert all(SLEEP / 2 < one[2] < 3 * SLEEP for one in found)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("slow", "where", "named"),
+    every(3, [(0, "PP0:B", "PP0:B"), (1, "PP1:F", "PP1:F"), (1, "loader", "between steps")]),
+)
+def test_marks_of_a_device_name_the_slow_one(slow: int, where: str, named: str) -> None:
+    sleep = SLEEP / 2  # there are many steps
+    found = run_on(2, train_slowly, slow, where, EVERY * (WINDOW + 4), sleep, True)
+
+    assert [one[:2] for one in found] == [(slow, named)] * 2
+    assert all(sleep / 2 < one[2] < 3 * sleep for one in found)
+
+
+@pytest.mark.processes
+@pytest.mark.soak
+@pytest.mark.parametrize("marks", [False, True])
+def test_processes_of_equal_speed_name_nobody(marks: bool) -> None:
+    found = run_on(2, train_slowly, 0, "", EVERY * (WINDOW + 4), 0.0, marks)
+
+    assert [one[0] for one in found] == [None] * 2

@@ -10,16 +10,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import mean, median
+
+import torch
 
 from piper.job.consistency import DeviceTimes
 from piper.runtime.comm.gathering import everyone
 from piper.runtime.execute import Program
 from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import BETWEEN, Slowest
-from piper.runtime.observe.own_time import OwnTime, Seconds, timed
+from piper.runtime.observe.gpu_time import GpuTime
+from piper.runtime.observe.own_time import OwnTime, Seconds
 
 LOG = logging.getLogger("piper")
 WINDOW = 20  # steps that are compared
@@ -35,8 +38,9 @@ Rows = Sequence[Row]  # for each step
 class Stragglers:
     """What this process knows of the times of all."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank, self.own = rank, OwnTime()
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self.rank = rank
+        self.own: OwnTime | GpuTime = GpuTime() if device.type == "cuda" else OwnTime()
         self.rows: deque[tuple[DeviceTimes, ...]] = deque(maxlen=WINDOW)
         self.usual: list[float] = []  # the work of each device in units of the others, at first
         self.found: Slowest | None = None
@@ -76,12 +80,11 @@ class Stragglers:
         self.looks -= look
         with (
             on_compute_stream(program.plan, program.device),
-            timed(program) if look else nullcontext(Seconds()) as seconds,
+            self.own.stepping(program, look) as seconds,
         ):
             yield
         for what, one in seconds.items():
             self.seconds[what] = self.seconds.get(what, 0.0) + one / LOOK
-        self.own.end()
 
     def explain(self, found: Slowest) -> None:
         """Where the slow device loses its time. All processes send what they noted."""
@@ -90,6 +93,7 @@ class Stragglers:
         between = [mean(row[k][1] for row in self.rows) for k in range(len(everywhere))]
         noted = [{**one, BETWEEN: spent} for one, spent in zip(everywhere, between, strict=True)]
         where, lost = most_lost(noted, found.device, peers_of(self.rows[-1], found.device))
+        lost = min(lost, found.seconds - found.others)  # devices may join different instructions
         self.found = replace(found, where=where, lost=lost)
         if self.rank == 0 and self.told != (told := f"{found.device} {where}"):
             self.told = told

@@ -96,6 +96,7 @@ class Program:
         self.own = self.acts  # tools replace `acts` for a while
         self.faster: Faster | None = None
         self.each_alone: Act = lambda: None  # makes the kernels that tools run and a step does not
+        self.arrival: Callable[[int, Handle], Any] = waited  # tools replace it for a while
         self.position = 0  # the instruction that runs
 
     def step(self, batch: StepInputs) -> None:
@@ -138,7 +139,7 @@ class Program:
         if handle is not None:
             activity.begin(lambda: waited_for(self.plan, k, self.position))
             try:
-                arrived: Any = handle.wait()
+                arrived: Any = self.arrival(k, handle)
                 activity.end()
             except OWN:
                 raise
@@ -386,3 +387,8 @@ class Program:
                 slots[k] = None
 
         return act
+
+
+def waited(_: int, handle: Handle) -> Any:
+    """What a message or copy brings."""
+    return handle.wait()

@@ -29,9 +29,21 @@ class JoinedRuns:
     """The functions of a step."""
 
     acts: Sequence[tuple[int, Act]]
+    compiled: bool = False  # else the functions of single instructions have the same results
 
     def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]:
         return self.acts
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """A function that runs several instructions."""
+
+    at: tuple[int, ...]
+    do: Act
+
+    def __call__(self) -> None:
+        self.do()
 
 
 def joined_parts(plan: Plan, at: Iterable[int], joins: Joins) -> Iterator[Part]:
@@ -52,7 +64,7 @@ def join_runs(program: Program, joins: Joins) -> JoinedRuns:
         else:
             acts.append((part.at[0], joined(program, part, joins, part.waits)))
             acts += [(k, program.acts[k]) for k in part.then]
-    return JoinedRuns(with_joined_updates(program, acts))
+    return JoinedRuns(with_joined_updates(program, acts), joins.lists)
 
 
 def plain_acts(program: Program, at: Iterable[int], joins: Joins | None) -> list[tuple[int, Act]]:
@@ -96,7 +108,7 @@ def joined(program: Program, sequence: KernelSequence, joins: Joins, waits: Wait
         for k, result in zip(writes, results, strict=True):
             slots[k] = result
 
-    return act
+    return Together(sequence.at, act)
 
 
 def given_operand(operand: Any, in_list: bool) -> Any:

@@ -44,7 +44,7 @@ from piper.runtime.comm.in_flight import Single
 from piper.runtime.execute import Act, Program
 from piper.runtime.gpu.warmup import Known, zeros
 from piper.runtime.gradient_norm import as_tuple
-from piper.runtime.joined_runs import Joins, plain_acts
+from piper.runtime.joined_runs import Joins, Together, plain_acts
 from piper.runtime.torch_private import pytree, release_pool, storage_at
 
 LOG = logging.getLogger("piper")
@@ -234,7 +234,7 @@ class Recording:
             for k in ended:
                 slots[k] = None
 
-        return act
+        return Together(segment.at, act)
 
     def replayed(self, at: tuple[int, ...]) -> Act:
         code = self.program.plan.instructions

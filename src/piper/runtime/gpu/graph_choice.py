@@ -54,6 +54,11 @@ class GraphChoice:
             return self.acts(self.graphs, batch)
         return self.measured(self.acts(self.graphs, batch), self.graphs is not None)
 
+    @property
+    def without(self) -> bool:
+        """Whether it has chosen, and not graphs."""
+        return self.chosen and self.graphs is None
+
     def acts(self, faster: Faster | None, batch: StepInputs) -> Sequence[tuple[int, Act]]:
         faster = faster or self.plain
         return list(enumerate(self.program.acts)) if faster is None else faster.begin(batch)

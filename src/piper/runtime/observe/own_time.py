@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
 from piper.plan.instructions import Instruction, Run
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.activity import activity
-from piper.runtime.execute import Act, Program
+from piper.runtime.execute import Act, Faster, Program
+from piper.runtime.gpu.graph_choice import GraphChoice
+from piper.runtime.joined_runs import JoinedRuns, Together
 from piper.runtime.observe.recorder import title
 
 Seconds = dict[str, float]  # by what an instruction does
@@ -32,8 +34,11 @@ class OwnTime:
         """All processes have agreed on a step."""
         self.marked = now()
 
-    def end(self) -> None:
-        """The step is over."""
+    @contextmanager
+    def stepping(self, program: Program, look: bool) -> Iterator[Seconds]:
+        """Around a step. If `look`, the seconds of its instructions are known afterwards."""
+        with timed(program) if look else nullcontext(Seconds()) as seconds:
+            yield seconds
         self.inside, self.marked = now() - self.marked, now()
 
     def taken(self) -> tuple[float, float]:
@@ -47,36 +52,68 @@ def now() -> float:
     return monotonic() - activity.waited
 
 
-@dataclass
-class TimedActs:
-    """The functions of a step, as the program runs them. Each adds up the seconds it works."""
-
-    program: Program
-    seconds: Seconds = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.inner = self.program.faster
-
-    def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]:
-        inner, code = self.inner, self.program.plan.instructions
-        acts = enumerate(self.program.acts) if inner is None else inner.begin(batch)
-        return [(k, partial(self.timed, doing(code[k]), act)) for k, act in acts]
-
-    def timed(self, what: str, act: Callable[[], None]) -> None:
-        began = now()
-        act()
-        self.seconds[what] = self.seconds.get(what, 0.0) + now() - began
-
-
 @contextmanager
 def timed(program: Program) -> Iterator[Seconds]:
     """Inside, the program notes how long its instructions take."""
-    found = TimedActs(program)
-    program.faster = found
+    seconds: Seconds = {}
+
+    def around(what: str, act: Act) -> None:
+        began = now()
+        act()
+        seconds[what] = seconds.get(what, 0.0) + now() - began
+
+    with timed_by(program, around):
+        yield seconds
+
+
+Around = Callable[[str, Act], None]  # runs what has a name, and times it
+
+
+@dataclass(frozen=True, slots=True)
+class TimedActs:
+    """The functions of a step, as the program runs them, each inside `around`."""
+
+    program: Program
+    inner: Faster | None
+    around: Around
+
+    def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]:
+        inner = self.inner
+        acts = list(enumerate(self.program.acts)) if inner is None else inner.begin(batch)
+        return [(k, partial(self.around, name_of(self.program, k, act), act)) for k, act in acts]
+
+
+@contextmanager
+def timed_by(program: Program, around: Around) -> Iterator[None]:
+    """Inside, all functions of a step run in `around`: of single instructions, if possible."""
+    before = program.faster
+    if one_by_one := runs_the_same(before):
+        program.each_alone()
+    program.faster = TimedActs(program, None if one_by_one else before, around)
     try:
-        yield found.seconds
+        yield
     finally:
-        program.faster = found.inner
+        program.faster = before
+
+
+def runs_the_same(faster: Faster | None) -> bool:
+    """Whether functions of single instructions run the same kernels, in the same memory."""
+    if isinstance(faster, GraphChoice):
+        return faster.without and runs_the_same(faster.plain)
+    return faster is None or (isinstance(faster, JoinedRuns) and not faster.compiled)
+
+
+def name_of(program: Program, k: int, act: Act) -> str:
+    """What a function of a step does. Some run several instructions: CUDA graphs, joined kernels.
+
+    Then the name is that of the first region and of the last one.
+    """
+    code = program.plan.instructions
+    several = [code[at] for at in act.at] if isinstance(act, Together) else []
+    runs = list(dict.fromkeys(doing(one) for one in several if isinstance(one, Run)))
+    if len(runs) > 1:
+        return f"{runs[0]} to {runs[-1]}"
+    return runs[0] if runs else doing(code[k])
 
 
 def doing(one: Instruction) -> str:
