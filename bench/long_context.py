@@ -1,13 +1,14 @@
 """Long sequences on four ranks: memory and time of each way to divide tokens, beside torch's own.
 
     piper run -n 4 --share-gpu bench/long_context.py
+    piper run -n 4 --share-gpu bench/long_context.py --lengths 65536 --match torch   (it alone)
     piper run -n 1 bench/long_context.py                 (one device has all tokens)
     PIPER_DEVICE=cpu piper run -n 4 bench/long_context.py --lengths 32 64 128 --size tiny
 
 Ways: all-to-all of heads, a ring, a zigzag, each with one row of tokens in a microbatch; torch's
 context parallelism (a ring) with DDP. Each runs alone, one after the other. Memory is the most that
 tensors take in a step, on the rank that takes most. It includes what earlier entries left behind,
-which is printed: if it is much, start each length by itself. Losses of the first steps are
+which is printed: if it is much, start each way and length by itself. Losses of the first steps are
 compared. Memory grows in a straight line with the length, so the longest sequence in `--gib`
 follows from two lengths.
 """
@@ -94,27 +95,29 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--size", choices=SIZES)
     parser.add_argument("--dtype", choices=["bf16", "fp32"])
+    parser.add_argument("--match", nargs="*", default=[], help="only ways whose names have these")
     parser.add_argument("--out")
-    parser.set_defaults(rows=1, fused=True, patience=300, match=[], skip=[], verbose=True)
+    parser.set_defaults(rows=1, fused=True, patience=300, skip=[], verbose=True)
     arena = Arena(parser.parse_args(), group="long context")
     known: dict[str, dict[int, dict[str, Any]]] = {}
     for length in arena.chosen.lengths:
         arena.size = replace(arena.size, length=length, layers=arena.chosen.layers)
-        for name, make in contenders(arena).items():
+        ways = {name: make for name, make in contenders(arena).items() if arena.wanted(name)}
+        for name, make in ways.items():
             arena.watch()
             found, reason = arena.tried(f"{name}, {length}", partial(measured, arena, make))
             arena.clean()
             if not reason:
                 known.setdefault(name, {})[length] = found
+                arena.keep(f"{name}, {length} tokens, {arena.world} ranks", found)
                 losses = " ".join(f"{loss:.4f}" for loss in found["losses"])
                 size = f"{found['bytes'] / 2**30:7.2f} GiB, {found['seconds'] * 1e3:8.1f} ms"
                 if found["left before"]:
                     size += f" ({found['left before'] / 2**30:.2f} GiB of it left by others)"
                 arena.say(f"{length:7d} tokens  {name:<18} {size}  losses {losses}")
     for name, by_length in known.items():
-        tokens = longest(arena, by_length)
-        arena.say(f"{name:<18} longest in {arena.chosen.gib:g} GiB: {tokens} tokens")
-        arena.keep(f"{name}, {arena.world}", {"lengths": by_length, "longest": tokens})
+        if tokens := longest(arena, by_length):
+            arena.say(f"{name:<18} longest in {arena.chosen.gib:g} GiB: {tokens} tokens")
 
 
 if __name__ == "__main__":

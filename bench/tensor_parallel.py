@@ -23,6 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from common import RESULTS
 from gpu_arena import DTYPES, Arena
 from gpu_models import SIZES
 from tensor_parallel_models import Model
@@ -96,7 +97,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     arena = Arena(options())
     arena.group = "tensor parallel"
-    arena.out = arena.chosen.out or f"tensor_parallel_{arena.machine()}"
+    arena.out = arena.chosen.out or str(RESULTS / f"tensor_parallel_{arena.machine()}")
     arena.say(f"{arena.machine()}, {arena.world} rank(s), {arena.size}, {arena.dtype}")
     started = time.perf_counter()
     for entry, makers in entries(arena, arena.chosen.microbatches).items():
