@@ -32,9 +32,16 @@ def program(
 CASES = {
     "fewer replicas in the second stage": (
         program([4, 5], [[4, 5]]),
-        "strategy: regions are divided, and others are on devices [4, 4, 5, 5]: that puts several "
-        "replicas on a device, or keeps some of them there that others leave\n"
-        "  fix: give all stages lists of the same length that have no device in common",
+        "strategy: other regions have 4 devices, and some have only devices [4, 5]; in a job that "
+        "divides weights or tokens, all need equally many\n"
+        "  fix: place every region on 4 different devices, or every region on 2",
+    ),
+    "a stage that keeps some devices of the one before it": (
+        program([0, 1, 4, 5], [[0, 1], [4, 5]]),
+        "strategy: PP0.2 is on devices [0, 1, 2, 3] and PP1.0, which reads from it, on devices "
+        "[0, 1, 4, 5]; in a job that divides weights or tokens, these must be equal or have no "
+        "device in common at the same position\n"
+        "  fix: place PP1.0 on the devices of PP0.2, or on others",
     ),
     "groups of devices that are not those of Place": (
         program(OTHERS, [[4, 5], [6, 8]]),

@@ -80,10 +80,10 @@ def out_of_step() -> Dag:
     return dag
 
 
-def divided_and_then_alone() -> Dag:
-    """The second stage has one device, for both replicas of the first."""
+def divided_and_then(second: list[int]) -> Dag:
+    """The first stage is divided over two devices."""
     dag = training_dag(divided_chain(2))
-    for stage, devices in enumerate(([0, 1], [2])):
+    for stage, devices in enumerate(([0, 1], second)):
         dag = Place(where(PP=stage), devices).rewrite(dag)
     return Shard(where(PP=0), [0, 1], what="weights").rewrite(dag)
 
@@ -253,11 +253,18 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "  fix: write the devices of each stage in the same order, those of a group side by side, "
         "in rising order: Place(..., [0, 1, 2, 3]), Shard(..., [[0, 1], [2, 3]])",
     ),
-    rules.jobs_with_divided_regions_have_one_replica_on_a_device: (
-        divided_and_then_alone,
-        "regions are divided, and others are on devices [2, 2]: that puts several replicas on a "
-        "device, or keeps some of them there that others leave\n"
-        "  fix: give all stages lists of the same length that have no device in common",
+    rules.regions_beside_divided_ones_keep_all_devices_or_none: (
+        lambda: divided_and_then([0, 2]),
+        "PP0.2 is on devices [0, 1] and PP1.0, which reads from it, on devices [0, 2]; in a job "
+        "that divides weights or tokens, these must be equal or have no device in common at the "
+        "same position\n"
+        "  fix: place PP1.0 on the devices of PP0.2, or on others",
+    ),
+    rules.regions_beside_divided_ones_have_as_many_devices: (
+        lambda: divided_and_then([2]),
+        "other regions have 2 devices, and some have only devices [2]; in a job that divides "
+        "weights or tokens, all need equally many\n"
+        "  fix: place every region on 2 different devices, or every region on 1",
     ),
     rules.experts_of_a_team_take_parts_of_its_rows: (
         experts_among_weights,

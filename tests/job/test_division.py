@@ -247,6 +247,19 @@ def test_a_device_holds_its_part_of_every_matrix() -> None:
     assert (held["parameters"], held["optimizer"]) == (sum(bytes_of.values()),) * 2
 
 
+def test_a_run_says_what_is_not_divided(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = strategies.one_f_one_b(pp=1, microbatches=4, tp=8)
+
+    with caplog.at_level("INFO", logger="piper"):
+        job().under(strategy).compile(Batch.of(batches()[0]))
+
+    (line,) = (one for one in caplog.messages if one.startswith("not divided"))
+    assert line.startswith(
+        "not divided, every device computes all of it: scaled_dot_product_attention (test_divis"
+    )
+    assert line.endswith(") x2, which has 4 heads: not a multiple of 8")
+
+
 def kept(length: int, **how: int) -> int:
     """Bytes that one device keeps of one microbatch for its backward."""
     tokens = torch.zeros(PARTS, length, dtype=torch.int64)

@@ -54,6 +54,7 @@ class Captured:
     output: Output  # of the model, for one microbatch
     described: DescribedRegions
     meeting: str = ""  # where rows of a microbatch meet inside the model; empty: nowhere
+    undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
     others: Mapping[int, "Captured"] = field(default_factory=dict)  # for microbatches of such rows
 
     def with_others(self, others: Mapping[int, "Captured"]) -> "Captured":
@@ -123,8 +124,7 @@ def capture(
     """Trace the model on one microbatch, cut it into regions, and differentiate each.
 
     The loss is `loss_fn(model(*example[:-1]), example[-1])`, or `model(*example)` without
-    loss_fn. Only the shapes and dtypes of the example and of the weights matter. The weights may be
-    on meta. Python numbers in the example become constants.
+    loss_fn. Only shapes and dtypes matter. Weights may be on meta. Python numbers are constants.
 
     With `divide`, some regions are divided over devices. Requests name the regions of the model
     that is captured without it. Under a `precision`, parameters have its types, and the caller has
@@ -159,6 +159,7 @@ def capture(
         output=traced.output,
         described=made,
         meeting=meeting,
+        undivided=traced.undivided,
     )
 
 

@@ -131,6 +131,11 @@ def seeds_of(
                 yield parameter.name, Cut(dim)
 
 
+def undivided_lines(found: Iterable[str]) -> Iterator[str]:
+    """For the user: work that every device does whole."""
+    return (f"not divided, every device computes all of it: {one}" for one in found)
+
+
 def is_named(parameter: Parameter, pattern: str) -> bool:
     """Whether a pattern is that of a parameter, or of a module that it is in."""
     return any(fnmatchcase(parameter.name, one) for one in (pattern, f"{pattern}.*"))

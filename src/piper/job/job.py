@@ -35,7 +35,7 @@ from piper.job.chosen_directives import (
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.device_costs import device_costs
-from piper.job.division import division_requests, feeds_of, is_dense
+from piper.job.division import division_requests, feeds_of, is_dense, undivided_lines
 from piper.job.loss_reduction import (
     LossReduction,
     meeting_lines,
@@ -327,7 +327,8 @@ class Job:
             self.cut.append(with_stages(self.strategy, compiled.program))
             chosen = reduction_lines(self.strategy.directives, compiled, self.memory)
             loss = self.reduction(captured.form).lines()
-            for line in (*stage_lines(compiled), *chosen, *loss):
+            whole = undivided_lines(captured.undivided)
+            for line in (*stage_lines(compiled), *chosen, *loss, *whole):
                 LOG.info("%s", line)
             for line in meeting_lines(captured.meeting, self.all_microbatches):
                 LOG.warning("%s", line)

@@ -63,6 +63,7 @@ class Traced:
     placements: dict[str, Placement] = field(default_factory=dict)  # of parameters that are divided
     by_tokens: dict[str, Placement] = field(default_factory=dict)  # if also divided by weights
     whole: dict[str, TensorSpec] = field(default_factory=dict)  # of parameters that are cut
+    undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
 
     @property
     def placeholders(self) -> list[fx.Node]:

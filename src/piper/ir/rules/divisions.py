@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from math import prod
 
 from piper.errors import BUG, Problem
@@ -50,23 +49,30 @@ def groups_are_the_same_in_every_stage(dag: Dag) -> Iterator[Problem]:
             return
 
 
-def jobs_with_divided_regions_have_one_replica_on_a_device(dag: Dag) -> Iterator[Problem]:
-    """A device has one part of a batch. No message goes from a device to itself."""
-    if not dag.divisions:
-        return
-    several = (row for row in dag.replicas.lists if len(distinct(row)) < len(row))
-    crossing = (
-        other[1]
-        for one, other in neighbours(dag)
-        if any(a == b for a, b in zip(one[1], other[1], strict=False))
-    )
-    for devices in chain(several, crossing):
-        yield Problem(
-            f"regions are divided, and others are on {show(devices)}: that puts several replicas "
-            "on a device, or keeps some of them there that others leave",
-            "give all stages lists of the same length that have no device in common",
-        )
-        return
+def regions_beside_divided_ones_have_as_many_devices(dag: Dag) -> Iterator[Problem]:
+    """A device has one part of a batch."""
+    for row in dag.replicas.lists if dag.divisions else ():
+        own, count = distinct(row), len(row)
+        if len(own) < count:
+            yield Problem(
+                f"other regions have {count} devices, and some have only {show(own)}; in a job "
+                "that divides weights or tokens, all need equally many",
+                f"place every region on {count} different devices, or every region on {len(own)}",
+            )
+            return
+
+
+def regions_beside_divided_ones_keep_all_devices_or_none(dag: Dag) -> Iterator[Problem]:
+    """No message goes from a device to itself."""
+    for (writer, old), (reader, new) in neighbours(dag) if dag.divisions else ():
+        if any(a == b for a, b in zip(old, new, strict=False)):
+            yield Problem(
+                f"{writer} is on {show(old)} and {reader}, which reads from it, on {show(new)}; in "
+                "a job that divides weights or tokens, these must be equal or have no device in "
+                "common at the same position",
+                f"place {reader} on the devices of {writer}, or on others",
+            )
+            return
 
 
 def experts_of_a_team_take_parts_of_its_rows(dag: Dag) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from piper.capture.graphs.division.local_graph import local_graph
 from piper.capture.graphs.division.ring import rewrite_attention
 from piper.capture.graphs.division.search.plan import search
 from piper.capture.graphs.division.search.space import Space, independent
+from piper.capture.graphs.division.undivided import undivided
 from piper.capture.regions.cut import cut, runs_of
 from piper.capture.regions.description import number_tags, region_ids
 from piper.capture.regions.runs import REQUESTS
@@ -55,7 +57,8 @@ def _divided(traced: Traced, axis: int) -> Traced:
     used = {node: name for node, name in parameters.items() if node.users}
     space = Space(traced.root.graph, wanted, used, traced.batch, joins)
     plan = search(space, traced.results[0])
-    return local_graph(traced, space, plan, runs)
+    found = local_graph(traced, space, plan, runs)
+    return replace(found, undivided=(*traced.undivided, *undivided(space, plan)))
 
 
 def _asked(traced: Traced, requests: Sequence[DivisionRequest]) -> dict[int, DivisionRequest]:

@@ -32,13 +32,13 @@ def notes_of(space: Space, plan: Plan) -> dict[Form, str]:
 
 
 def _note(space: Space, made: fx.Node, reader: fx.Node | None) -> str:
-    end = "the loss" if reader is None else _shown(reader)
+    end = "the loss" if reader is None else shown(reader)
     dense = reader in space.requests and not space.is_expert(reader) if reader else False
     unknown = dense and reader and not has_rule(space.call(reader))
-    return f"{_shown(made)} -> {end}{', which has no rule' if unknown else ''}"
+    return f"{shown(made)} -> {end}{', which has no rule' if unknown else ''}"
 
 
-def _shown(node: fx.Node) -> str:
+def shown(node: fx.Node) -> str:
     name = str(packet(node)).removeprefix("aten.")
     where = line(node)
     return f"{name} ({where})" if where else name
