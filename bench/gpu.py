@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 
 from gpu_arena import DTYPES, Arena
+from gpu_collectives import collectives
 from gpu_defaults import joined, receives
 from gpu_experts import OURS, PIPERS, ep
 from gpu_grouping import grouped
@@ -40,6 +41,7 @@ GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
     "pp": (pp, lambda world: world > 1),
     "precision": (precision, lambda world: world > 1),
     "kernels": (kernels, lambda world: world > 1),
+    "collectives": (collectives, lambda world: world > 1),
     "ep": (ep, lambda world: world == 4),
     "waits": (waits, lambda world: world == 4),
     "memory": (memory, lambda world: world == 4),
