@@ -6,7 +6,7 @@ other, adds the gradients up, clips, steps the optimizer on the masters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -45,15 +45,18 @@ def by_hand(
     parts: int,
     max_norm: float | None = None,
     kept: tuple[str, ...] = (),
+    reduced: Sequence[Mapping[str, str]] = (),
 ) -> ByHand:
     """Train with masters, one precision for each step, of which only the types are read.
 
-    `kept`: the modules that read their masters themselves.
+    `kept`: the modules that read their masters themselves. `reduced`: for each step, how
+    names of parameters begin whose gradients are added up in another type.
     """
     named = dict(model.named_parameters())
     masters = {n: nn.Parameter(p.detach().clone()) for n, p in named.items() if p.requires_grad}
     optimizer, result = ADAMW(list(masters.values())), ByHand()
-    for (x, y), types in zip(batches, precisions, strict=True):
+    reduced = reduced or [{}] * len(batches)
+    for (x, y), types, others in zip(batches, precisions, reduced, strict=True):
         compute, reduce = (getattr(torch, name) for name in (types.compute, types.reduce))
         frozen = {n: p.detach().to(compute) for n, p in named.items() if n not in masters}
         optimizer = in_type(masters, optimizer, getattr(torch, types.master))
@@ -73,7 +76,8 @@ def by_hand(
             losses[part] = loss.item()
             for name, copy in copies.items():
                 if copy.grad is not None:
-                    grad = copy.grad.to(reduce)
+                    other = [t for start, t in others.items() if name.startswith(start)]
+                    grad = copy.grad.to(getattr(torch, other[-1]) if other else reduce)
                     total[name] = total[name] + grad if name in total else grad
         for name, grad in total.items():
             masters[name].grad = grad.to(masters[name].dtype)

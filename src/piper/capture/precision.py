@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -19,9 +20,11 @@ SHORT = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64",
 }  # fmt: skip
 FIX = 'write precision="bf16" or "fp16", or piper.Precision(compute="bfloat16")'
-Kept = str | type[nn.Module]
+Kept: TypeAlias = str | type[nn.Module]
+TypeOf = Mapping[Kept, str] | tuple[tuple[Kept, str], ...]
 KEEP = 'keep=["layers.*.norm", torch.nn.LayerNorm]'
 FP8 = 'fp8=["layers.*.mlp", torch.nn.Linear]'
+REDUCE_IN = 'reduce_in={"layers.*.norm": "float32", torch.nn.Embedding: "bfloat16"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +61,13 @@ class Precision:
 
     `keep` are modules that compute in the type of the masters: paths, with `*` for anything
     ("layers.*.norm"), or classes (torch.nn.LayerNorm). `fp8` are modules, by the same names, whose
-    linear layers multiply in float8.
+    linear layers multiply in float8. `reduce_in` gives some modules another type than `reduce`.
     """
 
     compute: str = "bfloat16"  # of parameters, activations, and messages that carry them
     master: str = "float32"  # of the parameters that the optimizer updates
     reduce: str = "float32"  # in which gradients are added over microbatches and replicas
+    reduce_in: TypeOf = ()  # the same for the parameters of some modules; the last one counts
     output: str = "float32"  # of the model's output, which loss_fn reads
     keep: tuple[Kept, ...] = ()
     fp8: tuple[Kept, ...] = ()  # experimental
@@ -76,6 +80,7 @@ class Precision:
             object.__setattr__(self, "loss_scale", LossScale())
         for name, example in (("keep", KEEP), ("fp8", FP8)):
             object.__setattr__(self, name, names_of_modules(name, getattr(self, name), example))
+        object.__setattr__(self, "reduce_in", types_of_modules(self.reduce_in))
         if self.fp8 and self.compute != "bfloat16":
             raise refused(
                 f"fp8 with compute={self.compute!r}: products in float8 give bfloat16",
@@ -122,6 +127,19 @@ def names_of_modules(field: str, given: Any, example: str) -> tuple[Kept, ...]:
                 f"write {example}",
             )
     return tuple(listed)
+
+
+def types_of_modules(given: Any) -> tuple[tuple[Kept, str], ...]:
+    """
+    >>> types_of_modules({"norm": torch.float32})
+    (('norm', 'float32'),)
+    """
+    pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+    if not isinstance(pairs, tuple) or not all(isinstance(p, tuple) and len(p) == 2 for p in pairs):
+        what = f"reduce_in={given!r} gives no types to modules"
+        raise refused(what, f"write {REDUCE_IN}")
+    names = names_of_modules("reduce_in", [name for name, _ in pairs], REDUCE_IN)
+    return tuple((n, type_name("reduce_in", t)) for n, (_, t) in zip(names, pairs, strict=True))
 
 
 def eps(name: str) -> float:

@@ -34,7 +34,7 @@ class Layout:
 
     groups: tuple[Group, ...]
     trainable: tuple[bool, ...]
-    gradient: str | None = field(default=None, repr=False)  # dtype of their gradients; None: own
+    gradients: tuple[str | None, ...] = field(repr=False)  # types of their sums; None: their own
 
 
 def phase_graphs(
@@ -67,8 +67,10 @@ def _backward_graphs(
     weights = sum(map(len, groups))
     inputs = [node for node in joint.gradients[weights:] if node is not None]
     parameters: list[Term] = [
-        [_gradient(joint, i, layout.gradient) for i in group]
-        for group in compress(layout.groups, layout.trainable)
+        [_gradient(joint, i, dtype) for i in group]
+        for group, dtype in compress(
+            zip(layout.groups, layout.gradients, strict=True), layout.trainable
+        )
     ]
     reads = _reads(joint, groups, cut.backward_arguments, cut.saved, joint.tangents)
     tangents = [joint.tangents[i] for i in cut.weight_tangents]

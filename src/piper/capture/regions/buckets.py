@@ -32,6 +32,7 @@ class _Key:
     users: tuple[int, ...]
     trainable: bool  # some region gives it a gradient
     buffer: bool
+    gradient: str | None  # the type of the sum of its gradients; None: its own, or no sum
     # Pieces, and parts of gradients, are kept apart: by tokens, if by both, and by weights.
     kinds: tuple[type[Placement], ...] = (Invariant, Invariant)
 
@@ -47,29 +48,21 @@ def make_buckets(
     users = _users(regions)
     if trained is not None:
         users = {n: dict.fromkeys(uses, names[n] in trained) for n, uses in users.items()}
-    keys = {
-        node: _Key(
-            tuple(users[node]),
-            any(users[node].values()),
-            name not in traced.parameters,
-            (_kind(traced.by_tokens, name), _kind(traced.placements, name)),
-        )  # fmt: skip
-        for node, name in names.items()
-        if node in users
-    }
+    keys = {node: _key(traced, name, users[node]) for node, name in names.items() if node in users}
     members: dict[_Key, list[fx.Node]] = {}
     for node, key in keys.items():
         members.setdefault(key, []).append(node)
     buckets: dict[BucketId, Bucket] = {}
+    usual = traced.precision.reduce if traced.precision else None
     parts = []
     for lowered in regions:
         order = list(dict.fromkeys(keys[node] for node in lowered.chunk.weights))
         for key in order:
             parameters = _parameters(traced, members[key], names)
-            bucket = _bucket(key, parameters, ids, traced.precision)
+            bucket = _bucket(key, _id(key, ids, usual), parameters, traced.precision)
             buckets.setdefault(bucket.id, bucket)
-        layout = _layout(lowered, order, members, traced.precision)
-        parts.append((tuple(_id(key, ids) for key in order), layout))
+        layout = _layout(lowered, order, members)
+        parts.append((tuple(_id(key, ids, usual) for key in order), layout))
     unused = tuple(name for node, name in names.items() if node not in users)
     return Bucketed(buckets, parts, unused)
 
@@ -83,12 +76,26 @@ def _users(regions: Sequence[Lowered]) -> dict[fx.Node, dict[int, bool]]:
     return users
 
 
+def _key(traced: Traced, name: str, users: Mapping[int, bool]) -> _Key:
+    trainable = any(users.values())
+    return _Key(
+        tuple(users),
+        trainable,
+        name not in traced.parameters,
+        traced.gradients.get(name) if trainable else None,
+        (_kind(traced.by_tokens, name), _kind(traced.placements, name)),
+    )
+
+
 def _kind(placements: Mapping[str, Placement], name: str) -> type[Placement]:
     return type(placements.get(name, Invariant()))
 
 
-def _id(key: _Key, ids: Sequence[RegionId]) -> BucketId:
+def _id(key: _Key, ids: Sequence[RegionId], usual: str | None) -> BucketId:
+    """`usual`: the type of most sums of gradients. Buckets of others say theirs."""
     name = "+".join(ids[number] for number in key.users)
+    if key.gradient not in (None, usual):
+        name = f"{name}:{key.gradient}"
     for kind in key.kinds:
         if kind is not Invariant:
             name = f"{name}:{kind.__name__.lower()}"
@@ -114,23 +121,18 @@ def _parameters(
 
 def _bucket(
     key: _Key,
+    name: BucketId,
     parameters: tuple[Parameter, ...],
-    ids: Sequence[RegionId],
     precision: Precision | None,
 ) -> Bucket:
-    bucket = Bucket(_id(key, ids), parameters, trainable=key.trainable, buffers=key.buffer)
+    bucket = Bucket(name, parameters, trainable=key.trainable, buffers=key.buffer)
     if precision is None or not key.trainable:
         return bucket
-    return replace(bucket, master=precision.master, gradient=precision.reduce)
+    return replace(bucket, master=precision.master, gradient=key.gradient)
 
 
-def _layout(
-    lowered: Lowered,
-    order: list[_Key],
-    members: dict[_Key, list[fx.Node]],
-    precision: Precision | None,
-) -> Layout:
+def _layout(lowered: Lowered, order: list[_Key], members: dict[_Key, list[fx.Node]]) -> Layout:
     position = {node: index for index, node in enumerate(lowered.chunk.weights)}
     groups = tuple(tuple(position[node] for node in members[key]) for key in order)
     trainable = tuple(key.trainable for key in order)
-    return Layout(groups, trainable, precision.reduce if precision else None)
+    return Layout(groups, trainable, tuple(key.gradient for key in order))

@@ -70,7 +70,7 @@ class DescribedRegions:
 
     def _code(self, lowered: Lowered, layout: Layout) -> str:
         """A name for what computes it. Equal regions share their graphs."""
-        types = (layout.gradient,) if layout.gradient else ()
+        types = layout.gradients if any(layout.gradients) else ()
         text = repr((lowered.key, layout, *types))
         code = hashlib.sha256(text.encode()).hexdigest()[:12]
         if code not in self.graphs:

@@ -31,6 +31,20 @@ def parameter_types(model: nn.Module, precision: Precision | None) -> dict[str, 
     return types
 
 
+def gradient_types(model: nn.Module, precision: Precision | None) -> dict[str, str]:
+    """The type in which the gradient of each parameter is added up, by its first name.
+
+    A parameter that several modules own has one sum, so it has the type of any that is named.
+    """
+    if precision is None:
+        return {}
+    types: dict[int, str] = {}
+    for wanted, dtype in dict(precision.reduce_in).items():
+        for module in named_modules(model, "reduce_in", [wanted]).values():
+            types |= {id(parameter): dtype for parameter in module.parameters()}
+    return {name: types.get(id(p), precision.reduce) for name, p in model.named_parameters()}
+
+
 def kept_modules(model: nn.Module, precision: Precision) -> dict[str, nn.Module]:
     """The modules that compute in the type of the masters, by path."""
     return named_modules(model, "keep", precision.keep)

@@ -23,7 +23,7 @@ from piper.capture.trace.attribute_buffers import make_buffers, plain_attributes
 from piper.capture.trace.batch_dimension import new_size
 from piper.capture.trace.both_ways import with_both_ways
 from piper.capture.trace.call_arguments import own_loss, split
-from piper.capture.trace.conversions import converting, in_type, parameter_types
+from piper.capture.trace.conversions import converting, gradient_types, in_type, parameter_types
 from piper.capture.trace.inputs import Inputs, inputs_of
 from piper.capture.trace.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.trace.model_copy import throw_away
@@ -58,6 +58,7 @@ class Traced:
     device: str
     output: Output  # of the model, which the loss reads
     precision: Precision | None = None
+    gradients: dict[str, str] = field(default_factory=dict)  # types of sums, if not their own
     random: fx.Node | None = None  # the placeholder of the random seed, behind the batch
     rank: fx.Node | None = None  # the placeholder of the rank in a divided graph, the last one
     placements: dict[str, Placement] = field(default_factory=dict)  # of parameters that are divided
@@ -121,6 +122,7 @@ def trace(
         device=device,
         output=attempt.seen[-1],
         precision=precision,
+        gradients=gradient_types(model, precision),
     )
 
 
