@@ -1,4 +1,5 @@
-"""Whole strategies at random: cuts, sizes, groups, unequal ranks and orders with messages together.
+"""Whole strategies at random: cuts, sizes of microbatches and replicas, groups, unequal ranks and
+orders with messages together.
 
     python tests/job/test_random_strategies.py 0 200
 
@@ -24,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import piper
-from piper import Order, Place, Replicate, Strategy
+from piper import Order, Place, Replicate, Split, Strategy
 from piper.errors import PiperError
-from piper.ir.replicas import replicas
 from piper.job.batch import Batch
+from piper.job.division import feeds_of
 from piper.job.job import Job
 from piper.job.options import Options
 from piper.job.rehearsal import Rehearsal, rehearsed
@@ -126,11 +127,31 @@ def grouped(strategy: Strategy, chance: random.Random) -> Strategy:
     )
 
 
+def split_of(strategy: Strategy) -> Split:
+    (found,) = (one for one in strategy if isinstance(one, Split))
+    return found
+
+
+def with_rows(strategy: Strategy, chance: random.Random) -> Strategy:
+    """Replicas with different numbers of rows, most of them such that microbatches can be cut."""
+    feeds, split = feeds_of(strategy).feeds, split_of(strategy)
+    if len(feeds) == 1 or chance.random() < 0.5:
+        return strategy
+    least = sum(split.sizes) if split.sizes else split.n
+    several = partial(chance.randint, least, 2 * least + 1)
+    draw = chance.choice([lambda: least * chance.randint(1, 3), several])
+    return Strategy(
+        replace(one, replica_sizes=[draw() for _ in feeds]) if one is split else one
+        for one in strategy
+    )
+
+
 def rows_of(strategy: Strategy) -> int:
     """A batch that every replica can cut."""
-    lists = replicas(one.devices for one in strategy if isinstance(one, Place))
-    (split,) = (one for one in strategy if isinstance(one, piper.Split))
-    return len(lists.lists[0]) * (sum(split.sizes) if split.sizes else 2 * split.n)
+    found, split = feeds_of(strategy), split_of(strategy)
+    if split.unequal:
+        return found.parts * sum(split.unequal)
+    return found.parts * len(found.feeds) * (sum(split.sizes) if split.sizes else 2 * split.n)
 
 
 def trained(strategy: Strategy, rows: int) -> Rehearsal:
@@ -140,7 +161,7 @@ def trained(strategy: Strategy, rows: int) -> Rehearsal:
 def with_orders(strategy: Strategy, rows: int, chance: random.Random) -> Strategy:
     """An order with messages on top, if one that is drawn is accepted."""
     known = job().under(strategy)
-    batch = Batch.of(data(rows)[0]).part(0, known.replicas)
+    batch = known.rows.divided(Batch.of(data(rows)[0]))[0]
     named = Named(known.compile(batch)[1].dag, chance)
     orders = [one for one in (named.drawn(3), named.drawn(4, anywhere=True)) if one]
     found = Strategy([*strategy, *orders])
@@ -155,7 +176,7 @@ def mutated(strategy: Strategy, chance: random.Random) -> Strategy:
     """One directive is dropped, doubled, moved or changed."""
     rows = list(strategy)
     k, other = chance.randrange(len(rows)), chance.randrange(len(rows))
-    match chance.choice(["drop", "double", "move", "order", "device"]):
+    match chance.choice(["drop", "double", "move", "order", "device", "rows"]):
         case "drop":
             del rows[k]
         case "double":
@@ -172,6 +193,10 @@ def mutated(strategy: Strategy, chance: random.Random) -> Strategy:
             places = [k for k, one in enumerate(rows) if isinstance(one, Place)]
             at = chance.choice(places)
             rows[at] = replace(rows[at], devices=(chance.randrange(3),))
+        case "rows":
+            at = rows.index(split_of(strategy))
+            sizes = [chance.randint(1, 6) for _ in range(chance.randint(1, 3))]
+            rows[at] = replace(rows[at], replica_sizes=sizes)
     return Strategy(rows)
 
 
@@ -193,7 +218,7 @@ def a_case(seed: int) -> tuple[str, str]:
     """The outcomes of a strategy, and of a mutant."""
     chance = random.Random(seed)
     try:
-        strategy = grouped(a_strategy(chance), chance)
+        strategy = with_rows(grouped(a_strategy(chance), chance), chance)
     except PiperError as refused:
         assert "fix:" in str(refused), refused
         return str(refused).splitlines()[0], ""
