@@ -71,13 +71,13 @@ class Trainer:
     finite; `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md); `compiled` runs the
     regions through Inductor, `graphs` as CUDA graphs on GPUs ("auto": if they are faster);
     `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for dropout and such
-    models; `costs` is what `tune` gave, or a file of it. `memory_gib` is the memory of a device: a
-    strategy that needs more is an error, with a table of what would fit. `no_decay` names
-    parameters without weight decay. `log` is where the metrics of all steps go: "print",
-    "tensorboard", "wandb", a .csv file, or your function. `device` is "cuda" or "cpu", by default a
-    GPU if there is one. At most `max_programs` programs for different shapes of batches are kept.
-    `whole` names inputs that are not cut into microbatches. Waiting for another process fails after
-    `timeout` seconds.
+    models; `costs` is what `tune` gave, a file of it, or a data sheet ("h200"). `memory_gib` is the
+    memory of a device: a strategy that needs more is an error, with a table of what would fit.
+    `no_decay` names parameters without weight decay. `log` is where the metrics of all steps go:
+    "print", "tensorboard", "wandb", a .csv file, or your function. `device` is "cuda" or "cpu", by
+    default a GPU if there is one. At most `max_programs` programs for different shapes of batches
+    are kept. `whole` names inputs that are not cut into microbatches. Waiting for another process
+    fails after `timeout` seconds.
     """
 
     _broken = False  # whether a step failed
@@ -219,7 +219,7 @@ class Trainer:
             seen = measure(program, inputs, rounds)
         codes, made = self._programs.assigned[kind].codes, self._programs.made.get(kind)
         models = [dag.model for dag, _ in made.dag.teams] if made else []
-        costs = tuned(seen, codes, models, self._job.costs.mode)
+        costs = tuned(seen, codes, models, self._job.machine.mode)
         self._programs.compile_again(costs)
         self._programs.get(self._job.rows.as_first(given, self.replica), kind, self.steps)
         return costs

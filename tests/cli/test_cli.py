@@ -108,8 +108,9 @@ def test_show_draws_the_schedule_of_a_script() -> None:
         "PP=0   1 layer         200   50 %  63 %        192 B",
         "PP=1   1 layer          72   50 %  37 %        192 B",
     ]
-    assert drawn[8].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
-    assert drawn[8].endswith("; sends 384 B on pp")
+    assert drawn[8] == "time: by estimates for one CPU core per device"
+    assert drawn[9].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
+    assert drawn[9].endswith("; sends 384 B on pp")
 
 
 def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:
@@ -216,3 +217,10 @@ def test_output_in_a_pipe_has_no_colours_and_is_not_cut() -> None:
 
     assert "\x1b" not in drawn and "..." not in drawn
     assert sum(line.startswith("device") for line in drawn.splitlines()) == 32
+
+
+def test_show_cuts_for_the_device_that_it_is_given() -> None:
+    shown = call("show", str(SCRIPT), "--device", "h200")
+
+    assert "time: by the data sheet of h200" in shown
+    assert "on the data sheet of h200: `piper simulate` says why" in shown

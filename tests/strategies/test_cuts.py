@@ -80,7 +80,8 @@ def test_what_was_cut_is_told() -> None:
     _, compiled = even_and_cut(2)
 
     assert stage_lines(compiled) == [
-        "cut into 2 stages: PP=0 L 0 to 6 (48 % of the time), PP=1 L 7 to 11 (52 %)"
+        "cut into 2 stages: PP=0 L 0 to 6 (48 % of the time), PP=1 L 7 to 11 (52 %), "
+        "by estimates for one CPU core per device"
     ]
     assert stage_table(compiled).splitlines()[:2] == [
         "stage  layers     parameters  FLOPs  time  activations",

@@ -83,7 +83,7 @@ def test_a_page_is_simulated_on_the_machine_that_it_names(tmp_path: Path) -> Non
     call(SCRIPT, "--device", "h200", "--per-node", "2", "--chrome", fast)
 
     assert load_run(fast).machine == "the data sheet of h200, 2 devices in a node"
-    assert load_run(slow).machine == OWN_COSTS
+    assert load_run(slow).machine == f"{OWN_COSTS} (estimates for one CPU core per device)"
     assert load_run(fast).traces[0].seconds != load_run(slow).traces[0].seconds
 
 

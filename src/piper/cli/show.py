@@ -10,8 +10,13 @@ import typer
 
 from piper.cli.files import write_text
 from piper.cli.passed_on import add_command, refuse_arguments
-from piper.cli.simulate import SimulatedMachine, chosen_network
-from piper.cli.target import Target, inspect, strategy_of
+from piper.cli.simulate import (
+    DeviceOption,
+    SimulatedMachine,
+    inspected_for,
+    machine_of,
+)
+from piper.cli.target import Target, strategy_of
 from piper.cli.terminal import Devices, Steps, show_lines, show_rows, show_text, window_of
 from piper.directives import Order, Strategy, apply
 from piper.directives.remat import policies_of
@@ -61,13 +66,15 @@ def show(
     ] = None,
     steps: Steps = None,
     devices: Devices = None,
+    device: DeviceOption = None,
     network: Network = None,
     per_node: PerNode = None,
 ) -> None:
     """Show TARGET: its schedule over time, and what each device holds and sends.
 
-    Nothing is trained. Arguments after TARGET are passed on to the script, and so is a --steps that
-    is a plain number. Write `--` before options of the script that are named like these.
+    Nothing is trained. With --device, stages are cut and work is ordered as on such GPUs. Arguments
+    after TARGET are passed on to the script, and so is a --steps that is a plain number. Write `--`
+    before options of the script that are named like these.
 
     Example: piper show train.py --devices 0-3
     """
@@ -79,11 +86,10 @@ def show(
     if steps is not None and steps.isdecimal():
         words, steps = [*words, "--steps", steps], None
     window = window_of(steps, devices)
-    found = inspect(target, words)
+    machine = machine_of(device, None, network, per_node)
+    found = inspected_for(machine, target, words)
     if after is not None:
-        directives = found.compiled.program[: whole_number("--after", after)]
-        model = found.captured.model_with(policies_of(found.compiled.program))
-        print(text(apply(directives, training_dag(model))))
+        print(dag_after(found, whole_number("--after", after)))
     elif svg is not None:
         write_text(svg, picture(dag_rows(found.compiled.dag)))
     elif plan is not None:
@@ -92,10 +98,20 @@ def show(
         print(text(found.compiled.dag))
     else:
         show_rows(schedule_rows(found), window, machine=True)
-        show_text(simulated_line(found.compiled), window)
+        show_text(simulated_line(found.compiled, machine), window)
         show_sections(found.compiled, window)
-        if between := chosen_network(network, per_node):
-            show_lines(mesh_notes(found.compiled, between), window)
+        show_mesh(found.compiled, machine, window)
+
+
+def dag_after(found: Inspected, directives: int) -> str:
+    program = found.compiled.program
+    model = found.captured.model_with(policies_of(program))
+    return text(apply(program[:directives], training_dag(model)))
+
+
+def show_mesh(compiled: Compiled, machine: SimulatedMachine, window: Window) -> None:
+    if machine.network is not None:
+        show_lines(mesh_notes(compiled, machine.network), window)
 
 
 def show_sections(compiled: Compiled, window: Window) -> None:
@@ -112,11 +128,10 @@ def show_sections(compiled: Compiled, window: Window) -> None:
         show_lines([*hidden.splitlines(), *cost_notes(compiled)], window)
 
 
-def simulated_line(compiled: Compiled) -> str:
-    """The figure that `piper simulate` and `piper view` give without options."""
-    machine = SimulatedMachine()
+def simulated_line(compiled: Compiled, machine: SimulatedMachine) -> str:
+    """The figure that `piper simulate` and `piper view` give with the same --device."""
     step, _ = machine.price(compiled)
-    return f"{idle_text(report(step))}, on {machine.label}: `piper simulate` says why"
+    return f"{idle_text(report(step))}, on {machine.words(compiled)}: `piper simulate` says why"
 
 
 def device_of(found: Inspected, device: int) -> int:

@@ -44,9 +44,10 @@ from piper.view.view_data import ViewData, view_data
 
 if TYPE_CHECKING:
     from piper.job.compiler import Compiled
+    from piper.job.inspection import Inspected
 
 CPU = "cpu"
-OWN_COSTS = "the Trainer's costs (by default, estimates for one CPU core per device)"
+OWN_COSTS = "the Trainer's costs"
 MEASURE = "measure: `piper simulate train.py --profile costs.json`"
 
 
@@ -79,8 +80,13 @@ class SimulatedMachine:
     network: Network | None = None
     optimizer: float = 2.0
     label: str = OWN_COSTS
-    compiled_with: Costs | None = None  # stages are cut by them, as by `Trainer(costs=...)`
+    compiled_with: Costs | str | None = None  # stages are cut by them, as by `Trainer(costs=...)`
     names: tuple[tuple[str, Listed], ...] = ()  # of kinds or files, where there are several
+
+    def words(self, compiled: Compiled) -> str:
+        """The machine. The Trainer's costs may be those of the GPU that it found."""
+        own = f"{OWN_COSTS} ({compiled.costs.words})"
+        return self.label.replace(OWN_COSTS, own, 1)
 
     def memory(self, count: int) -> float | dict[Device, float] | None:
         """Of all devices, or of each."""
@@ -223,10 +229,11 @@ def machine_of(
     kinds = tuple((device_kind(name), devices) for name, devices in named.items())
     name = network or slowest_network(list(named))
     between = chosen_network(name, per_node)
-    whole = measured[0][0] if costs and len(measured) == 1 and not measured[0][1] else None
+    alone = measured[0][0] if len(measured) == 1 and not measured[0][1] else None
+    cut_by = None if costs and alone is None else alone or next(iter(named), None)
     label = label_of(device, costs, network, per_node)
     names = named or (devices_by_name(costs) if costs and len(measured) > 1 else {})
-    return SimulatedMachine(kinds, measured, between, optimizer, label, whole, (*names.items(),))
+    return SimulatedMachine(kinds, measured, between, optimizer, label, cut_by, (*names.items(),))
 
 
 def label_of(
@@ -278,19 +285,19 @@ def network_of(name: str) -> Network:
     return read_as(Path(name), Network.from_json, "see docs/simulate.md for its form")
 
 
-def compiled_for(machine: SimulatedMachine, target: Path, arguments: Sequence[str]) -> Compiled:
+def inspected_for(machine: SimulatedMachine, target: Path, arguments: Sequence[str]) -> Inspected:
     """What a script trains, with the operators that these devices would run."""
     from piper.capture.trace.gpu_kernels import as_on_gpu
 
     with as_on_gpu(bool(machine.kinds) and not machine.costs):
-        return inspect(target, list(arguments), costs=machine.compiled_with).compiled
+        return inspect(target, list(arguments), costs=machine.compiled_with)
 
 
 def simulated(
     target: Path, machine: SimulatedMachine, arguments: Sequence[str], more: Sequence[str]
 ) -> Prediction:
     """One combination of a sweep."""
-    return machine.price(compiled_for(machine, target, [*arguments, *more]))[1]
+    return machine.price(inspected_for(machine, target, [*arguments, *more]).compiled)[1]
 
 
 def show_step(
@@ -301,15 +308,15 @@ def show_step(
     chrome: Path | None,
     json_file: Path | None,
 ) -> None:
-    compiled = compiled_for(machine, target, arguments)
+    compiled = inspected_for(machine, target, arguments).compiled
     step, found = machine.price(compiled)
-    print(text(found, step, machine.label))
+    print(text(found, step, machine.words(compiled)))
     if again := recomputation(compiled.dag):
         print(f"\n{again}")
     if chrome is not None or view is not None:
         data = view_data(
             target.stem, compiled.dag, step.plans, [step.trace], notes=found.notes,
-            machine=machine.label,
+            machine=machine.words(compiled),
         )  # fmt: skip
         write_views(view, chrome, data)
     if json_file is not None:

@@ -39,11 +39,15 @@ def strategy_of(path: Path) -> Strategy:
 
 
 def inspect(
-    script: Path, arguments: list[str], memory: float | None = None, costs: Costs | None = None
+    script: Path,
+    arguments: list[str],
+    memory: float | None = None,
+    costs: Costs | str | None = None,
 ) -> Inspected:
     """Run a script up to its Trainer and compile, but do not train.
 
-    `memory`, of a device in GiB, and `costs` replace those of the Trainer.
+    `memory`, of a device in GiB, and `costs`, or the name of a data sheet, replace those of the
+    Trainer.
     """
     from piper.job.inspection import Inspected, inspecting
 

@@ -16,7 +16,7 @@ from piper.cli.simulate import (
     NetworkOption,
     PerNodeOption,
     SimulatedMachine,
-    compiled_for,
+    inspected_for,
     machine_of,
 )
 from piper.cli.target import strategy_of
@@ -118,11 +118,12 @@ def data_of(target: Path, words: list[str], machine: SimulatedMachine) -> ViewDa
         return view_data(target.stem, alone.dag, alone.plans, steps, notes=(WITHOUT_MODEL,))
     if target.suffix == ".json":
         return load_run(target)
-    found = compiled_for(machine, target, words)
+    found = inspected_for(machine, target, words).compiled
     step, prediction = machine.price(found)
     name = " ".join([target.stem, *words])
     steps, notes = [step.trace], prediction.notes
-    return view_data(name, found.dag, step.plans, steps, notes=notes, machine=machine.label)
+    on = machine.words(found)
+    return view_data(name, found.dag, step.plans, steps, notes=notes, machine=on)
 
 
 def is_strategy(target: Path) -> bool:

@@ -52,8 +52,11 @@ class Costs(Rates):
     wire: float = 0.0  # of a core, for each byte of a message, at both its ends
     cores: float = 0.0  # that all devices of a node share; 0: each device has its own
     beside: float = 1.0  # times as long that compute takes while messages are in flight
+    kind: str = ""  # the device whose data sheet says all this, if one does
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            raise StrategyError.of("costs", f"kind={self.kind!r}", "write the name of a device")
         for name in ("flops", "memory", "link", "host_link"):
             refuse_number(name, getattr(self, name), least=1e-30)
         for name in AT_LEAST_NOTHING:
@@ -117,6 +120,20 @@ class Costs(Rates):
     def host(self) -> Host:
         cores = self.cores or None
         return Host(not self.ahead, self.each, self.post, cores, self.wire, self.beside)
+
+    @property
+    def words(self) -> str:
+        """What they are, for reports.
+
+        >>> Costs().words, Costs(kind="h200").words
+        ('estimates for one CPU core per device', 'the data sheet of h200')
+        """
+        if self.figures:
+            return "measured costs"
+        if self.kind:
+            return f"the data sheet of {self.kind}"
+        plain = self == Costs(mode=self.mode)
+        return "estimates for one CPU core per device" if plain else "the costs that you gave"
 
     def network(self, devices: int) -> Network:
         """Everything in one node; exchanges were measured apart, stream by stream."""

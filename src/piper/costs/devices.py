@@ -105,6 +105,7 @@ def costs_of_device(device: DeviceKind, model: Model, network: Network) -> Costs
         launch=device.launch,
         fused=device.fused,
         ahead=True,
+        kind=device.name,
     )
 
 

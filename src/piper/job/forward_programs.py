@@ -169,7 +169,9 @@ class ForwardPrograms:
         if wanted == "loss":
             captured = replace(captured, form=job.form(captured, batch, always=True))
         program = job.rows.written(job.strategy.directives, batch)
-        compiled = compile_strategy(captured.model_with(()), program, costs=job.costs, by_role=True)
+        model = captured.model_with(())
+        costs = job.machine.costs(model)
+        compiled = compile_strategy(model, program, costs=costs, by_role=True)
         return captured, compiled
 
 

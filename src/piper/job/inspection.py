@@ -39,7 +39,7 @@ def is_inspecting() -> bool:
 
 
 @contextmanager
-def inspecting(memory_gib: float | None = None, costs: Costs | None = None) -> Iterator[None]:
+def inspecting(memory_gib: float | None = None, costs: Costs | str | None = None) -> Iterator[None]:
     """Inside, the first Trainer compiles and raises `Inspected`.
 
     What is given here replaces the options of the Trainer.

@@ -15,7 +15,7 @@ from piper.capture import Captured, Watch, capture, tag_unannotated
 from piper.capture.loss import LossForm, function_form, growing_outputs
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.trace.loss_state import loss_buffers
-from piper.costs import Costs, mode_of, read_costs
+from piper.costs import Costs
 from piper.directives import Directive, Remat, Split, Strategy
 from piper.directives.remat import policies_of
 from piper.errors import CaptureError
@@ -34,7 +34,7 @@ from piper.job.chosen_directives import (
 )
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
-from piper.job.device_costs import device_costs
+from piper.job.device_costs import TargetMachine, target_machine
 from piper.job.division import division_requests, feeds_of, is_dense, undivided_lines
 from piper.job.loss_reduction import (
     LossReduction,
@@ -93,7 +93,7 @@ class Job:
         refuse_wrong_model(self.model, self.loss_fn)
         refuse_unmatched(self.model, self.options.no_decay)
         refuse_wrong_reduction(self.options.reduction)
-        _ = self.device, self.costs, self.initial
+        _ = self.device, self.machine, self.initial
 
     @cached_property
     def whole_inputs(self) -> WholeInputs:
@@ -115,9 +115,9 @@ class Job:
         return reduction_of(said, self.loss_fn is None, weight, self.all_microbatches, form)
 
     @cached_property
-    def costs(self) -> Costs:
-        """Measured costs if given, else estimates, for the mode in which regions run."""
-        return read_costs(self.options.costs, mode_of(self.options.compiled, self.options.graphs))
+    def machine(self) -> TargetMachine:
+        """What stages are cut and work is ordered for, in the mode in which regions run."""
+        return target_machine(self.options, self.device)
 
     @cached_property
     def precision(self) -> Precision | None:
@@ -278,8 +278,9 @@ class Job:
         if not any(map(is_dense, self.strategy)):
             return self.strategy.directives
         whole = self.capture_whole(batch).model
-        self.cut.append(Strategy(with_cuts(self.strategy, whole, costs or self.costs)))
-        return self.cut[0].directives
+        found = with_cuts(self.strategy, whole, costs or self.machine.costs(whole))
+        self.cut.append(Strategy(found))
+        return found
 
     def converted(self, batch: Batch) -> Batch:
         """The batch with inputs of the type that the model computes in. Labels stay as they are."""
@@ -314,9 +315,10 @@ class Job:
             self.whole_inputs.refuse_unclear(batch, captured.model)
         captured = replace(captured, form=self.form(captured, batch))
         self.try_mean(batch)
-        compiled = self.apply(captured, costs or self.costs, by_role, batch)
+        costs = costs or self.machine.costs(captured.model)
+        compiled = self.apply(captured, costs, by_role, batch)
         if self.memory is not None:
-            others = partial(self.compile_under, batch, costs or self.costs)
+            others = partial(self.compile_under, batch, costs)
             refuse_too_large(compiled, self.strategy, self.memory, others)
         for region, cut in compiled.dag.shardings.items():
             captured.experts.prove(compiled.dag.model.by_id[region].code, cut.ways)
@@ -352,8 +354,7 @@ class Job:
         if not any(isinstance(one, Remat) and one.is_auto for one in program):
             return reduced_once_if_it_fits(program, compile, self.memory)
         limit = require_limit(self.memory)
-        known = device_costs(self.device, costs, model)
-        return fitted(program, compile, limit.peaks, limit.usable, known)
+        return fitted(program, compile, limit.peaks, limit.usable, costs)
 
     def compile_under(self, batch: Batch, costs: Costs, strategy: Strategy) -> Compiled:
         """Another strategy for the same batch, by role, whether or not it fits."""

@@ -44,7 +44,8 @@ def fitted(
     fixed = [one for one in kept.program if not (isinstance(one, Remat) and one.is_auto)]
     if max(peaks(kept).values()) <= limit:
         return replace(kept, program=tuple(fixed))
-    units = Units(kept, costs)
+    # bytes are counted operator by operator: repeating one that only moves bytes takes time, too
+    units = Units(kept, replace(costs, ahead=True))
     choice: Choice = dict.fromkeys(units.regions, 0)
     best = compile([*fixed, *units.directives(choice)])
     least, found = units.seconds(choice), peaks(best)

@@ -14,12 +14,14 @@ from piper.view.stage_table import StageWeight, line, table
 
 
 def stage_table(compiled: Compiled) -> str:
-    """A table for each `Stage` of the strategy, with several stages."""
-    return "\n".join(table(name, rows) for name, rows in weights(compiled) if len(rows) > 1)
+    """A table for each `Stage` of the strategy, with several stages, and what times are by."""
+    found = [table(name, rows) for name, rows in weights(compiled) if len(rows) > 1]
+    return "\n".join([*found, f"time: by {compiled.costs.words}"] if found else ())
 
 
 def stage_lines(compiled: Compiled) -> list[str]:
-    return [line(name, rows) for name, rows in weights(compiled) if len(rows) > 1]
+    words = compiled.costs.words
+    return [line(name, rows, words) for name, rows in weights(compiled) if len(rows) > 1]
 
 
 def weights(compiled: Compiled) -> list[tuple[str, list[StageWeight]]]:

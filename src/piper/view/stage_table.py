@@ -44,15 +44,16 @@ def table(name: str, stages: Sequence[StageWeight]) -> str:
     )
 
 
-def line(name: str, stages: Sequence[StageWeight]) -> str:
+def line(name: str, stages: Sequence[StageWeight], costs: str) -> str:
     """
-    >>> line("PP", [StageWeight(0, "L 0 to 2", 1, 1, 0.7, 1), StageWeight(1, "L 3", 1, 1, 0.3, 1)])
-    'cut into 2 stages: PP=0 L 0 to 2 (70 % of the time), PP=1 L 3 (30 %)'
+    >>> both = [StageWeight(0, "L 0 to 2", 1, 1, 0.7, 1), StageWeight(1, "L 3", 1, 1, 0.3, 1)]
+    >>> line("PP", both, "measured costs")
+    'cut into 2 stages: PP=0 L 0 to 2 (70 % of the time), PP=1 L 3 (30 %), by measured costs'
     """
     first, *others = stages
     words = [f"{name}={one.stage} {one.layers} ({percent(one.time)})" for one in others]
     begin = f"{name}={first.stage} {first.layers} ({percent(first.time)} of the time)"
-    return f"cut into {len(stages)} stages: {', '.join([begin, *words])}"
+    return f"cut into {len(stages)} stages: {', '.join([begin, *words])}, by {costs}"
 
 
 def percent(part: float) -> str:

@@ -1,0 +1,143 @@
+"""Stages are cut for the machine that is known: measured, by a data sheet, or one CPU core."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import piper
+from piper import Strategy, rehearse
+from piper.costs import Costs
+from piper.costs.devices import DEVICES, costs_of_device
+from piper.costs.links import NETWORKS
+from piper.errors import StrategyError
+from piper.job import device_costs
+from piper.job.batch import Batch
+from piper.job.compiler import Compiled
+from piper.job.job import Job
+from piper.job.options import Options
+from piper.job.pricing import price
+from piper.job.stage_weights import stage_lines, stage_table
+from piper.strategies import one_f_one_b
+from piper.strategies.cuts import seconds_of
+
+LAYERS, WIDTH = 6, 256
+PIPELINE = one_f_one_b(pp=2, microbatches=2)
+
+
+class Mixed(nn.Module):
+    """Layers of a large product each, then layers of many small operators: one core works longest
+    on the first, a GPU waits longest for the launches of the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.products = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS // 2))
+        self.scales = nn.ParameterList(torch.ones(WIDTH) for _ in range(LAYERS // 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for product in self.products:
+            with piper.annotate("L"):
+                x = x + product(x)
+        for scale in self.scales:
+            with piper.annotate("L"):
+                for _ in range(8):
+                    x = torch.tanh(x * scale)
+        return x
+
+
+@cache
+def job() -> Job:
+    one = Strategy([piper.Place(piper.where(), [0])])
+    return Job(Mixed(), mse_loss, one, Options(device="cpu"))
+
+
+@cache
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(8, WIDTH), torch.randn(8, WIDTH)
+
+
+def compiled(costs: Costs | str | None = None) -> Compiled:
+    known = replace(job(), options=Options(device="cpu", costs=costs), strategy=PIPELINE, cut=[])
+    return known.compile(Batch.of(batch()))[1]
+
+
+def cut(found: Compiled) -> tuple[int, ...]:
+    stage = found.program[0]
+    assert isinstance(stage, piper.Stage)
+    return tuple(stage.stages)  # type: ignore[arg-type]
+
+
+def best(found: Compiled, costs: Costs) -> float:
+    """The slowest stage of the best cut into two, of all cuts."""
+    layers: dict[int, float] = {}
+    for region, seconds in seconds_of(found.dag.model, costs).items():
+        layer = dict(found.dag.model.by_id[region].tags)["L"]
+        layers[layer] = layers.get(layer, 0.0) + seconds
+    times = [layers[k] for k in range(LAYERS)]
+    return min(max(sum(times[:k]), sum(times[k:])) for k in range(1, LAYERS))
+
+
+def slowest(found: Compiled, costs: Costs) -> float:
+    """The slowest stage of what was compiled."""
+    seconds, model = seconds_of(found.dag.model, costs), found.dag.model
+    stages = {s: sum(seconds[r.id] for r in model.regions if ("PP", s) in r.tags) for s in (0, 1)}
+    return max(stages.values())
+
+
+def test_a_data_sheet_cuts_elsewhere_than_a_core() -> None:
+    core, gpu = compiled(), compiled("h200")
+    sheet = costs_of_device(DEVICES["h200"], gpu.dag.model, NETWORKS["h200"])
+
+    assert cut(core) != cut(gpu)
+    assert slowest(core, core.costs) == pytest.approx(best(core, core.costs))
+    assert gpu.costs == sheet and slowest(gpu, sheet) == pytest.approx(best(gpu, sheet))
+    assert price(gpu, sheet).seconds < price(core, sheet).seconds
+
+
+def test_the_gpu_of_the_process_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    assert device_costs.kind_of(torch.device("cuda")) == "h200"
+
+    monkeypatch.setattr(device_costs, "kind_of", lambda device: "h200")
+
+    assert compiled() == compiled("h200")
+    assert compiled(Costs()).costs == Costs()  # what is given counts
+
+
+def test_reports_say_for_what_machine_it_was_cut() -> None:
+    core, gpu, given = compiled(), compiled("h200"), compiled(Costs(flops=1e12))
+    words = ("estimates for one CPU core per device", "the data sheet of h200")
+
+    for found, by in zip((core, gpu, given), (*words, "the costs that you gave"), strict=True):
+        assert stage_table(found).splitlines()[-1] == f"time: by {by}"
+        (line,) = stage_lines(found)
+        assert line.endswith(f", by {by}")
+
+
+def test_training_is_the_same_wherever_it_was_cut() -> None:
+    batches = [batch(), tuple(-one for one in batch())]
+
+    runs = [rehearse(Mixed(), mse_loss, PIPELINE, batches, costs=c) for c in (None, "h200")]
+
+    for one, other in pairwise(runs):
+        assert one.losses == other.losses
+        for name, tensor in one.parameters.items():
+            assert torch.equal(tensor, other.parameters[name])
+
+
+def test_a_data_sheet_survives_json_and_nothing_else_names_one() -> None:
+    costs = Costs(kind="h200")
+
+    assert Costs.from_json(costs.to_json()) == costs
+    with pytest.raises(StrategyError, match="there is no file 'h2000'") as refused:
+        compiled("h2000")
+    assert "or one of h100, h200" in str(refused.value)
+    with pytest.raises(StrategyError, match="kind=3"):
+        Costs(kind=3)  # type: ignore[arg-type]
