@@ -125,7 +125,10 @@ def with_split_backwards(dag: Dag, orders: Iterable[Order]) -> Dag:
 
 
 def is_half(wanted: Filter) -> bool:
-    return any(key == PASS and value in (BI, BW) for key, value in wanted.items)
+    return not HALVES.isdisjoint(wanted.items)
+
+
+HALVES = {(PASS, str(BI)), (PASS, str(BW))}
 
 
 def whole_backward(wanted: Filter) -> Filter:

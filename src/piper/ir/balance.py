@@ -38,7 +38,9 @@ def balanced(
     low, high = max(weights), sum(weights) * (1 + ROUNDING)
     if filled(weights, stages, high, memory) is None:
         return None
-    for _ in range(ROUNDS):
+    if filled(weights, stages, low, memory) is not None:
+        high = low  # one layer is the heaviest stage
+    for _ in range(ROUNDS if low < high else 0):
         middle = (low + high) / 2
         if filled(weights, stages, middle, memory) is None:
             low = middle

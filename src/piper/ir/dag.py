@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, product
 from math import prod
+from operator import eq
 
 from piper.ir.devices import lists_once
 from piper.ir.filters import ANY, Both, Either, Filter, Not, Tag, Wanted, accepts, fits
@@ -116,9 +117,9 @@ class Dag:
         """Whether a device has several replicas of a region, or would send something to itself."""
         if any(len(distinct(row)) < len(row) for row in self.replicas.lists):
             return True
-        sent = (node for node in self.nodes.values() if isinstance(node, Transfer))
+        sent = [node for node in self.nodes.values() if isinstance(node, Transfer)]
         pairs = {(id(node.source), id(node.devices)): node for node in sent}.values()
-        return any(a == b for one in pairs for a, b in zip(one.source, one.devices, strict=True))
+        return any(any(map(eq, one.source, one.devices)) for one in pairs)
 
     @cached_property
     def local_values(self) -> Mapping[ValueId, Value]:

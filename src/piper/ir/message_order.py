@@ -43,7 +43,7 @@ class MessageOrder:
 def names_operations(wanted: Filter) -> bool:
     """Whether a filter means messages or updates, and not passes of regions."""
     if type(wanted) is Filter:  # nearly all are, and there may be 100,000 of them
-        return any(key == PASS and is_operation(value) for key, value in wanted.items)
+        return is_operation(dict(wanted.items).get(PASS))
     return any(map(is_operation, named_passes(wanted)))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 from piper.ir.placements import Conversion, Cut, Invariant, Placement, local_shape
 from piper.ir.remat_policy import Recomputation, RematPolicy
@@ -153,6 +154,11 @@ class Model:
     def named_sizes(self) -> tuple[int, ...]:
         """The name of the size of each microbatch: its rows, or what stands for them."""
         return self.size_names or self.sizes
+
+    @cached_property
+    def derived(self) -> dict[object, Any]:
+        """What rules have worked out about it, once for all DAGs of this model."""
+        return {}
 
     @cached_property
     def by_id(self) -> dict[RegionId, Region]:

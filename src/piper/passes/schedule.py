@@ -206,8 +206,7 @@ def durations(dag: Dag, costs: Costs) -> list[float]:
             case Redistribute():
                 return costs.message(sent_bytes(dag, node), node.stream) if node.is_message else 0.0
             case Transfer():
-                size = sum(dag.values[value].nbytes for value in node.writes)
-                return costs.message(size, node.stream) if loose else 0.0
+                return costs.message(node_bytes(dag, node), node.stream) if loose else 0.0
             case Update():
                 return update
             case Collective() | Store() | Fetch() | Totals():
@@ -238,12 +237,17 @@ def sent_bytes(dag: Dag, node: Redistribute) -> float:
 
 def expect_messages(dag: Dag, costs: Costs) -> Dag:
     """The DAG with the predicted transfer times of its messages."""
-    kinds = (Transfer, Collective)
-    messages = (node for node in dag.nodes.values() if isinstance(node, kinds))
-    found = {
-        node.id: (costs.latency, costs.transit(node_bytes(dag, node), node.stream))
-        for node in messages
-    }
+    known: dict[tuple[int, str], float] = {}  # of what is sent: microbatches share values
+    found: dict[NodeId, tuple[float, float]] = {}
+    for node in dag.nodes.values():
+        if isinstance(node, Transfer):
+            key = id(dag.values[node.writes[0]]), node.stream
+            if key not in known:
+                known[key] = costs.transit(node_bytes(dag, node), node.stream)
+            found[node.id] = (costs.latency, known[key])
+        elif isinstance(node, Collective):
+            seconds = costs.transit(node_bytes(dag, node), node.stream)
+            found[node.id] = (costs.latency, seconds)
     return dag.known_to(replace(dag, transits=found))
 
 

@@ -145,14 +145,15 @@ class Transfers:
         known = self.dag.values[total[0]]
         if known.role in PER_DEVICE and known.bucket:
             source, here = once_each(self.replicas[known.bucket], here)
-        if (total, here) not in self.transfers:
+        found = self.transfers.get((total, here))
+        if found is None:
             there = arrived(total[0], here)
             self.values[there] = known
-            self.transfers[total, here] = Transfer(
+            found = self.transfers[total, here] = Transfer(
                 id=transfer_id(there), tags=tags, reads=(total,), writes=(there,),
                 source=source, devices=here, stream=self.stream(total[0]),
             )  # fmt: skip
-        return self.transfers[total, here].writes[0]
+        return found.writes[0]
 
     def stream(self, value: ValueId) -> str:
         maker = self.dag.nodes[self.dag.producers[value]]

@@ -84,7 +84,9 @@ def every_read_is_local(dag: Dag) -> Iterator[Problem]:
         here = node.source if isinstance(node, Transfer) else node.devices
         for value in chain.from_iterable(node.reads):
             maker = place.get(value)
-            if maker and not isinstance(node, Totals) and not is_at(maker, here):
+            if maker is None or maker.devices is here or isinstance(node, Totals):
+                continue  # nearly always
+            if not is_at(maker, here):
                 common = isinstance(node, Collective | Update) or is_per_device(dag, value)
                 if not common or not set(here or ()) <= set(maker.devices or ()):
                     yield Problem(f"{node.id} reads {value}, which is not on {show(here)}", BUG)
@@ -101,7 +103,7 @@ def host_memory_is_read_by_copies_only(dag: Dag) -> Iterator[Problem]:
 
 def is_at(maker: Node, here: tuple[int, ...] | None) -> bool:
     """Whether each replica has it where it reads it."""
-    return maker.devices is here or maker.devices == here or isinstance(maker, Totals)
+    return maker.devices == here or isinstance(maker, Totals)
 
 
 def is_per_device(dag: Dag, value: ValueId) -> bool:
@@ -111,10 +113,9 @@ def is_per_device(dag: Dag, value: ValueId) -> bool:
 def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
     """An order that leaves out one microbatch of a pass is probably a mistake."""
     named: dict[tuple[RegionId, Phase], set[NodeId]] = {}
-    for precedence in dag.precedences:
-        if precedence.maker.is_order and not precedence.partial:
-            for name in chain(precedence.before, precedence.after):
-                named.setdefault(pass_of(dag, name), set()).add(name)
+    orders = [one for one in dag.precedences if one.maker.is_order and not one.partial]
+    for name in dict.fromkeys(chain.from_iterable((*one.before, *one.after) for one in orders)):
+        named.setdefault(pass_of(dag, name), set()).add(name)
     for node in dag.computes:
         others = named.get((node.region, node.phase))
         if others and node.id not in others:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
@@ -68,11 +68,7 @@ class Graph:
     reads: list[Wanted]
     writes: list[Wanted]
     loaded: list[int]  # reads that differ between microbatches
-    ones: list[int] = field(init=False)  # the length of each read, if none is a sum
     fitting: list[Value] | None = None  # what the last correct node read and wrote
-
-    def __post_init__(self) -> None:
-        self.ones = [1] * len(self.reads)
 
     def problems(self, dag: Dag, node: Compute) -> Iterator[Problem]:
         if len(self.reads) != len(node.reads):
@@ -169,7 +165,10 @@ def show(specs: Specs) -> str:
 
 
 class Graphs:
-    """What the graph of each region reads and writes in each phase. Cached."""
+    """What the graph of each region reads and writes in each phase. Cached.
+
+    Without experts and ZeRO, that depends on the model alone: all DAGs of it share what is known.
+    """
 
     def __init__(self, dag: Dag) -> None:
         self.dag, self.model = dag, dag.model
@@ -178,7 +177,10 @@ class Graphs:
         computes = dag.computes if dag.residencies else ()
         self.converted = is_converted(dag)
         self.place = {node.region: distinct(node.devices or ()) for node in computes}
-        self.known: dict[tuple[RegionId, Phase], Graph] = {}
+        alone = not (dag.shardings or dag.residencies)
+        derived = dag.model.derived if alone else {}
+        self.known: dict[tuple[RegionId, Phase], Graph]
+        self.known = derived.setdefault((Graphs, self.converted), {})
         self.first: dict[tuple[Role, ValueId | None, int], Value] = {}
         self.every, self.origin = dag.values, dag.origins.microbatch.get
 
@@ -189,14 +191,13 @@ class Graphs:
         correct for an earlier microbatch.
         """
         every, origin, part = self.every, self.origin, node.microbatch or 0
-        if [*map(len, node.reads)] != graph.ones:
+        try:
+            read = [value for (value,) in node.reads]
+        except ValueError:
             return None
-        found = []
-        for (value,) in node.reads:
-            if origin(value, part) != part:
-                return None
-            found.append(every[value])
-        found += [every[value] for value in node.writes]
+        if len(read) != len(graph.reads) or {origin(value, part) for value in read} - {part}:
+            return None
+        found = [every[value] for value in (*read, *node.writes)]
         for k in graph.loaded:
             own = found[k]
             if own.part != part:

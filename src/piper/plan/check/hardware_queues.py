@@ -44,6 +44,8 @@ class HardwareQueues(Interpreter[Progress]):
         if one.stream == COMPUTE:
             return
         communicator = one.communicator(device.plan.device)
-        if communicator is not None:
+        if communicator is None:
+            self.ended.add(device.here)
+        else:
             self.last[device.plan.device, communicator] = device.here
-        self.meet(device, one)
+            self.arrive(device, communicator)

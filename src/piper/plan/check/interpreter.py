@@ -10,7 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from piper.names import Device
+from piper.names import COMPUTE, Device
+from piper.plan.communicator import Communicator
 from piper.plan.instructions import Instruction, Plan, is_message
 from piper.plan.rendezvous import Event, Rendezvous
 
@@ -52,15 +53,15 @@ class Interpreter(Generic[D]):
     def advance(self, device: D) -> None:
         """Run instructions until one waits for something that has not completed."""
         instructions = device.plan.instructions
-        while device.at < len(instructions):
-            one = instructions[device.at]
-            if one.waits or is_message(one):  # everything else runs at once
+        for at in range(device.at, len(instructions)):
+            device.at, one = at, instructions[at]
+            if one.waits or one.stream != COMPUTE:  # everything else runs at once
                 event = self.pending(device, one)
                 if event is not None:
                     self.asleep[event] = device.plan.device
                     return
             self.do(device, one)
-            device.at += 1
+        device.at = len(instructions)
 
     def pending(self, device: D, one: Instruction) -> Event | None:
         """An event that the instruction waits for and that has not completed.
@@ -83,10 +84,15 @@ class Interpreter(Generic[D]):
         If all members have arrived, their events complete; these are returned. A copy between host
         and device needs nobody else.
         """
-        communicator, here = one.communicator(device.plan.device), device.here
-        if communicator is None and is_message(one):
-            self.ended.add(here)
-        met = None if communicator is None else self.rendezvous.arrive(communicator, here)
+        communicator = one.communicator(device.plan.device)
+        if communicator is not None:
+            return self.arrive(device, communicator)
+        if is_message(one):
+            self.ended.add(device.here)
+        return None
+
+    def arrive(self, device: D, communicator: Communicator) -> list[Event] | None:
+        met = self.rendezvous.arrive(communicator, device.here)
         if met:
             self.ended.update(met)
             self.woken += [self.asleep.pop(event) for event in met if event in self.asleep]

@@ -33,6 +33,8 @@ class Arrivals:
 
     def not_yet_waited(self, positions: Iterable[int], stream: str) -> Waits:
         new = sorted({k for k in positions if (stream, k) not in self.waited})
+        if not new:  # most of the time
+            return ()
         self.waited.update((stream, k) for k in new)
         self.awaited.update(new)
         return tuple(new)

@@ -106,7 +106,7 @@ class Lowering(Arrivals):
         for node in starts:
             if isinstance(node, StoreNode):  # of what may be freed
                 self.copy(node)
-        if any(needs_memory(node) for node in starts):
+        if any(map(needs_memory, starts)):
             self.free(position)
             self.start(position + 1)
         else:
@@ -114,7 +114,7 @@ class Lowering(Arrivals):
             self.free(position)
 
     def emit(self, instruction: Instruction) -> int:
-        if self.orders.names(instruction.node):
+        if instruction.node in self.orders.orders:
             waits = self.orders.waits(instruction)
             instruction = replace(instruction, waits=tuple(sorted({*instruction.waits, *waits})))
             self.orders.started(instruction, len(self.code))

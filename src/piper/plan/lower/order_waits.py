@@ -33,9 +33,6 @@ class OrderWaits:
     written: dict[NodeId, list[tuple[int, str]]] = field(default_factory=dict)  # and their streams
     done: set[tuple[int, str]] = field(default_factory=set)  # orders that a stream has waited for
 
-    def names(self, node: str) -> bool:
-        return node in self.orders
-
     def started(self, instruction: Instruction, position: int) -> None:
         """A send counts as done once it has started: its peer says when it arrives."""
         if not isinstance(instruction, Send):
