@@ -1,17 +1,20 @@
 """Group of bench/gpu.py: where the time of a step in mixed precision goes, beside FSDP2.
 
 Some steps of each contender of the group `precision` are profiled, on all ranks at once. Rank 0
-tells the time of its kernels by kind, how long nothing runs, and when messages start and end. On a
-CPU, operators take the place of kernels; they are nested, so this only shows that the script runs.
+tells the time of its kernels by kind, how long nothing runs, when messages start and end, and how
+much CPU time its threads take. On a CPU, operators take the place of kernels; they are nested, so
+this only shows that the script runs.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,13 +86,26 @@ def kernels(arena: Arena) -> None:
 def profiled(arena: Arena, one: Contender) -> dict[str, Any]:
     """Of one step, after those that allocate. Without the profiler first, to see what it adds."""
     arena.losses(one)
+    before = threads()
     alone = timed(arena, one)
+    spent = {name: ms - before[name] for name, ms in threads().items() if ms > before[name]}
     kind = ProfilerActivity.CUDA if arena.on_gpu else ProfilerActivity.CPU
     with profile(activities=[kind]) as profiler:
         wall = timed(arena, one)
     one.close()
     found = summary(launched(profiler, arena.on_gpu), STEPS)
-    return {"step_ms": 1e3 * alone, "profiled_ms": 1e3 * wall, **found}
+    cpu = {name: ms / STEPS for name, ms in sorted(spent.items(), key=lambda pair: -pair[1])}
+    return {"step_ms": 1e3 * alone, "profiled_ms": 1e3 * wall, "cpu_ms": cpu, **found}
+
+
+def threads() -> Counter[str]:
+    """Milliseconds of CPU time of this process, by the names of its threads. Linux only."""
+    found: Counter[str] = Counter()
+    for folder in Path("/proc/self/task").glob("*"):
+        name, rest = (folder / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+        user, system = rest.split()[11:13]
+        found[name] += 1000 * (int(user) + int(system)) // os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def timed(arena: Arena, one: Contender) -> float:
@@ -170,6 +186,9 @@ def text(name: str, found: dict[str, Any]) -> str:
         f"{found['compute busy']:.1f}, messages {found['messages in flight']:.1f}, both "
         f"{found['both']:.1f}, nothing {found['nothing']:.1f}"
     ]
+    rows.append(
+        "    CPU: " + ", ".join(f"{n} {ms:.0f}" for n, ms in found["cpu_ms"].items()) + " ms"
+    )
     for kind, one in sorted(found["kinds"].items(), key=lambda pair: -pair[1]["ms"]):
         rows.append(f"    {kind:16} {one['launches']:8.1f} launches {one['ms']:9.2f} ms")
     return "\n".join(rows)

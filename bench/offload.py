@@ -49,7 +49,8 @@ def cases(layers: int) -> dict[str, Case]:
         "optimizer": (Strategy([PLACE, Offload(where(), "optimizer")]), "kept"),
         "optimizer, far ahead": (Strategy([PLACE, Offload(where(), "optimizer", **far)]), "kept"),
         "parameters": (Strategy([PLACE, Offload(where(), "parameters")]), "kept"),
-        "parameters, optimizer": (Strategy([PLACE, *(state(far))]), "kept"),
+        "parameters, optimizer": (Strategy([PLACE, *state({})]), "kept"),
+        "parameters, optimizer, far ahead": (Strategy([PLACE, *state(far)]), "kept"),
         "remat, activations, optimizer": (
             Strategy([PLACE, Remat(where()), Offload(where()), state(far)[1]]), "remat",
         ),
