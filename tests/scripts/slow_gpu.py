@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from piper.strategies import one_f_one_b
 
 DEVICE = os.environ.get("PIPER_DEVICE", "cuda")
 HOW = {"eager": {"graphs": False}, "graphs": {"graphs": True}, "auto": {}}
+BLOCKS, BLOCK = 12, 40  # of steps with marks, and as many without
 extra = 0  # matrix products of this process
 
 
@@ -94,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--products", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=112)
+    parser.add_argument("--steps", type=int, default=112)  # 80, and then some
+    parser.add_argument("--how", nargs="+", choices=HOW, default=[*HOW])
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # of the run itself; this prints what it finds
     size = options.width, options.rows
@@ -103,32 +106,56 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "dp4": one_f_one_b(pp=1, dp=4, microbatches=2),
         "pp2 x dp2": one_f_one_b(pp=2, dp=2, microbatches=4),
     }.items():
-        for how in HOW if DEVICE == "cuda" else ["eager"]:
+        for how in options.how if DEVICE == "cuda" else ["eager"]:
             for slow in (None, 2):  # in a pipeline, it has the first stage
                 given = strategy, slow, options.products, *size, how, options.steps
                 found, seconds = trained(*given)
                 who = None if found is None else found.device
                 where = "" if found is None else found.where
-                at = "PP1:F" if how == "eager" else ""  # a graph has several regions
-                good = who == slow and where.startswith(at if found else "")
+                at = "PP1:F" if how == "eager" else "PP"  # a graph has several regions
+                good = who == slow and (found is None or where.startswith(at))
                 verdict = "ok" if good else "WRONG"
                 text = f"{verdict}  step {1e3 * seconds:.2f} ms  {found}"
                 say(f"{name:10} {how:8} {'-' if slow is None else slow!s:5} {text}")
     if DEVICE == "cuda":
-        cost(one_f_one_b(pp=2, dp=2, microbatches=8), options.steps)
+        cost(one_f_one_b(pp=2, dp=2, microbatches=8))
 
 
-def cost(strategy: object, steps: int) -> None:
-    """Small work, so that the host is the slower one: whatever it does more shows."""
-    times: dict[str, list[float]] = {"marks": [], "none": []}
-    every = gpu_time.EVERY
-    for _ in range(3):
-        for kind in times:
-            gpu_time.EVERY = every if kind == "marks" else 10**9
-            times[kind].append(trained(strategy, None, 0, 256, 64, "eager", 2 * steps)[1])
-    gpu_time.EVERY = every
-    shown = {kind: f"{1e6 * min(row):.0f}" for kind, row in times.items()}
-    say(f"a step of little work takes {shown['marks']} us with marks, {shown['none']} us without")
+def cost(strategy: object) -> None:
+    """Small work, so that the host is the slower one: whatever it does more shows.
+
+    Steps with marks and without take turns.
+    """
+    torch.manual_seed(0)
+    batch = torch.randn(64, 256, device=DEVICE), torch.randn(64, 256, device=DEVICE)
+    trainer = piper.Trainer(
+        Net(4, 256).to(DEVICE), nn.functional.mse_loss, strategy, example=batch, graphs=False
+    )
+    times: dict[int, list[float]] = {gpu_time.EVERY: [], 10**9: []}
+    for number in range(2 * BLOCKS):
+        gpu_time.EVERY = [*times][number % 2]
+        settle()
+        began = time.perf_counter()
+        for _ in range(BLOCK):
+            trainer.step(*batch)
+        settle()
+        times[gpu_time.EVERY].append((time.perf_counter() - began) / BLOCK)
+    trainer.close()
+    marked, plain = (f"{1e6 * median(row):.0f}" for row in times.values())
+    pairs = zip(*times.values(), strict=True)
+    say(f"a step of little work takes {marked} us with marks, {plain} us without, in the median")
+    say(f"neighbours differ by {1e6 * median(a - b for a, b in pairs):.0f} us in the median")
+    say(f"a mark takes the host {1e6 * one_mark():.2f} us")
+
+
+def one_mark() -> float:
+    """Seconds that the host takes to record an event."""
+    event, count = gpu_time.cuda_event(), 1000
+    event.record()
+    began = time.perf_counter()
+    for _ in range(count):
+        event.record()
+    return (time.perf_counter() - began) / count
 
 
 def say(text: str) -> None:
