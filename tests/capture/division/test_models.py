@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from math import prod
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ from piper.ir.values import Role
 from piper.view.division import division
 
 HIDDEN = BATCH * TOKENS * 16 * 8  # bytes of a hidden state of these models
+WORDS = BATCH * TOKENS * VOCABULARY  # elements of whole logits
 
 
 def divided(
@@ -87,6 +89,22 @@ def test_tensor_parallelism_of_a_llama_sends_what_megatron_sends() -> None:
     assert placements(captured)["embedding.weight"] == Cut(0)
     assert placements(captured)["blocks.1.attention.out.weight"] == Cut(1)
     assert placements(captured)["norm.weight"] == Replicated()
+
+
+def has_whole_logits(captured: Captured) -> bool:
+    """Whether any tensor of any phase, also inside a region, holds all words of all tokens."""
+    graphs = (one.graph for phases in captured.kernels.graphs.values() for one in phases.values())
+    found = (node.meta.get("val") for graph in graphs for node in graph.nodes)
+    shapes = [tuple(one.shape) for one in found if isinstance(one, Tensor)]
+    assert shapes
+    return any(shape[-1:] == (VOCABULARY,) and prod(shape) >= WORDS for shape in shapes)
+
+
+def test_no_device_has_whole_logits() -> None:
+    model, captured = tensor_parallel()
+
+    assert has_whole_logits(capture(model, cross_entropy, batch()))
+    assert not has_whole_logits(captured)
 
 
 def test_equal_layers_share_their_code() -> None:
