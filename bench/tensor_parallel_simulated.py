@@ -2,7 +2,7 @@
 
     python bench/tensor_parallel_simulated.py
 
-The model is that of bench/tensor_parallel.py behind slowed links, in two groups of weights. Piper's
+The model is that of bench/tensor_parallel.py behind slowed links, divided over two devices. Piper's
 compiler schedules each strategy for each link. Compute takes as long as on one CPU core. "In turn"
 runs one pass after the other: only weight gradients of the same pass hide messages.
 """
