@@ -1,10 +1,12 @@
 """Every error a user can see: where, what, and what to write instead."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from inspect import Parameter, Signature
 from typing import Self
 
+MOST_DEFAULTS = 3  # of arguments that are written out
 BUG = "this is a bug of Piper, please report it with the strategy"
 
 
@@ -45,6 +47,38 @@ def no_option(what: str, name: str, known: Sequence[str]) -> Problem:
     near = meant or get_close_matches(name, known, 1)
     fix = f"write {near[0]}=..." if near else f"it may have {', '.join(known)}"
     return Problem(f"{what} has no option {name}", fix)
+
+
+def wrong_call(
+    name: str, call: Signature, args: Sequence[object], given: Mapping[str, object]
+) -> Problem | None:
+    """What is wrong with the arguments of a call, if its signature does not take them.
+
+    >>> def place(filter, devices, stream="pp"): ...
+    >>> from inspect import signature
+    >>> print(wrong_call("Place", signature(place), [1], {"device": 0}))
+    Place has no option device
+      fix: write devices=...
+    >>> print(wrong_call("Place", signature(place), [1], {}))
+    Place: missing a required argument: 'devices'
+      fix: write Place(filter, devices, stream='pp')
+    """
+    unknown = [one for one in given if one not in call.parameters]
+    if unknown:
+        return no_option(name, unknown[0], list(call.parameters))
+    try:
+        call.bind(*args, **given)
+    except TypeError as error:
+        return Problem(f"{name}: {error}", f"write {name}({', '.join(call_form(call))})")
+    return None
+
+
+def call_form(call: Signature) -> list[str]:
+    """Arguments as a user writes them: all that are needed, and the first of the others."""
+    needed = [one.name for one in call.parameters.values() if one.default is Parameter.empty]
+    others = [one for one in call.parameters.values() if one.default is not Parameter.empty]
+    shown = [f"{one.name}={one.default!r}" for one in others[:MOST_DEFAULTS]]
+    return [*needed, *shown, *(["..."] if len(others) > MOST_DEFAULTS else [])]
 
 
 class PiperError(Exception):

@@ -93,6 +93,11 @@ def test_hanayo_and_chimera_are_those_of_the_papers() -> None:
         "PP rank 0  0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1",
         "PP rank 1  1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1",
     ]
+    for devices in (2, 3, 4):  # one wave on half of the devices: the paper derives it from Chimera
+        wave = load("hanayo").strategy(devices, waves=1, microbatches=devices)
+        assert strategies.to_table(wave) == strategies.to_table(
+            load("chimera").strategy(2 * devices)
+        )
     stages = [[a.stage for slot in row for a in slot] for row in hanayo.rows]
     assert [sorted(set(row)) for row in stages] == [[0, 3, 4, 7], [1, 2, 5, 6]]
 

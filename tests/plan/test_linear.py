@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+import time
 from collections.abc import Callable
 
 import pytest
@@ -120,3 +121,40 @@ def test_twice_the_nodes_cost_twice_the_calls(compiled: Callable[[int], object],
     once, twice = (calls(lambda n=n: compiled(n)) for n in (size, 2 * size))
 
     assert twice / once < AT_MOST
+
+
+def regions_on_one_device(n: int) -> object:
+    return compile_strategy(chain(n), [Place(where(), [0]), Split("MB", 1)])
+
+
+def regions_with_gathered_parameters(n: int) -> object:
+    placed = [Place(where(), [0, 1]), Replicate(where(), [0, 1], 3)]
+    return compile_strategy(chain(n), [*placed, Split("MB", 2)])
+
+
+def seconds(compiled: Callable[[int], object], regions: int) -> float:
+    """Of this thread, with nothing else in it."""
+    started = time.thread_time()
+    compiled(regions)
+    return time.thread_time() - started
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        regions_on_one_device,
+        pytest.param(regions_with_gathered_parameters, marks=pytest.mark.soak),
+    ],
+)
+def test_two_thousand_regions_take_four_times_as_long_as_five_hundred(
+    compiled: Callable[[int], object],
+) -> None:
+    """In seconds, unlike the others: what is quadratic may be in a loop without calls. The least of
+    several counts, as other processes take caches and cores."""
+    few = min(seconds(compiled, 500) for _ in range(2))
+
+    many = seconds(compiled, 2_000)
+    if many > 6 * few:
+        few, many = seconds(compiled, 500), min(many, seconds(compiled, 2_000))
+
+    assert many < 6 * few  # quadratic: 16 times

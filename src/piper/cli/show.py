@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,18 +19,22 @@ from piper.cli.simulate import (
 )
 from piper.cli.target import Target, strategy_of
 from piper.cli.terminal import Devices, Steps, show_lines, show_rows, show_text, window_of
-from piper.directives import Order, Strategy, apply
+from piper.directives import Directive, Order, Strategy, apply
 from piper.directives.remat import policies_of
 from piper.errors import InputError, StrategyError
+from piper.ir.maker import ORDER, Maker
+from piper.ir.message_order import names_operations
 from piper.ir.schedule_rows import Rows, dag_rows
 from piper.ir.text import text
 from piper.ir.training import training_dag
 from piper.job.pricing import cost_notes, mesh_notes
 from piper.job.stage_weights import stage_table
+from piper.names import STEP
 from piper.sim.report import report
 from piper.strategies.timing import strategy_rows
 from piper.view.division import division
 from piper.view.footprint import footprint
+from piper.view.implied_orders import implied_orders
 from piper.view.message_orders import message_orders
 from piper.view.offload import offload
 from piper.view.overlap import overlap
@@ -121,11 +126,22 @@ def show_sections(compiled: Compiled, window: Window) -> None:
     show_lines(footprint(dag, plans, compiled.roles, window.devices).splitlines(), window)
     for section in (division(dag.model), message_orders(dag), recomputation(dag)):
         show_text(section, window)
+    show_text(implied_orders(dag, orders_of_passes(compiled.program)), window)
     show_text(offload(dag, plans), window)
     if shares := dag.streams:
         show_text(f"streams: {', '.join(map(str, shares))}", window)
     if hidden := overlap(dag):
         show_lines([*hidden.splitlines(), *cost_notes(compiled)], window)
+
+
+def orders_of_passes(program: Sequence[Directive]) -> list[Maker]:
+    """Orders that name nothing but passes of this step, each before the next."""
+    return [
+        Maker(ORDER, number, len(program))
+        for number, one in enumerate(program, start=1)
+        if isinstance(one, Order) and len(one.steps) > 1 and not one.ahead
+        if not any(names_operations(f) or STEP in f.keys for slot in one.steps for f in slot)
+    ]
 
 
 def simulated_line(compiled: Compiled, machine: SimulatedMachine) -> str:

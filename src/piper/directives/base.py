@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import wraps
+from inspect import signature
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from piper.directives.codecs import Codec, codec_of
+from piper.errors import Problem, Refused, wrong_call
 from piper.ir.dag import Dag
+from piper.ir.filters import Filter
 from piper.ir.maker import Maker
 
 
@@ -92,9 +96,30 @@ def directive(
             translate=translate,
         )
         setattr(kind, "__repr__", lambda self: written(self, omit_defaults))  # noqa: B010
+        setattr(kind, "__init__", saying_what_to_write(kind, "filter" in names))  # noqa: B010
         return kind
 
     return register
+
+
+def saying_what_to_write(kind: type[Directive], filters: bool) -> Callable[..., None]:
+    """The `__init__` of a directive. Wrong arguments are an error that says what to write."""
+    plain, call = kind.__init__, signature(kind)
+
+    @wraps(plain)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        try:
+            plain(self, *args, **given)
+        except TypeError:
+            problem = wrong_call(kind.__name__, call, args, given)
+            if problem is None:
+                raise
+            raise Refused(problem) from None
+        if filters and not isinstance(self.filter, Filter):
+            what = f"{kind.__name__}: {self.filter!r} is not a filter"
+            raise Refused(Problem(what, "write where(PP=0), or where() for every region"))
+
+    return checked
 
 
 def op_of(kind: type) -> str:

@@ -78,7 +78,7 @@ class Shard(Directive):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", checked_groups(self.devices))
-        if self.what not in STREAMS:
+        if self.what not in tuple(STREAMS):
             fix = 'write "experts", "weights" or "tokens"'
             raise Refused(Problem(f"what={self.what!r} cannot be divided", fix))
         if self.stream is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Never
 
 from piper.errors import Problem, Refused
 from piper.names import OF, PASS, B, F, Operation, Phase
@@ -134,7 +134,7 @@ def fits(wanted: Filter, tags: Mapping[str, Tag]) -> bool:
             return all(accepts(value, tags.get(key)) for key, value in wanted.items)
 
 
-def where(**tags: Given) -> Filter:
+def where(*names: Never, **tags: Given) -> Filter:
     """Select nodes by their tags: an index, a list or range of indices, `"*"` for any, None for
     outside such regions. Combine filters with `|`, `&` and `~`.
 
@@ -143,7 +143,23 @@ def where(**tags: Given) -> Filter:
     >>> where(L=range(8)) & ~where(EP="*")
     where(L=range(0, 8)) & ~where(EP='*')
     """
+    if names:
+        raise Refused(no_tag(names[0]))
     return Filter(tuple((key, checked(key, value)) for key, value in tags.items()))
+
+
+def no_tag(given: object) -> Problem:
+    """
+    >>> print(no_tag("layers.0"))
+    where('layers.0') does not say which tag is meant
+      fix: write where(TAG=INDEX), such as where(L=0); `piper show --dag` lists the tags of a model
+    """
+    if isinstance(given, Filter):
+        return Problem(f"where({given}) is a filter already", "write & between two filters")
+    if isinstance(given, str) and given in (*Phase, *Operation):
+        return Problem(f"where({given!r}) does not say what {given} is", f'write {PASS}="{given}"')
+    fix = "write where(TAG=INDEX), such as where(L=0); `piper show --dag` lists the tags of a model"
+    return Problem(f"where({given!r}) does not say which tag is meant", fix)
 
 
 def checked(key: str, value: Any) -> Wanted:

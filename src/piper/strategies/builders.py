@@ -14,7 +14,7 @@ from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar, Unpack, cast
 
 from piper.directives import Order, Strategy
-from piper.errors import StrategyError, no_option
+from piper.errors import StrategyError, no_option, wrong_call
 from piper.strategies import schedules
 from piper.strategies.assembly import assemble
 from piper.strategies.check import check
@@ -59,6 +59,8 @@ def naming_options(build: Builder) -> Builder:
             if option not in full.parameters:
                 problem = no_option("a schedule", option, list(full.parameters))
                 raise StrategyError("strategy", problem)
+        if wrong := wrong_call(build.__name__, full, args, options):
+            raise StrategyError("strategy", wrong)
         return build(*args, **options)
 
     checked.__signature__ = full  # type: ignore[attr-defined]

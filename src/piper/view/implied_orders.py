@@ -1,0 +1,69 @@
+"""Orders that change nothing, because what they ask for happens anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from piper.ir.dag import Dag
+from piper.ir.graph import topology
+from piper.ir.maker import Maker
+from piper.ir.nodes import Precedence
+from piper.names import NodeId
+
+MOST = 2_000  # passes that are named: above that, it is not worth the time
+
+
+def implied_orders(dag: Dag, orders: Sequence[Maker]) -> str:
+    """One line of each reason. Empty if every order changes something."""
+    return "\n".join(lines(dag, orders))
+
+
+def lines(dag: Dag, orders: Sequence[Maker]) -> Iterator[str]:
+    asked: dict[Maker, list[Precedence]] = {order: [] for order in orders}
+    for one in dag.precedences:
+        if one.maker in asked:
+            asked[one.maker].append(one)
+    named = dict.fromkeys(n for found in asked.values() for one in found for n in one.before)
+    if len(named) > MOST:
+        return
+    bits = {node: 1 << k for k, node in enumerate(named)}
+    yield from line("no device has passes of two slots of", (o for o in asked if not asked[o]))
+    needs = ancestors(dag, bits)
+    yield from line(
+        "dataflow already implies",
+        (
+            o
+            for o, found in asked.items()
+            if found and all(is_implied(p, bits, needs) for p in found)
+        ),
+    )
+
+
+def line(reason: str, orders: Iterable[Maker]) -> Iterator[str]:
+    found = list(orders)
+    if found:
+        numbers = ", ".join(str(one.directive) for one in found)
+        one, word = (
+            ("this order", "directive") if len(found) == 1 else ("these orders", "directives")
+        )
+        yield f"{reason} {one}: {word} {numbers} of {found[0].of}"
+
+
+def is_implied(asked: Precedence, bits: dict[NodeId, int], needs: dict[NodeId, int]) -> bool:
+    wanted = sum(bits[node] for node in asked.before)
+    return all(needs[after] & wanted == wanted for after in asked.after)
+
+
+def ancestors(dag: Dag, bits: dict[NodeId, int]) -> dict[NodeId, int]:
+    """For each node, the bits of those that it needs, directly or not."""
+    graph = topology(dag.nodes, ())
+    indegree, found = list(graph.indegree), [0] * len(graph.ids)
+    ready = [k for k, degree in enumerate(indegree) if not degree]
+    for k in ready:  # grows
+        mine = found[k] | bits.get(graph.ids[k], 0)
+        for after in graph.successors[k]:
+            found[after] |= mine
+            indegree[after] -= 1
+            if not indegree[after]:
+                ready.append(after)
+    return dict(zip(graph.ids, found, strict=True))

@@ -1,0 +1,54 @@
+"""`piper show` says of an order whether it changes anything."""
+
+from __future__ import annotations
+
+import pytest
+from synthetic import chain
+
+from piper import Order, Place, Split, where
+from piper.cli.show import orders_of_passes
+from piper.job.compiler import compile_strategy
+from piper.view.implied_orders import implied_orders
+
+
+def said(devices: tuple[int, int], microbatches: int, *orders: Order) -> str:
+    placed = [Place(where(PP=stage), [device]) for stage, device in enumerate(devices)]
+    program = [*placed, Split("MB", microbatches), *orders]
+    return implied_orders(compile_strategy(chain(2), program).dag, orders_of_passes(program))
+
+
+def passes(*named: tuple[int, int, str]) -> Order:
+    return Order([where(PP=stage, MB=part, PASS=phase) for stage, part, phase in named])
+
+
+FORWARD_FIRST = passes((0, 0, "F"), (0, 0, "B"))
+DOWN = passes((0, 0, "F"), (1, 0, "F"))
+FLOW = "dataflow already implies this order: directive 4 of 4"
+APART = "no device has passes of two slots of this order: directive 4 of 4"
+
+
+@pytest.mark.parametrize(
+    ("devices", "order", "words"),
+    [
+        ((0, 1), FORWARD_FIRST, FLOW), ((0, 0), DOWN, FLOW), ((0, 1), DOWN, APART),
+        ((0, 1), Order([where(PP=0, PASS="F")]), ""),
+        ((0, 1), Order([where(PP=0, PASS="B"), where(PP=0, PASS="UPDATE")]), ""),
+    ],
+)  # fmt: skip
+def test_an_order_that_changes_nothing_is_mentioned(
+    devices: tuple[int, int], order: Order, words: str
+) -> None:
+    assert said(devices, 1, order) == words
+
+
+def test_one_that_changes_something_is_not() -> None:
+    second_first = passes((0, 1, "F"), (0, 0, "F"))
+    partly = passes((0, 0, "F"), (0, 0, "B"), (0, 1, "F"), (0, 1, "B"))
+
+    assert said((0, 1), 2, second_first) == said((0, 1), 2, partly) == ""
+
+
+def test_several_are_one_line() -> None:
+    both = FORWARD_FIRST, passes((1, 0, "F"), (1, 0, "B"))
+
+    assert said((0, 1), 1, *both) == "dataflow already implies these orders: directives 4, 5 of 5"
