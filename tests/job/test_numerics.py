@@ -16,8 +16,8 @@ from piper.job.batch import Batch
 from piper.job.inspection import Inspected, inspecting
 from piper.job.loss_reduction import LossReduction
 from piper.job.numerics import Comparison, compare
-from piper.job.numerics.data import constant_inputs, like
 from piper.job.numerics.model import refuse_large
+from piper.job.random_batches import constant_inputs, like
 from piper.plan.instructions import Add, Load
 from piper.runtime.comm.threads import ThreadComm
 from piper.runtime.execute import Program

@@ -14,7 +14,6 @@ from piper.directives import Strategy
 from piper.job.batch import Batch
 from piper.job.compiler import Compiled
 from piper.job.job import Job
-from piper.job.numerics.data import constant_inputs, doubled, like
 from piper.job.numerics.differences import (
     gradient_differences,
     largest,
@@ -34,6 +33,7 @@ from piper.job.numerics.model import (
 )
 from piper.job.numerics.reference import Reference, plain
 from piper.job.python_state import PythonState
+from piper.job.random_batches import constant_inputs, doubled, like
 from piper.job.rehearsal import Rehearsal, rehearsed
 from piper.runtime.state.device_state import BucketState, Part
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from math import isfinite
 from typing import Any
 
@@ -14,8 +14,8 @@ from piper.capture.trace.call_arguments import call, flatten, own_loss
 from piper.job.batch import Batch
 from piper.job.job import Job
 from piper.job.loss_reduction import weight_of
-from piper.job.numerics.data import chunk, microbatches
 from piper.job.numerics.replica_buffers import ReplicaBuffers
+from piper.job.random_batches import chunk, microbatches
 from piper.runtime.torch_private import TorchDispatchMode, pytree
 
 
@@ -139,32 +139,34 @@ def joint(
         outputs.append(call(model, piece.arguments[:-1]))
     pairs = zip(outputs, pieces, strict=True)
     losses = [job.loss_fn(output, piece.arguments[-1]).item() for output, piece in pairs]
-    loss = job.loss_fn(joined(outputs, sums_of(job, pieces[0], outputs[0])), batch.arguments[-1])
+    with torch.no_grad():
+        whole = call(copy.deepcopy(model), batch.arguments[:-1])
+    loss = job.loss_fn(joined(outputs, whole), batch.arguments[-1])
     loss.backward()
     return loss.item(), losses
 
 
-def sums_of(job: Job, piece: Batch, output: Any) -> tuple[int, ...]:
-    """The tensors of an output that are sums over rows, which only the model's graph shows."""
-    if all(leaf.dim() for leaf in flatten(output)[0] if isinstance(leaf, torch.Tensor)):
-        return ()
-    return job.form_of(job.capture_part(piece, ()), piece, always=False).sums
+def joined(outputs: Sequence[Any], whole: Any) -> Any:
+    """The outputs of microbatches in the form of the output for the whole batch: rows side by side,
+    and what has no rows in the mean or the sum, whichever is closer to what the whole batch gives.
+
+    The output for the whole batch itself differs where rows meet, as in batch norm.
+    """
+    leaves, specs = zip(*map(flatten, (whole, *outputs)), strict=True)
+    found = [one_leaf(first, parts) for first, *parts in zip(*leaves, strict=True)]
+    return pytree.tree_unflatten(found, specs[0])
 
 
-def joined(outputs: Sequence[Any], sums: Sequence[int] = ()) -> Any:
-    """The output for the whole batch: rows side by side, single numbers in the mean or the sum."""
-    leaves, specs = zip(*map(flatten, outputs), strict=True)
-    position = count()
-
-    def one(*parts: Any) -> Any:
-        if not isinstance(parts[0], torch.Tensor):
-            return parts[0]
-        added = next(position) in sums
-        if parts[0].dim():
-            return torch.cat(parts)
-        return torch.stack(parts).sum() if added else torch.stack(parts).mean()
-
-    return pytree.tree_unflatten([one(*parts) for parts in zip(*leaves, strict=True)], specs[0])
+def one_leaf(whole: Any, parts: Sequence[Any]) -> Any:
+    if not isinstance(whole, torch.Tensor):
+        return whole
+    sizes = enumerate(zip(whole.shape, parts[0].shape, strict=True))
+    grows = next((dim for dim, (a, b) in sizes if a != b), None)
+    if grows is not None:
+        return torch.cat(list(parts), grows)
+    total = torch.stack(list(parts)).sum(0)
+    mean = total / len(parts)
+    return total if (whole - total).norm() < (whole - mean).norm() else mean
 
 
 def weights_of(job: Job, pieces: Sequence[Batch]) -> list[float]:
