@@ -31,10 +31,13 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.capture.trace.source_lines import current_line
 
-__all__ = ["HigherOrderOperator", "OpOverload", "is_lazy", "pytree"]  # re-exported
+__all__ = [  # re-exported
+    "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "is_lazy", "pytree",
+]  # fmt: skip
 
 LINE = "piper_line"  # the key of the user's line in a node's meta
 

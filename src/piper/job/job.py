@@ -15,6 +15,7 @@ from piper.capture import Captured, Watch, capture, tag_unannotated
 from piper.capture.loss import LossForm, function_form, growing_outputs
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.trace.loss_state import loss_buffers
+from piper.capture.trace.trial_run import TrialRuns
 from piper.costs import Costs
 from piper.directives import Directive, Remat, Split, Strategy
 from piper.directives.remat import policies_of
@@ -26,12 +27,7 @@ from piper.job.around_step import refuse_modes
 from piper.job.batch import Batch, Shapes, refuse_uneven
 from piper.job.batch_arguments import arguments_of, batch_of, example_of
 from piper.job.capture_errors import about_experts
-from piper.job.chosen_directives import (
-    is_cut,
-    plans_text,
-    regions_text,
-    with_stages,
-)
+from piper.job.chosen_directives import is_cut, plans_text, regions_text, with_stages
 from piper.job.compiler import Compiled, compile_strategy
 from piper.job.consistency import flags
 from piper.job.device_costs import TargetMachine, target_machine
@@ -46,6 +42,7 @@ from piper.job.loss_reduction import (
 from piper.job.mean_loss_check import refuse_no_mean
 from piper.job.memory_check import refuse_too_large
 from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
+from piper.job.microbatch_trial import MicrobatchTrials
 from piper.job.options import Loss, Options
 from piper.job.python_state import PythonState
 from piper.job.recent import recent
@@ -81,6 +78,7 @@ class Job:
     forms: dict[BatchKind, LossForm] = field(
         default_factory=dict, repr=False
     )  # of the loss, by kind of microbatch
+    trials: MicrobatchTrials = field(default_factory=MicrobatchTrials, repr=False)
     trained: set[str] = field(default_factory=set, repr=False)  # parameters of all captures so far
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
     python_state: PythonState = field(default_factory=PythonState, repr=False)
@@ -368,17 +366,18 @@ class Job:
         return self.captures.get(self.kind(self.first_microbatch(batch)))
 
     def try_mean(self, batch: Batch) -> None:
-        """Test a loss that is not proved to be a mean, on the process that captured the model."""
+        """Try what is not proved, on the process that captured the model."""
         found = self.captured(batch)
         if found is None or self.all_microbatches == 1:
             return
-        form = self.form(found, batch)
-        reduction = self.reduction(form)
-        if form.kind is None and reduction.kind == "mean" and reduction.weight is None:
-            rows = self.first_microbatch(batch).rows or 0
-            refuse_no_mean(self.loss_fn, found.output, batch, rows)
-        sizes = self.rows.microbatches(batch)
-        for line in reduction.warnings(batch.parts(self.microbatches, sizes)):
+        reduction = self.reduction(self.form(found, batch))
+        one, runs = self.first_microbatch(batch), TrialRuns(self.model, self.loss_fn, self.initial)
+        if reduction.is_guessed:
+            refuse_no_mean(self.loss_fn, found.output, batch, one.rows or 0)
+        parts = batch.parts(self.microbatches, self.rows.microbatches(batch))
+        said = self.options.reduction is not None or reduction.weight is not None
+        trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said)
+        for line in (*reduction.warnings(parts), *trial):
             LOG.warning("%s", line)
 
     def inputs(

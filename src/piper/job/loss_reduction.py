@@ -79,6 +79,11 @@ class LossReduction:
         return everyone if self.count is None else divisor(self.count, everyone)
 
     @property
+    def is_guessed(self) -> bool:
+        """Whether it is taken for a mean without a proof, and the user does not say otherwise."""
+        return self.form.kind is None and self.kind == "mean" and self.weight is None
+
+    @property
     def is_plain_mean(self) -> bool:
         """Whether rows have the same weight."""
         return self.kind == "mean" and self.weight is None and self.count is None
@@ -162,6 +167,17 @@ def meeting_lines(where: str, parts: int) -> Iterator[str]:
         yield (
             f"rows of the batch meet at {where}: each of {parts} microbatches uses its own rows, "
             "as in a loop that accumulates gradients, so the loss differs from that of one batch"
+        )
+
+
+def unknown_lines(unknown: Sequence[str]) -> Iterator[str]:
+    """A warning for numbers that count as means over rows, if nothing shows that they are."""
+    if unknown:
+        where = ", ".join(filter(None, unknown))
+        yield (
+            f"the model returns a number without rows{f' ({where})' if where else ''}: Piper takes "
+            "it for a mean over the rows of its microbatch, and cannot see or try whether it is; "
+            "return one value for each row if it is a sum"
         )
 
 

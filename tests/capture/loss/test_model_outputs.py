@@ -182,12 +182,22 @@ def test_a_norm_is_not_supported_where_the_loss_uses_it(aux: Aux) -> None:
 
 @pytest.mark.parametrize("aux", cases(MEANS, 5))
 def test_a_mean_is_one(aux: Aux) -> None:
+    assert not form_of(aux, mean).unknown
     assert difference(aux, mean) < 1e-12
 
 
 @pytest.mark.parametrize("aux", cases(ORDINARY, 5))
-def test_what_only_a_microbatch_can_estimate_stays_accepted(aux: Aux) -> None:
-    assert form_of(aux, mean) == LossForm("mean")
+def test_what_only_a_microbatch_can_estimate_is_accepted_and_known(aux: Aux) -> None:
+    (where,) = form_of(aux, mean).unknown
+
+    assert form_of(aux, mean).kind == "mean"
+    assert where == f"test_model_outputs.py:{aux.__code__.co_firstlineno}"
+
+
+def test_a_loop_over_rows_shows_no_mean() -> None:
+    form = form_of(lambda x, h: sum(row.sum() for row in h), mean)
+
+    assert form == form_from_json(form_to_json(form)) == LossForm("mean", unknown=("",))
 
 
 class OwnLoss(Net):

@@ -49,6 +49,7 @@ class LossForm:
     obscure: bool = False  # some mean counts labels that Piper cannot count
     sums: tuple[int, ...] = ()  # tensors that the model returns, by position: sums over rows
     growing: str = ""  # the line of an output that grows with the rows, where a mean should be
+    unknown: tuple[str, ...] = ()  # lines of outputs that count as means, without a proof
     others: tuple[tuple[int, "LossForm"], ...] = ()  # for microbatches of so many rows
 
     def of(self, rows: int | None) -> "LossForm":
@@ -85,9 +86,12 @@ def function_form(
     `whole`: the tensors of the arguments that all microbatches share. `growing`: outputs that are
     no means over rows.
     """
-    sums = tuple(one.position for one in growing if one.sums)
+    sums = tuple(one.position for one in growing if one.kind == "sum")
+    unknown = tuple(one.where for one in growing if one.kind == "unknown")
+    growing = [one for one in growing if one.kind != "unknown"]
+    otherwise = replace(otherwise, sums=sums, unknown=unknown)
     if growing:
-        otherwise = replace(otherwise, sums=sums, growing=growing[0].where)
+        otherwise = replace(otherwise, growing=growing[0].where)
     batch = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
     cut = (tensor for k, tensor in enumerate(batch) if tensor.dim() and k not in whole)
     rows = next((tensor.shape[0] for tensor in cut), None)
@@ -98,7 +102,7 @@ def function_form(
         warnings.simplefilter("ignore")  # they have been seen when the model was traced
         given = loss_fn, output, arguments[-1], rows
         found = _of_function(*given, len(batch), whole, growing)
-        return replace(found, sums=sums) if found else otherwise
+        return replace(found, sums=sums, unknown=unknown) if found else otherwise
     return otherwise
 
 
@@ -131,7 +135,7 @@ def _of_function(
         scalar = k < outputs and value(node).numel() == 1
         given[node] = Rows(0) if grows else MEAN if scalar else FIXED
     for grown in growing:
-        given[places[grown.position]] = SUM if grown.sums else MIXED
+        given[places[grown.position]] = SUM if grown.kind == "sum" else MIXED
     batch = places[outputs:]
     known = followed(one.graph, given, frozenset(batch), rows, twins)
     first = tensors - len(batch)  # the labels are the last tensors of the batch
@@ -235,5 +239,5 @@ def form_from_json(text: str) -> LossForm:
 def _form_of(found: dict[str, Any]) -> LossForm:
     counts = tuple(Count(**one) for one in found["counts"])
     others = tuple((rows, _form_of(one)) for rows, one in found["others"])
-    sums = tuple(found["sums"])
-    return LossForm(**{**found, "counts": counts, "sums": sums, "others": others})
+    lists = {name: tuple(found[name]) for name in ("sums", "unknown")}
+    return LossForm(**{**found, **lists, "counts": counts, "others": others})

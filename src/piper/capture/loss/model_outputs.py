@@ -1,8 +1,9 @@
 """Outputs of a model that grow with the number of its rows, as a sum over them does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx, nn
@@ -29,12 +30,13 @@ NORMS = frozenset({"linalg_vector_norm", "linalg_norm", "linalg_matrix_norm", "n
 class GrowingOutput:
     """A tensor that a model returns: its position among the tensors, and what makes it grow.
 
-    `sums`: it is a plain sum over rows. Otherwise a norm, or a sum beside something else.
+    `sum`: it is a plain sum over rows. `growing`: a norm, or a sum beside something else.
+    `unknown`: it counts as a mean over rows, and nothing proves that it is one.
     """
 
     position: int
     where: str
-    sums: bool
+    kind: Literal["sum", "growing", "unknown"]
 
 
 Tracer = Callable[[Inputs], fx.GraphModule]
@@ -48,35 +50,45 @@ def growing_outputs(
     device: str,
     precision: Precision | None,
 ) -> tuple[GrowingOutput, ...]:
-    """Those that are proved to grow. `output`: what the model returns for this example.
+    """Those that are no means over rows. `output`: what the model returns for this example.
 
     The example ends with labels, which the model does not see.
     """
     inputs = inputs_of(example, whole)
-    if not _has_outputs_without_rows(output, inputs.rows or 0):
+    without = _outputs_without_rows(output, inputs.rows or 0)
+    if not without:
         return ()
 
     def traced(given: Inputs) -> fx.GraphModule:
         return output_graph(model, given, device, precision)
 
-    try:  # with twice the rows, a model may not run
-        with torch_private.fake_errors_unlogged(), torch.enable_grad():
-            return tuple(_growing(traced, inputs))
-    except Exception:
-        return ()
+    found = None
+    # With twice the rows, a model may not run.
+    with suppress(Exception), torch_private.fake_errors_unlogged(), torch.enable_grad():
+        found = _growing(traced, inputs, without)
+    if found is not None:
+        return tuple(found)
+    return tuple(GrowingOutput(position, "", "unknown") for position in without)
 
 
-def _has_outputs_without_rows(output: Output, rows: int) -> bool:
-    """A vector beside tensors of more dimensions has rows if it has one element for each."""
+def _outputs_without_rows(output: Output, rows: int) -> list[int]:
+    """By position among the tensors.
+
+    A vector beside tensors of more dimensions has rows if it has one element for each.
+    """
     shapes = [leaf[0] for leaf in output[0] if is_tensor(leaf)]
     most = max(map(len, shapes), default=0)
-    return rows > 0 and any(
-        not shape or shape[0] % rows or (len(shape) == 1 < most and shape[0] != rows)
-        for shape in shapes
-    )
+    return [
+        position
+        for position, shape in enumerate(shapes)
+        if rows and (not shape or shape[0] % rows or (len(shape) == 1 < most and shape[0] != rows))
+    ]
 
 
-def _growing(traced: Tracer, inputs: Inputs) -> Iterator[GrowingOutput]:
+def _growing(
+    traced: Tracer, inputs: Inputs, without: Collection[int]
+) -> list[GrowingOutput] | None:
+    """None if two numbers of rows have different graphs, as those of a loop over rows do."""
     rows = inputs.rows or 0
     one, two = traced(inputs).graph, traced(inputs.with_rows(2 * rows)).graph
     for graph in (one, two):
@@ -85,17 +97,25 @@ def _growing(traced: Tracer, inputs: Inputs) -> Iterator[GrowingOutput]:
     if twins is None and rows == 1:  # the second graph only shows what grows: nothing runs it
         twins = paired(one, without_copies(two))
     if twins is None:
-        return
+        return None
     batch = one.find_nodes(op="placeholder")[-len(inputs.tensors) :]
     given: dict[fx.Node, Known] = {
         node: Rows(0) if value(node).shape != value(twins[node]).shape else FIXED for node in batch
     }
     known = followed(one, given, frozenset(batch), rows, twins, model=True)
     growth = Growth(known, twins, rows)
-    for position, node in enumerate(one.output_node().args[0][0].args[0]):
-        cause = growth.of(node)
-        if cause is not None:
-            yield GrowingOutput(position, line(cause), known[node] == SUM)
+    nodes = enumerate(one.output_node().args[0][0].args[0])
+    judged = (_judged(growth, position, node, position in without) for position, node in nodes)
+    return [one for one in judged if one is not None]
+
+
+def _judged(growth: "Growth", position: int, node: fx.Node, without: bool) -> GrowingOutput | None:
+    """What a tensor of the output is. None: it has rows, or is a mean over them."""
+    known, cause = growth.known[node], growth.of(node)
+    if cause is not None:
+        return GrowingOutput(position, line(cause), "sum" if known == SUM else "growing")
+    proved = not without or known in (FIXED, MEAN)
+    return None if proved else GrowingOutput(position, line(node), "unknown")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,160 @@
+"""Models whose microbatches do not add up to the batch: a trial on numbers names the line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from draws import every
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from piper import Place, Split, rehearse, where
+from piper.capture.trace.trial_run import TrialRuns
+from piper.errors import InputError
+
+ROWS, TOKENS, WIDTH = 2, 3, 4
+Mix = Callable[[Tensor], Any]
+SGD = partial(torch.optim.SGD, lr=0.1)
+CALLS: list[int] = []
+
+MEETING: dict[str, Mix] = {  # what the graph does not prove
+    "a number": lambda h: h * h.shape[0],
+    "its root": lambda h: h / len(h) ** 0.5,
+    "in a sum": lambda h: h + 0.1 * h.size(0),
+    "filled": lambda h: h + h.new_full((len(h), 1, 1), float(len(h))),
+    "positions": lambda h: h + torch.arange(len(h), dtype=h.dtype)[:, None, None],
+    "first row": lambda h: h - h[:1],
+    "sorted": lambda h: h.sort(0).values,
+    "mixed up": lambda h: h + h[torch.arange(len(h)).flip(0)],
+    "permuted": lambda h: h + h[torch.randperm(len(h))],
+    "largest": lambda h: h / h.abs().max(),
+    "attention": lambda h: F.scaled_dot_product_attention(*[h.transpose(0, 1)] * 3).transpose(0, 1),
+    "joined": lambda h: torch.cat([h, h + h.max()])[len(h) :],
+    "a loop": lambda h: torch.stack([row * len(h) for row in h]),
+}  # fmt: skip
+APART: dict[str, Mix] = {
+    "plain": torch.tanh,
+    "dropout": lambda h: F.dropout(h, 0.4),
+    "noise": lambda h: h + torch.randn_like(h) * torch.rand(len(h), 1, 1),
+    "batch norm": lambda h: F.batch_norm(h, None, None, training=True),
+    "masked": lambda h: h * torch.eye(len(h)).sum(1)[:, None, None],
+    "own numbers": lambda h: h * h.shape[1] + h.shape[-1] ** 0.5,
+    "divided again": lambda h: (h * len(h)) / h.shape[0],
+    "in a loop": lambda h: torch.stack([row.softmax(-1) for row in h]),
+    "time first": lambda h: h.transpose(0, 1).cumsum(0).transpose(0, 1),
+    "twice the rows": lambda h: torch.cat([h, h.flip(1)]).tanh().chunk(2)[0],
+    "other types": lambda h: (h.float() * 3).bfloat16().to(h.dtype),
+}
+NUMBERS: dict[str, Mix] = {  # neither a mean nor a sum over rows
+    "largest": lambda h: h.max(),
+    "variance": lambda h: h.var(),
+    "product of means": lambda h: (h.softmax(-1).mean((0, 1)) * h.sigmoid().mean((0, 1))).sum(),
+    "root": lambda h: h.square().mean().sqrt(),
+}
+
+
+class Net(nn.Module):
+    """A number beside rows, if there is one."""
+
+    def __init__(self, mix: Mix = torch.tanh, number: Mix | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mix, self.number = mix, number
+        nn.init.zeros_(self.last.weight)  # it hides what is before it
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.first(x)
+        out = self.last(self.mix(hidden))
+        return out if self.number is None else (out, self.number(hidden))
+
+
+def loss(output: Any, y: Tensor) -> Tensor:
+    out, number = output if isinstance(output, tuple) else (output, 0.0)
+    return F.mse_loss(out, y) + number
+
+
+def trained(model: nn.Module, loss_fn: Any = loss, parts: int = 2, **options: Any) -> None:
+    x = torch.randn(2 * ROWS, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+    strategy = [Place(where(), [0]), Split("MB", parts)]
+    rehearse(model, loss_fn, strategy, [(x, x)], optimizer=SGD, **options)
+
+
+@pytest.fixture(autouse=True)
+def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING, "piper")
+    return caplog
+
+
+@pytest.mark.parametrize("mix", every(5, MEETING.values(), MEETING))
+def test_the_line_where_rows_meet_is_named(mix: Mix, warned: pytest.LogCaptureFixture) -> None:
+    trained(Net(mix))
+
+    at = mix.__code__.co_firstlineno
+    (record,) = warned.records
+    assert f"rows of the batch meet at test_microbatch_trial.py:{at}" in record.message
+
+
+@pytest.mark.parametrize("mix", every(5, APART.values(), APART))
+def test_rows_that_stay_apart_are_left_in_peace(mix: Mix, warned: pytest.LogCaptureFixture) -> None:
+    trained(Net(mix))
+
+    assert not warned.records
+
+
+@pytest.mark.parametrize("number", every(3, NUMBERS.values(), NUMBERS))
+def test_a_number_that_is_no_mean_over_rows_is_named(
+    number: Mix, warned: pytest.LogCaptureFixture
+) -> None:
+    trained(Net(number=number))
+
+    (record,) = warned.records
+    at = f"(test_microbatch_trial.py:{number.__code__.co_firstlineno})"
+    assert f"the model returns a number {at} that is no mean over the rows" in record.message
+
+
+def test_a_sum_in_a_loop_over_rows_is_not_supported() -> None:
+    def total(h: Tensor) -> Tensor:
+        return sum((row.square().sum() for row in h), torch.zeros(()))
+
+    line = total.__code__.co_firstlineno + 1
+    with pytest.raises(InputError, match=f"a sum or a norm .*test_microbatch_trial.py:{line}"):
+        trained(Net(number=total))
+
+
+def test_a_loss_that_counts_its_calls_and_a_generator_stay_as_they_were() -> None:
+    def counted(output: Any, y: Tensor) -> Tensor:
+        CALLS.append(1)
+        return F.mse_loss(output, y)
+
+    model, before = Net(), torch.random.get_rng_state()
+    x = torch.randn(ROWS, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+    runs = TrialRuns(model, counted, dict(model.named_parameters()).__getitem__)
+    found = runs.run((x, x), None, calls=False)
+
+    assert CALLS == []
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert found.loss.isfinite()
+
+
+def test_one_microbatch_needs_no_trial(warned: pytest.LogCaptureFixture) -> None:
+    trained(Net(MEETING["a number"], NUMBERS["largest"]), parts=1)
+
+    assert not warned.records
+
+
+def test_a_model_that_cannot_be_tried_gets_a_warning_for_its_numbers(
+    warned: pytest.LogCaptureFixture,
+) -> None:
+    def only_two(h: Tensor) -> Tensor:
+        return h.view(ROWS, TOKENS, WIDTH).square().mean()
+
+    trained(Net(number=only_two))
+
+    (record,) = warned.records
+    assert "the model returns a number without rows: Piper takes it for a mean" in record.message
