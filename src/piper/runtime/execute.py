@@ -42,7 +42,7 @@ from piper.runtime.comm.redistribution import redistribute, sliced
 from piper.runtime.comm.token_routes import refuse_uncounted
 from piper.runtime.gradient_norm import as_tuple, square
 from piper.runtime.host_memory import host_memory
-from piper.runtime.plan_values import counted, ending, exchanged, results, waited_for
+from piper.runtime.plan_values import counted, ending, exchanged, picked, results, waited_for
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.offloaded_optimizer import fetch_state, store_state
 from piper.runtime.state.offloaded_parameters import BucketMemory
@@ -218,7 +218,7 @@ class Program:
     def run(self, position: int, run: Run) -> Act:
         kernel: Kernel | None = None  # made when it is first used
         slots = self.slots
-        reads, writes = (tuple(map(self.slot, names)) for names in (run.reads, run.writes))
+        operands, writes = picked(map(self.slot, run.reads)), tuple(map(self.slot, run.writes))
         given = [self.slot(value) for value in run.reads if value in self.ending[position]]
 
         def act() -> None:
@@ -228,7 +228,7 @@ class Program:
             for k in given:
                 if isinstance(slots[k], tuple):
                     slots[k] = list(slots[k])
-            results = kernel(*[slots[k] for k in reads])
+            results = kernel(*operands(slots))
             for k, result in zip(writes, results, strict=True):
                 slots[k] = result
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any
 
 from piper.plan.instructions import Exchange, Free, Plan, Run, Total, is_message
 
@@ -51,3 +53,13 @@ def waited_for(plan: Plan, k: int, position: int) -> tuple[str, tuple[int, ...]]
     message, reader = plan.instructions[k], plan.instructions[position]
     queue = message.communicator(plan.device)
     return f"{message.text}, for {reader.node or reader.text}", queue.members if queue else ()
+
+
+def picked(slots: Iterable[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Takes the contents of these slots from a list of all, with a single call if it can.
+
+    >>> picked((2, 0))(["a", "b", "c"]), picked((1,))(["a", "b", "c"])
+    (('c', 'a'), ['b'])
+    """
+    wanted = tuple(slots)
+    return itemgetter(*wanted) if len(wanted) > 1 else lambda every: [every[k] for k in wanted]
