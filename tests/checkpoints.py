@@ -19,6 +19,7 @@ from shared_capture import using
 from torch import nn
 from torch.nn import functional
 
+from piper import annotate
 from piper.directives import Place, Split, Strategy
 from piper.ir.filters import where
 from piper.job.division import feeds_of
@@ -30,6 +31,22 @@ ROWS, SAVED = 8, 2  # rows of all replicas; steps before a run is saved
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 PLACE = [Place(where(), [0])]
 HALVING = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+
+
+class Branches(nn.Module):
+    """Short batches go one way, long ones another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.short, self.long = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 4:
+            with annotate("PP", 0):
+                return self.long(x)
+        with annotate("PP", 1):
+            return self.short(x)
 
 
 def made(rank: int, name: str, stages: int, text: str, **options: Any) -> tuple[Trainer, Any]:

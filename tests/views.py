@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from browser import Browser
 from synthetic import chain, moe_chain
 
 from piper.costs import Costs
@@ -12,6 +14,7 @@ from piper.ir.model import Model
 from piper.job.compiler import Compiled, compile_strategy
 from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.strategies import BUILDERS
+from piper.view.page import page
 from piper.view.view_data import DeviceView, ViewData, view_data
 
 SLOW = Costs(link=100.0, latency=0.2, streams={"ep": 60.0})  # messages that can be seen
@@ -78,3 +81,10 @@ def crowd(devices: int = 16, bars: int = 3200) -> ViewData:
     }  # fmt: skip
     orders: dict[str, list[Any]] = {"before": [], "after": [], "maker": []}
     return ViewData("crowd", empty, orders, tuple(views), (trace,))
+
+
+def opened(browser: Browser, folder: Path, *runs: ViewData, **how: Any) -> Browser:
+    path = folder / "page.html"
+    path.write_text(page(runs))
+    browser.open(path, **how)
+    return browser

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from draws import every
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -84,13 +85,8 @@ def test_a_loss_may_lay_out_its_gradient_otherwise_than_it_was_traced(loss: Loss
 
 def assert_trains(make: Callable[[], nn.Module], loss_fn: Loss, schedule: str) -> None:
     model = make()
-    optimizer, losses = SGD(model.parameters()), []
-    for x, y in data():
-        optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    optimizer = SGD(model.parameters())
+    losses = plain_losses(optimizer, data(), lambda x, y: loss_fn(model(x), y))
 
     strategy = BUILDERS[schedule](pp=2, microbatches=2)
     found = rehearse(make(), loss_fn, strategy, data(), optimizer=SGD)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -176,14 +177,9 @@ def test_microbatches_and_stages_get_keywords(loss_fn: Any) -> None:
         {"x": torch.randn(4, 3).double(), "mask": None, "labels": torch.randn(4, 3).double()}
         for _ in range(3)
     ]
-    model, wanted = Net(), []
+    model = Net()
     optimizer = SGD(model.parameters())
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        wanted.append(loss.item())
+    wanted = plain_losses(optimizer, batches, lambda **batch: model(**batch).loss)
 
     found = piper.rehearse(Net(), loss_fn, PIPELINE(), batches, optimizer=SGD, reduction="mean")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from draws import every
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -56,13 +57,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def plain(model: nn.Module) -> tuple[list[float], dict[str, Tensor]]:
-    optimizer, losses = SGD(model.parameters(), lr=0.1), []
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    losses = plain_losses(optimizer, batches(), lambda x, y: functional.mse_loss(model(x), y))
     return losses, {name: one.detach() for name, one in model.named_parameters()}
 
 

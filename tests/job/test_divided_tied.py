@@ -8,6 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 from job.test_division import PARTS, SGD, Net, batches, loss_fn
+from plain_loop import plain_losses
 
 from piper import Strategy, rehearse, strategies
 
@@ -27,14 +28,11 @@ def tied() -> Net:
 
 @cache
 def plain() -> tuple[list[float], dict[str, torch.Tensor]]:
-    model, losses = deepcopy(tied()), []
+    model = deepcopy(tied())
     optimizer = SGD(model.parameters())
-    for tokens, labels in batches():
-        optimizer.zero_grad()
-        loss = loss_fn(model(tokens), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(
+        optimizer, batches(), lambda tokens, labels: loss_fn(model(tokens), labels)
+    )
     return losses, {name: one.detach() for name, one in model.named_parameters()}
 
 

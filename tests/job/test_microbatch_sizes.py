@@ -12,6 +12,7 @@ import pytest
 import torch
 from draws import drawn, draws, every, levels_of
 from odd_batches import train
+from plain_loop import plain_losses
 from pool import run_on
 from replicas import ADAMW, batches, build, part_of, plain
 from replicas import compare as must_agree
@@ -174,13 +175,8 @@ def test_labels_that_count_are_counted_in_microbatches_of_all_sizes() -> None:
     data = [(x, y.argmax(1)) for x, y in noisy_batches(7)]
     assert all(len({*(y[:5] > 0).tolist()}) == 2 for _, y in data)
     model, reference = (noisy(norm=False).eval() for _ in range(2))
-    optimizer, losses = ADAMW(reference.parameters()), []
-    for x, y in data:
-        optimizer.zero_grad()
-        loss = ignoring(reference(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    optimizer = ADAMW(reference.parameters())
+    losses = plain_losses(optimizer, data, lambda x, y: ignoring(reference(x), y))
 
     strategy = one_f_one_b(pp=2, microbatches=2, microbatch_sizes=[5, 2])
     found = rehearse(model, ignoring, strategy, data, optimizer=ADAMW)

@@ -21,6 +21,7 @@ import pytest
 import torch
 from draws import drawn, draws
 from message_orders import Named
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -76,14 +77,9 @@ def data(rows: int) -> list[tuple[Tensor, Tensor]]:
 @cache
 def reference(rows: int) -> tuple[list[float], dict[str, Tensor]]:
     """The whole batch at once, without Piper."""
-    model, losses = Layered(), []
+    model = Layered()
     optimizer = ADAMW(p for p in model.parameters() if p.requires_grad)
-    for x, y in data(rows):
-        optimizer.zero_grad()
-        loss = mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(optimizer, data(rows), lambda x, y: mse_loss(model(x), y))
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 

@@ -9,6 +9,7 @@ import torch
 from draws import drawn, draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_loop import plain_losses
 from shared_capture import using
 from torch import nn
 
@@ -61,13 +62,8 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 def reference() -> tuple[list[float], dict[str, torch.Tensor]]:
     """The whole batch at once, without Piper."""
     model = make()
-    optimizer, losses = SGD(model.parameters()), []
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    optimizer = SGD(model.parameters())
+    losses = plain_losses(optimizer, batches(), lambda x, y: loss_fn(model(x), y))
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 

@@ -18,6 +18,7 @@ from job.test_microbatch_sizes import (
     noisy,
     noisy_batches,
 )
+from plain_loop import plain_losses
 from pool import run_on
 from replicas import ADAMW, batches, build, part_of, plain
 from replicas import compare as must_agree
@@ -123,13 +124,8 @@ def test_dropout_masks_are_those_of_the_whole_batch() -> None:
 def test_labels_that_count_are_counted_on_all_replicas() -> None:
     data = [(x, y.argmax(1)) for x, y in noisy_batches(7)]
     model, reference = (noisy(norm=False).eval() for _ in range(2))
-    optimizer, losses = ADAMW(reference.parameters()), []
-    for x, y in data:
-        optimizer.zero_grad()
-        loss = ignoring(reference(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    optimizer = ADAMW(reference.parameters())
+    losses = plain_losses(optimizer, data, lambda x, y: ignoring(reference(x), y))
 
     strategy = one_f_one_b(pp=2, microbatches=2, dp=2, replica_sizes=[5, 2])
     found = rehearse(model, ignoring, strategy, data, optimizer=ADAMW)

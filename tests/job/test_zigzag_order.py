@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -43,14 +44,9 @@ def sgd(parameters: object) -> torch.optim.SGD:
 
 
 def test_a_zigzag_of_four_devices_is_gathered_in_order() -> None:
-    model, losses = Mixed(), []
+    model = Mixed()
     optimizer = sgd(model.parameters())
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(optimizer, batches(), lambda x, y: functional.mse_loss(model(x), y))
     strategy = strategies.zb_h1(pp=2, microbatches=2, cp=4, cp_attention="zigzag")
 
     found = rehearse(Mixed(), functional.mse_loss, strategy, batches(), optimizer=sgd)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import plain_losses
 from pretrained import batches, write_model
 from torch import nn
 
@@ -138,14 +139,9 @@ def test_adapters_are_trained_as_peft_trains_them(
     start = piper.from_pretrained(base, example=batches()[0], adapter=config, device="cpu")
     start.save_pretrained(first)
     start.close()
-    plain, losses = adapted(base, first), []
+    plain = adapted(base, first)
     optimizer = ADAM([one for one in plain.parameters() if one.requires_grad])
-    for batch in batches():
-        optimizer.zero_grad()
-        loss = plain(**batch).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(optimizer, batches(), lambda **batch: plain(**batch).loss)
 
     trainer = piper.from_pretrained(
         base, example=batches()[0], adapter=config, optimizer=ADAM, device="cpu"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, Architecture
 from draws import every
+from plain_loop import plain_losses
 
 import piper
 from piper.errors import InputError
@@ -52,13 +53,8 @@ def check(one: Architecture, strategy: piper.Strategy) -> None:
     model, batches = build(one), [doubled(one.batch(seed)) for seed in range(2)]
     reference = copy.deepcopy(model)
     use_experts(model, reference)
-    optimizer, losses = SGD(reference.parameters()), []
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = reference(**batch).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    optimizer = SGD(reference.parameters())
+    losses = plain_losses(optimizer, batches, lambda **batch: reference(**batch).loss)
 
     found = piper.rehearse(model, None, strategy, batches, optimizer=SGD, reduction="mean")
 

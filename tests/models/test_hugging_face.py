@@ -8,6 +8,7 @@ import pytest
 import torch
 from capture.interpreter import assert_parity, eager
 from draws import every
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -95,14 +96,9 @@ def test_an_unedited_model_trains_on_its_own_batches_and_loss() -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).double()
     ids = [torch.randint(64, (4, 8)) for _ in range(2)]
     batches = [transformers.BatchEncoding(padded(one)) for one in ids]
-    reference, wanted = copy.deepcopy(model), []
+    reference = copy.deepcopy(model)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = reference(**batch).loss
-        loss.backward()
-        optimizer.step()
-        wanted.append(loss.item())
+    wanted = plain_losses(optimizer, batches, lambda **batch: reference(**batch).loss)
 
     strategy = piper.strategies.one_f_one_b(pp=2, microbatches=2)
     sgd = partial(torch.optim.SGD, lr=0.1)

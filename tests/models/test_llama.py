@@ -4,6 +4,7 @@ import resource
 
 import pytest
 import torch
+from plain_loop import plain_losses
 
 from piper.capture import capture
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
@@ -47,14 +48,9 @@ def test_it_learns_a_sequence_by_heart() -> None:
     model = Llama(LlamaConfig(vocab=16, layers=1, kv_heads=2))
     tokens = torch.randint(16, (1, 9))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
+    batches = [(tokens[:, :-1], tokens[:, 1:])] * 60
 
-    for _ in range(60):
-        loss = cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(optimizer, batches, lambda x, y: cross_entropy(model(x), y))
 
     assert losses[-1] < 0.1 < 2 < losses[0]
 

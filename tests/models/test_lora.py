@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from draws import every
+from plain_loop import plain_losses
 from torch import nn
 
 import piper
@@ -54,14 +55,9 @@ def batches() -> list[dict[str, torch.Tensor]]:
 
 
 def check(adapters: str, strategy: piper.Strategy) -> None:
-    plain, losses = build(adapters), []
+    plain = build(adapters)
     optimizer = ADAM([one for one in plain.parameters() if one.requires_grad])
-    for batch in batches():
-        optimizer.zero_grad()
-        loss = plain(**batch).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(optimizer, batches(), lambda **batch: plain(**batch).loss)
 
     found = piper.rehearse(build(adapters), None, strategy, batches(), optimizer=ADAM)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plain_loop import plain_losses
 from pretrained import SGD, batches, config, write_model
 
 import piper
@@ -18,13 +19,8 @@ transformers = pytest.importorskip("transformers")
 
 def test_a_model_is_read_trained_and_written_back(tmp_path: Path) -> None:
     model = write_model(tmp_path / "a").train()
-    optimizer, losses = SGD(model.parameters()), []
-    for batch in batches():
-        optimizer.zero_grad()
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    optimizer = SGD(model.parameters())
+    losses = plain_losses(optimizer, batches(), lambda **batch: model(**batch).loss)
 
     trainer = piper.from_pretrained(tmp_path / "a", example=batches()[0], optimizer=SGD)
     found = [trainer.step(batch).loss for batch in batches()]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from capture.interpreter import assert_parity
+from plain_loop import plain_losses
 
 from piper.capture import capture
 from piper.models.llama import cross_entropy
@@ -52,14 +53,9 @@ def test_it_learns_a_sequence_by_heart() -> None:
     model = Qwen3(Qwen3Config(vocab=16, layers=1, kv_heads=2))
     tokens = torch.randperm(16)[:9].unsqueeze(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
+    batches = [(tokens[:, :-1], tokens[:, 1:])] * 60
 
-    for _ in range(60):
-        loss = cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(optimizer, batches, lambda x, y: cross_entropy(model(x), y))
 
     assert losses[-1] < 0.1 < 2 < losses[0]
 

@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from draws import drawn, draws
 from hypothesis import given, settings
-from plan.devices import EARLY, LATE, executed
+from plan.devices import LATE, executed
+from plan.exactness import must_be_right
 from plan.expert_programs import expert_programs, random_experts, scheduled
 from plan.numbers import expected
 from plan.programs import Program
@@ -17,16 +18,6 @@ from piper.directives import Place
 from piper.directives.order import Ahead
 from piper.job.compiler import compile_strategy
 from piper.strategies import BUILDERS
-
-STEPS = 2  # the second one sees what the first one left behind
-
-
-def must_be_right(program: Program) -> None:
-    plans = compile_strategy(program.model, program.directives, clip=program.clip).plans
-    right = expected(program.model, program.parts, program.clip, STEPS, program.feeds)
-
-    for when in (EARLY, LATE):
-        assert executed(program.model, plans, when, STEPS, program.feed_of) == right
 
 
 @drawn

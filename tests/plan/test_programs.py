@@ -8,6 +8,7 @@ import pytest
 from draws import drawn, draws
 from hypothesis import given, settings
 from plan.devices import EARLY, LATE, executed
+from plan.exactness import STEPS, must_be_right
 from plan.numbers import expected
 from plan.programs import Program, programs, random_program
 from synthetic import ROW, bucket, chain
@@ -18,16 +19,6 @@ from piper.ir.model import Model, Region
 from piper.ir.values import Role, Value
 from piper.job.compiler import compile_strategy
 from piper.names import BucketId, RegionId, ValueId
-
-STEPS = 2  # the second one sees what the first one left behind
-
-
-def must_be_right(program: Program) -> None:
-    plans = compile_strategy(program.model, program.directives, clip=program.clip).plans
-    right = expected(program.model, program.parts, program.clip, STEPS, program.feeds)
-
-    for when in (EARLY, LATE):
-        assert executed(program.model, plans, when, STEPS, program.feed_of) == right
 
 
 @drawn

@@ -10,14 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import HALVING, PLACE, SAVED, alone, go_on, made, refused_there, save_half
+from checkpoints import (
+    HALVING,
+    PLACE,
+    SAVED,
+    Branches,
+    alone,
+    go_on,
+    made,
+    refused_there,
+    save_half,
+)
 from draws import every
 from pool import run_on
 from replicas import Net, compare, data, plain
 from torch import nn
 from torch.nn import functional
 
-from piper import Place, Replicate, Split, Strategy, Trainer, annotate, where
+from piper import Place, Replicate, Split, Strategy, Trainer, where
 from piper.errors import InputError
 from piper.strategies import BUILDERS
 
@@ -259,22 +269,6 @@ def test_an_optimizer_that_counts_in_its_groups_is_refused(tmp_path: Path) -> No
 
     with pytest.raises(InputError, match="the optimizer's groups changed during training"):
         trainer.save(tmp_path / "run")
-
-
-class Branches(nn.Module):
-    """Short batches go one way, long ones another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.short, self.long = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > 4:
-            with annotate("PP", 0):
-                return self.long(x)
-        with annotate("PP", 1):
-            return self.short(x)
 
 
 def test_what_is_not_used_again_is_saved_again(tmp_path: Path) -> None:

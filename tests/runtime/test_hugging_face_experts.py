@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -49,13 +50,10 @@ def test_unedited_models_train_as_their_authors_wrote_them(name: str) -> None:
     """The reference is the model's own code, with its own loop over experts."""
     own = build(name)
     own.set_experts_implementation("eager")  # the others know no float64
-    optimizer, losses = SGD(own.parameters()), []
-    for tokens, labels in batches():
-        optimizer.zero_grad()
-        loss = next_token(own(tokens), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    optimizer = SGD(own.parameters())
+    losses = plain_losses(
+        optimizer, batches(), lambda tokens, labels: next_token(own(tokens), labels)
+    )
     model = adapt_experts(build(name))
     tag(model, "PP", STAGES)
     strategy = one_f_one_b(pp=2, microbatches=2, dp=2, ep=2, zero=2)

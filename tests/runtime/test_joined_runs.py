@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from draws import SOAK, every
+from plain_loop import plain_losses
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
@@ -232,14 +233,11 @@ class Overwritten(nn.Module):
 
 
 def test_a_sum_that_overwrites_its_term_does_not_share_it(sequences_seen: list[int]) -> None:
-    model, optimizer_losses = Overwritten(), []
+    model = Overwritten()
     optimizer = SGD(model.parameters())
-    for x, y in data():
-        optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer_losses.append(loss.item())
+    optimizer_losses = plain_losses(
+        optimizer, data(), lambda x, y: functional.mse_loss(model(x), y)
+    )
 
     found = rehearse(Overwritten(), functional.mse_loss, ONE, data(), optimizer=SGD)
 

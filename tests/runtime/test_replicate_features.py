@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from draws import every
+from plain_loop import plain_losses
 from pool import run_on
 from replicas import (
     ADAMW,
@@ -47,13 +48,8 @@ def two(zero: int, parts: int = 2, **options: object) -> Strategy:
 
 def plainly(model: nn.Module, loss_fn, batches, optimizer) -> tuple[list[float], dict]:
     """The whole batch at once."""
-    steps, losses = optimizer(list(model.named_parameters())), []
-    for x, y in batches:
-        steps.zero_grad()
-        loss = loss_fn(model(x), y)
-        loss.backward()
-        steps.step()
-        losses.append(loss.item())
+    steps = optimizer(list(model.named_parameters()))
+    losses = plain_losses(steps, batches, lambda x, y: loss_fn(model(x), y))
     return losses, {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 

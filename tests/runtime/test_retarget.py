@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import HALVING, MOMENTUM, alone, retarget_often, weights
+from checkpoints import HALVING, MOMENTUM, Branches, alone, retarget_often, weights
 from draws import every
 from pool import run_on
 from replicas import compare, data, plain
 from torch import nn
 from torch.nn import functional
 
-from piper import Place, Replicate, Split, Strategy, Trainer, annotate, where
+from piper import Place, Replicate, Split, Strategy, Trainer, where
 from piper.errors import InputError, PiperError
 from piper.strategies import BUILDERS
 
@@ -153,22 +153,6 @@ def test_what_is_not_supported_changes_nothing() -> None:
     assert trainer.step(*batch).loss == other.step(*batch).loss
     trainer.close()
     other.close()
-
-
-class Branches(nn.Module):
-    """Short batches go one way, long ones another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.short, self.long = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > 4:
-            with annotate("PP", 0):
-                return self.long(x)
-        with annotate("PP", 1):
-            return self.short(x)
 
 
 def test_parameters_that_the_example_does_not_use_stay() -> None:

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from browser import CHROMIUM, Browser, Point
-from views import crowd, divided, experts, measured, pipeline
-
-from piper.view.page import page
-from piper.view.view_data import ViewData
+from views import crowd, divided, experts, measured, opened, pipeline
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 FORWARD, BACKWARD, EXCHANGE = (0x5A, 0xA9, 0xE6), (0x1F, 0x7A, 0x5A), (0xCC, 0x33, 0x44)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    found = Browser()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def browser(chromium: Browser) -> Iterator[Browser]:
-    """Whatever a test does, the page may not complain."""
-    yield chromium
-    assert chromium.problems == []
-
-
-def opened(browser: Browser, folder: Path, *runs: ViewData, **how: Any) -> Browser:
-    path = folder / "page.html"
-    path.write_text(page(runs))
-    browser.open(path, **how)
-    return browser
 
 
 def box(browser: Browser, node: str, device: int, view: int = 0) -> dict[str, float]:

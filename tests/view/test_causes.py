@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
 from synthetic import chain, moe_chain
-from views import SLOW, compiled, divided, measured, pipeline
+from views import SLOW, compiled, divided, measured, opened, pipeline
 
 from piper.costs import Costs
 from piper.job.compiler import Compiled
@@ -21,27 +20,6 @@ from piper.view.view_data import ViewData, view_data
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 EXPERTS = {"pp": 2, "dp": 2, "ep": 2, "zero": 2, "microbatches": 4}
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    found = Browser()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def browser(chromium: Browser) -> Iterator[Browser]:
-    """Whatever a test does, the page may not complain."""
-    yield chromium
-    assert chromium.problems == []
-
-
-def opened(browser: Browser, folder: Path, *runs: ViewData) -> Browser:
-    path = folder / "page.html"
-    path.write_text(page(runs))
-    browser.open(path)
-    return browser
 
 
 def simulated(made: Compiled, costs: Costs = SLOW, machine: str = "") -> ViewData:
