@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from piper.cli import app, run, show, simulate, target
+from piper.cli import app, run, simulate, target
 from piper.costs import Costs
 from piper.costs.links import Link, Network
 from piper.errors import PiperError
@@ -215,8 +215,7 @@ class Fuzz:
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is started, a strategy is compiled once, and words may name files to write."""
     monkeypatch.chdir(tmp_path)
-    for module in (show, simulate):
-        monkeypatch.setattr(module, "inspect", lambda _, rest, *__, **___: inspected(tuple(rest)))
+    monkeypatch.setattr(simulate, "inspect", lambda _, rest, *__, **___: inspected(tuple(rest)))
     monkeypatch.setattr(run, "run_local", lambda *_: 0)
     monkeypatch.setattr(run, "run_on_ray", lambda *_: 0)
 
