@@ -55,7 +55,8 @@ class Outcome:
         named = {int(one) for one in re.findall(NAMED, self.errors)}
         found = re.search(r"^Root Cause.*?rank\s*: (\d+)", self.errors, re.M | re.S)
         own = {int(found[1])} if found else set()
-        return next(iter(named or own)) if len(named) < 2 else None
+        blamed = named or own
+        return blamed.pop() if len(blamed) == 1 else None
 
     @property
     def losses(self) -> list[float]:
