@@ -128,7 +128,7 @@ def wrong(case: Case, found: Outcome) -> Iterator[str]:
         yield f"it took {len(found.losses)} steps"
     elif case.restarts:
         error = max(abs(a - b) for a, b in zip(found.losses, expected, strict=True))
-        if error > 1e-6:
+        if error > 2e-9:  # as many digits are printed
             yield f"its losses differ by {error:.0e}"
     nan = any(one.kind == "nan" for one in case.faults)
     if nan and "the loss is nan; it began in" not in found.errors:

@@ -38,6 +38,7 @@ class Net(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(16, 8)
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.double()  # a hundred steps at this rate make much of a rounding error
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = tokens
@@ -51,7 +52,7 @@ class Net(nn.Module):
 def batch(step: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * step + replica)
     tokens = torch.randint(0, 16, (4, 3), generator=generator)
-    return tokens, torch.randn(4, 3, 8, generator=generator)
+    return tokens, torch.randn(4, 3, 8, generator=generator, dtype=torch.float64)
 
 
 def optimizer(named: object) -> torch.optim.Optimizer:
