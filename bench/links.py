@@ -24,14 +24,17 @@ BURST, QUEUE, FRAME = "128kb", "32mb", 9000
 PORT = 29_500
 
 
-def launch(script: str, arguments: Sequence[str], ranks: int, rate: str = NORMAL) -> None:
+def launch(
+    script: str, arguments: Sequence[str], ranks: int, rate: str = NORMAL, burst: str = BURST
+) -> None:
     """Run a script in several processes; exit if they fail."""
     if rate == NORMAL:
         code = run_local(script, arguments, ranks)
     else:
         inside = [sys.executable, str(Path(__file__).resolve()), "--inside"]
         own = ["unshare", "-Urnmp", "--propagation", "private", "--fork", "--kill-child"]
-        command = [*own, *inside, "-n", str(ranks), "--rate", rate, script, *arguments]
+        how = ["-n", str(ranks), "--rate", rate, "--burst", burst]
+        command = [*own, *inside, *how, script, *arguments]
         code = subprocess.run(command).returncode
     if code:
         raise SystemExit(code)
@@ -43,7 +46,7 @@ def tool(*command: str) -> None:
         raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def connect(ranks: int, rate: str) -> None:
+def connect(ranks: int, rate: str, burst: str) -> None:
     """One namespace per rank, all on one bridge. Outgoing traffic of a rank is slowed."""
     tool("mount", "-t", "tmpfs", "tmpfs", "/run")
     Path("/run/netns").mkdir()
@@ -61,7 +64,7 @@ def connect(ranks: int, rate: str) -> None:
         tool(*here, "ip", "link", "set", "eth0", "mtu", str(FRAME), "up")
         tool(*here, "ip", "addr", "add", f"{address(rank)}/24", "dev", "eth0")
         tool(*here, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf",
-             "rate", rate, "burst", BURST, "limit", QUEUE)  # fmt: skip
+             "rate", rate, "burst", burst, "limit", QUEUE)  # fmt: skip
 
 
 def address(rank: int) -> str:
@@ -82,14 +85,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", type=int, default=2, dest="ranks")
     parser.add_argument("--rate", default="500mbit")
+    parser.add_argument("--burst", default=BURST, help="what an idle link sends at once")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     chosen = parser.parse_args()
     if not chosen.inside:
-        launch(chosen.script, chosen.arguments, chosen.ranks, chosen.rate)
+        launch(chosen.script, chosen.arguments, chosen.ranks, chosen.rate, chosen.burst)
         return
-    connect(chosen.ranks, chosen.rate)
+    connect(chosen.ranks, chosen.rate, chosen.burst)
     command = [sys.executable, chosen.script, *chosen.arguments]
     children = [start(rank, chosen.ranks, command) for rank in range(chosen.ranks)]
     while any(child.poll() is None for child in children):
