@@ -21,12 +21,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import piper
+from piper.job.stragglers import WINDOW
 from piper.runtime.observe import gpu_time
 from piper.strategies import one_f_one_b
 
 DEVICE = os.environ.get("PIPER_DEVICE", "cuda")
 HOW = {"eager": {"graphs": False}, "graphs": {"graphs": True}, "auto": {}}
 BLOCKS, BLOCK = 12, 40  # of steps with marks, and as many without
+STEPS = gpu_time.EVERY * (WINDOW + 8)  # enough to compare, and to look where the time is lost
 extra = 0  # matrix products of this process
 
 
@@ -60,7 +62,7 @@ class Net(nn.Module):
 
 
 def trained(
-    strategy: object, slow: int | None, products: int, width: int, rows: int, how: str, steps: int
+    strategy: object, slow: int | None, products: int, width: int, rows: int, how: str
 ) -> tuple[object, float]:
     """What this process knows of the slowest one in the end, and the seconds of a step."""
     global extra
@@ -75,13 +77,13 @@ def trained(
         **HOW[how] if DEVICE == "cuda" else {},
     )  # fmt: skip
     found, began = None, 0.0
-    for number in range(steps):
-        if number == steps // 2:
+    for number in range(STEPS):
+        if number == STEPS // 2:
             settle()
             began = time.perf_counter()
         found = trainer.step(*batch).slowest
     settle()
-    seconds = (time.perf_counter() - began) / (steps - steps // 2)
+    seconds = (time.perf_counter() - began) / (STEPS - STEPS // 2)
     trainer.close()
     return found, seconds
 
@@ -96,7 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--products", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=112)  # 80, and then some
     parser.add_argument("--how", nargs="+", choices=HOW, default=[*HOW])
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # of the run itself; this prints what it finds
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }.items():
         for how in options.how if DEVICE == "cuda" else ["eager"]:
             for slow in (None, 2):  # in a pipeline, it has the first stage
-                given = strategy, slow, options.products, *size, how, options.steps
+                given = strategy, slow, options.products, *size, how
                 found, seconds = trained(*given)
                 who = None if found is None else found.device
                 where = "" if found is None else found.where
