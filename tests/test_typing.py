@@ -5,6 +5,7 @@ To add a case, append a script and the errors that it must give, each with its l
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+from piper.job.trainer_options import TrainerOptions
+from piper.trainer import Trainer
 
 pytest.importorskip("mypy")
 
@@ -24,6 +28,7 @@ from piper.directives import Place, Split
 from piper.costs import Costs
 from piper.ir.filters import where
 from piper.job.rehearsal import Rehearsal, rehearse
+from piper.pretrained import from_pretrained
 from piper.trainer import Trainer
 
 def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -70,6 +75,19 @@ Trainer(model, loss_fn)
             'did you mean "lr_scheduler"?'
         ],
     ),
+    "options of a pretrained model": (
+        """\
+from_pretrained("llama", example=(x, x), loss_fn=loss_fn, max_norm=1.0, device="cpu")
+from_pretrained("llama", example=(x, x), max_nrom=1.0)
+from_pretrained("llama", example=(x, x), compiled="yes")
+""",
+        [
+            '2: Unexpected keyword argument "max_nrom" for "from_pretrained"; '
+            'did you mean "max_norm"?',
+            '3: Argument "compiled" to "from_pretrained" has incompatible type "str"; '
+            'expected "bool"',
+        ],
+    ),
     "what a Trainer has": (
         """\
 trainer = Trainer(model, loss_fn, example=(x, x))
@@ -114,3 +132,12 @@ def test_the_package_says_that_it_has_types() -> None:
 
     assert (ROOT / "src" / "piper" / "py.typed").exists()
     assert '"piper" = ["py.typed"]' in data
+
+
+def test_options_that_are_passed_on_are_those_of_the_trainer() -> None:
+    taken = inspect.signature(Trainer.__init__).parameters.values()
+    named = {one.name: one.annotation for one in taken if one.kind is one.KEYWORD_ONLY}
+
+    assert TrainerOptions.__annotations__.keys() == named.keys() - {"example"}
+    for name, kind in TrainerOptions.__annotations__.items():
+        assert kind.__forward_arg__ == named[name]

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -16,6 +16,8 @@ from piper.directives import Strategy
 from piper.errors import InputError
 from piper.job.batch_arguments import example_of
 from piper.job.inspection import is_inspecting
+from piper.job.options import Loss
+from piper.job.trainer_options import TrainerOptions
 from piper.models.adapters import (
     adapter_config,
     adapter_values,
@@ -78,7 +80,8 @@ def from_pretrained(
     model_class: str | None = None,
     dtype: torch.dtype | None = None,
     adapter: Any = None,
-    **options: Any,
+    loss_fn: Loss | None = None,
+    **options: Unpack[TrainerOptions],
 ) -> PretrainedTrainer:
     """A Trainer for a Hugging Face model: from a folder with its weights, or a configuration.
 
@@ -96,7 +99,7 @@ def from_pretrained(
     config, folder = config_of(folder_or_config)
     chosen, trained = adapter_config(adapter) if adapter is not None else (None, None)
     model = built(config, model_class, dtype)
-    loss_fn, seed = options.pop("loss_fn", None), options.get("seed", 0)
+    seed = options.get("seed", 0)
     unread = folder is None or is_inspecting()
     init = first_values(model, seed) if unread else zeros
     tied = tied_names(model)

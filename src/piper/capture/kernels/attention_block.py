@@ -164,7 +164,7 @@ _GRADIENTS = computed(
     _gradients,
     _gradients_fake,
 )
-# In memory of its own: whoever keeps it does not keep the rest.
+# In memory of its own: keeping it does not keep the rest.
 LARGEST = computed("largest_scores(Tensor sums) -> Tensor", _largest, _largest_fake)
 
 

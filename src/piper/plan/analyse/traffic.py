@@ -35,7 +35,7 @@ def split_by_node(one: Collective, nodes: int) -> tuple[float, float]:
     to their devices.
     """
     times, size = volume(one)
-    if is_shift(one):  # whoever sends to another node decides how long it takes
+    if is_shift(one):  # the device that sends to another node decides how long it takes
         return (size, 0.0) if nodes == 1 else (0.0, size)
     count = len(one.group)
     local = count / nodes

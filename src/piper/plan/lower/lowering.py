@@ -301,7 +301,7 @@ class Lowering(Arrivals):
         waits = (*self.wait_for(needed), *self.free_of_readers(state, COMPUTE))
         k = self.emit(Update(node.id, node.bucket, grad, clip, waits, moved, fetched))
         self.made_by.update(dict.fromkeys((state, moved) if moved else (state,), k))
-        self.arriving.pop(fetched, None)  # whoever reads it from now on waits for the update
+        self.arriving.pop(fetched, None)  # what reads it from now on waits for the update
 
     def total(self, node: Totals) -> None:
         """The losses and gradients that this device contributes to the loss and norm all-reduce.
