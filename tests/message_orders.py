@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from random import Random
 
 from piper.directives import Order
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter, where
 from piper.ir.nodes import Collective, Compute, Kind, Node, Totals, Transfer
@@ -25,7 +24,7 @@ class Named:
         self.tables = {}
         for name, tags in self.index.entries:
             self.tables.setdefault(name, []).append(tags)
-        self.lane_of = lanes(dag)
+        self.lane_of = dag.lanes
         self.order = list(random_order(dag, chance))
 
     def filters(self, node: Node) -> Iterator[tuple[int, Filter]]:

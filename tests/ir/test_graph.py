@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from synthetic import chain
 
-from piper.ir.cycles import cycle, lanes
+from piper.ir.cycles import cycle
 from piper.ir.dag import Dag
 from piper.ir.maker import Maker
 from piper.ir.nodes import Precedence
@@ -121,7 +121,7 @@ def test_device_lists_that_share_a_device_are_one_lane(
 ) -> None:
     dag = on(training_dag(chain(2)), PP0=first, PP1=second)
 
-    table = lanes(dag)
+    table = dag.lanes
 
     assert (table[first] == table[second]) is together
 
@@ -129,6 +129,6 @@ def test_device_lists_that_share_a_device_are_one_lane(
 def test_lanes_join_through_a_third_list() -> None:
     dag = on(training_dag(chain(3)), PP0=(0, 1), PP1=(2, 3), PP2=(1, 2))
 
-    table = lanes(dag)
+    table = dag.lanes
 
     assert len(set(table.values())) == 1

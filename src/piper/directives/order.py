@@ -12,7 +12,6 @@ from piper.directives.base import Directive, directive
 from piper.directives.crossing_orders import note_crossings
 from piper.directives.selection import selected
 from piper.errors import Problem, Refused
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.filters import Both, Either, Filter
 from piper.ir.maker import ORDER, Maker
@@ -84,7 +83,7 @@ class Order(Directive):
     @staticmethod
     def rewrite_all(named: Sequence[tuple[Maker, Order]], dag: Dag) -> Dag:
         dag = with_split_backwards(dag, (order for _, order in named))
-        lane_of = lanes(dag)
+        lane_of = dag.lanes
         new: list[Precedence] = []
         waiting: list[MessageOrder] = []
         of_passes: list[tuple[Maker, Sequence[Sequence[Compute]]]] = []

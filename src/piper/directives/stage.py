@@ -179,7 +179,7 @@ def retagged(model: Model, name: str, stage_of: Mapping[RegionId, int]) -> Model
         tags = with_tag(region.tags, name, stage_of[region.id])
         regions.append(under(region, tags, seen[tags]))
         seen[tags] += 1
-    return replace(model, regions=tuple(regions))
+    return model.retagged(tuple(regions))
 
 
 def under(region: Region, tags: Tags, run: int) -> Region:

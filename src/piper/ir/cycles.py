@@ -1,14 +1,12 @@
-"""Cycles, with the reason for each edge; and lanes, the devices that run one list of nodes."""
+"""Cycles, with the reason for each edge."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from piper.ir.dag import Dag
-from piper.ir.devices import lists_once
 from piper.ir.graph import Topology
-from piper.ir.nodes import Totals
-from piper.names import Device, NodeId
+from piper.names import NodeId
 
 DATA_FLOW = "data flow"
 
@@ -36,21 +34,3 @@ def reasons(dag: Dag, graph: Topology, loop: list[int]) -> Iterator[tuple[NodeId
         if here < count:
             why = str(dag.precedences[following - count].maker) if following >= count else DATA_FLOW
             yield graph.ids[here], why
-
-
-def lanes(dag: Dag) -> dict[tuple[Device, ...], int]:
-    """The lane of each device list. Lists that share a device are in one lane."""
-    root: dict[Device, Device] = {}
-
-    def find(device: Device) -> Device:
-        while root.setdefault(device, device) != device:
-            device = root[device]
-        return device
-
-    nodes = [node.devices for node in dag.nodes.values() if not isinstance(node, Totals)]
-    lists = lists_once(nodes)
-    for devices in lists:
-        for device in devices[1:]:
-            root[find(device)] = find(devices[0])
-    number: dict[Device, int] = {}
-    return {devices: number.setdefault(find(devices[0]), len(number)) for devices in lists}

@@ -14,6 +14,7 @@ from piper.ir.devices import lists_once
 from piper.ir.filters import ANY, Both, Either, Filter, Not, Tag, Wanted, accepts, fits
 from piper.ir.graph import Topology, topology
 from piper.ir.host_copies import HostCopies, Offloaded
+from piper.ir.lanes import lanes_of
 from piper.ir.maker import Maker
 from piper.ir.message_order import MessageOrder
 from piper.ir.model import Model
@@ -99,6 +100,11 @@ class Dag:
         """Every device that has a node, in rising order."""
         lists = lists_once(node.devices for node in self.nodes.values())
         return tuple(sorted(set(chain.from_iterable(lists))))
+
+    @cached_property
+    def lanes(self) -> dict[tuple[Device, ...], int]:
+        """The lane of each device list: devices that share one run one node after the other."""
+        return lanes_of(self.nodes.values())
 
     def seen_by(self, device: Device) -> Dag:
         """This DAG, or that of a device whose replica has another number of rows."""
@@ -287,6 +293,8 @@ class Dag:
     def known_to(self, other: Dag) -> Dag:
         """Copy facts about the nodes to another DAG that has the same nodes."""
         assert other.nodes is self.nodes
+        if "lanes" in self.__dict__:
+            other.__dict__["lanes"] = self.lanes
         return self.tell(other)
 
     def tell(self, other: Dag) -> Dag:

@@ -157,8 +157,14 @@ class Model:
 
     @cached_property
     def derived(self) -> dict[object, Any]:
-        """What rules have worked out about it, once for all DAGs of this model."""
+        """What rules have worked out about its graphs, whatever their tags, once for all DAGs."""
         return {}
+
+    def retagged(self, regions: tuple[Region, ...]) -> "Model":
+        """The same model, its regions under other tags."""
+        found = replace(self, regions=regions)
+        found.__dict__["derived"] = self.derived
+        return found
 
     @cached_property
     def by_id(self) -> dict[RegionId, Region]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 from piper.errors import Refused
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
 from piper.ir.nodes import Collective, Compute, Kind, Node
@@ -95,7 +94,7 @@ def stays(dag: Dag, gather: Collective) -> bool:
 
 def lane_orders(dag: Dag) -> dict[int, list[Compute]]:
     """The computes of each lane, in order."""
-    table = lanes(dag)
+    table = dag.lanes
     orders: dict[int, list[Compute]] = {}
     for name in dag.sequence:
         node = dag.nodes[name]
@@ -204,7 +203,7 @@ def is_gather(node: Node) -> TypeGuard[Collective]:
 
 def with_slots(dag: Dag, filled: list[Pool]) -> Dag:
     """Number the buffers: those of each pool in turn, then one for each single gather."""
-    table = lanes(dag)
+    table = dag.lanes
     first: dict[int, int] = {}  # by lane: the next slot
     numbered: list[Node] = []
     for pool in filled:

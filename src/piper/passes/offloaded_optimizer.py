@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.host_copies import HostCopies, Offloaded
 from piper.ir.naming import fetch_id, fetched, optimizer_state, store_id, updated, weights
@@ -40,7 +39,7 @@ def offload_optimizer(dag: Dag) -> Dag:
 
 def work_orders(dag: Dag) -> list[list[Compute | Update]]:
     """The passes and updates of each lane, in order."""
-    table, found = lanes(dag), dict[int, list[Compute | Update]]()
+    table, found = dag.lanes, dict[int, list[Compute | Update]]()
     for node in map(dag.nodes.__getitem__, dag.sequence):
         if isinstance(node, Compute | Update) and node.devices:
             found.setdefault(table[node.devices], []).append(node)

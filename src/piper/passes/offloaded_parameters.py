@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.host_copies import HostCopies, Offloaded
 from piper.ir.naming import fetch_id, fetched, store_id, updated, weights
@@ -46,7 +45,7 @@ def offload_parameters(dag: Dag) -> Dag:
 
 def lane_readers(dag: Dag) -> Iterable[list[Reader]]:
     """The passes, updates and gathers of each lane, in order."""
-    table, found = lanes(dag), dict[int, list[Reader]]()
+    table, found = dag.lanes, dict[int, list[Reader]]()
     for node in map(dag.nodes.__getitem__, dag.sequence):
         if (isinstance(node, Compute | Update) or is_gather(node)) and node.devices:
             found.setdefault(table[node.devices], []).append(node)

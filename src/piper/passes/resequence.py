@@ -8,7 +8,6 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from piper.errors import Problem, Refused
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.graph import Topology, topology
 from piper.ir.maker import Maker
@@ -38,7 +37,7 @@ def in_use(drawn: Problem) -> Problem:
 
 
 def pass_order(dag: Dag) -> Iterator[Precedence]:
-    table, by_lane = lanes(dag), dict[int, list[NodeId]]()
+    table, by_lane = dag.lanes, dict[int, list[NodeId]]()
     for node in map(dag.nodes.__getitem__, dag.sequence):
         if isinstance(node, Compute | Update) and node.devices:
             by_lane.setdefault(table[node.devices], []).append(node.id)
@@ -48,7 +47,7 @@ def pass_order(dag: Dag) -> Iterator[Precedence]:
 
 def buffer_order(dag: Dag) -> Iterator[Precedence]:
     """A buffer is filled again after its last reader."""
-    table, filled = lanes(dag), dict[tuple[int, int], Collective]()
+    table, filled = dag.lanes, dict[tuple[int, int], Collective]()
     for node in map(dag.nodes.__getitem__, dag.sequence):
         if isinstance(node, Collective) and node.slot is not None:
             place = table[node.devices], node.slot

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from piper.errors import DirectiveError
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.message_order import MessageOrder, OrderSlot, named_passes
 from piper.ir.nodes import Compute, Node, Transfer
@@ -44,7 +43,7 @@ class Resolver:
     def __init__(self, dag: Dag, uses: Mapping[NodeId, Compute] | None = None) -> None:
         self.dag = dag
         self.orders = dag.message_orders
-        self.lane_of = lanes(dag)
+        self.lane_of = dag.lanes
         self.index = operation_index(dag, uses)
         later = () if uses is not None else dag.computes
         self.uses = use_index(dag, (node for node in later if any(sharded_reads(dag, node))))

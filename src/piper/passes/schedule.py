@@ -17,7 +17,6 @@ from itertools import chain
 from typing import assert_never
 
 from piper.costs import Costs
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.graph import Topology
 from piper.ir.nodes import (
@@ -71,7 +70,7 @@ class ListScheduler:
         self.graph = self.dag.topology
         self.left = list(self.graph.indegree)
         self.nodes = list(self.dag.nodes.values())
-        table = lanes(self.dag)
+        table = self.dag.lanes
         self.lane = [lane_of(node, table) for node in self.nodes]
         self.cost = durations(self.dag, self.costs)
         self.rank = upward_ranks(self.dag, self.cost)

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from piper.ir.cycles import lanes
 from piper.ir.dag import Dag
 from piper.ir.nodes import Compute, Exchange
 from piper.names import F, NodeId, Phase, RegionId, amount
@@ -24,7 +23,7 @@ def overlap(dag: Dag) -> str:
 
 
 def lines(dag: Dag) -> Iterator[str]:
-    table, spans_of = lanes(dag), lane_spans(dag)
+    table, spans_of = dag.lanes, lane_spans(dag)
     for lane in sorted(spans_of):
         busy = Busy(spans_of[lane])
         exchanges = [node for node in dag.nodes.values() if isinstance(node, Exchange)]
@@ -95,7 +94,7 @@ def pattern(dag: Dag, order: Sequence[NodeId]) -> Pattern:
 
 def lane_spans(dag: Dag) -> dict[int, list[Span]]:
     """When each lane computes."""
-    table, found = lanes(dag), dict[int, list[Span]]()
+    table, found = dag.lanes, dict[int, list[Span]]()
     for node in dag.computes:
         if node.id in dag.times and node.devices:
             found.setdefault(table[node.devices], []).append(dag.times[node.id])

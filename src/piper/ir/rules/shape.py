@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
@@ -190,14 +191,15 @@ class Graphs:
         Microbatches share values, so these are nearly always the objects that were already
         correct for an earlier microbatch.
         """
-        every, origin, part = self.every, self.origin, node.microbatch or 0
+        known, part = self.every.__getitem__, node.microbatch or 0
         try:
             read = [value for (value,) in node.reads]
         except ValueError:
             return None
-        if len(read) != len(graph.reads) or {origin(value, part) for value in read} - {part}:
+        parts = [*map(self.origin, read, repeat(part))]
+        if len(read) != len(graph.reads) or parts.count(part) != len(parts):
             return None
-        found = [every[value] for value in (*read, *node.writes)]
+        found = [*map(known, read), *map(known, node.writes)]
         for k in graph.loaded:
             own = found[k]
             if own.part != part:

@@ -73,14 +73,15 @@ def unmatched_text(communicator: Communicator) -> str:
 
 def everything_ran_once(execution: SymbolicExecution) -> Iterator[Problem]:
     for dag, here in execution.required():
+        ran = {device: one.ran for device, one in execution.devices.items()}
         for node in dag.nodes.values():
-            runs = [(device, str(node.id)) for device in here.of(node.devices)]
+            missing = [d for d in here.of(node.devices) if node.id not in ran.get(d, ())]
             if isinstance(node, Transfer):
-                runs += [(device, sent(node.id)) for device in here.of(node.source)]
-            for device, name in runs:
-                if device not in execution.devices or name not in execution.devices[device].ran:
-                    place = needed_at(execution, dag, node, device)
-                    yield Problem(f"{node.id} never runs on device {device}{place}", BUG)
+                name = sent(node.id)
+                missing += [d for d in here.of(node.source) if name not in ran.get(d, ())]
+            for device in missing:
+                place = needed_at(execution, dag, node, device)
+                yield Problem(f"{node.id} never runs on device {device}{place}", BUG)
 
 
 def needed_at(execution: SymbolicExecution, dag: Dag, node: Node, device: Device) -> str:
