@@ -110,8 +110,9 @@ def markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def bars(table: Table, wide: int = 360, high: int = 22, text: int = 300) -> str:
+def bars(table: Table, wide: int = 360, high: int = 22) -> str:
     """Horizontal bars as SVG, which needs no library."""
+    text = 20 + 7 * max((len(name) for name, _ in table.bars), default=0)  # at most 7 px a letter
     most = max((value for _, value in table.bars), default=1.0) or 1.0
     lines = []
     for k, (name, value) in enumerate(table.bars):
