@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import sys
 from contextlib import closing
 from functools import partial
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import piper
+from piper.capture.python_state.function_caches import forgetting, function_caches
 
 
 @functools.lru_cache(maxsize=2)
@@ -56,3 +60,27 @@ def test_tables_that_functions_remember_are_as_in_eager_training(warm: bool) -> 
     wanted = loss_fn(model(x), y).item() if wanted is None else wanted
     assert losses == [pytest.approx(wanted, rel=1e-12)] * 2
     assert type(table(6)) is type(weights(4)) is type(model.positions(6)) is Tensor
+
+
+def test_a_module_that_comes_later_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = ModuleType("later")
+    later.__file__, later.table = __file__, functools.cache(torch.zeros)  # type: ignore[attr-defined]
+    assert table in function_caches() and later.table not in function_caches()
+
+    with forgetting():
+        monkeypatch.setitem(sys.modules, "later", later)
+        later.table(3)
+    assert later.table.cache_info().currsize == 0
+    monkeypatch.setitem(sys.modules, "later", ModuleType("later"))  # another, in its place
+    assert later.table not in function_caches()
+
+
+def test_what_piper_remembers_is_not_the_users() -> None:
+    """Also where Piper lies in a folder of the user, as it does here."""
+    rooms = {one.__module__.split(".")[1] for one in function_caches() if is_pipers(one)}
+
+    assert rooms <= {"models"}
+
+
+def is_pipers(function: Any) -> bool:
+    return str(function.__module__).startswith("piper.")

@@ -4,6 +4,7 @@ A trace has tensors without values. A function must not remember these.
 """
 
 import functools
+import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from typing import Any
 from piper.capture.python_state.ownership import is_own_module
 
 _CACHE = type(functools.lru_cache(lambda: None))
-_LOOKED_AT: dict[str, tuple[Any, bool]] = {}  # modules, and whether they are the user's
+_SEEN: list[Any] = []  # modules, as they were at the last look
+_OWN: list[ModuleType] = []  # those of the user among them
 
 
 @contextmanager
@@ -28,28 +30,20 @@ def forgetting() -> Iterator[None]:
                 one.cache_clear()
 
 
-def function_caches() -> Iterator[Any]:
-    """Those in the user's modules, and in classes there."""
-    for module in own_modules():
-        for value in list(vars(module).values()):
-            yield from caches_in(value)
-
-
-def own_modules() -> list[ModuleType]:
-    """A program has thousands of modules, so each is looked at once."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        known = _LOOKED_AT.get(name)
-        if known is None or known[0] is not module:
-            is_own = isinstance(module, ModuleType) and is_own_module(module)
-            known = _LOOKED_AT[name] = module, is_own
-        if known[1]:
-            found.append(module)
+def function_caches() -> list[Any]:
+    """Those in the user's modules, and in classes there. Many modules import the same classes."""
+    values = {id(one): one for module in own_modules() for one in list(vars(module).values())}
+    found = [one for one in values.values() if type(one) is _CACHE]
+    for one in values.values():
+        if isinstance(one, type):
+            found += [inner for inner in list(vars(one).values()) if type(inner) is _CACHE]
     return found
 
 
-def caches_in(value: Any) -> Iterator[Any]:
-    if type(value) is _CACHE:
-        yield value
-    elif isinstance(value, type):
-        yield from (one for one in list(vars(value).values()) if type(one) is _CACHE)
+def own_modules() -> list[ModuleType]:
+    """A program has thousands of modules: they are looked at again if there are others."""
+    modules = list(sys.modules.values())
+    if len(modules) != len(_SEEN) or not all(map(operator.is_, modules, _SEEN)):
+        _SEEN[:] = modules
+        _OWN[:] = [one for one in modules if isinstance(one, ModuleType) and is_own_module(one)]
+    return _OWN

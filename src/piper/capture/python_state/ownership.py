@@ -53,6 +53,10 @@ def _file(module: str) -> str:
 
 
 def is_own_module(module: ModuleType) -> bool:
+    """Whether a module is the user's. Piper may lie in a folder of his, with models as examples."""
+    root, *rest = str(getattr(module, "__name__", "")).split(".")
+    if root == "torch" or (root == "piper" and rest[:1] != ["models"]):
+        return False
     return is_own_file(getattr(module, "__file__", None) or "site-packages")
 
 
