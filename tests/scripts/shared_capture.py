@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -10,14 +11,23 @@ import torch
 from torch.utils._pytree import tree_map
 
 from piper.capture import Captured, capture
+from piper.capture.regions.layers import tag_unannotated
+from piper.job.batch import Batch
+from piper.job.job import Job
+from piper.job.recent import recent
+from piper.job.whole_inputs import tried
 
+MOST = 16  # captures of which more is remembered
 DIVIDED: dict[tuple[int, str], Captured] = {}  # by the whole model, and what was asked
+JUDGED: dict[int, tuple[Captured, dict[str, Any]]] = {}  # by the whole model
 
 
-def using(found: Captured | None) -> AbstractContextManager[Any]:
+@contextmanager
+def using(found: Captured | None) -> Iterator[None]:
     """Inside, whatever is captured whole is this; None: it is captured as usual."""
     if found is None:
-        return nullcontext()
+        yield
+        return
 
     def known(*given: Any) -> Captured:
         """The fifth argument asks to divide regions."""
@@ -28,7 +38,40 @@ def using(found: Captured | None) -> AbstractContextManager[Any]:
             DIVIDED[key] = capture(*given)
         return DIVIDED[key]
 
-    return patch("piper.job.job.capture", known)
+    (_, judged), _ = recent(JUDGED, id(found), lambda: (found, {}), MOST)
+    tagged = any(region.tags for region in found.model.regions)
+    layers = (lambda *_: None) if tagged else tag_unannotated
+    capturing = patch("piper.job.job.capture", known)
+    with capturing, patch("piper.job.job.tag_unannotated", layers), judging_once(judged):
+        yield
+
+
+@contextmanager
+def judging_once(known: dict[str, Any]) -> Iterator[None]:
+    """Inside, what is cut into microbatches and the form of the loss are found once.
+
+    Both are traces, like captures. `known` is of one model.
+    """
+    anew = Job.form_anew
+
+    def tried_once(model: torch.nn.Module, *given: Any) -> Any:
+        return once(known, ("tried", *given), lambda: tried(model, *given))
+
+    def form_once(job: Job, captured: Captured, one: Batch) -> Any:
+        specs = tree_map(spec, one.arguments)
+        about = captured.output, captured.form, specs, one.whole, job.loss_fn, job.precision
+        return once(known, ("form", *about), lambda: anew(job, captured, one))
+
+    judge = patch("piper.job.whole_inputs.tried", tried_once)
+    with judge, patch("piper.job.job.Job.form_anew", form_once):
+        yield
+
+
+def once(known: dict[str, Any], about: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    key = repr(about)
+    if key not in known:
+        known[key] = make()
+    return known[key]
 
 
 def spec(one: Any) -> Any:
@@ -40,9 +83,7 @@ def capturing_once() -> AbstractContextManager[Any]:
     found: dict[str, Captured] = {}
 
     def known(model: torch.nn.Module, loss_fn: Any, example: Any, *given: Any) -> Captured:
-        specs = tree_map(
-            lambda x: (x.shape, x.dtype) if isinstance(x, torch.Tensor) else x, example
-        )
+        specs = tree_map(spec, example)
         key = repr((specs, [p.dtype for p in model.parameters()], given))
         if key not in found:
             found[key] = capture(model, loss_fn, example, *given)
