@@ -103,14 +103,15 @@ def test_show_draws_the_schedule_of_a_script() -> None:
         "15 time steps: F, BI and BW take 1 each, B takes 2, communication takes none",
     ]
     assert drawn[4].startswith("idle ")
-    assert drawn[5:8] == [
+    assert re.fullmatch(r"  a device computes \d+ us and waits \d+ us for messages: .*", drawn[5])
+    assert drawn[6:9] == [
         "stage  layers   parameters  FLOPs  time  activations",
         "PP=0   1 layer         200   50 %  63 %        192 B",
         "PP=1   1 layer          72   50 %  37 %        192 B",
     ]
-    assert drawn[8] == "time: by estimates for one CPU core per device"
-    assert drawn[9].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
-    assert drawn[9].endswith("; sends 384 B on pp")
+    assert drawn[9] == "time: by estimates for one CPU core per device"
+    assert drawn[10].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
+    assert drawn[10].endswith("; sends 384 B on pp")
 
 
 def test_show_says_what_streams_get_of_a_gpu(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_schedule_takes_a_mesh() -> None:
 
 
 def test_show_prints_the_plan_of_a_device_and_the_dag() -> None:
-    assert call("show", str(SCRIPT), "--plan", "1").startswith("device 1\nrecv ")
+    assert call("show", str(SCRIPT), "--plan", "1").startswith("device 1\n   0  recv ")
     assert "transfer send PP0/0@0>1 on [0] => [1] [pp]" in call("show", str(SCRIPT), "--dag")
     assert "nowhere yet" in call("show", str(SCRIPT), "--after", "1")
 

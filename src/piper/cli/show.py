@@ -41,7 +41,7 @@ from piper.view.overlap import overlap
 from piper.view.recomputation import recomputation
 from piper.view.schedule_grid import Window
 from piper.view.schedule_svg import svg as picture
-from piper.view.simulation_text import idle_text
+from piper.view.simulation_text import idle_text, waits_text
 
 if TYPE_CHECKING:
     from piper.job.compiler import Compiled
@@ -50,6 +50,13 @@ if TYPE_CHECKING:
 Network = Annotated[
     str | None,
     typer.Option(help="warn if another mesh suits this network better: h100, ..., or a file"),
+]
+OfDevice = Annotated[
+    int | None,
+    typer.Option(
+        metavar="DEVICE",
+        help="print the instructions of this device; `after 7` waits for number 7",
+    ),
 ]
 PerNode = Annotated[int | None, typer.Option(help="devices per node, for --network", min=1)]
 
@@ -62,9 +69,7 @@ def show(
     context: typer.Context,
     target: Target,
     dag: Annotated[bool, typer.Option("--dag", help="print the final training DAG")] = False,
-    plan: Annotated[
-        int | None, typer.Option(metavar="DEVICE", help="print the plan of this device")
-    ] = None,
+    plan: OfDevice = None,
     svg: Annotated[Path | None, typer.Option(help="write the schedule as a picture")] = None,
     after: Annotated[
         int | None, typer.Option(help="print the DAG after this many directives")
@@ -103,7 +108,7 @@ def show(
         print(text(found.compiled.dag))
     else:
         show_rows(schedule_rows(found), window, machine=True)
-        show_text(simulated_line(found.compiled, machine), window)
+        show_text(simulated_lines(found.compiled, machine), window)
         show_sections(found.compiled, window)
         show_mesh(found.compiled, machine, window)
 
@@ -144,10 +149,12 @@ def orders_of_passes(program: Sequence[Directive]) -> list[Maker]:
     ]
 
 
-def simulated_line(compiled: Compiled, machine: SimulatedMachine) -> str:
+def simulated_lines(compiled: Compiled, machine: SimulatedMachine) -> str:
     """The figure that `piper simulate` and `piper view` give with the same --device."""
     step, _ = machine.price(compiled)
-    return f"{idle_text(report(step))}, on {machine.words(compiled)}: `piper simulate` says why"
+    found = report(step)
+    idle = f"{idle_text(found)}, on {machine.words(compiled)}: `piper simulate` says why"
+    return f"{idle}\n{waits_text(found)}".rstrip()
 
 
 def device_of(found: Inspected, device: int) -> int:

@@ -15,6 +15,7 @@ from piper.view.units import percent, time_text
 
 SHOWN = 4  # longest instructions
 ROWS = 16  # devices in the table
+MOSTLY = 0.5  # of the step: exposed communication that says more of the model than of the strategy
 
 
 def text(found: Prediction, step: Simulated, machine: str = "") -> str:
@@ -37,6 +38,21 @@ def idle_text(found: Report) -> str:
     exposed = found.idle - found.bubble
     parts = f"{percent(found.bubble)} bubble, {percent(exposed)} exposed communication"
     return f"idle {percent(found.idle)} ({parts})"
+
+
+def waits_text(found: Report) -> str:
+    """Where devices mostly wait for messages: how little they compute. Elsewhere, nothing.
+
+    >>> from piper.sim.report import DeviceReport
+    >>> waits_text(Report(1e-3, (DeviceReport(0, 1e-4, {"pp": 8e-4}, 1e-4),), (), {}))
+    '  a device computes 100 us and waits 800 us for messages: so small a model cannot hide them'
+    """
+    exposed = sum(found.exposed.values())
+    if exposed <= MOSTLY * found.seconds:
+        return ""
+    compute = sum(one.compute for one in found.devices) / len(found.devices)
+    times = f"computes {time_text(compute)} and waits {time_text(exposed)} for messages"
+    return f"  a device {times}: so small a model cannot hide them"
 
 
 def reached(found: Prediction) -> Iterator[str]:

@@ -99,7 +99,8 @@ class Plan:
 
     def __str__(self) -> str:
         head = ", ".join([f"device {self.device}", *map(str, self.streams)])
-        return "\n".join([head, *map(line, self.instructions)])
+        lines = (f"{k:4}  {line(one)}" for k, one in enumerate(self.instructions))
+        return "\n".join([head, *lines])
 
 
 def line(instruction: Instruction) -> str:
