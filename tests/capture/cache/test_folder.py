@@ -96,6 +96,15 @@ def test_old_entries_make_room(tmp_path: Path) -> None:
     assert folder.read("399") == "x" * 100
 
 
+def test_captures_of_one_process_count_their_writes_together(tmp_path: Path) -> None:
+    """So that not every capture looks at all entries."""
+    here = {"PIPER_CACHE": str(tmp_path)}
+    found = folder_in(here)
+
+    assert found is not None and found is folder_in(here)
+    assert found is not folder_in({"PIPER_CACHE": str(tmp_path / "other")})
+
+
 def test_what_is_too_large_is_not_kept(tmp_path: Path) -> None:
     folder = CacheFolder(tmp_path / "new")
 

@@ -8,7 +8,9 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 LOG = logging.getLogger("piper")
@@ -75,11 +77,11 @@ class CacheFolder:
     def shrink(self) -> None:
         """Remove the entries that were not used for longest, and what writers left behind."""
         rows = []
-        for file in (*self.path.glob(f"*{SUFFIX}"), *self.path.glob("*.new")):
-            try:
-                rows.append((file.stat().st_mtime, file.stat().st_size, file))
-            except OSError:  # another process removed it
-                continue
+        for entry in list(os.scandir(self.path)):
+            if entry.name.endswith((SUFFIX, ".new")):
+                with suppress(OSError):  # another process removed it
+                    found = entry.stat()
+                    rows.append((found.st_mtime, found.st_size, Path(entry)))
         total = sum(size for _, size, _ in rows)
         if total <= self.most:
             return
@@ -101,6 +103,12 @@ def folder_in(environment: Mapping[str, str] = os.environ) -> CacheFolder | None
     if said.lower() in OFF:
         return None
     if said:
-        return CacheFolder(Path(said).expanduser())
+        return folder_at(Path(said).expanduser())
     caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return CacheFolder(Path(caches) / "piper" / "regions") if os.path.isabs(caches) else None
+    return folder_at(Path(caches) / "piper" / "regions") if os.path.isabs(caches) else None
+
+
+@cache
+def folder_at(path: Path) -> CacheFolder:
+    """One for all captures of a process: it counts their writes."""
+    return CacheFolder(path)
