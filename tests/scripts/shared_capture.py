@@ -14,6 +14,7 @@ from piper.capture import Captured, capture
 from piper.capture.regions.layers import tag_unannotated
 from piper.job.batch import Batch
 from piper.job.job import Job
+from piper.job.microbatch_trial import tried as trial
 from piper.job.recent import recent
 from piper.job.whole_inputs import tried
 
@@ -48,9 +49,9 @@ def using(found: Captured | None) -> Iterator[None]:
 
 @contextmanager
 def judging_once(known: dict[str, Any]) -> Iterator[None]:
-    """Inside, what is cut into microbatches and the form of the loss are found once.
+    """Inside, what is cut into microbatches and the form of the loss are found and tried once.
 
-    Both are traces, like captures. `known` is of one model.
+    These are traces and runs, like captures. `known` is of one model.
     """
     anew = Job.form_anew
 
@@ -62,8 +63,13 @@ def judging_once(known: dict[str, Any]) -> Iterator[None]:
         about = captured.output, captured.form, specs, one.whole, job.loss_fn, job.precision
         return once(known, ("form", *about), lambda: anew(job, captured, one))
 
+    def trial_once(runs: Any, captured: Captured, one: Batch, *given: Any) -> Any:
+        about = captured.output, captured.form, tree_map(spec, one.arguments), one.whole
+        return once(known, ("trial", *about, *given), lambda: trial(runs, captured, one, *given))
+
     judge = patch("piper.job.whole_inputs.tried", tried_once)
-    with judge, patch("piper.job.job.Job.form_anew", form_once):
+    compare = patch("piper.job.microbatch_trial.tried", trial_once)
+    with judge, compare, patch("piper.job.job.Job.form_anew", form_once):
         yield
 
 
