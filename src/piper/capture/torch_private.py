@@ -27,7 +27,11 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.fx import traceback
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    PendingUnbackedSymbolNotFound,
+    ShapeEnv,
+)
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
@@ -51,6 +55,7 @@ VALUE_WANTED = (
     GuardOnDataDependentSymNode,
     DataDependentOutputException,
     DynamicOutputShapeException,
+    PendingUnbackedSymbolNotFound,
 )
 
 FOREIGN_WRITE = "mutating a non-functional tensor"  # in the text of a RuntimeError

@@ -176,8 +176,9 @@ def unknown_lines(unknown: Sequence[str]) -> Iterator[str]:
         where = ", ".join(filter(None, unknown))
         yield (
             f"the model returns a number without rows{f' ({where})' if where else ''}: Piper takes "
-            "it for a mean over the rows of its microbatch, and cannot see or try whether it is; "
-            "return one value for each row if it is a sum"
+            "it for a mean over the rows of its microbatch, which its graph does not show; each "
+            "microbatch uses its own rows, as in a loop that accumulates gradients; return one "
+            "value for each row if it is no mean"
         )
 
 

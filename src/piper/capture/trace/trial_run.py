@@ -64,7 +64,7 @@ class TrialRuns:
         if isinstance(loss_fn, nn.Module) and loss_fn is not self.loss_fn and dtype is not None:
             loss_fn = loss_fn.to(dtype)
         state = {name: in_type(one.clone(), dtype) for name, one in self.state.items()}
-        with _alone(view, loss_fn), SameDraws() as types, Calls(calls) as seen:
+        with _alone(view, loss_fn, dtype), SameDraws() as types, Calls(calls) as seen:
             return _called(view, loss_fn, state, arguments, types, seen)
 
 
@@ -98,10 +98,15 @@ def in_type(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 @contextmanager
-def _alone(view: nn.Module, loss_fn: Loss | None) -> Iterator[None]:
-    """Python state, function caches and random numbers are as before, afterwards."""
+def _alone(view: nn.Module, loss_fn: Loss | None, dtype: torch.dtype | None) -> Iterator[None]:
+    """Python state, function caches, random numbers and the default type are as before, afterwards.
+
+    Constants of the model are of this type too, so that they do not limit its digits.
+    """
     before = Snapshot(reach_of_both(view, loss_fn))
     with ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(dtype or torch.get_default_dtype())
         stack.enter_context(forgetting())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.callback(before.restore)
