@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
@@ -82,8 +82,10 @@ def once(runs: TrialRuns, one: Batch, reduction: LossReduction, said: bool, seed
     found = halves_and_whole(runs, one, seed)
     if isinstance(found, str):
         return Verdict(untried=found)
+    if reduction.weight is not None and not found.rows_differ():
+        return Verdict()  # the user's weights are not for random data
     try:
-        together = found.together(reduction)
+        together = found.together(replace(reduction, weight=None))
     except InputError as error:  # on these data, microbatches have no single weight
         return Verdict(untried=str(error.problems[0].what))
     if found.same(together, found.whole.loss):
