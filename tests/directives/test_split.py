@@ -87,6 +87,11 @@ def test_new_nodes_are_signed() -> None:
 @pytest.mark.parametrize(
     ("name", "n", "message"),
     [
+        (
+            "MB",
+            10**400,
+            "too many microbatches\n  fix: write 1,000,000 or less",
+        ),
         ("MB", 0, "0 is not a number of microbatches\n  fix: write a whole number, 1 or more"),
         ("MB", -2, "-2 is not a number of microbatches\n  fix: write a whole number, 1 or more"),
         ("MB", "4", "'4' is not a number of microbatches\n  fix: write a whole number, 1 or more"),

@@ -19,6 +19,7 @@ Kept = str | float | Sequence[str]  # what a recomputed region keeps besides its
 Slot = tuple[Filter, ...]
 Slots = Sequence[Filter | Sequence[Filter]]  # a slot of one filter needs no list
 
+MOST_PARTS = 1_000_000  # stages or microbatches: a slip of the pen, not a strategy, has more
 CUTS = ("colwise", "rowwise")  # of a matrix of [outputs, inputs]
 # streams that Piper uses itself
 RESERVED = (COMPUTE, TOTALS_STREAM, WEIGHTS_STREAM, CONTROL_STREAM)

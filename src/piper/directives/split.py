@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
-from piper.directives.arguments import Live
+from piper.directives.arguments import MOST_PARTS, Live
 from piper.directives.base import Directive, directive
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
@@ -51,6 +51,8 @@ class Split(Directive):
         if type(self.n) is not int or self.n < 1:
             what = f"{self.n!r} is not a number of microbatches"
             raise Refused(Problem(what, "write a whole number, 1 or more"))
+        if self.n > MOST_PARTS:
+            raise Refused(Problem("too many microbatches", f"write {MOST_PARTS:,} or less"))
         named = isinstance(self.name, str) and self.name.isidentifier()
         if not named or self.name in (PASS, OF, STEP):
             fix = 'write Split("MB", n)'

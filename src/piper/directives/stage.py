@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from piper.directives.arguments import Live, Speeds, StageSizes
+from piper.directives.arguments import MOST_PARTS, Live, Speeds, StageSizes
 from piper.directives.base import Directive, directive
 from piper.errors import Problem, Refused
 from piper.ir.balance import Memory, balanced, smallest_limit
@@ -56,7 +56,7 @@ class Stage(Directive):
         if not isinstance(self.name, str) or not self.name.isidentifier() or self.name == PASS:
             raise Refused(Problem(f"{self.name!r} cannot be a tag", 'write Stage("PP", 4)'))
         sizes = self.stages if isinstance(self.stages, list | tuple) else (self.stages,)
-        if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+        if not sizes or any(type(n) is not int or not 1 <= n <= MOST_PARTS for n in sizes):
             what = f"{self.stages!r} is neither a number of stages nor a list of their layers"
             raise Refused(Problem(what, 'write Stage("PP", 4) or Stage("PP", [5, 6, 6, 5])'))
         if not isinstance(self.stages, int):
