@@ -234,7 +234,10 @@ class _Writer:
         """A value as it is read here. What needs no message is made here, too."""
         form = node, placement
         if form not in self.forms:
+            mode = self.switch.mode
+            self.switch.to(replace(mode, grad=True))  # it may be read again, with gradients
             self.forms[form] = self._converted(form)
+            self.switch.to(mode)
         return self.forms[form]
 
     def _converted(self, form: Form) -> fx.Node:
