@@ -107,6 +107,21 @@ def test_rows_that_stay_apart_are_left_in_peace(mix: Mix, warned: pytest.LogCapt
     assert not warned.records
 
 
+MOVED: dict[str, Mix] = {  # as experts that do not put rows back
+    "sorted": lambda h: h[h[:, 0, 0].argsort()],
+    "largest first": lambda h: h[h.sum((1, 2)).topk(len(h)).indices],
+    "turned": lambda h: h.flip(0),
+}
+
+
+@pytest.mark.parametrize("mix", every(1, MOVED.values(), MOVED))
+def test_rows_that_change_places_get_a_warning(mix: Mix, warned: pytest.LogCaptureFixture) -> None:
+    """Their labels stay where they are, so the loss is not to blame."""
+    trained(Net(mix))
+
+    assert "rows of the batch meet" in warned.text
+
+
 @pytest.mark.parametrize("number", every(3, NUMBERS.values(), NUMBERS))
 def test_a_number_that_is_no_mean_over_rows_is_named(
     number: Mix, warned: pytest.LogCaptureFixture

@@ -175,7 +175,7 @@ class Comparison:
         """Warnings. What differs is rows, a number that the model returns, or else the loss."""
         lines = (where_rows_meet(self.whole.calls, h.calls, self.tolerance) for h in self.halves)
         where = next(filter(None, lines), "")
-        if self.rows_differ() or (self.is_own_loss and where):
+        if self.rows_differ() or self.rows_moved() or (self.is_own_loss and where):
             yield meeting(where)
             return
         if said:
@@ -197,10 +197,21 @@ class Comparison:
             for whole, half in zip(self.whole.output, one.output, strict=True)
         )
 
+    def rows_moved(self) -> bool:
+        """Whether rows depend on the others for their place, as if sorted. Labels do not move."""
+        return any(
+            is_in_another_order(whole, one, other, self.tolerance)
+            for whole, one, other in self.outputs
+        )
+
+    @property
+    def outputs(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of the whole and of both halves."""
+        return list(zip(self.whole.output, *(half.output for half in self.halves), strict=True))
+
     def numbers(self, sums: Sequence[int]) -> Iterator[str]:
         """Outputs without rows that are no means over rows. Those in `sums` are known."""
-        outputs = zip(self.whole.output, *(one.output for one in self.halves), strict=True)
-        for position, (whole, one, other) in enumerate(outputs):
+        for position, (whole, one, other) in enumerate(self.outputs):
             if whole.shape != one.shape or position in sums:
                 continue
             total = one.double() + other.double()
@@ -237,14 +248,31 @@ def last_of_each_line(results: Sequence[Result]) -> list[Result]:
 
 def rows_apart(whole: Tensor, half: Tensor, tolerance: float) -> bool:
     """Whether a row of one tensor is missing in the other, which has twice as many rows."""
-    if whole.dim() != half.dim() or whole.dtype is torch.bool:
+    dim = growing(whole, half)
+    if dim is None:
         return False
+    some, rows = (plain(one.movedim(dim, 0)) for one in (half, whole))
+    return not is_among(some, rows, tolerance)
+
+
+def is_in_another_order(whole: Tensor, one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Whether the rows of both halves, one after the other, are not those of the whole."""
+    dim = growing(whole, one)
+    if dim is None or one.shape != other.shape:
+        return False
+    joined, rows = (plain(t.movedim(dim, 0)) for t in (torch.cat([one, other], dim), whole))
+    return not is_among(joined.reshape(1, -1), rows.reshape(1, -1), tolerance)
+
+
+def growing(whole: Tensor, half: Tensor) -> int | None:
+    """The dimension of rows, of which one tensor has twice as many."""
+    if whole.dim() != half.dim() or whole.dtype is torch.bool or not half.numel():
+        return None
     pairs = list(zip(whole.shape, half.shape, strict=True))
     grows = [dim for dim, (a, b) in enumerate(pairs) if a != b]
-    if len(grows) != 1 or pairs[grows[0]][0] != 2 * pairs[grows[0]][1] or not half.numel():
-        return False
-    some, rows = (plain(one.movedim(grows[0], 0)) for one in (half, whole))
-    return not is_among(some, rows, tolerance)
+    return (
+        grows[0] if len(grows) == 1 and whole.shape[grows[0]] == 2 * half.shape[grows[0]] else None
+    )
 
 
 def plain(tensor: Tensor) -> Tensor:
