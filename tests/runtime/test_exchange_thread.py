@@ -64,7 +64,11 @@ def test_only_what_others_do_is_a_lost_peer(error: Exception, kind: type[Excepti
     handle.set_exception(error)
     waiting = SimpleNamespace(wait=handle.result)
     recv = Recv(node="recv x", value="x", shapes=(), peer=1, stream="pp")
-    program = SimpleNamespace(handles=[waiting], plan=SimpleNamespace(instructions=[recv]))
+    program = SimpleNamespace(
+        handles=[waiting],
+        plan=SimpleNamespace(instructions=[recv]),
+        arrival=lambda k, one: one.wait(),
+    )
     wait_one: Callable[[Any, int], None] = Program.wait_one
 
     with pytest.raises(kind) as met:
