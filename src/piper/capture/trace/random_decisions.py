@@ -62,7 +62,8 @@ class RandomDecisions(torch.overrides.TorchFunctionMode):
             return not given and result.numel() == 1
         if name in _FILLED:
             return len(given) == 1 and result.numel() == 1
-        return bool(given) and all(id(arg) in self.drawn for arg in given)
+        # Dynamo traces this inside torch.cond, and that of torch 2.11 knows no bool of a list
+        return len(given) > 0 and all(id(arg) in self.drawn for arg in given)
 
     def is_uniform(self, args: tuple[Any, ...]) -> bool:
         return len(args) == 2 and isinstance(args[1], int | float) and id(args[0]) in self.uniform
