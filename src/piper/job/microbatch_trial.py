@@ -21,6 +21,10 @@ from piper.names import F
 
 LOG = logging.getLogger("piper")
 DRAWS = 3  # pairs of random microbatches: one may be equal by chance
+OWN_ROWS = (
+    "each microbatch uses its own rows, as in a loop that accumulates gradients, so the loss "
+    "differs from that of one batch"
+)
 MOST_FLOPS, MOST_BYTES = 2e8, 2**26  # of a model that is tried, nine times: seconds on a slow CPU
 
 
@@ -291,18 +295,16 @@ def is_among(some: Tensor, rows: Tensor, tolerance: float) -> bool:
 def meeting(where: str) -> str:
     at = f" at {where}" if where else ""
     return (
-        f"rows of the batch meet{at}, or the model computes with their number (x.shape[0]): each "
-        "microbatch uses its own rows, as in a loop that accumulates gradients, so the loss "
-        "differs from that of one batch"
+        f"rows of the batch meet{at}, or the model computes with their number (x.shape[0]): "
+        f"{OWN_ROWS}; use one microbatch and one replica to make them equal"
     )
 
 
 def no_mean_over_rows(where: str) -> str:
     at = f" ({where})" if where else ""
     return (
-        f"the model returns a number{at} that is no mean over the rows of its batch: each "
-        "microbatch uses its own rows, as in a loop that accumulates gradients, so the loss "
-        "differs from that of one batch; return one value for each row to make them equal"
+        f"the model returns a number{at} that is no mean over the rows of its batch: {OWN_ROWS}; "
+        "return one value for each row to make them equal"
     )
 
 
