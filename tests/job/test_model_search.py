@@ -1,6 +1,6 @@
 """A search: random models of kinds that no other test has, under random strategies.
 
-    python tests/job/test_model_search.py 0 300
+    python tests/job/test_model_search.py 0 300 --jobs 14
 
 prints one line of JSON for each model, and a table. Each model trains as plain PyTorch does on the
 whole batch, or is refused with a fix, or a warning says that its microbatches compute with their
@@ -9,13 +9,16 @@ own rows, and it trains as a loop that accumulates their gradients.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
+import multiprocessing
 import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +39,7 @@ from piper.errors import PiperError
 from piper.strategies import BUILDERS
 
 STEPS = 3
+WRONG = ("different", "crash")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.8, nesterov=True),
     "adamw": partial(torch.optim.AdamW, lr=1e-2, eps=1e-3),
@@ -231,13 +235,44 @@ def line(case: Case) -> dict[str, Any]:
     return {**about, "strategy": case.described, "outcome": kind, "why": why}
 
 
-if __name__ == "__main__":
+def searched(seed: int) -> dict[str, Any]:
+    """The line of one model. One thread: the other cores have models of their own."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    first, many = map(int, sys.argv[1:3])
-    counts: Counter[str] = Counter()
-    for number in range(first, first + many):
-        told = line(case(number))
-        counts[told["outcome"]] += 1
+    return line(case(seed))
+
+
+def in_processes(seeds: range, jobs: int) -> Iterator[dict[str, Any]]:
+    """The lines as they come. A model that ends its process is a crash, as those beside it are."""
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        waiting = {pool.submit(searched, seed): seed for seed in seeds}
+        for done in as_completed(waiting):
+            if (error := done.exception()) is None:
+                yield done.result()
+            else:
+                yield {"seed": waiting[done], "outcome": "crash", "why": repr(error)}
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """How many models had each outcome, and the seeds of those that none should have."""
+    counts = Counter(one["outcome"] for one in found)
+    rows = [f"{kind:<10} {many:>5}" for kind, many in counts.most_common()]
+    wrong = [f"{one['outcome']}: seed {one['seed']}" for one in found if one["outcome"] in WRONG]
+    return "\n".join([*rows, f"{'all':<10} {len(found):>5}", *wrong])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=int, help="the first seed")
+    parser.add_argument("many", type=int, help="how many models")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with one thread")
+    args = parser.parse_args()
+    seeds, found = range(args.first, args.first + args.many), []
+    for told in map(searched, seeds) if args.jobs == 1 else in_processes(seeds, args.jobs):
+        found.append(told)
         print(json.dumps(told), flush=True)
-    print(json.dumps(dict(counts)))
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
