@@ -60,7 +60,7 @@ def options() -> argparse.Namespace:
     add("--microbatches", type=int, help="by default 4; 8 with pipelines")
     add("--repeats", type=int, default=7)
     add("--match", nargs="*", default=[], help="only entries whose names contain one of these")
-    add("--skip", nargs="*", default=[], help="no entries whose names contain one of these")
+    add("--skip", nargs="*", default=[], help="no entries, nor contenders of precision, with these")
     add("--models", nargs="+", default=["dense", "moe"], choices=("dense", "moe"), help="of one")
     add("--no-compile", dest="compile", action="store_false", help="of one: no Inductor")
     add(

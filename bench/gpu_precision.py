@@ -81,7 +81,9 @@ def contenders(
         found["piper, each"] = partial(arena.ours, model, each, data, precision="bf16")
         found["fsdp2"] = partial(peer, each=False)
         found["fsdp2, each"] = partial(peer, each=True)
-    return found | (other_systems(arena, model, data, parts, zero) if SITE.is_dir() else {})
+    found |= other_systems(arena, model, data, parts, zero) if SITE.is_dir() else {}
+    skip = arena.chosen.skip
+    return {name: make for name, make in found.items() if not any(s in name for s in skip)}
 
 
 def replicated(arena: Arena, parts: int, zero: int, **options: Any) -> list[Any]:
