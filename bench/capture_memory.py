@@ -14,7 +14,7 @@ import torch
 from common import save
 
 from piper.capture import capture
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.strategies import one_f_one_b
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from common import save  # noqa: E402
 from synthetic import chain  # noqa: E402
 
-from piper.job.compiler import compile_strategy  # noqa: E402
+from piper.job.compile.compiler import compile_strategy  # noqa: E402
 from piper.strategies import BUILDERS  # noqa: E402
 
 STAGES = 8

@@ -18,7 +18,7 @@ from gpu_peers import pipelined, replica
 
 import piper
 from piper.capture import capture
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.plan.analyse.memory import peak
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))

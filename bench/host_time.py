@@ -17,7 +17,7 @@ from synthetic import chain  # noqa: E402
 
 from piper.directives import Place, Split  # noqa: E402
 from piper.ir.filters import where  # noqa: E402
-from piper.job.compiler import compile_strategy  # noqa: E402
+from piper.job.compile.compiler import compile_strategy  # noqa: E402
 from piper.plan.instructions import Run  # noqa: E402
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gloo import ProcessComm  # noqa: E402

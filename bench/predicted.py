@@ -30,11 +30,11 @@ from models import cross_entropy
 
 import piper
 from piper.costs import Costs
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
+from piper.job.compile.pricing import price
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.pricing import price
-from piper.job.profiling import profile
+from piper.job.programs.profiling import profile
 from piper.launcher.local import run_local
 from piper.models.llama import LlamaConfig
 from piper.sim.report import report

@@ -18,8 +18,8 @@ import torch
 from common import interleaved, save
 
 import piper
-from piper.job.pricing import price
-from piper.job.profiling import profile
+from piper.job.compile.pricing import price
+from piper.job.programs.profiling import profile
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-4, fused=True)

@@ -18,10 +18,10 @@ from tensor_parallel_models import Model
 
 from piper import Strategy, strategies
 from piper.costs import Costs
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
+from piper.job.compile.pricing import price
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.pricing import price
 from piper.models.llama import LlamaConfig
 from piper.sim.report import report
 

@@ -30,8 +30,8 @@ from piper.costs.links import NETWORKS, Network
 from piper.costs.measured import Figure, RegionKey
 from piper.ir.model import Bucket, Model, Parameter, Region
 from piper.ir.values import Role, TensorSpec, Value
-from piper.job.compiler import Compiled, compile_strategy
-from piper.job.pricing import price
+from piper.job.compile.compiler import Compiled, compile_strategy
+from piper.job.compile.pricing import price
 from piper.names import BI, BW, B, BucketId, F, RegionId, ValueId
 from piper.strategies import BUILDERS
 

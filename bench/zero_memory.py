@@ -26,7 +26,7 @@ from peers import ADAMW, SCHEDULES, Data, pipelined
 from torch import Tensor
 
 import piper
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.models.llama import LlamaConfig, cross_entropy, rotary_tables
 from piper.plan.analyse.memory import peak
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 from piper import annotate
 from piper.directives import Place, Split, Strategy
 from piper.ir.filters import where
-from piper.job.division import feeds_of
+from piper.job.compile.division import feeds_of
 from piper.runtime.checkpoint.files import written
 from piper.runtime.state.device_state import Part
 from piper.trainer import Trainer

@@ -15,13 +15,13 @@ from torch.utils import _pytree as pytree
 import piper
 from piper.capture import Captured, capture
 from piper.capture.trace.outputs import separated
-from piper.job.assignment import assignments
-from piper.job.batch import Batch
-from piper.job.evaluation import in_eval_mode, rows_of
-from piper.job.forward_programs import ForwardPrograms, Wanted
+from piper.job.batch.batch import Batch
+from piper.job.compile.assignment import assignments
 from piper.job.job import Job
-from piper.job.programs import Programs, load
-from piper.job.rehearsal import remember, step_inputs
+from piper.job.programs.evaluation import in_eval_mode, rows_of
+from piper.job.programs.forward_programs import ForwardPrograms, Wanted
+from piper.job.programs.programs import Programs, load
+from piper.job.programs.rehearsal import remember, step_inputs
 from piper.names import Phase
 from piper.plan.instructions import Plan
 from piper.runtime.comm.gloo import Comm
@@ -63,7 +63,10 @@ class Threads:
 
     def forward(self, batch: Batch, wanted: Wanted) -> Any:
         """The loss of a batch of all replicas, or the output of the model."""
-        with in_eval_mode(self.job.model), patch("piper.job.forward_programs.capture", cached):
+        with (
+            in_eval_mode(self.job.model),
+            patch("piper.job.programs.forward_programs.capture", cached),
+        ):
             return self.run_forward(batch, wanted)
 
     def run_forward(self, batch: Batch, wanted: Wanted) -> Any:

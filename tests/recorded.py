@@ -12,7 +12,7 @@ from shared_capture import using
 
 from piper.directives import Place, Strategy
 from piper.ir.replicas import replicas
-from piper.job.tracing import Recording
+from piper.job.loop.tracing import Recording
 from piper.launcher.trace_window import Window
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan

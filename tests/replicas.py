@@ -18,7 +18,7 @@ from piper.capture import Captured, annotate, capture
 from piper.directives import Place, Replicate, Split, Strategy
 from piper.errors import PiperError
 from piper.ir.filters import where
-from piper.job.division import feeds_of
+from piper.job.compile.division import feeds_of
 from piper.job.numerics.differences import place_of
 from piper.models.llama import Llama, LlamaConfig
 from piper.runtime.state.device_state import DeviceState, Part, assembled

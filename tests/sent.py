@@ -17,11 +17,11 @@ from torch.nn import functional
 from piper.directives import Place, Split, Strategy
 from piper.errors import InputError
 from piper.ir.filters import where
-from piper.job import shipping
+from piper.job.compile import shipping
 from piper.trainer import Trainer
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-COMPILING = ("job.capture", "job.compile_strategy", "programs.assignment")
+COMPILING = ("job.capture", "job.compile_strategy", "programs.programs.assignment")
 TWO = [Place(where(PP=0), [0]), Place(where(PP=1), [1])]
 
 
@@ -80,7 +80,7 @@ def tune(rank: int, text: str) -> list[int]:
     original = shipping.relay_text
     mine = [tuple(t.chunk(2)[rank] for t in batch) for batch in batches("moe spread", 4)]
     model, loss, found = known(rank, "moe spread", 1, 1)
-    with patch("piper.job.shipping.relay_text", relay):
+    with patch("piper.job.compile.shipping.relay_text", relay):
         with using(found):
             trainer = Trainer(
                 model, loss, Strategy.from_json(text), optimizer=ADAMW, example=mine[0]

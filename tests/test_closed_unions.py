@@ -51,7 +51,7 @@ EXPECTED = {
     "Flush": {
         "plan/check/symbolic_execution",  # its symbolic execution,
         "runtime/execute", "runtime/gpu/cuda_graphs",  # its execution, its recording
-        "job/pricing",  # its price
+        "job/compile/pricing",  # its price
     },
     "Barrier": {
         "ir/local_dags", "ir/operations", "ir/sizes", "ir/text", "passes/schedule",

@@ -27,7 +27,7 @@ import torch
 from piper.directives import Place, Split
 from piper.costs import Costs
 from piper.ir.filters import where
-from piper.job.rehearsal import Rehearsal, rehearse
+from piper.job.programs.rehearsal import Rehearsal, rehearse
 from piper.pretrained import from_pretrained
 from piper.trainer import Trainer
 

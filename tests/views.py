@@ -11,7 +11,7 @@ from synthetic import chain, moe_chain
 from piper.costs import Costs
 from piper.directives import Stream
 from piper.ir.model import Model
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.strategies import BUILDERS
 from piper.view.page import page

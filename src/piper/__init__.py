@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from piper.directives import Stream as Stream
     from piper.directives.strategy import Strategy as Strategy
     from piper.ir.filters import where as where
-    from piper.job.compiler import compile_strategy as compile_strategy
+    from piper.job.compile.compiler import compile_strategy as compile_strategy
     from piper.job.launching import launch as launch
-    from piper.job.rehearsal import rehearse as rehearse
+    from piper.job.programs.rehearsal import rehearse as rehearse
     from piper.pretrained import from_pretrained as from_pretrained
     from piper.runtime.metrics import Metrics as Metrics
     from piper.trainer import Trainer as Trainer
@@ -59,8 +59,8 @@ _HOMES = {
     "Metrics": "piper.runtime.metrics",
     "from_pretrained": "piper.pretrained",
     "launch": "piper.job.launching",
-    "rehearse": "piper.job.rehearsal",
-    "compile_strategy": "piper.job.compiler",
+    "rehearse": "piper.job.programs.rehearsal",
+    "compile_strategy": "piper.job.compile.compiler",
 }
 _MODULES = ("strategies", "models", "errors")
 

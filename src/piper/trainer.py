@@ -14,28 +14,28 @@ from piper.capture import Precision
 from piper.costs import Costs
 from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
-from piper.job import consistency
 from piper.job.arguments import names_options
-from piper.job.around_step import ModelWrites, refuse_modes
-from piper.job.averaging import Averaging
-from piper.job.batch import Batch
-from piper.job.consistency import Agreed
-from piper.job.evaluation import Evaluation, evaluated, predicted
-from piper.job.forward_programs import ForwardPrograms
+from piper.job.batch.batch import Batch
 from piper.job.inspection import inspected, is_inspecting
 from piper.job.job import BatchKind, Job
-from piper.job.loss_reduction import refuse_weightless
-from piper.job.metric_log import Log, metric_log
+from piper.job.loop.around_step import ModelWrites, refuse_modes
+from piper.job.loop.metric_log import Log, metric_log
+from piper.job.loop.on_nan import OnNan, after_step
+from piper.job.loop.stale_model import StaleModel
+from piper.job.loop.tracing import from_environment, recording
+from piper.job.loss.loss_reduction import refuse_weightless
 from piper.job.model_flops import best_seconds
-from piper.job.on_nan import OnNan, after_step
 from piper.job.options import ADAMW, GraphsOption, Loss, Options
-from piper.job.programs import Programs, whole_state
-from piper.job.retarget import retargeted
-from piper.job.stale_model import StaleModel
-from piper.job.stopping import StopRequest
-from piper.job.stragglers import Stragglers
-from piper.job.tracing import from_environment, recording
-from piper.job.tuning import tuned
+from piper.job.processes import consistency
+from piper.job.processes.consistency import Agreed
+from piper.job.processes.stopping import StopRequest
+from piper.job.processes.stragglers import Stragglers
+from piper.job.programs.averaging import Averaging
+from piper.job.programs.evaluation import Evaluation, evaluated, predicted
+from piper.job.programs.forward_programs import ForwardPrograms
+from piper.job.programs.programs import Programs, whole_state
+from piper.job.programs.retarget import retargeted
+from piper.job.programs.tuning import tuned
 from piper.runtime.batch import StepInputs
 from piper.runtime.checkpoint.checkpoints import Checkpoints
 from piper.runtime.checkpoint.description import described

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from piper.cli import app
 from piper.cli.show import show_sections
 from piper.errors import StrategyError
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.strategies import BUILDERS, one_f_one_b
 from piper.view.schedule_grid import WHOLE
 

@@ -258,7 +258,7 @@ def test_the_files_on_the_page_are_read() -> None:
 
 
 def test_costs_are_measured_here_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper.job.profiling.machine", lambda: Costs(cores=2.0))
+    monkeypatch.setattr("piper.job.programs.profiling.machine", lambda: Costs(cores=2.0))
     file = tmp_path / "costs.json"
     file.write_text(Costs(figures={OTHER: Figure(1.0)}).to_json())
 

@@ -12,8 +12,8 @@ from piper.costs import Costs
 from piper.costs.measured import figures_of, works_of
 from piper.costs.modes import Mode
 from piper.ir.model import Model
-from piper.job.compiler import compile_strategy
-from piper.job.pricing import predict, price
+from piper.job.compile.compiler import compile_strategy
+from piper.job.compile.pricing import predict, price
 from piper.names import F, Phase
 from piper.strategies import BUILDERS
 

@@ -8,7 +8,7 @@ from divided import divided_chain
 from piper.directives import Directive, Place, Replicate, Shard, Split
 from piper.errors import PiperError
 from piper.ir.filters import where
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 
 FOUR, OTHERS = [0, 1, 2, 3], [4, 5, 6, 7]
 

@@ -13,7 +13,7 @@ from piper.ir.filters import where
 from piper.ir.nodes import Fetch, Store
 from piper.ir.parse import parse
 from piper.ir.text import text
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.view.offload import offload
 
 PARTS = 4

@@ -15,7 +15,7 @@ from piper.ir.dag import Dag
 from piper.ir.filters import Filter, where
 from piper.ir.model import Model
 from piper.ir.training import training_dag
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 
 
 def F(stage: int, microbatch: int) -> Filter:

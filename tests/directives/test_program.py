@@ -15,7 +15,7 @@ from piper.errors import DirectiveError, PassError, Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.filters import where
 from piper.ir.training import training_dag
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 
 
 def test_the_same_program_gives_the_same_dag() -> None:

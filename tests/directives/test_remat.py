@@ -17,7 +17,7 @@ from piper.ir.model import Model, Region
 from piper.ir.naming import carry, saved
 from piper.ir.remat_policy import Recomputation
 from piper.ir.training import training_dag
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.names import RegionId
 
 TWO = [Place(where(PP=0), [0]), Place(where(PP=1), [1])]

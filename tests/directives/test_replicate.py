@@ -12,7 +12,7 @@ from piper.errors import DirectiveError, PassError, Refused, StrategyError
 from piper.ir.filters import where
 from piper.ir.nodes import Collective
 from piper.ir.training import training_dag
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 
 BOTH = [Place(where(PP=0), [0, 2]), Place(where(PP=1), [1, 3])]
 

@@ -11,7 +11,7 @@ from piper.directives import Directive, Order, Place, Replicate, Shard, Split, S
 from piper.errors import StrategyError
 from piper.ir.filters import where
 from piper.ir.nodes import Collective, Exchange
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.instructions import State
 
 TWO, FOUR, EIGHT = [0, 1], [0, 1, 2, 3], list(range(8))

@@ -14,7 +14,7 @@ from piper.errors import DirectiveError, PassError, Refused
 from piper.ir.filters import where
 from piper.ir.model import Model, Parameter
 from piper.ir.values import TensorSpec, Value
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 
 TWO, FOUR = [0, 1], [0, 1, 2, 3]
 PAIRS = [[0, 1], [2, 3]]

@@ -16,7 +16,7 @@ from piper.ir.model import Model
 from piper.ir.nodes import Collective, Redistribute, Totals
 from piper.ir.parse import parse
 from piper.ir.text import text
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.instructions import Load, Total
 from piper.plan.instructions import Redistribute as Message
 

@@ -15,7 +15,7 @@ from piper.directives.arguments import DeviceGroups, DeviceList, ParameterPlan, 
 from piper.directives.base import DIRECTIVES
 from piper.errors import Refused, StrategyError
 from piper.ir.filters import ANY, Filter, where
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 
 A, C = Place(where(PP=0), [0]), Place(where(PP=1), [1])
 MB = Split("MB", 2)

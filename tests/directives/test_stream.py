@@ -12,7 +12,7 @@ from piper.directives import Place, Split, Strategy, Stream
 from piper.errors import DirectiveError, PassError, Refused, StrategyError
 from piper.ir.filters import where
 from piper.ir.text import text
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.names import Share
 from piper.plan.serialization import from_json, to_json
 from piper.strategies import dualpipev

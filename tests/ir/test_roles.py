@@ -12,7 +12,7 @@ from piper.errors import PlanError
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.ir.roles import Present, roles
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.check.check import check
 from piper.plan.check.proof import prove
 from piper.plan.instructions import Exchange, Gather, Reduce, Run

@@ -22,7 +22,7 @@ from piper.ir.nodes import Precedence, Redistribute, Update
 from piper.ir.placements import Step
 from piper.ir.rules import CAPTURED, FINAL, OFFLOADED, PLACED, Rule, require
 from piper.ir.training import training_dag
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.names import NodeId, ValueId
 from piper.passes.bucket_homes import with_homes
 from piper.passes.reductions import place_reductions

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
+from piper.job.compile.pricing import predict, price
 from piper.job.job import Job
-from piper.job.pricing import predict, price
 from piper.strategies import one_f_one_b
 
 X, Y = torch.arange(12).reshape(4, 3), torch.randn(4)

@@ -7,7 +7,7 @@ import torch
 from parity import call_alone, compare_notes, compare_options, drift
 from pool import run_on
 
-from piper.job.consistency import fingerprint
+from piper.job.processes.consistency import fingerprint
 
 FIX = "  fix: let every process build the same model, strategy and example, with the same options"
 

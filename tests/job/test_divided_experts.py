@@ -15,10 +15,10 @@ from piper.directives import apply
 from piper.errors import CaptureError
 from piper.ir.placements import Cut
 from piper.ir.training import training_dag
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import Rehearsal, rehearsed
+from piper.job.programs.rehearsal import Rehearsal, rehearsed
 
 STAGES, PARTS, LENGTH, HIDDEN, MAX_NORM, STEPS = 2, 4, 4, 8, 0.5, 3
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, eps=1e-4)

@@ -13,10 +13,10 @@ from torch import nn
 
 from piper import Place, Precision, Strategy, strategies, where
 from piper.capture.precision import LossScale
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import Rehearsal, rehearsed
+from piper.job.programs.rehearsal import Rehearsal, rehearsed
 from piper.plan.instructions import Redistribute, Reduce
 
 PARTS, MAX_NORM = 4, 0.05

@@ -13,11 +13,11 @@ from torch.nn import functional
 from piper import Place, Replicate, Shard, Split, Stage, Strategy, annotate, strategies, where
 from piper.errors import DirectiveError, PassError
 from piper.ir.placements import Cut
-from piper.job.batch import Batch
-from piper.job.division import division_requests, feeds_of
+from piper.job.batch.batch import Batch
+from piper.job.compile.division import division_requests, feeds_of
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import Rehearsal, rehearsed
+from piper.job.programs.rehearsal import Rehearsal, rehearsed
 from piper.plan.analyse.memory import peak
 
 PARTS, ROWS, LENGTH, WIDTH, VOCAB, MAX_NORM = 4, 2, 4, 8, 12, 0.5

@@ -17,7 +17,7 @@ from torch.nn import functional
 import piper
 from piper.directives.strategy import as_strategy
 from piper.errors import InputError
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
 from piper.strategies import (

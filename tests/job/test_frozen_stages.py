@@ -15,7 +15,7 @@ from shared_capture import capturing_once
 from piper.directives import Order, Place, Split, Strategy
 from piper.errors import DirectiveError
 from piper.ir.filters import where
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.numerics import compare
 from piper.job.options import Options

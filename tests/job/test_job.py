@@ -14,7 +14,7 @@ from torch.nn import functional
 from piper import Place, Replicate, Split, Strategy, where
 from piper.capture import capture
 from piper.costs import Costs
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
 

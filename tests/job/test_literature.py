@@ -23,7 +23,7 @@ from piper.capture import Captured, capture
 from piper.ir.nodes import Collective, Kind
 from piper.ir.replicas import replicas as replicas_of
 from piper.ir.schedule_rows import STEPS, dag_rows
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.job.inspection import Inspected, inspecting
 from piper.job.numerics import compare
 from piper.strategies.timing import start_times, step_length

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from piper import Place, Replicate, Split, Trainer, rehearse, where
 from piper.errors import InputError
-from piper.job import mean_loss_check
-from piper.job.batch import Batch
-from piper.job.mean_loss_check import refuse_no_mean
+from piper.job.batch.batch import Batch
+from piper.job.loss import mean_loss_check
+from piper.job.loss.mean_loss_check import refuse_no_mean
 
 PARTS = [Place(where(), [0]), Split("MB", 2)]
 UNEQUAL = [[*PARTS[:-1], Split("MB", 2, sizes=[2, 1])], PARTS]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from piper import Remat, annotate, rehearse, where
 from piper.directives import Strategy
 from piper.errors import InputError
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
-from piper.job.memory_limit import GIB, MemoryLimit, optimizer_state
+from piper.job.memory.memory_limit import GIB, MemoryLimit, optimizer_state
 from piper.job.options import Options
 from piper.strategies import BUILDERS, one_f_one_b
 

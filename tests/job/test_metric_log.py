@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import piper
 from piper.errors import InputError
-from piper.job.metric_log import Printed, metric_log
+from piper.job.loop.metric_log import Printed, metric_log
 from piper.job.model_flops import model_flops
 from piper.runtime.metrics import NAMES, Metrics, Readings
 

@@ -25,11 +25,11 @@ from piper import Place, Replicate, Split, Strategy, annotate, rehearse, where
 from piper.errors import DirectiveError, InputError, PlanError, Refused
 from piper.ir.parse import parse
 from piper.ir.text import text
-from piper.job.batch import Batch
-from piper.job.compiler import compile_strategy
+from piper.job.batch.batch import Batch
+from piper.job.compile.compiler import compile_strategy
+from piper.job.compile.pricing import predict, price
 from piper.job.job import Job
 from piper.job.model_flops import step_flops
-from piper.job.pricing import predict, price
 from piper.plan.check.check import check
 from piper.plan.instructions import Load, Plan
 from piper.strategies import BUILDERS, one_f_one_b

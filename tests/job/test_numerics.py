@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from piper import Place, Replicate, Split, annotate, where
 from piper.errors import InputError
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
+from piper.job.batch.random_batches import constant_inputs, like
 from piper.job.inspection import Inspected, inspecting
-from piper.job.loss_reduction import LossReduction
+from piper.job.loss.loss_reduction import LossReduction
 from piper.job.numerics import Comparison, compare
 from piper.job.numerics.model import refuse_large
-from piper.job.random_batches import constant_inputs, like
 from piper.plan.instructions import Add, Load
 from piper.runtime.comm.threads import ThreadComm
 from piper.runtime.execute import Program

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-import piper.job.profiling as profiling
+import piper.job.programs.profiling as profiling
 from piper.capture import annotate
 from piper.costs import Costs
 from piper.costs.measured import RegionKey
 from piper.costs.modes import Mode
 from piper.directives import Remat
 from piper.ir.filters import where
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
+from piper.job.compile.pricing import cost_notes, price
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.pricing import cost_notes, price
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.names import BI, BW, F, Phase
 from piper.plan.instructions import Run

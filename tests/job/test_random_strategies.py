@@ -28,11 +28,11 @@ from torch.nn.functional import mse_loss
 import piper
 from piper import Order, Place, Replicate, Split, Strategy
 from piper.errors import PiperError
-from piper.job.batch import Batch
-from piper.job.division import feeds_of
+from piper.job.batch.batch import Batch
+from piper.job.compile.division import feeds_of
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import Rehearsal, rehearsed
+from piper.job.programs.rehearsal import Rehearsal, rehearsed
 from piper.strategies import BUILDERS
 
 LAYERS, WIDTH, STEPS = 6, 3, 2

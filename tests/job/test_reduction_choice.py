@@ -14,11 +14,11 @@ from torch.nn import functional
 
 import piper
 from piper.directives import Replicate, Strategy
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
-from piper.job.memory_limit import fullest
+from piper.job.memory.memory_limit import fullest
 from piper.job.options import Options
-from piper.job.rehearsal import rehearsed
+from piper.job.programs.rehearsal import rehearsed
 from piper.strategies import BUILDERS
 
 GIB = 2**30

@@ -16,9 +16,9 @@ from piper.ir.filters import where
 from piper.ir.model import Model, Region
 from piper.ir.remat_policy import Recomputation, RematPolicy
 from piper.ir.values import TensorSpec
-from piper.job.compiler import Compiled, compile_strategy
-from piper.job.memory_limit import MemoryLimit
-from piper.job.remat_choice import OPTIONS, fitted
+from piper.job.compile.compiler import Compiled, compile_strategy
+from piper.job.memory.memory_limit import MemoryLimit
+from piper.job.memory.remat_choice import OPTIONS, fitted
 from piper.names import BI, BW, B, F, Phase
 from piper.strategies import BUILDERS
 

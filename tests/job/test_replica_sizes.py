@@ -29,12 +29,12 @@ from unequal_batches import SIZES, train
 
 from piper import Place, Replicate, Split, Strategy, rehearse, where
 from piper.errors import InputError, PlanError, Refused
-from piper.job.batch import Batch
-from piper.job.compiler import Compiled
+from piper.job.batch.batch import Batch
+from piper.job.compile.compiler import Compiled
+from piper.job.compile.pricing import predict, price
 from piper.job.job import Job
 from piper.job.model_flops import step_flops
 from piper.job.numerics.compare import compare
-from piper.job.pricing import predict, price
 from piper.plan.analyse.memory import peak
 from piper.plan.check.check import check
 from piper.strategies import BUILDERS, one_f_one_b

@@ -24,7 +24,7 @@ from synthetic import chain, moe_chain
 from piper.directives import Place, Replicate, Split
 from piper.ir.filters import where
 from piper.ir.model import Model
-from piper.job.assignment import (
+from piper.job.compile.assignment import (
     assigned,
     common_from_json,
     common_json,
@@ -32,8 +32,8 @@ from piper.job.assignment import (
     role_from_json,
     role_parts,
 )
-from piper.job.compiler import Compiled, compile_strategy
-from piper.job.shipping import PlanShipping
+from piper.job.compile.compiler import Compiled, compile_strategy
+from piper.job.compile.shipping import PlanShipping
 from piper.names import TOTALS_STREAM, Device
 from piper.plan.analyse.required_communicators import (
     RequiredCommunicators,

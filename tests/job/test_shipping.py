@@ -11,7 +11,7 @@ from pool import run_on
 from replicas import captured
 from torch import nn
 
-from piper.job.assignment import (
+from piper.job.compile.assignment import (
     assigned,
     assignments,
     common_from_json,
@@ -19,8 +19,8 @@ from piper.job.assignment import (
     role_from_json,
     role_json,
 )
-from piper.job.compiler import compile_strategy
-from piper.job.rehearsal import rehearse
+from piper.job.compile.compiler import compile_strategy
+from piper.job.programs.rehearsal import rehearse
 from piper.names import F
 from piper.plan.instructions import Run
 from piper.strategies import BUILDERS

@@ -11,7 +11,7 @@ from shared_capture import capturing_once
 from torch import Tensor, nn
 
 import piper
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.numerics import compare
 from piper.job.options import Options

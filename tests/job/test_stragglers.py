@@ -14,9 +14,9 @@ from draws import drawn, draws, every
 from pool import run_on
 from slow_jobs import SLEEP, train_slowly
 
-from piper.job import stragglers
-from piper.job.consistency import DeviceTimes
-from piper.job.stragglers import (
+from piper.job.processes import stragglers
+from piper.job.processes.consistency import DeviceTimes
+from piper.job.processes.stragglers import (
     WINDOW,
     Stragglers,
     peers_of,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import piper
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.numerics import compare
 from piper.job.options import Options

@@ -18,12 +18,12 @@ from piper.costs.devices import DEVICES, costs_of_device
 from piper.costs.links import NETWORKS
 from piper.errors import StrategyError
 from piper.job import device_costs
-from piper.job.batch import Batch
-from piper.job.compiler import Compiled
+from piper.job.batch.batch import Batch
+from piper.job.compile.compiler import Compiled
+from piper.job.compile.pricing import price
+from piper.job.compile.stage_weights import stage_lines, stage_table
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.pricing import price
-from piper.job.stage_weights import stage_lines, stage_table
 from piper.strategies import one_f_one_b
 from piper.strategies.cuts import seconds_of
 

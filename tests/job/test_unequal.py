@@ -18,11 +18,11 @@ from piper.cli.target import inspect
 from piper.directives import Directive
 from piper.errors import PassError
 from piper.ir.schedule_rows import dag_rows
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
+from piper.job.compile.pricing import predict, price
 from piper.job.inspection import Inspected
 from piper.job.job import Job
 from piper.job.numerics import compare
-from piper.job.pricing import predict, price
 from piper.view.schedule_grid import grid, summary
 from piper.view.view_data import view_data
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from piper.job.waiting_model import WaitingModel
+from piper.job.loop.waiting_model import WaitingModel
 
 HERE = "cpu"
 

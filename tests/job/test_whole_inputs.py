@@ -15,8 +15,8 @@ from torch.nn import functional
 import piper
 from piper import Place, Replicate, Split, where
 from piper.errors import InputError
-from piper.job.batch import Batch
-from piper.job.input_names import input_names
+from piper.job.batch.batch import Batch
+from piper.job.batch.input_names import input_names
 
 SIZE = 4  # of everything: batch, tokens, features, heads
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

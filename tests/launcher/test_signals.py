@@ -14,7 +14,7 @@ import pytest
 from draws import every
 from launcher.fault_runs import SOURCES, is_alive
 
-from piper.job.stopping import StopRequest
+from piper.job.processes.stopping import StopRequest
 from piper.launcher.private_folder import private_folder
 from piper.launcher.restarts import with_restarts
 from piper.launcher.signals import Received, received_signals

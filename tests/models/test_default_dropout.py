@@ -14,7 +14,7 @@ import torch
 from shared_capture import capturing_once
 
 import piper
-from piper.job.rehearsal import Rehearsal
+from piper.job.programs.rehearsal import Rehearsal
 from piper.strategies import BUILDERS
 
 transformers = pytest.importorskip("transformers")

@@ -15,7 +15,7 @@ from torch.nn import functional
 import piper
 from piper.capture import capture, tag
 from piper.errors import CaptureError, InputError
-from piper.job.rehearsal import rehearse
+from piper.job.programs.rehearsal import rehearse
 from piper.models.hugging_face import adapt_experts
 
 transformers = pytest.importorskip("transformers")

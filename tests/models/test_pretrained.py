@@ -11,7 +11,7 @@ from pretrained import SGD, batches, config, write_model
 
 import piper
 from piper.errors import InputError
-from piper.job.programs import described
+from piper.job.programs.programs import described
 from piper.models.hugging_face_build import build_on_meta, config_of, first_values, model_class
 
 transformers = pytest.importorskip("transformers")

@@ -9,7 +9,7 @@ from capture.interpreter import assert_parity
 from torch import Tensor, nn
 
 from piper.capture import Captured, capture
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.models.qwen3_moe import PRESETS, Mixture, Qwen3Moe, balance, moe_loss
 from piper.strategies import dualpipev
 

@@ -17,7 +17,7 @@ from piper.ir.nodes import Transfer
 from piper.ir.parse import parse
 from piper.ir.text import text
 from piper.ir.training import training_dag
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.passes.pass_pipeline import steps
 from piper.plan.check.check import check
 from piper.plan.instructions import Free, Instruction, Load, Plan

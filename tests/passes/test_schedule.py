@@ -16,7 +16,7 @@ from piper.directives import Order, Place, Split
 from piper.ir.dag import Dag
 from piper.ir.filters import where
 from piper.ir.nodes import Compute
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 
 
 def pipeline(stages: int, microbatches: int) -> Compiled:

@@ -23,8 +23,8 @@ from piper.ir.model import Model, Parameter, Region
 from piper.ir.nodes import Compute, Exchange
 from piper.ir.training import training_dag
 from piper.ir.values import Role, TensorSpec, Value
-from piper.job.compiler import compile_strategy
-from piper.job.pricing import price
+from piper.job.compile.compiler import compile_strategy
+from piper.job.compile.pricing import price
 from piper.names import ValueId
 from piper.passes.token_all_to_all import insert_token_all_to_all
 from piper.plan.instructions import Load

@@ -9,7 +9,7 @@ from synthetic import chain
 
 from piper.directives import Order, Place, Replicate, Split
 from piper.ir.filters import where
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.instructions import Instruction, line
 
 

@@ -6,7 +6,7 @@ from plan.devices import EARLY, LATE, executed
 from plan.numbers import expected
 from plan.programs import Program
 
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 
 STEPS = 2  # the second one sees what the first one left behind
 

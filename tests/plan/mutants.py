@@ -13,7 +13,7 @@ from plan.devices import positions
 from plan.expert_programs import random_experts
 from plan.programs import Program, random_program
 
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.instructions import (
     Add,
     Exchange,

@@ -13,7 +13,7 @@ from plan.numbers import expected
 from plan.programs import Program
 
 from piper.errors import PlanError
-from piper.job.compiler import Compiled
+from piper.job.compile.compiler import Compiled
 from piper.plan.check.check import check
 from piper.plan.instructions import Exchange, Free, Gather, Keep, Load, Reduce
 

@@ -24,7 +24,7 @@ from synthetic import chain, frozen
 from piper.directives import Place, Replicate, Split
 from piper.errors import BUG, PlanError
 from piper.ir.filters import where
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.check.check import check
 from piper.plan.instructions import (
     Gather,

@@ -16,7 +16,7 @@ from plan.mutants import Plans, changed, other, rearranged, some, with_code
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split
 from piper.errors import PlanError
 from piper.ir.filters import where
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.check.check import check
 from piper.plan.instructions import Instruction, Load, Redistribute, Slice, Total
 

@@ -23,7 +23,7 @@ from plan.mutants import Plans
 from piper.errors import PlanError
 from piper.ir.maker import Maker
 from piper.ir.nodes import Precedence
-from piper.job.compiler import Compiled
+from piper.job.compile.compiler import Compiled
 from piper.names import NodeId
 from piper.plan.check.check import check
 from piper.plan.check.excerpts import excerpts

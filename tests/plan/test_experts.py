@@ -16,7 +16,7 @@ from synthetic import moe_chain
 
 from piper.directives import Place
 from piper.directives.order import Ahead
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.strategies import BUILDERS
 
 

@@ -7,7 +7,7 @@ from synthetic import chain
 
 from piper import strategies
 from piper.ir.model import Model
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.plan.check.hardware_queues import first_blocked
 from piper.plan.instructions import Plan, Recv
 from piper.plan.lower.lowering import lower

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from synthetic import chain
 
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.plan.analyse.interference import Pending, interference, interference_text
 from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.plan.instructions import Plan, Run, is_message

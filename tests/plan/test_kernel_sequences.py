@@ -12,7 +12,7 @@ from synthetic import chain
 
 from piper.directives import Place, Split
 from piper.ir.filters import where
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.plan.analyse import kernel_sequences
 from piper.plan.analyse.kernel_sequences import KernelSequence, Part, sequences
 from piper.plan.instructions import Plan, Run, is_message

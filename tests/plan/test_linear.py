@@ -12,7 +12,7 @@ from synthetic import chain, moe_chain
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split
 from piper.ir.filters import where
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 
 AT_MOST = 2.3  # times the calls for twice the nodes
 

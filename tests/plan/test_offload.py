@@ -31,7 +31,7 @@ from piper.costs.costs import Host
 from piper.directives import Offload, Order, Place, Replicate, Split
 from piper.directives.offload import What
 from piper.ir.filters import where
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.names import BucketId
 from piper.plan.analyse.memory import lasting, peak
 from piper.plan.instructions import Fetch, Free, Gather, Plan, Run, Store, Update

@@ -17,7 +17,7 @@ from piper.directives import Order, Place, Split
 from piper.ir.filters import where
 from piper.ir.model import Model, Region
 from piper.ir.values import Role, Value
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.names import BucketId, RegionId, ValueId
 
 

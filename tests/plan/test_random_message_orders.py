@@ -16,7 +16,7 @@ from plan.unequal_programs import random_unequal
 
 from piper.directives import Directive
 from piper.errors import DirectiveError, PassError
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.check.hardware_queues import first_blocked
 
 STEPS = 2

@@ -11,7 +11,7 @@ sys.path[:0] = sys.argv[1:]
 from random import Random
 from plan.expert_programs import random_experts
 from plan.programs import random_program
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 several = [random_program(Random(seed), 5, 3, min_devices=3) for seed in range(12)]
 several += [random_experts(Random(seed), 2, 2, 4) for seed in range(6)]
 for program in several:

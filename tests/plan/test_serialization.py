@@ -4,7 +4,7 @@ from synthetic import chain, moe_chain
 
 from piper.directives import Place, Replicate, Shard, Split
 from piper.ir.filters import where
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.plan.serialization import from_json, to_json
 from piper.strategies import zb_h1
 

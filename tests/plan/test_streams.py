@@ -14,7 +14,7 @@ from synthetic import chain, moe_chain
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split
 from piper.ir.filters import where
 from piper.ir.model import Model
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.names import COMPUTE
 from piper.plan.instructions import (
     Add,

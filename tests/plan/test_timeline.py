@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from synthetic import chain
 
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.plan.analyse.memory import holders, lasting, peak, timeline
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
 from piper.strategies import BUILDERS

@@ -7,7 +7,7 @@ from synthetic import TOKENS, chain, moe_chain
 
 from piper.directives import Order, Place, Replicate, Shard, Split
 from piper.ir.filters import where
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.plan.analyse.traffic import traffic
 
 BUCKET = 4 * 4 * 4  # bytes of a region's parameters in a chain

@@ -29,10 +29,10 @@ from piper import (
 from piper.capture import Captured, capture
 from piper.capture.kernels.scaled_linear import SCALED_LINEAR, elsewhere, on_gpu, rounded
 from piper.errors import InputError
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import rehearsed
+from piper.job.programs.rehearsal import rehearsed
 from piper.strategies import BUILDERS, one_f_one_b
 
 ONE = Strategy([Place(where(), [0]), Split("MB", 4)])

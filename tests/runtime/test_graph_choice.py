@@ -16,12 +16,12 @@ from shared_capture import using
 from synthetic import chain
 
 from piper.errors import InputError
-from piper.job import rehearsal
-from piper.job.assignment import Assignment
-from piper.job.compiler import compile_strategy
+from piper.job.compile.assignment import Assignment
+from piper.job.compile.compiler import compile_strategy
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import Rehearsal, rehearse
+from piper.job.programs import rehearsal
+from piper.job.programs.rehearsal import Rehearsal, rehearse
 from piper.runtime.execute import Faster, Program
 from piper.runtime.gpu import graph_choice
 from piper.runtime.gpu.cuda_graphs import record_graphs

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.capture import capture
 from piper.errors import RunError
-from piper.job import rehearsal
-from piper.job.assignment import Assignment
+from piper.job.compile.assignment import Assignment
 from piper.job.job import Job
-from piper.job.rehearsal import Rehearsal, rehearse
+from piper.job.programs import rehearsal
+from piper.job.programs.rehearsal import Rehearsal, rehearse
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
 from piper.plan.instructions import Recv, Run
@@ -238,7 +238,7 @@ def test_a_failed_recording_leaves_nothing_behind(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(OperatorTape, "record", refusing)
     seen = with_graphs(monkeypatch)
-    run = "piper.job.rehearsal.run_together"
+    run = "piper.job.programs.rehearsal.run_together"
     monkeypatch.setattr(run, lambda *given: given[1:2] and loaded(given))
 
     def loaded(given: Any) -> None:

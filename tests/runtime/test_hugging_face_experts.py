@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from piper.capture import tag
-from piper.job.rehearsal import rehearse
+from piper.job.programs.rehearsal import rehearse
 from piper.models.hugging_face import adapt_experts
 from piper.strategies import one_f_one_b
 

@@ -20,10 +20,10 @@ import piper
 from piper.capture.kernels import callables
 from piper.directives.strategy import as_strategy
 from piper.errors import RunError
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import Rehearsal, rehearse, rehearsed
+from piper.job.programs.rehearsal import Rehearsal, rehearse, rehearsed
 from piper.plan.analyse import kernel_sequences
 from piper.runtime import joined_runs
 

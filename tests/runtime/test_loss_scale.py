@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from piper import LossScale, Offload, Place, Precision, Split, Strategy, Trainer, rehearse, where
 from piper.errors import InputError
-from piper.job.rehearsal import Rehearsal
+from piper.job.programs.rehearsal import Rehearsal
 from piper.runtime.state.loss_scale import DynamicLossScale
 
 # It overflows at first, backs off, grows again, and overflows again.

@@ -17,7 +17,7 @@ from shared_capture import using
 from piper import Strategy, rehearse
 from piper.capture import Captured
 from piper.errors import PiperError
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.strategies import BUILDERS
 
 DRAWS = 6

@@ -35,7 +35,7 @@ from piper.directives import Directive
 from piper.directives.offload import What
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import Rehearsal, rehearsed
+from piper.job.programs.rehearsal import Rehearsal, rehearsed
 from piper.runtime.checkpoint.reader import put
 from piper.runtime.host_memory import OtherMemory, copied
 from piper.runtime.state.device_state import BucketState

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from piper import Place, Precision, Remat, Replicate, Split, Strategy, Trainer, rehearse, where
-from piper.job.assignment import assignment
-from piper.job.batch import Batch
-from piper.job.compiler import compile_strategy
+from piper.job.batch.batch import Batch
+from piper.job.compile.assignment import assignment
+from piper.job.compile.compiler import compile_strategy
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import Rehearsal
+from piper.job.programs.rehearsal import Rehearsal
 from piper.plan.analyse.memory import BUFFERS, MASTERS, OPTIMIZER, PARAMETERS, lasting
 from piper.plan.instructions import Send
 from piper.runtime.checkpoint.resume import reader_of

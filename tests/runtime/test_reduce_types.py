@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from piper import Place, Precision, Replicate, Strategy, Trainer, rehearse, where
 from piper.errors import InputError
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.options import Options
 from piper.plan.instructions import Reduce

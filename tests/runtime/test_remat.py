@@ -32,7 +32,7 @@ from piper import Place, Remat, Strategy, Trainer, rehearse, where
 from piper.directives.arguments import Kept
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.rehearsal import Rehearsal, rehearsed
+from piper.job.programs.rehearsal import Rehearsal, rehearsed
 from piper.strategies import BUILDERS, one_f_one_b, zb_h1
 
 WHERE = (where(), where(EP="*"), where(EP=None), where(PP=0))

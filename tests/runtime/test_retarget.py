@@ -207,9 +207,9 @@ def test_it_says_what_moved(caplog: pytest.LogCaptureFixture) -> None:
 def test_rows_that_replicas_do_not_divide_are_refused() -> None:
     from piper.directives import Split
     from piper.ir.replicas import replicas
-    from piper.job.batch import Batch
-    from piper.job.replica_batches import ReplicaBatches
-    from piper.job.retarget import resized
+    from piper.job.batch.batch import Batch
+    from piper.job.batch.replica_batches import ReplicaBatches
+    from piper.job.programs.retarget import resized
 
     one, two, three = (
         ReplicaBatches(Split("MB", 1), replicas([range(n)])) for n in (1, 2, 3)

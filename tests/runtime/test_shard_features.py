@@ -17,7 +17,7 @@ from piper.directives import Order, Place, Replicate, Shard, Split, Strategy
 from piper.errors import CaptureError, DirectiveError
 from piper.ir.filters import where
 from piper.job.inspection import Inspected, inspecting
-from piper.job.rehearsal import rehearse
+from piper.job.programs.rehearsal import rehearse
 from piper.models.grouped import grouped_mm
 from piper.strategies import one_f_one_b
 from piper.trainer import Trainer

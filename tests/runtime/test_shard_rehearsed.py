@@ -11,7 +11,7 @@ from runtime.test_shard import ROUTINGS
 from shared_capture import using
 
 from piper.directives import Strategy
-from piper.job.rehearsal import rehearse
+from piper.job.programs.rehearsal import rehearse
 from piper.strategies import BUILDERS
 
 

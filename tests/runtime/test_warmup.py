@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 
 from piper.capture import capture
 from piper.capture.kernels.callables import Kernels
-from piper.job.assignment import assignments
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
+from piper.job.compile.assignment import assignments
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.programs import load
-from piper.job.rehearsal import rehearsed
+from piper.job.programs.programs import load
+from piper.job.programs.rehearsal import rehearsed
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.instructions import Run
 from piper.runtime.comm.threads import Hub, ThreadComm

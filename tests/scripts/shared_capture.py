@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_map
 
 from piper.capture import Captured, capture
 from piper.capture.regions.layers import tag_unannotated
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
+from piper.job.batch.whole_inputs import tried
 from piper.job.job import Job
-from piper.job.microbatch_trial import tried as trial
-from piper.job.recent import recent
-from piper.job.whole_inputs import tried
+from piper.job.loop.recent import recent
+from piper.job.loss.microbatch_trial import tried as trial
 
 MOST = 16  # captures of which more is remembered
 DIVIDED: dict[tuple[int, str], Captured] = {}  # by the whole model, and what was asked
@@ -67,8 +67,8 @@ def judging_once(known: dict[str, Any]) -> Iterator[None]:
         about = captured.output, captured.form, tree_map(spec, one.arguments), one.whole
         return once(known, ("trial", *about, *given), lambda: trial(runs, captured, one, *given))
 
-    judge = patch("piper.job.whole_inputs.tried", tried_once)
-    compare = patch("piper.job.microbatch_trial.tried", trial_once)
+    judge = patch("piper.job.batch.whole_inputs.tried", tried_once)
+    compare = patch("piper.job.loss.microbatch_trial.tried", trial_once)
     with judge, compare, patch("piper.job.job.Job.form_anew", form_once):
         yield
 

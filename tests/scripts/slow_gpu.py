@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import piper
-from piper.job.stragglers import WINDOW
+from piper.job.processes.stragglers import WINDOW
 from piper.runtime.observe import gpu_time
 from piper.strategies import one_f_one_b
 

@@ -13,8 +13,8 @@ from piper.costs.costs import Host
 from piper.costs.links import NETWORKS
 from piper.ir.model import Model
 from piper.ir.values import TensorSpec
-from piper.job.compiler import Compiled, compile_strategy
-from piper.job.pricing import Prices, price
+from piper.job.compile.compiler import Compiled, compile_strategy
+from piper.job.compile.pricing import Prices, price
 from piper.plan.analyse.memory import ACTIVATIONS, peak
 from piper.sim.clock import Simulated, simulate
 from piper.sim.report import report

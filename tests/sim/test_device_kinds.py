@@ -12,8 +12,8 @@ from piper.costs.devices import device_kind, of_each_device
 from piper.costs.links import NETWORKS
 from piper.costs.measured import Figure, RegionKey
 from piper.errors import StrategyError
-from piper.job.compiler import Compiled, compile_strategy
-from piper.job.pricing import JobCosts, predict, price
+from piper.job.compile.compiler import Compiled, compile_strategy
+from piper.job.compile.pricing import JobCosts, predict, price
 from piper.names import COMPUTE, B, F
 from piper.sim.clock import Simulated
 from piper.sim.report import report

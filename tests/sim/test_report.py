@@ -11,8 +11,8 @@ from synthetic import chain, moe_chain
 from piper.costs import Costs
 from piper.costs.links import Link, Network
 from piper.ir.model import Model
-from piper.job.compiler import Compiled, compile_strategy
-from piper.job.pricing import predict, price
+from piper.job.compile.compiler import Compiled, compile_strategy
+from piper.job.compile.pricing import predict, price
 from piper.names import BI, BW, B, F
 from piper.plan.instructions import Instruction, Plan, Recv, Reduce, Run, Send, Update
 from piper.sim.clock import Simulated, simulate

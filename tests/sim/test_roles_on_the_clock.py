@@ -11,8 +11,8 @@ from synthetic import chain, moe_chain
 from piper.costs import Costs
 from piper.costs.links import Link, Network
 from piper.ir.model import Model
-from piper.job.compiler import compile_strategy
-from piper.job.pricing import price
+from piper.job.compile.compiler import compile_strategy
+from piper.job.compile.pricing import price
 from piper.strategies import BUILDERS
 
 PORTS = Network(4, Link(200.0, 0.01), Link(100.0, 0.02))

@@ -9,7 +9,7 @@ from piper.costs import Costs
 from piper.costs.costs import Host
 from piper.costs.links import Link, Network
 from piper.errors import StrategyError
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.plan.analyse.interference import interference
 from piper.plan.analyse.trace import Span
 from piper.plan.instructions import Instruction, Plan, Run, is_message

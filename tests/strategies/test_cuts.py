@@ -10,9 +10,9 @@ from piper import Remat, Stage, Strategy, where
 from piper.costs import Costs
 from piper.costs.measured import Figure, RegionKey
 from piper.ir.model import Model
-from piper.job.compiler import Compiled, compile_strategy
-from piper.job.pricing import price
-from piper.job.stage_weights import stage_lines, stage_table
+from piper.job.compile.compiler import Compiled, compile_strategy
+from piper.job.compile.pricing import price
+from piper.job.compile.stage_weights import stage_lines, stage_table
 from piper.names import B, F
 from piper.strategies import one_f_one_b
 from piper.strategies.cuts import with_cuts

@@ -50,7 +50,12 @@ reveal_type(piper.compile_strategy)
 REVEALED = {
     "directives": ["piper.directives.strategy.Strategy"],
     "builders": ["piper.directives.strategy.Strategy"],
-    "names": ["piper.ir.filters.Filter", "int", "piper.trainer.Trainer", "piper.job.compiler."],
+    "names": [
+        "piper.ir.filters.Filter",
+        "int",
+        "piper.trainer.Trainer",
+        "piper.job.compile.compiler.",
+    ],
 }
 WRONG = {
     "strategies.gpipe(pp=2, microbatches=4, zreo=3)": 'Unexpected keyword argument "zreo"',

@@ -9,8 +9,8 @@ from synthetic import chain
 
 from piper.costs import Costs
 from piper.ir.model import Model
-from piper.job.compiler import compile_strategy
-from piper.job.pricing import predict, price
+from piper.job.compile.compiler import compile_strategy
+from piper.job.compile.pricing import predict, price
 from piper.names import BI, BW, B, F
 from piper.sim.prediction import Prediction
 from piper.strategies import BUILDERS

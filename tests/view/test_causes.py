@@ -11,8 +11,8 @@ from synthetic import chain, moe_chain
 from views import SLOW, compiled, divided, measured, opened, pipeline
 
 from piper.costs import Costs
-from piper.job.compiler import Compiled
-from piper.job.pricing import price
+from piper.job.compile.compiler import Compiled
+from piper.job.compile.pricing import price
 from piper.names import COMPUTE
 from piper.sim.report import HOST, report
 from piper.view.page import page

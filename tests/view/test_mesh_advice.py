@@ -13,8 +13,8 @@ from piper.costs.links import Link, Network
 from piper.ir.model import Bucket, Model, Parameter
 from piper.ir.roles import roles
 from piper.ir.values import TensorSpec
-from piper.job.compiler import Compiled, compile_strategy
-from piper.job.pricing import mesh_notes, predict, price
+from piper.job.compile.compiler import Compiled, compile_strategy
+from piper.job.compile.pricing import mesh_notes, predict, price
 from piper.plan.lower.role_plans import role_plans
 from piper.strategies import BUILDERS
 from piper.view.mesh_advice import AxisTraffic

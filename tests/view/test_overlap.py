@@ -9,7 +9,7 @@ from plan.expert_programs import scheduled
 from synthetic import moe_chain
 
 from piper.directives.order import Ahead
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.view.overlap import overlapped
 
 

@@ -10,7 +10,7 @@ from piper.directives import Place, Remat, Strategy
 from piper.ir.filters import where
 from piper.ir.model import Model, Region
 from piper.ir.remat_policy import Recomputation
-from piper.job.compiler import Compiled, compile_strategy
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.names import B, F
 from piper.plan.analyse.memory import Peak
 from piper.sim.prediction import Prediction

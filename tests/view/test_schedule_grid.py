@@ -13,7 +13,7 @@ from synthetic import chain
 
 from piper.ir.model import Model
 from piper.ir.schedule_rows import Rows, dag_rows, idle, length
-from piper.job.compiler import compile_strategy
+from piper.job.compile.compiler import compile_strategy
 from piper.strategies import BUILDERS, one_f_one_b
 from piper.strategies.timing import strategy_rows
 from piper.view.schedule_grid import BLOCKS, TALL, Window, grid, legend, summary

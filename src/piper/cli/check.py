@@ -91,7 +91,7 @@ def check_file(target: Path, as_json: bool) -> None:
 
 def room_text(inspected: Inspected) -> str:
     """What the fullest device needs. A strategy that needs more than there is was an error."""
-    from piper.job.memory_limit import fullest, require_limit
+    from piper.job.memory.memory_limit import fullest, require_limit
 
     limit = require_limit(inspected.job.memory)
     device, most = fullest(limit.peaks(inspected.compiled))

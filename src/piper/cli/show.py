@@ -27,8 +27,8 @@ from piper.ir.message_order import names_operations
 from piper.ir.schedule_rows import Rows, dag_rows
 from piper.ir.text import text
 from piper.ir.training import training_dag
-from piper.job.pricing import cost_notes, mesh_notes
-from piper.job.stage_weights import stage_table
+from piper.job.compile.pricing import cost_notes, mesh_notes
+from piper.job.compile.stage_weights import stage_table
 from piper.names import STEP
 from piper.sim.report import report
 from piper.strategies.timing import strategy_rows
@@ -44,7 +44,7 @@ from piper.view.schedule_svg import svg as picture
 from piper.view.simulation_text import idle_text, waits_text
 
 if TYPE_CHECKING:
-    from piper.job.compiler import Compiled
+    from piper.job.compile.compiler import Compiled
     from piper.job.inspection import Inspected
 
 Network = Annotated[

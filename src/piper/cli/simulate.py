@@ -28,7 +28,7 @@ from piper.costs.devices import (
 from piper.costs.links import NETWORKS, Network
 from piper.errors import Problem, StrategyError
 from piper.ir.model import Model
-from piper.job.pricing import JobCosts, device_costs, predict, price
+from piper.job.compile.pricing import JobCosts, device_costs, predict, price
 from piper.names import Device, amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
@@ -43,7 +43,7 @@ from piper.view.sweep import table as sweep_table
 from piper.view.view_data import ViewData, view_data
 
 if TYPE_CHECKING:
-    from piper.job.compiler import Compiled
+    from piper.job.compile.compiler import Compiled
     from piper.job.inspection import Inspected
 
 CPU = "cpu"
@@ -197,7 +197,7 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
     One GPU cannot measure a network. Returns the network of its kind, unless another is given.
     """
     from piper.job.device_costs import kind_of
-    from piper.job.profiling import profile
+    from piper.job.programs.profiling import profile
 
     found = inspect(target, list(arguments))
     print("measuring every region in one process, then links between processes ...", flush=True)

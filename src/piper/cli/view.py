@@ -21,8 +21,8 @@ from piper.cli.simulate import (
 )
 from piper.cli.target import strategy_of
 from piper.errors import StrategyError
-from piper.job.pricing import price
-from piper.job.stage_model import WITHOUT_MODEL, compiled_alone
+from piper.job.compile.pricing import price
+from piper.job.compile.stage_model import WITHOUT_MODEL, compiled_alone
 from piper.view.page import page
 from piper.view.run_file import RECORD, load_run, save_view
 from piper.view.timeline_picture import png as as_png

@@ -11,7 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from piper.errors import InputError, no_option
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.names import amount
 from piper.runtime.state.optimizers import SCHEDULER
 from piper.runtime.state.parameter_groups import is_named

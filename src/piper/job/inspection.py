@@ -9,8 +9,8 @@ from typing import Any
 
 from piper.capture import Captured
 from piper.costs import Costs
-from piper.job.batch import Batch
-from piper.job.compiler import Compiled
+from piper.job.batch.batch import Batch
+from piper.job.compile.compiler import Compiled
 from piper.job.job import Job
 
 MANY = 64  # devices; above that, tools compile one device per role

@@ -23,34 +23,34 @@ from piper.errors import CaptureError
 from piper.ir.division import DivisionRequest
 from piper.ir.replicas import Replicas
 from piper.job.arguments import refuse_synchronised_norms, refuse_unmatched, refuse_wrong_model
-from piper.job.around_step import refuse_modes
-from piper.job.batch import Batch, Shapes, refuse_uneven
-from piper.job.batch_arguments import arguments_of, batch_of, example_of
+from piper.job.batch.batch import Batch, Shapes, refuse_uneven
+from piper.job.batch.batch_arguments import arguments_of, batch_of, example_of
+from piper.job.batch.replica_batches import ReplicaBatches
+from piper.job.batch.whole_inputs import Name, WholeInputs
 from piper.job.capture_errors import about_experts
-from piper.job.chosen_directives import is_cut, plans_text, regions_text, with_stages
-from piper.job.compiler import Compiled, compile_strategy
-from piper.job.consistency import flags
+from piper.job.compile.chosen_directives import is_cut, plans_text, regions_text, with_stages
+from piper.job.compile.compiler import Compiled, compile_strategy
+from piper.job.compile.division import division_requests, feeds_of, is_dense, undivided_lines
+from piper.job.compile.stage_weights import stage_lines
 from piper.job.device_costs import TargetMachine, target_machine
-from piper.job.division import division_requests, feeds_of, is_dense, undivided_lines
-from piper.job.loss_reduction import (
+from piper.job.loop.around_step import refuse_modes
+from piper.job.loop.recent import recent
+from piper.job.loss.loss_reduction import (
     LossReduction,
     meeting_lines,
     reduction_of,
     refuse_different_forms,
     refuse_wrong_reduction,
 )
-from piper.job.mean_loss_check import refuse_no_mean
-from piper.job.memory_check import refuse_too_large
-from piper.job.memory_limit import MemoryLimit, memory_limit, require_limit
-from piper.job.microbatch_trial import MicrobatchTrials
+from piper.job.loss.mean_loss_check import refuse_no_mean
+from piper.job.loss.microbatch_trial import MicrobatchTrials
+from piper.job.memory.memory_check import refuse_too_large
+from piper.job.memory.memory_limit import MemoryLimit, memory_limit, require_limit
+from piper.job.memory.reduction_choice import reduced_once_if_it_fits, reduction_lines
+from piper.job.memory.remat_choice import fitted
 from piper.job.options import Loss, Options
+from piper.job.processes.consistency import flags
 from piper.job.python_state import PythonState
-from piper.job.recent import recent
-from piper.job.reduction_choice import reduced_once_if_it_fits, reduction_lines
-from piper.job.remat_choice import fitted
-from piper.job.replica_batches import ReplicaBatches
-from piper.job.stage_weights import stage_lines
-from piper.job.whole_inputs import Name, WholeInputs
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
 from piper.runtime.state.initial_values import initial_values

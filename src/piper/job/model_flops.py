@@ -6,7 +6,7 @@ from collections import Counter
 
 from piper.costs.devices import DEVICES, dtype_of
 from piper.ir.model import Model
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.device_costs import kind_of
 from piper.job.job import Job
 from piper.names import B, F

@@ -21,9 +21,9 @@ from piper.job.arguments import (
     refuse_wrong_options,
     refuse_wrong_patterns,
 )
-from piper.job.loss_reduction import Reduction, Weight
-from piper.job.on_nan import OnNan, refuse_wrong_on_nan
-from piper.job.whole_inputs import refuse_wrong_names
+from piper.job.batch.whole_inputs import refuse_wrong_names
+from piper.job.loop.on_nan import OnNan, refuse_wrong_on_nan
+from piper.job.loss.loss_reduction import Reduction, Weight
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.state.parameter_groups import WithoutDecay

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypedDict
 
 from piper.capture import Precision
 from piper.costs import Costs
-from piper.job.metric_log import Log
-from piper.job.on_nan import OnNan
+from piper.job.loop.metric_log import Log
+from piper.job.loop.on_nan import OnNan
 from piper.job.options import GraphsOption
 from piper.runtime.state.initial_values import Init
 from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from piper.capture.loss import LossForm, form_from_json, form_to_json, function_form
-from piper.job.batch import Batch
-from piper.job.loss_reduction import reduction_of
+from piper.job.batch.batch import Batch
+from piper.job.loss.loss_reduction import reduction_of
 
 ROWS, PARTS, CLASSES = 4, 3, 5
 Loss = Callable[[Any, Any], Tensor]

@@ -26,9 +26,9 @@ from piper.capture.loss import (
 from piper.capture.trace.forward import trace
 from piper.capture.trace.outputs import Output
 from piper.errors import InputError
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
 from piper.job.inspection import Inspected, inspecting
-from piper.job.loss_reduction import reduction_of
+from piper.job.loss.loss_reduction import reduction_of
 from piper.job.numerics import compare
 
 ROWS, PARTS, WIDTH = 4, 3, 6

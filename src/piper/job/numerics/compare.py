@@ -11,8 +11,9 @@ import torch
 
 from piper.capture import Captured
 from piper.directives import Strategy
-from piper.job.batch import Batch
-from piper.job.compiler import Compiled
+from piper.job.batch.batch import Batch
+from piper.job.batch.random_batches import constant_inputs, doubled, like
+from piper.job.compile.compiler import Compiled
 from piper.job.job import Job
 from piper.job.numerics.differences import (
     gradient_differences,
@@ -32,9 +33,8 @@ from piper.job.numerics.model import (
     without_dropout,
 )
 from piper.job.numerics.reference import Reference, plain
+from piper.job.programs.rehearsal import Rehearsal, rehearsed
 from piper.job.python_state import PythonState
-from piper.job.random_batches import constant_inputs, doubled, like
-from piper.job.rehearsal import Rehearsal, rehearsed
 from piper.runtime.state.device_state import BucketState, Part
 
 

@@ -12,11 +12,11 @@ import torch
 from piper.capture import Captured
 from piper.errors import InputError
 from piper.ir.values import Role
-from piper.job.batch import Batch
-from piper.job.compiler import Compiled
+from piper.job.batch.batch import Batch
+from piper.job.batch.random_batches import doubled, microbatches
+from piper.job.compile.compiler import Compiled
 from piper.job.job import Job
 from piper.job.numerics.reference import loss_of, sizes_of
-from piper.job.random_batches import doubled, microbatches
 from piper.plan.analyse.memory import peak
 from piper.runtime.torch_private import DropoutModule
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from piper.capture.trace.call_arguments import call, flatten, own_loss
-from piper.job.batch import Batch
+from piper.job.batch.batch import Batch
+from piper.job.batch.random_batches import chunk, microbatches
 from piper.job.job import Job
-from piper.job.loss_reduction import weight_of
+from piper.job.loss.loss_reduction import weight_of
 from piper.job.numerics.replica_buffers import ReplicaBuffers
-from piper.job.random_batches import chunk, microbatches
 from piper.runtime.torch_private import TorchDispatchMode, pytree
 
 

@@ -1,6 +1,7 @@
 """Measure this machine: the links between its processes, and the speed of its cores together.
 
-`piper.job.profiling` starts several processes that run this. The first one writes the result.
+`piper.job.programs.profiling` starts several processes that run this. The first one writes the
+result.
 """
 
 from __future__ import annotations

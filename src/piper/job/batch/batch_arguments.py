@@ -1,0 +1,101 @@
+"""Batches as loaders give them: tuples, lists, dicts, or keyword arguments of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+import torch
+
+from piper.capture.trace.call_arguments import LABELS, Keywords
+from piper.errors import InputError
+from piper.job.batch.batch import Batch
+
+Arguments = tuple[Any, ...]
+BY_POSITION = "write step(inputs, labels)"
+
+
+def example_of(model: torch.nn.Module, loss_fn: Any, example: Any) -> Batch:
+    """One batch, as a loader gives it. A tuple or list holds the arguments of a step."""
+    if not isinstance(example, tuple | list | Mapping | torch.Tensor):
+        kind = "None" if example is None else f"of type {type(example).__name__}"
+        fix = "give a batch: a tuple (x, y), or a dict of what the model takes"
+        raise InputError.of("example", f"it is {kind}", fix)
+    given = tuple(example) if isinstance(example, tuple | list) else (example,)
+    return Batch.of(arguments_of(model, loss_fn, given, {}))
+
+
+def batch_of(
+    model: torch.nn.Module, loss_fn: Any, example: Batch, given: Arguments, named: dict[str, Any]
+) -> Batch:
+    """The batch of a step: its arguments, or all of them in one tuple, list or dict."""
+    wanted = example.arguments
+    if len(given) == 1 and not named and isinstance(given[0], tuple | list):
+        takes_list = len(wanted) == 1 and isinstance(wanted[0], tuple | list)
+        given = given if takes_list else tuple(given[0])
+    found = arguments_of(model, loss_fn, given, named)
+    return Batch.of(in_order(found, wanted))
+
+
+def arguments_of(
+    model: torch.nn.Module, loss_fn: Any, given: Arguments, named: Mapping[str, Any]
+) -> Arguments:
+    """Keywords first, if there are any, and labels last, if there is a loss function.
+
+    A dict that is the model's only argument becomes keywords, if the model has parameters of these
+    names.
+    """
+    if loss_fn is None:
+        return with_keywords(model, given, named)
+    inside = given[0] if len(given) == 1 and not named else None
+    if isinstance(inside, Mapping):
+        given, named = (), inside
+    if LABELS in named:
+        rest = {name: one for name, one in named.items() if name != LABELS}
+        refuse_unknown(model, given, rest)
+        return (Keywords(rest, labelled=True), *given, named[LABELS])
+    if not given:
+        names = ", ".join(map(str, named)) or "nothing"
+        what = f"loss_fn needs an entry {LABELS!r}, and the batch has {names}"
+        raise InputError.of("batch", what, f"rename the entry, or {BY_POSITION}")
+    return (*with_keywords(model, given[:-1], named), given[-1])
+
+
+def with_keywords(model: torch.nn.Module, given: Arguments, named: Mapping[str, Any]) -> Arguments:
+    if named:
+        return (Keywords(named), *given)
+    if len(given) == 1 and isinstance(given[0], Mapping) and takes(model, (), given[0]):
+        return (Keywords(given[0]),)
+    return given
+
+
+def takes(model: torch.nn.Module, given: Arguments, named: Mapping[Any, Any]) -> bool:
+    """Whether the model can be called like this."""
+    if not all(isinstance(name, str) for name in named):
+        return False
+    try:
+        signature(model.forward).bind(*given, **named)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def refuse_unknown(model: torch.nn.Module, given: Arguments, named: Mapping[str, Any]) -> None:
+    if not takes(model, given, named):
+        names = ", ".join(map(str, named)) or "no inputs"
+        what = f"{type(model).__name__} cannot be called with {names}"
+        raise InputError.of("batch", what, f"name entries as the model does, or {BY_POSITION}")
+
+
+def in_order(found: Arguments, wanted: Arguments) -> Arguments:
+    """Keywords in the order of the example: another order is no reason to compile again."""
+    first, like = found[:1], wanted[:1]
+    if not (is_keywords(first) and is_keywords(like) and set(first[0]) == set(like[0])):
+        return found
+    ordered = {name: first[0][name] for name in like[0]}
+    return (Keywords(ordered, first[0].labelled), *found[1:])
+
+
+def is_keywords(arguments: Arguments) -> bool:
+    return bool(arguments) and isinstance(arguments[0], Keywords)

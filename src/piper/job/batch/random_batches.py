@@ -1,0 +1,73 @@
+"""Random batches like the example of a script, and their microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from piper.job.batch.batch import Batch
+
+
+def like(example: Batch, rows: int, generator: torch.Generator) -> Batch:
+    """A random batch of all replicas together, shaped and typed like the example of one."""
+
+    def draw(leaf: torch.Tensor) -> torch.Tensor:
+        shape = (rows, *leaf.shape[1:])
+        return drawn(leaf.detach().cpu(), shape, generator)
+
+    return example.change_rows(draw).map(lambda tensor: tensor.cpu())
+
+
+def drawn(seen: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Random values like those seen. Integers stay in the range of the example, and so in every
+    vocabulary. Negative integers (ignored labels) and other types are drawn from the example."""
+    if not seen.numel():
+        return seen.new_zeros(shape)
+    low, high = seen.min(), seen.max()
+    if seen.is_floating_point() and low == high:
+        return torch.randn(shape, generator=generator).to(seen.dtype)
+    if not seen.is_floating_point() and seen.dtype != torch.bool and low >= 0:
+        return torch.randint(int(low), int(high) + 1, shape, generator=generator).to(seen.dtype)
+    picked = torch.randint(seen.numel(), shape, generator=generator)
+    return seen.flatten()[picked]
+
+
+def constant_inputs(example: Batch) -> list[str]:
+    flat = [
+        str(k)
+        for k, leaf in enumerate(example.tensors)
+        if leaf.dim() and leaf.numel() and not leaf.is_floating_point() and leaf.min() == leaf.max()
+    ]
+    if not flat:
+        return []
+    which = ", ".join(flat)
+    return [
+        f"input {which} of the example is constant, and so is the data drawn like it: microbatches "
+        "and replicas then differ less; give an example with real data"
+    ]
+
+
+def doubled(batch: Batch) -> Batch:
+    return batch.map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+
+
+def chunk(batch: Batch, part: int, parts: int) -> Batch:
+    """A microbatch, split as plain PyTorch does."""
+    return batch.change_rows(lambda tensor: tensor.chunk(parts)[part])
+
+
+def microbatches(batch: Batch, parts: int, sizes: Sequence[Sequence[int]]) -> list[Batch]:
+    """All microbatches of all replicas, split as plain PyTorch does.
+
+    `sizes`: those of each replica, in turn. Empty: all are equal.
+    """
+    if not sizes:
+        return [chunk(batch, k, parts) for k in range(parts)]
+    every = [rows for own in sizes for rows in own]
+    every *= parts // len(every)
+    return [part_of_sizes(batch, part, every) for part in range(parts)]
+
+
+def part_of_sizes(batch: Batch, part: int, sizes: list[int]) -> Batch:
+    return batch.change_rows(lambda tensor: tensor.split(sizes)[part])

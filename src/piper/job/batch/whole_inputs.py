@@ -1,0 +1,177 @@
+"""Inputs that every microbatch gets whole, such as a mask that all samples share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from piper.capture import torch_private
+from piper.capture.precision import Precision
+from piper.capture.trace.batch_dimension import BatchDimension, Groups, Shape, batch_dimension
+from piper.capture.trace.call_arguments import LABELS
+from piper.capture.trace.forward import run_once
+from piper.capture.trace.inputs import Inputs, inputs_of
+from piper.capture.trace.outputs import joined
+from piper.errors import InputError
+from piper.ir.model import Model
+from piper.ir.values import Role, TensorSpec
+from piper.job.batch.batch import Batch
+from piper.job.batch.input_names import input_names
+
+Name = tuple[str, int]  # of a tensor, and how many dimensions it has
+FIX = 'name those that every microbatch gets whole, whole=["mask"], or write whole=[] if none is'
+
+
+@dataclass(frozen=True, slots=True)
+class WholeInputs:
+    """What is known of the tensors of batches, by name. All programs of a job share it."""
+
+    model: torch.nn.Module
+    loss_fn: Any
+    given: Sequence[str] | None  # as the user says; None: see what the model can take
+    known: dict[Name, bool] = field(default_factory=dict)
+    unclear: dict[Name, int] = field(default_factory=dict)  # which of several groups it is in
+
+    def names(self, batch: Batch) -> list[Name]:
+        names = input_names(self.model, self.loss_fn if batch.labelled else None, batch)
+        return [(name, one.dim()) for name, one in zip(names, batch.tensors, strict=True)]
+
+    def is_label(self, name: str) -> bool:
+        return self.loss_fn is not None and bool(named_by([LABELS], [name]))
+
+    def marked(self, batch: Batch) -> Batch:
+        """The batch, with what is known of its tensors."""
+        names = self.names(batch) if self.known else []
+        return replace(batch, whole=frozenset(k for k, n in enumerate(names) if self.known.get(n)))
+
+    def learn(self, batch: Batch, whole: Iterable[int]) -> None:
+        """As another process found it."""
+        self.known.update({name: k in whole for k, name in enumerate(self.names(batch))})
+
+    def found(self, batch: Batch, parts: int, device: str, precision: Precision | None) -> Batch:
+        """The same, found out if need be. `batch` has the types that the model gets."""
+        names = self.names(batch)
+        if not all(name in self.known for name in names):
+            if self.given is not None:
+                refuse_unknown(self.given, [name for name, _ in names], batch.labelled)
+                self.learn(batch, named_by(self.given, [name for name, _ in names]))
+            elif parts > 1 or len({one.shape[0] for one in batch.cut}) > 1:
+                self.judge(batch, names, device, precision)
+        return self.marked(batch)
+
+    def judge(
+        self, batch: Batch, names: list[Name], device: str, precision: Precision | None
+    ) -> None:
+        loss_fn, arguments = self.loss_fn, batch.arguments
+        if not batch.labelled:
+            loss_fn, arguments = joined, (*arguments, None)
+        found = tried(self.model, loss_fn, inputs_of(arguments), device, precision)
+        if found is None:
+            return  # it will fail as it is
+        found = BatchDimension(joined_by_shape(found.groups, batch.tensors))
+        if found.is_clear:
+            cut = found.groups[0]
+        else:  # whether that matters is known when the model is captured
+            rows = batch.rows
+            cut = frozenset(k for k, one in enumerate(batch.tensors) if one.shape[:1] == (rows,))
+            groups = found.groups or tuple(frozenset({k}) for k in cut)
+            self.unclear.update({names[k]: n for n, group in enumerate(groups) for k in group})
+        self.learn(batch, [k for k, one in enumerate(batch.tensors) if one.dim() and k not in cut])
+
+    def refuse_unclear(self, batch: Batch, model: Model) -> None:
+        """Sizes must say which tensors are the batch, of those that the model reads.
+
+        Labels of a loss function are cut: it is proved or tested that microbatches add up then.
+        """
+        used = {one.index for one in model.values.values() if one.role is Role.BATCH}
+        groups: dict[int, list[str]] = {}
+        for k, name in enumerate(self.names(batch)):
+            if k in used and name in self.unclear and not self.is_label(name[0]):
+                groups.setdefault(self.unclear[name], []).append(name[0])
+        if len(groups) > 1:
+            those = ", or ".join(" and ".join(names) for names in groups.values())
+            what = (
+                f"sizes do not say which tensors have the batch as their first dimension: {those}"
+            )
+            raise InputError.of("batch", what, FIX)
+
+
+def joined_by_shape(groups: Groups, tensors: Sequence[torch.Tensor]) -> Groups:
+    """Token ids and a mask of the same [batch, tokens] belong together.
+
+    Many models look their mask up row by row. Then it can have more rows than there are tokens,
+    like a table, and a run without values does not tell it from one. Tables are rarely of whole
+    numbers, and hardly ever of the shape of the tokens.
+    """
+    marks = [group for group in groups if all(is_mark(tensors[k]) for k in group)]
+    found = [group for group in groups if group not in marks]
+    for mark in marks:
+        shapes = [tensors[k].shape[:2] for k in mark]
+        alike = [g for g in found if any(tensors[k].shape[:2] in shapes for k in g)]
+        found = [g for g in found if g not in alike] + [mark.union(*alike)]
+    return tuple(found)
+
+
+def is_mark(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 2 and not tensor.is_floating_point()
+
+
+def named_by(given: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The tensors with these names, or inside of an argument with such a name.
+
+    >>> named_by(["mask", "y.1"], ["x", "mask.0", "mask.1", "y.0", "y.1"])
+    [1, 2, 4]
+    """
+
+    def fits(name: str) -> bool:
+        return any(name == one or name.startswith(f"{one}.") for one in given)
+
+    return [k for k, name in enumerate(names) if fits(name)]
+
+
+def refuse_unknown(given: Sequence[str], names: Sequence[str], labelled: bool) -> None:
+    """A misspelt name would silently change nothing. Without labels, some may be missing."""
+    for one in given if labelled else ():
+        if not named_by([one], names):
+            what = f"no tensor of the batch is called {one!r}"
+            raise InputError.of("whole", what, f"the batch has {', '.join(names)}")
+
+
+def refuse_wrong_names(given: Any) -> None:
+    wrong = isinstance(given, str) or not all(isinstance(one, str) for one in given or ())
+    if wrong:
+        what = f"{given!r} is not a list of names"
+        raise InputError.of("whole", what, 'write whole=["mask"]')
+
+
+def tried(
+    model: torch.nn.Module, loss_fn: Any, inputs: Inputs, device: str, precision: Precision | None
+) -> BatchDimension | None:
+    """Run the model with other sizes, without values. None: it does not run with these either."""
+
+    def runs(shapes: Sequence[Shape]) -> bool:
+        try:
+            with torch_private.fake_errors_unlogged(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the trace gives them again
+                run_once(model, loss_fn, with_shapes(inputs, shapes), device, precision)
+        except Exception:
+            return False
+        return True
+
+    known: list[Any] = [spec.shape for spec in inputs.tensors]
+    sizes = (size for one in model.parameters() for size in one.shape)
+    found = batch_dimension(known, runs, sizes)
+    return found if found.groups or runs(known) else None
+
+
+def with_shapes(inputs: Inputs, shapes: Sequence[Shape]) -> Inputs:
+    rest = iter(shapes)
+    leaves = (
+        replace(leaf, shape=next(rest)) if isinstance(leaf, TensorSpec) else leaf
+        for leaf in inputs.leaves
+    )
+    return replace(inputs, leaves=tuple(leaves))

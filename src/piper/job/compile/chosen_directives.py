@@ -1,0 +1,40 @@
+"""Directives of a strategy as a job compiles them, and what its log says of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piper.capture import Captured
+from piper.directives import Directive, Stage, Strategy
+from piper.job.compile.compiler import Compiled
+from piper.names import amount
+
+
+def is_cut(strategy: Strategy) -> bool:
+    """Whether some directive makes several stages of the model."""
+    stages = (d.stages for d in strategy if isinstance(d, Stage))
+    return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
+
+
+def regions_text(captured: Captured) -> str:
+    regions = captured.model.regions
+    unique = len({region.code for region in regions})
+    read = f", {captured.was_read} read from the cache" if captured.was_read else ""
+    return f"{amount(len(regions), 'region')}, {unique} of them unique{read}"
+
+
+def plans_text(compiled: Compiled) -> str:
+    count = sum(len(plan.instructions) for plan in compiled.plans)
+    plans = amount(len(compiled.plans), "plan")
+    devices = len(compiled.roles.of)
+    whose = f" for {amount(devices, 'device')}" if devices > len(compiled.plans) else ""
+    return f"and checked {plans}{whose}, {amount(count, 'instruction')}"
+
+
+def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
+    """A strategy with the stages that were cut.
+
+    What to recompute is chosen anew for each kind of batch.
+    """
+    stages = (one for one in compiled if isinstance(one, Stage))
+    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)

@@ -1,0 +1,66 @@
+"""What the stages of a compiled strategy weigh, for a table and a line in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piper.directives import Stage
+from piper.directives.stage import flops_of, kept_bytes
+from piper.ir.model import Model, Region
+from piper.job.compile.compiler import Compiled
+from piper.names import amount
+from piper.strategies.cuts import seconds_of
+from piper.view.stage_table import StageWeight, line, table
+
+
+def stage_table(compiled: Compiled) -> str:
+    """A table for each `Stage` of the strategy, with several stages, and what times are by."""
+    found = [table(name, rows) for name, rows in weights(compiled) if len(rows) > 1]
+    return "\n".join([*found, f"time: by {compiled.costs.words}"] if found else ())
+
+
+def stage_lines(compiled: Compiled) -> list[str]:
+    words = compiled.costs.words
+    return [line(name, rows, words) for name, rows in weights(compiled) if len(rows) > 1]
+
+
+def weights(compiled: Compiled) -> list[tuple[str, list[StageWeight]]]:
+    cuts = {one.name: one for one in compiled.program if isinstance(one, Stage)}
+    return [(name, weights_of(compiled, cut)) for name, cut in cuts.items()]
+
+
+def weights_of(compiled: Compiled, cut: Stage) -> list[StageWeight]:
+    model, name = compiled.dag.model, cut.name
+    seconds = seconds_of(model, compiled.costs)
+    stages: dict[int, list[Region]] = {}
+    for region in model.regions:
+        stages.setdefault(dict(region.tags)[name], []).append(region)
+    flops = sum(map(flops_of, model.regions)) or 1.0
+    time = sum(seconds.values()) or 1.0
+    return [
+        StageWeight(
+            stage=stage,
+            layers=layers_text(cut, stage, mine),
+            parameters=parameters(model, mine),
+            flops=sum(map(flops_of, mine)) / flops,
+            time=sum(seconds[region.id] for region in mine) / time,
+            kept=sum(kept_bytes(model, region) for region in mine),
+        )
+        for stage, mine in sorted(stages.items())
+    ]
+
+
+def parameters(model: Model, regions: Sequence[Region]) -> int:
+    buckets = dict.fromkeys(bucket for region in regions for bucket in region.buckets)
+    return sum(spec.numel for bucket in buckets for spec in model.buckets[bucket].specs)
+
+
+def layers_text(cut: Stage, stage: int, regions: Sequence[Region]) -> str:
+    """The outermost tags under the stage, `L 0 to 4`. Without any, how many layers it has."""
+    tags = [next((tag for tag in region.tags if tag[0] != cut.name), None) for region in regions]
+    found = dict.fromkeys(tag for tag in tags if tag is not None)
+    if not found or len({key for key, _ in found}) > 1:
+        many = 1 if isinstance(cut.stages, int) else cut.stages[stage]
+        return amount(many, "layer")
+    (key, first), (_, last) = min(found), max(found)
+    return f"{key} {first}" if first == last else f"{key} {first} to {last}"

@@ -1,0 +1,114 @@
+"""What a training loop does around its steps: modes of torch, and writes to the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from piper.capture.torch_private import own_tensors, version_of
+from piper.errors import InputError
+from piper.job.processes.consistency import Digests, digest, digests, sample
+from piper.runtime.comm.broadcast_text import broadcast_text
+from piper.runtime.comm.world import world
+
+FIRST, EVERY = 3, 100  # steps before which all values are compared: the first, and every so many
+
+
+def refuse_modes() -> None:
+    """Modes that would change how the compiled program computes."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if kinds:
+        raise InputError.of(
+            "autocast",
+            f'torch.autocast("{kinds[0]}") is on around a call of the Trainer: it would change '
+            "the compiled program, also its backward",
+            'leave it out, and give the Trainer precision="bf16"; or use autocast in the forward '
+            "of the model",
+        )
+    if torch.is_inference_mode_enabled():
+        raise InputError.of(
+            "inference_mode", "it is on around a call of the Trainer", "leave it out"
+        )
+
+
+class ModelWrites:
+    """Sees writes to parameters and buffers of the user's model after the Trainer has copied it.
+
+    Values that came from `trainer.state_dict()` may be loaded, to evaluate. Versions are compared
+    before every step. They miss writes to `.data`, so values are compared from time to time.
+    """
+
+    def __init__(self, model: torch.nn.Module, taken: Digests) -> None:
+        self.stepped = 0  # steps since the Trainer was made
+        self.modules = list(model.modules())
+        self.known: dict[str, set[str]] = {}  # digests that a tensor may have
+        self.allow(taken)
+        self.look()
+
+    def look(self) -> None:
+        self.held = self.tensors()
+        self.versions = [*map(version, self.held)]
+
+    def tensors(self) -> list[torch.Tensor | None]:
+        return [tensor for module in self.modules for tensor in own_tensors(module)]
+
+    def allow(self, found: Digests) -> None:
+        for name, one in found.items():
+            self.known.setdefault(name, set()).add(one)
+
+    def allow_values(
+        self, values: Mapping[str, torch.Tensor] | None, model: torch.nn.Module
+    ) -> None:
+        """Values that the Trainer has given to the first process, which may send them to others.
+
+        They are compared in the types that they have in the model.
+        """
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        pairs = ((name, own[name], one) for name, one in (values or {}).items() if name in own)
+        mine = {name: digest([sample(one.to(like.dtype))]) for name, like, one in pairs}
+        self.allow(from_first(mine))
+
+    def refuse(self, model: torch.nn.Module) -> None:
+        """Refuse a write that training would not see."""
+        now = self.tensors()
+        same = len(now) == len(self.held) and all(map(same_tensor, now, self.held))
+        if same and [*map(version, now)] == self.versions and not is_due(now, self.stepped):
+            return
+        for name, found in digests(model).items():
+            if found not in self.known.get(name, ()):
+                raise changed(name)
+        self.look()
+
+
+def from_first(mine: Digests) -> Digests:
+    """What the first process has, in every process."""
+    if world() == 1:
+        return mine
+    text = broadcast_text(json.dumps(mine) if dist.get_rank() == 0 else "")
+    return {str(name): str(one) for name, one in json.loads(text).items()}
+
+
+def version(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else version_of(tensor)
+
+
+def same_tensor(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other
+
+
+def is_due(tensors: Iterable[torch.Tensor | None], stepped: int) -> bool:
+    """Whether to compare all values. Reading them from a GPU waits for it, so that is rarer."""
+    on_gpu = any(one is not None and one.is_cuda for one in tensors)
+    return stepped % EVERY == 0 or (stepped <= FIRST and not on_gpu)
+
+
+def changed(name: str) -> InputError:
+    return InputError.of(
+        "model",
+        f"{name} was changed after the Trainer was made, which has its own copy",
+        "load the weights before you make the Trainer, or use trainer.resume(...); pass what "
+        "changes between steps with the batch, as a tensor",
+    )

@@ -1,0 +1,61 @@
+"""The user's model, whose trained weights are in the Trainer: calls are warned about."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from piper.job.loop.waiting_model import WaitingModel
+from piper.job.processes.consistency import Digests, digests
+
+MESSAGE = (
+    "this model still has the weights that it had when the Trainer was made: the Trainer trains "
+    "its own copy. Use trainer.evaluate(batches) or trainer.predict(x), or first "
+    "model.load_state_dict(trainer.state_dict())"
+)
+
+
+class StaleModel:
+    """A hook before the model's forward. It warns once, after the first step.
+
+    Copies of the model are not watched: Piper traces a copy, and users may keep some.
+    """
+
+    def __init__(self, model: torch.nn.Module, taken: Digests) -> None:
+        self.taken = dict(taken)
+        self.waiting = WaitingModel(model)
+        self.handle = model.register_forward_pre_hook(self)
+        self.stepped = False
+
+    def __call__(self, model: torch.nn.Module, _: Any) -> None:
+        if self.stepped and self.taken:
+            if digests(model) == self.taken:
+                warnings.warn(MESSAGE, stacklevel=callers_level())
+            self.taken = {}
+
+    def __deepcopy__(self, _: Any) -> Unwatched:
+        return Unwatched()
+
+    def __reduce__(self) -> tuple[type[Unwatched], tuple[()]]:
+        return Unwatched, ()
+
+    def close(self) -> None:
+        self.handle.remove()
+        self.waiting.close()
+
+
+def callers_level() -> int:
+    """How many frames above the hook the user's call is: torch has several in between."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("torch.", "piper.")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+class Unwatched:
+    """The hook of a copy, which does nothing."""
+
+    def __call__(self, model: torch.nn.Module, _: Any) -> None: ...

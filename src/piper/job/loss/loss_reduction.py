@@ -1,0 +1,250 @@
+"""How the losses of microbatches become the loss of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from piper.capture.loss import Count, LossForm, counted, divisor
+from piper.capture.trace.call_arguments import as_given
+from piper.errors import InputError
+from piper.job.batch.batch import Batch, Sizes
+
+Reduction = Literal["mean", "sum"]
+Weight = Callable[..., Any]  # a function of the arguments of a microbatch
+EVEN = LossForm("mean")
+
+
+@dataclass(frozen=True, slots=True)
+class LossReduction:
+    """A mean or a sum. `weight` is the user's function for the weight of a microbatch; without it,
+    `form` says what the loss divides by."""
+
+    kind: Reduction = "mean"
+    weight: Weight | None = None
+    form: LossForm = EVEN
+
+    @property
+    def count(self) -> Count | None:
+        """What the weight of a microbatch is, if all of its loss is divided by the same."""
+        alone = self.kind == "mean" and self.weight is None and not self.form.even
+        return self.form.counts[0] if alone and len(self.form.counts) == 1 else None
+
+    def weights(self, batch: Batch, parts: int, sizes: Sizes = ()) -> list[float]:
+        """The weight of each microbatch of a batch. `sizes`: their rows, if they differ."""
+        if self.weight is None and self.count is None:
+            if self.kind == "sum":
+                return [1.0] * parts
+            refuse_uncounted(self.form, batch, parts, sizes)
+            rows = sizes or (1,)
+            return [float(rows[k % len(rows)]) for k in range(parts)]
+        found = [self.weight_of(one) for one in batch.parts(parts, sizes)]
+        if self.kind == "mean" and not self.may_be_empty:
+            refuse_empty(found)
+        return found
+
+    def weight_of(self, microbatch: Batch) -> float:
+        if self.weight is not None:
+            return weight_of(self.weight, microbatch)
+        assert self.count is not None
+        return counted(self.form.of(microbatch.rows).counts[0], microbatch.tensors)
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a microbatch in which nothing counts has no gradient, rather than NaN."""
+        counts = self.form.counts
+        alone = self.form.kind == "mean" and not self.form.even and bool(counts)
+        return alone and all(one.empty or one.scale is not None for one in counts)
+
+    def shares(self, own: Sequence[float], everyone: float) -> tuple[float, ...]:
+        """The factor of each microbatch in the loss. `everyone` is the weight of all replicas.
+
+        >>> LossReduction("mean").shares([1.0, 3.0], 8.0), LossReduction("sum").shares([1.0], 8.0)
+        ((0.125, 0.375), (1.0,))
+        """
+        whole = self.whole(everyone)
+        return tuple(factor / whole for factor in self.factors(own))
+
+    def factors(self, own: Sequence[float]) -> list[float]:
+        """The factor of each microbatch, before the sum is divided by `whole`."""
+        if self.kind == "sum":
+            return [1.0] * len(own)
+        return [weight if self.count is None else divisor(self.count, weight) for weight in own]
+
+    def whole(self, everyone: float) -> float:
+        """What the sum of all microbatches is divided by, given the weight of all replicas."""
+        if self.kind == "sum":
+            return everyone if self.weight is not None else 1.0
+        return everyone if self.count is None else divisor(self.count, everyone)
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether it is taken for a mean without a proof, and the user does not say otherwise."""
+        return self.form.kind is None and self.kind == "mean" and self.weight is None
+
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether rows have the same weight."""
+        return self.kind == "mean" and self.weight is None and self.count is None
+
+    def lines(self) -> Iterator[str]:
+        """What microbatches weigh, in words."""
+        if self.weight is None and self.count is not None:
+            yield (
+                f"the loss is a mean over {self.count.what}: each microbatch is weighted by how "
+                "many it has"
+            )
+        elif self.weight is None and self.form.kind == "sum":
+            yield "the loss is a sum over rows: the losses of microbatches are added up"
+
+    def warnings(self, microbatches: Sequence[Batch]) -> Iterator[str]:
+        """A weight that the user gives may differ from what the loss itself divides by."""
+        counts = self.form.counts if self.kind == self.form.kind == "mean" else ()
+        if self.weight is None or len(counts) != 1 or self.form.even:
+            return
+        given = [self.weight_of(one) for one in microbatches]
+        right = [counted(self.form.of(one.rows).counts[0], one.tensors) for one in microbatches]
+        if len(set(given)) > 1 and any(
+            abs(a * sum(right) - b * sum(given)) > 1e-6 * sum(given) * sum(right)
+            for a, b in zip(given, right, strict=True)
+        ):
+            yield (
+                f"loss_weight says {given}, but the loss is a mean over {counts[0].what}, of "
+                f"which microbatches have {right}: leave out loss_weight, and Piper uses these"
+            )
+
+
+def weight_of(weight: Weight, microbatch: Batch) -> float:
+    """The user's weight of a microbatch, which it gets as the step got the batch."""
+    given, named = as_given(microbatch.arguments)
+    return float(weight(*given, **named))
+
+
+def reduction_of(
+    said: Reduction | None, own_loss: bool, weight: Weight | None, parts: int, form: LossForm
+) -> LossReduction:
+    """What the user says, or else what is proved of the loss.
+
+    A loss function without a proof is tested (mean_loss_check.py). A model's own loss cannot be.
+    """
+    if weight is not None or parts == 1:
+        return LossReduction(said or "mean", weight, form if parts > 1 else EVEN)
+    if said is not None and form.kind is not None and said != form.kind:
+        raise InputError.of(
+            "reduction",
+            f"it is {said!r}, but the loss is a {form.kind} over the rows of its batch",
+            f'leave it out, or write reduction="{form.kind}"; to weigh microbatches in another '
+            "way, give loss_weight=lambda *microbatch: their weight",
+        )
+    if said != "sum" and form.kind is None and form.growing:
+        raise growing_output(form.growing)
+    if said is None and form.kind is None and own_loss:
+        raise InputError.of(
+            "reduction",
+            f"the model computes its own loss, for each of {parts} parts of a batch, and Piper "
+            "cannot see how it reduces over rows",
+            'give the Trainer reduction="mean" if all parts count equally, "sum" if they add '
+            "up, or loss_weight=lambda *microbatch: its weight",
+        )
+    return LossReduction(said or form.kind or "mean", None, form)
+
+
+def growing_output(where: str) -> InputError:
+    return InputError.of(
+        "loss",
+        f"the model returns a sum or a norm over the rows of its batch ({where}), and the loss is "
+        "no sum over rows: the mean of its microbatches differs from the whole batch",
+        "return a mean over rows instead, such as `aux / x.shape[0]`, or one value for each row "
+        "and reduce them in the loss; if you want the mean of the microbatches anyway, give the "
+        "Trainer loss_weight=lambda *microbatch: 1",
+    )
+
+
+def meeting_lines(where: str, parts: int) -> Iterator[str]:
+    """A warning if rows meet inside the model, and a batch has several parts."""
+    if where and parts > 1:
+        yield (
+            f"rows of the batch meet at {where}: each of {parts} microbatches uses its own rows, "
+            "as in a loop that accumulates gradients, so the loss differs from that of one batch"
+        )
+
+
+def unknown_lines(unknown: Sequence[str]) -> Iterator[str]:
+    """A warning for numbers that count as means over rows, if nothing shows that they are."""
+    if unknown:
+        where = ", ".join(filter(None, unknown))
+        yield (
+            f"the model returns a number without rows{f' ({where})' if where else ''}: Piper takes "
+            "it for a mean over the rows of its microbatch, which its graph does not show; each "
+            "microbatch uses its own rows, as in a loop that accumulates gradients; return one "
+            "value for each row if it is no mean"
+        )
+
+
+def reduction_of_batches(
+    said: Reduction | None, weight: Weight | None, form: LossForm
+) -> LossReduction:
+    """How the losses of batches that are evaluated one by one become one."""
+    known = form if form.kind is not None else EVEN
+    return LossReduction(said or form.kind or "mean", weight, known)
+
+
+def refuse_wrong_reduction(said: str | None) -> None:
+    if said not in (None, "mean", "sum"):
+        raise InputError.of("reduction", f"{said!r} is not a reduction", 'write "mean" or "sum"')
+
+
+def refuse_uncounted(form: LossForm, batch: Batch, parts: int, sizes: Sizes = ()) -> None:
+    """Terms with different divisors have one weight only if everything counts in all of them."""
+    if form.obscure:
+        raise InputError.of(
+            "loss",
+            "cross_entropy has class weights, or its labels are computed, so microbatches "
+            "may have different weights",
+            "give the Trainer loss_weight=lambda *microbatch: the weight of its labels, "
+            "or 1 if all have the same weight",
+        )
+    for part, one in enumerate(batch.parts(parts, sizes) if form.counts else ()):
+        for count in form.of(one.rows).counts:
+            found, full = counted(count, one.tensors), count.full
+            if count.scale is not None or found != full:
+                of = f" of {full}" if full is not None else ""
+                raise InputError.of(
+                    "batch",
+                    f"a part of the loss is a mean over {count.what}, another part is not: in "
+                    f"microbatch {part} there are {found:g}{of}, so no single weight is right",
+                    "give the Trainer loss_weight=lambda *microbatch: the weight that you want",
+                )
+
+
+def refuse_empty(weights: Sequence[float]) -> None:
+    for part, weight in enumerate(weights):
+        if weight <= 0:
+            raise InputError.of(
+                "batch",
+                f"microbatch {part} has weight {weight:g}: a mean over nothing is not a number",
+                "divide by at least 1 in your loss, `mask.sum().clamp(min=1)`; or use a loss that "
+                'is a sum, and Trainer(reduction="sum", loss_weight=...)',
+            )
+
+
+def refuse_weightless(everyone: float) -> None:
+    if everyone <= 0:
+        raise InputError.of(
+            "batch",
+            "all microbatches of all replicas have weight 0",
+            "leave such a batch out, or make loss_weight return more than 0",
+        )
+
+
+def refuse_different_forms(form: LossForm) -> None:
+    """Losses of microbatches of all sizes must reduce over rows in the same way."""
+    for rows, other in form.others:
+        if other.shape != form.shape:
+            raise InputError.of(
+                "batch",
+                f"the loss of a microbatch of {rows} rows reduces over them in another way than "
+                "that of the first microbatch",
+                "use a batch that the number of microbatches divides",
+            )

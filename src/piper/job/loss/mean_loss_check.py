@@ -1,0 +1,259 @@
+"""Test on numbers whether a loss is a mean over samples, where its graph does not prove it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from piper.errors import InputError
+from piper.job.batch.batch import Batch
+from piper.runtime.batch import part_of
+from piper.runtime.torch_private import pytree
+
+MOST = 2**25  # elements to try; of larger outputs, fewer samples and tokens
+ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+Output = tuple[list[Any], Any]  # leaves, (shape, dtype) for tensors, and their nesting
+
+
+def refuse_no_mean(
+    loss_fn: Callable[..., Any] | None, output: Output, batch: Batch, samples: int
+) -> None:
+    """Evaluate the loss on random outputs and the labels of the batch: on some samples, and on the
+    two halves of them; for several draws, and also with the labels of one half erased.
+
+    `output`: what the model returns for so many `samples`. A loss that is not the mean of its
+    halves, or cannot be evaluated like this, is an error. So is one of outputs without rows: their
+    halves would be the same.
+    """
+    if loss_fn is None:
+        return
+    if not any(is_batched(leaf, samples) for leaf in output[0]):
+        raise untestable()
+    own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
+    own, labels = with_whole_labels(own, batch)
+    with torch.random.fork_rng(devices=[]):  # do not change the user's random state
+        found = [outcomes(own, one, labels, samples) for one in interpretations(output, samples)]
+    worst = [max(seen, key=Outcome.apart, default=None) for seen in found]
+    if any(one is not None and one.apart() <= 1.0 for one in worst):
+        return
+    known = next((one for one in worst if one is not None), None)
+    raise no_mean(known) if known else untestable()
+
+
+def with_whole_labels(loss_fn: Callable[..., Any], batch: Batch) -> tuple[Callable[..., Any], Any]:
+    """A loss of the labels that are cut. It knows those that are the same for all microbatches."""
+    labels = batch.arguments[-1]
+    leaves, spec = pytree.tree_flatten(labels)
+    tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    first = len(batch.tensors) - len(tensors)
+    whole = {leaf for k, leaf in enumerate(tensors, first) if k in batch.whole}
+    if not whole:
+        return loss_fn, labels
+
+    def loss(output: Any, cut: list[Any]) -> Any:
+        rest = iter(cut)
+        every = [leaf if k in whole else next(rest) for k, leaf in enumerate(leaves)]
+        return loss_fn(output, pytree.tree_unflatten(every, spec))
+
+    return loss, [leaf for k, leaf in enumerate(leaves) if k not in whole]
+
+
+def no_mean(found: Outcome) -> InputError:
+    return InputError.of(
+        "loss",
+        f"on random outputs it is {found.whole:.4g} for some rows together, and {found.mean:.4g} "
+        "in the mean of two halves of them: microbatches would not add up to the whole batch",
+        'if it is a sum, give the Trainer reduction="sum"; if rows have different '
+        "weights, loss_weight=lambda *microbatch: the weight of its rows; if you want the "
+        "mean of the microbatches anyway, loss_weight=lambda *microbatch: 1",
+    )
+
+
+def untestable() -> InputError:
+    return InputError.of(
+        "loss",
+        "Piper cannot see in its graph that it is a mean over rows, and cannot test it on random "
+        "outputs",
+        "if you want the mean of the microbatches, give the Trainer "
+        'loss_weight=lambda *microbatch: 1; if it is a sum, reduction="sum"',
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The loss of some samples, the mean of its halves, the largest of these, and the type."""
+
+    whole: float
+    mean: float
+    size: float
+    dtype: torch.dtype
+
+    def apart(self) -> float:
+        """The difference, relative to what rounding explains."""
+        limit = ROUNDING[self.dtype] * self.size
+        return abs(self.whole - self.mean) / limit if limit else 0.0
+
+
+def outcomes(
+    loss_fn: Callable[..., Any], output: Output, labels: Any, samples: int
+) -> list[Outcome]:
+    """The outcomes of all trials that can be evaluated. Empty if the loss is not deterministic."""
+    found = []
+    for seed, erased in ((0, False), (1, False), (2, True), (3, True)):
+        for kind in (torch.float64, torch.float32):  # not all losses compute in float64
+            try:
+                trial = Trial(output, labels, samples, seed, erased, kind)
+                whole, *halves = map(float, losses := trial.losses(loss_fn))
+                again = float(trial.losses(loss_fn)[0])
+            except Exception:
+                continue
+            if whole != again:
+                return []
+            size = max(map(abs, (whole, *halves)))
+            if size < float("inf"):
+                dtype = coarsest(output, labels, losses[0].dtype)
+                found.append(Outcome(whole, sum(halves) / 2, size, dtype))
+                break
+    return found
+
+
+def coarsest(output: Output, labels: Any, dtype: torch.dtype) -> torch.dtype:
+    """The type that a loss computes in. Coarse outputs or labels may make it coarse inside."""
+    types = {leaf[1] for leaf in output[0] if is_tensor(leaf)}
+    types |= {t.dtype for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor)}
+    return next((t for t in (torch.bfloat16, torch.float16) if t in types), dtype)
+
+
+def interpretations(output: Output, samples: int) -> list[Output]:
+    """A vector next to matrices may have one element per sample, or as many by chance."""
+    leaves, spec = output
+    vectors = [is_batched(leaf, samples) and len(leaf[0]) == 1 for leaf in leaves]
+    matrices = [is_batched(leaf, samples) and len(leaf[0]) > 1 for leaf in leaves]
+    if not any(vectors) or not any(matrices):
+        return [output]
+    fixed = [
+        Unbatched(leaf) if alone else leaf for leaf, alone in zip(leaves, vectors, strict=True)
+    ]
+    return [output, (fixed, spec)]
+
+
+class Unbatched(tuple[Any, ...]):
+    """An output without a batch dimension."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Random outputs, and labels of the batch; `erased`: zeros in the first half of them."""
+
+    output: Output
+    labels: Any
+    samples: int
+    seed: int
+    erased: bool
+    kind: torch.dtype
+
+    def losses(self, loss_fn: Callable[..., Any]) -> list[torch.Tensor]:
+        """The loss of two parts together, and of each: two microbatches, or halves of one."""
+        (leaves, spec), labels = thinned(self.output, self.labels, self.samples)
+        given = [t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim()]
+        unit = self.unit(leaves, given[0])
+        draw = torch.Generator().manual_seed(self.seed)
+        made = [
+            like(leaf, self.samples, 2 * unit, draw, given[0].device, self.kind) for leaf in leaves
+        ]
+        some = pytree.tree_map_only(torch.Tensor, lambda t: self.chosen(t, unit), labels)
+
+        def loss(part: int, parts: int) -> torch.Tensor:
+            outputs = [
+                cut(one, leaf, self.samples, part, parts)
+                for one, leaf in zip(made, leaves, strict=True)
+            ]
+            wanted = pytree.tree_map_only(torch.Tensor, lambda t: part_of(t, part, parts), some)
+            with torch.no_grad():
+                return torch.as_tensor(loss_fn(pytree.tree_unflatten(outputs, spec), wanted))
+
+        return [loss(0, 1), loss(0, 2), loss(1, 2)]
+
+    def unit(self, leaves: list[Any], first: torch.Tensor) -> int:
+        """The samples of each half."""
+        fits = MOST * self.samples // max(1, 2 * sum(map(numel, leaves)))
+        whole = first.shape[0] >= 2 * self.samples
+        unit = min(fits, self.samples if whole else self.samples // 2)
+        if not unit:
+            raise ValueError("too few samples, or too many elements")
+        return unit
+
+    def chosen(self, labels: torch.Tensor, unit: int) -> torch.Tensor:
+        if not labels.dim():
+            return labels
+        some = labels[: 2 * unit].clone()
+        if self.erased:
+            some[:unit] = 0
+        return some
+
+
+def thinned(output: Output, labels: Any, samples: int) -> tuple[Output, Any]:
+    """Keep every n-th token of long samples: ignored tokens may be at either end."""
+    leaves, spec = output
+    step = -(-2 * sum(map(numel, leaves)) // (samples * MOST))
+    first = next(t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim())
+    if step <= 1 or first.dim() < 2:
+        return output, labels
+    length = first.shape[1]
+
+    def fewer(leaf: Any) -> Any:
+        if not is_tensor(leaf) or len(leaf[0]) < 3 or leaf[0][1] != length:
+            return leaf
+        (batch, _, *rest), dtype = leaf
+        return (batch, -(-length // step), *rest), dtype
+
+    def every(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[:, ::step] if tensor.shape[1:2] == (length,) else tensor
+
+    return ([*map(fewer, leaves)], spec), pytree.tree_map_only(torch.Tensor, every, labels)
+
+
+def numel(leaf: Any) -> int:
+    return torch.Size(leaf[0]).numel() if is_tensor(leaf) else 0
+
+
+def is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[1], torch.dtype)
+
+
+def is_batched(leaf: Any, samples: int) -> bool:
+    """Whether an output has a batch dimension. A single number has none."""
+    batched = is_tensor(leaf) and not isinstance(leaf, Unbatched) and leaf[0][:1] == (samples,)
+    return batched and torch.Size(leaf[0]).numel() > 1
+
+
+def like(
+    leaf: Any,
+    samples: int,
+    wanted: int,
+    draw: torch.Generator,
+    device: torch.device,
+    kind: torch.dtype = torch.float32,
+) -> Any:
+    """Random values for an output, for `wanted` samples if it is batched."""
+    if not is_tensor(leaf):
+        return leaf
+    shape, dtype = leaf
+    if is_batched(leaf, samples):
+        shape = (wanted, *shape[1:])
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    made = torch.randn(shape, generator=draw, dtype=kind) + 0.3
+    if is_batched(leaf, samples):  # so that the halves differ
+        made *= torch.linspace(0.5, 3.0, wanted, dtype=kind).view(-1, *[1] * (len(shape) - 1))
+    return made.to(device)
+
+
+def cut(made: Any, leaf: Any, samples: int, part: int, parts: int) -> Any:
+    return part_of(made, part, parts) if is_batched(leaf, samples) else made

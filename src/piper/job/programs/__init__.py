@@ -1,0 +1,1 @@
+"""Compiled jobs that run: training, evaluation, rehearsals, measurements."""

@@ -1,0 +1,283 @@
+"""The programs of this process: one for each kind of batch, with shared state."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from piper.capture import Captured, Precision, described
+from piper.capture.kernels.callables import Kernels
+from piper.capture.kernels.joining import reached
+from piper.costs import Costs
+from piper.job.arguments import counting_arguments
+from piper.job.batch.batch import Batch
+from piper.job.compile.assignment import Assignment, assignment
+from piper.job.compile.compiler import Compiled
+from piper.job.compile.shipping import PlanShipping
+from piper.job.job import BatchKind, Job
+from piper.job.loop.recent import recent
+from piper.job.loss.loss_reduction import LossReduction
+from piper.job.memory.memory_errors import memory_explained
+from piper.job.processes import consistency
+from piper.names import Device, F, Phase
+from piper.plan.analyse import kernel_sequences
+from piper.plan.analyse.kernel_sequences import KernelSequence
+from piper.plan.instructions import Run
+from piper.runtime.comm.gathering import gather
+from piper.runtime.comm.gloo import Comm, ProcessComm
+from piper.runtime.comm.transport import communicators
+from piper.runtime.comm.world import refuse_wrong_world, world
+from piper.runtime.execute import Kernel, Program
+from piper.runtime.gpu.cuda_graphs import Graphs, record_graphs
+from piper.runtime.gpu.graph_choice import (
+    GraphChoice,
+    device_clock,
+    empty_cache,
+    free_memory,
+    is_suited,
+)
+from piper.runtime.gpu.stream_shares import on_compute_stream
+from piper.runtime.gpu.warmup import warm
+from piper.runtime.joined_runs import Joins, join_runs
+from piper.runtime.state.averages import start_late
+from piper.runtime.state.device_state import DeviceState, assembled
+from piper.runtime.state.loss_scale import DynamicLossScale
+from piper.runtime.state.running_statistics import take_from_first
+
+LOG = logging.getLogger("piper")
+
+
+@dataclass
+class Programs:
+    """The programs of this device. The first process compiles for all."""
+
+    job: Job
+    rank: int
+    arguments: int  # of the example
+    costs: Costs | None = None  # measured by `tune`
+    agreed: bool = False  # whether all processes are known to have the same job
+    ready: dict[BatchKind, Program] = field(default_factory=dict)
+    assigned: dict[BatchKind, Assignment] = field(default_factory=dict)  # this device's part
+    made: dict[BatchKind, Compiled] = field(default_factory=dict)  # on device 0
+    aliases: dict[str, str] = field(default_factory=dict)  # of parameters, on device 0
+    turns: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # of each state: which of the devices that hold it this one is, of how many
+    statistics: dict[str, Device] = field(
+        default_factory=dict
+    )  # buffers that forwards of several replicas update: where the first of these is
+    comm: ProcessComm | None = None  # None before the first program and after `close`
+
+    def __post_init__(self) -> None:
+        self.state = DeviceState(self.job.device)
+        self.shipping = PlanShipping(self.job.options.compiled)
+
+    @property
+    def role(self) -> int:
+        """The first device with the same plan as this one, but for whom it meets."""
+        return next((one.part.role.plan.device for one in self.assigned.values()), self.rank)
+
+    def has(self, kind: BatchKind) -> bool:
+        return kind in self.ready
+
+    def get(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
+        """The program for batches of this kind, compiled at the first such batch.
+
+        If there are too many, the one that was used least recently is forgotten. All processes see
+        the same kinds in the same order, so they forget the same.
+        """
+        make, most = partial(self.build, batch, kind, steps), self.job.options.max_programs
+        program, old = recent(self.ready, kind, make, most)
+        for one in old:
+            self.assigned.pop(one, None)
+            self.made.pop(one, None)
+        if old:
+            self.shipping.forget()
+        return program
+
+    def known_reduction(self, kind: BatchKind) -> LossReduction | None:
+        """That of a program for the same shapes and flags, whatever the state in Python is."""
+        same = (one for one in self.assigned if one[:2] == kind[:2])
+        return next(map(self.reduction, same), None)
+
+    def reduction(self, kind: BatchKind) -> LossReduction:
+        """How the losses of microbatches become one, for a kind of batch with a program."""
+        return self.job.reduction(self.assigned[kind].common.form)
+
+    def build(self, batch: Batch, kind: BatchKind, steps: int) -> Program:
+        if self.comm is None and not self.agreed:
+            consistency.refuse_disagreement(common_arguments(self.job, batch), self.job.model)
+        mine, kernels = self.assign(batch, kind)
+        self.assigned[kind] = mine
+        self.job.whole_inputs.learn(batch, mine.common.whole)
+        self.turns.update(mine.turns)
+        self.statistics.update(mine.common.statistics)
+        if self.comm is None:
+            self.comm = communicators(self.job.device)
+        self.comm.extend(mine.needs)
+        with memory_explained(mine, self.state):
+            program = load(self.job, mine, kernels, self.state, self.comm, steps)
+            self.prepare(program, mine, joins(mine, kernels, self.job.options.compiled))
+        return program
+
+    def assign(self, batch: Batch, kind: BatchKind) -> tuple[Assignment, Kernels]:
+        if self.rank:
+            return self.shipping.other(self.rank)
+
+        def make() -> tuple[Captured, Compiled]:
+            compiling = partial(self.job.compile, batch, self.costs, by_role=True)
+            captured, compiled = counting_arguments(compiling, batch, self.arguments)
+            refuse_wrong_world(compiled.dag.devices)
+            self.made[kind], self.aliases = compiled, captured.aliases
+            return captured, compiled
+
+        if world() > 1:
+            LOG.info("compiling on device 0, for all %d", world())
+            return self.shipping.first(make)
+        captured, compiled = make()
+        return assignment(captured, compiled, 0), captured.kernels
+
+    def prepare(self, program: Program, mine: Assignment, joins: Joins | None = None) -> None:
+        """Join runs. On a GPU, run every kernel once and record graphs.
+
+        No message may be in flight then.
+        """
+        on_gpu = self.job.device.type == "cuda"
+        if joins is not None:
+            program.faster = join_runs(program, joins)
+        if joins is not None and (on_gpu or self.job.options.compiled):
+            program.each_alone = partial(warm, program, mine.known, mine.part.experts)
+        if not on_gpu:
+            return
+        with on_compute_stream(program.plan, program.device):
+            warm(program, mine.known, mine.part.experts, joins)
+        record, wanted = partial(recorded, program, mine, joins), self.job.options.graphs
+        if wanted is True:
+            program.faster = record()
+        elif wanted == "auto" and self.may_choose and is_suited(program.plan):
+            given = program, program.faster, record
+            program.faster = GraphChoice(*given, device_clock, free_memory)
+
+    @property
+    def may_choose(self) -> bool:
+        """Graphs hold memory, so only batches like the first may get them without being asked."""
+        return not self.ready and self.job.options.on_nan is None
+
+    def settle_statistics(self) -> None:
+        """Give all replicas the running statistics of the first. All processes call it."""
+        if self.statistics:
+            take_from_first(self.state, self.statistics, self.rank)
+
+    def compile_again(self, costs: Costs) -> None:
+        """Compile again with these costs, at the next batch."""
+        self.costs, self.ready = costs, {}
+
+    @property
+    def reported_states(self) -> set[str]:
+        """The states that this device reports. Others may hold the same."""
+        return {name for name, (place, _) in self.turns.items() if place == 0}
+
+    def close(self) -> None:
+        for program in self.ready.values():
+            release(program)
+        if self.comm is not None:
+            self.comm.close()
+            self.comm = None
+
+
+def release(program: Program) -> None:
+    """Drop its functions, which refer to it. Else the garbage collector would free its memory."""
+    program.acts = program.own = []
+    program.faster, program.each_alone = None, lambda: None
+    program.slots = [None] * len(program.slots)
+
+
+def recorded(program: Program, mine: Assignment, joins: Joins | None) -> Graphs:
+    """Record the program. Graphs have memory of their own, so what was cached is given back."""
+    empty_cache(program.device)
+    with on_compute_stream(program.plan, program.device):
+        return record_graphs(program, mine.known, joins=joins)
+
+
+def whole_state(programs: Programs) -> dict[str, torch.Tensor] | None:
+    """The state dict of the whole model on device 0. The others get None."""
+    everywhere = gather(programs.state.parts(programs.reported_states))
+    if everywhere is None:
+        return None
+    parts = assembled(part for parts in everywhere for part in parts)
+    return programs.state.whole(parts, programs.job.model.state_dict(), programs.aliases)
+
+
+def loss_scale(precision: Precision | None) -> DynamicLossScale | None:
+    if precision is None or precision.loss_scale is None:
+        return None
+    how = precision.loss_scale
+    return DynamicLossScale(how.init, how.growth, how.backoff, how.interval)
+
+
+def load(
+    job: Job, mine: Assignment, kernels: Kernels, state: DeviceState, comm: Comm, steps: int = 0
+) -> Program:
+    """Make a plan executable: with its parameters, kernels and communicators."""
+    options, trainable = job.options, mine.part.trainable.__getitem__
+    state.ema, known = options.ema, set(state.buckets)
+    state.add(mine.plan.states, mine.part.contents, trainable, job.initial, options.optimizer)
+    if steps:
+        start_late(state, known)
+    if options.lr_scheduler is not None:
+        state.schedule(options.lr_scheduler, steps)
+    if state.loss_scale is None:
+        state.loss_scale = loss_scale(job.precision)
+
+    def kernel(region: str, phase: str) -> Kernel:
+        return kernels.get(mine.part.regions[region], Phase(phase), options.compiled)
+
+    if not options.compiled:  # else runs are joined first, and fewer kernels are needed
+        for region, phase in mine.part.runs:
+            kernel(region, phase)
+    loss = getattr(torch, mine.common.loss)
+    return Program(mine.plan, kernel, state, comm, loss)
+
+
+def joins(mine: Assignment, kernels: Kernels, compiled: bool) -> Joins:
+    """How forwards of this device are joined.
+
+    Backwards are not: joined, they hold all their gradients at once, and have as many kernels.
+    """
+
+    def fits(run: Run) -> bool:
+        return run.phase == F and kernels.can_join(mine.part.regions[run.region], compiled)
+
+    def kernel(sequence: KernelSequence) -> Kernel:
+        regions = [mine.part.regions[run.region] for run in sequence.runs]
+        return kernels.join(regions, sequence.wiring.reads, sequence.wiring.results, compiled)
+
+    most = kernel_sequences.MOST if compiled else kernel_sequences.MOST_EAGER
+    return Joins(fits, kernel, most, compiled, (lambda: 0) if compiled else reached)
+
+
+def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
+    """The arguments that must be the same on all processes."""
+    names = ("max_norm", "ema", "on_nan", "compiled", "graphs", "seed", "whole")
+    return {
+        "strategy": str(job.strategy),
+        "example": repr(batch.shapes),
+        "model": f"{consistency.structure(job.model)} {consistency.flags(job.model)}",
+        "device": job.device.type,
+        "reduction": repr(job.options.reduction),
+        "precision": repr(job.precision),
+        **{name: repr(getattr(job.options, name)) for name in names},
+        **described_functions(job),
+    }
+
+
+def described_functions(job: Job) -> dict[str, str]:
+    """The functions that the user gives: their options, their code, and what it reads."""
+    names = ("optimizer", "lr_scheduler", "loss_weight", "init")
+    given = {name: getattr(job.options, name) for name in names} | {"loss_fn": job.loss_fn}
+    return {
+        path: text for name, one in given.items() for path, text in described(name, one).items()
+    }
