@@ -182,7 +182,7 @@ class Trainer:
             self._best[kind] = best_seconds(self._job, given, self.replica)
         read, sizes = self._in_flight.end(program), self._job.rows.sizes(given, self.replica)
         metrics = Metrics(self.steps, *sizes, read, lr, self._best[kind], self._slow.found)
-        self._log.add(metrics)
+        self._log.add(metrics, over=self._in_flight.over)
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
         self._stop.leave(self)
         return metrics
@@ -351,6 +351,7 @@ class Trainer:
         """Begin a call that all processes must make together. A step has its own check."""
         self._refuse_closed(call)
         consistency.agree_on_call(call, self.replicas)
+        self._log.flush()
         self._programs.settle_statistics()
 
     def _refuse_closed(self, call: str) -> None:

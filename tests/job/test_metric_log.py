@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 import types
 from functools import partial
@@ -19,6 +20,7 @@ from piper.errors import InputError
 from piper.job.loop.metric_log import Printed, metric_log
 from piper.job.model_flops import model_flops
 from piper.runtime.metrics import NAMES, Metrics, Readings
+from piper.runtime.steps_in_flight import HostSteps
 
 X = torch.ones(4, 3)
 
@@ -37,7 +39,7 @@ def test_a_run_writes_a_row_for_each_step(tmp_path: Path) -> None:
 
     given = [trainer.step(X, X) for _ in range(3)]
 
-    assert seen == [1, 2], "the last step is written when the next begins, or at the end"
+    assert seen == [1, 2, 3], "on the CPU, a step is over when it returns"
     trainer.close()
     rows = list(csv.DictReader(path.open()))
     assert seen == [1, 2, 3] and [float(row["loss"]) for row in rows] == [m.loss for m in given]
@@ -64,17 +66,68 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_lines_or_one_live_line(capsys: pytest.CaptureFixture[str]) -> None:
-    plain, live = Printed(), Printed()
-    live.live = True
-    for sink in (plain, live):
-        sink.write(metrics(1))
-        sink.write(metrics(2))
-        sink.close()
+def test_a_step_on_a_gpu_is_written_before_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if steps were in flight: nothing reads metrics before it must."""
+    seen: list[Any] = []
+    monkeypatch.setattr(HostSteps, "over", False)
+    log = lambda one: seen.append(one.step)  # noqa: E731
+    trainer = piper.Trainer(nn.Linear(3, 3), functional.mse_loss, example=(X, X), log=log)
 
-    first = "step: 1  loss: 2.00000  grad_norm: 1.0000  memory: 0.25GiB  tps: 16"
-    lines = f"{first}\n{first.replace('1', '2', 1)}\n"
-    assert capsys.readouterr().out == lines + f"{first}\r{first.replace('1', '2', 1)}\r\n"
+    first = trainer.step(X, X)
+    assert seen == []
+    second = trainer.step(X, X)
+    assert seen == [1]
+    seen.append(f"{first.loss > 0}: {first.step}")
+    assert seen == [1, "True: 1"], "the second step is not waited for"
+    seen.append(f"{second.loss > 0}: {second.step}")
+    assert seen == [1, "True: 1", 2, "True: 2"]
+    trainer.step(X, X)
+    seen.append(trainer.evaluate([(X, X)]).batches)
+    trainer.step(X, X)
+    trainer.close()
+
+    assert seen == [1, "True: 1", 2, "True: 2", 3, 1, 4]
+
+
+FIRST = "step: 1  loss: 2.00000  grad_norm: 1.0000  memory: 0.25GiB  tps: 16"
+SECOND = FIRST.replace("1", "2", 1)
+
+
+def test_a_line_for_each_step(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = Printed()
+    sink.write(metrics(1))
+    sink.write(metrics(2))
+    sink.close()
+
+    assert capsys.readouterr().out == f"{FIRST}\n{SECOND}\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_one_live_line_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "31")
+    sink = Printed()
+
+    for step in (1, 2):
+        sink.write(metrics(step))
+    print("saved")
+    print("a warning", file=sys.stderr)
+    sink.write(metrics(1))
+    sink.close()
+    print("over")
+
+    clear = "\r\x1b[K"
+    assert terminal.getvalue() == (
+        f"{FIRST[:30]}{clear}{SECOND[:30]}{clear}{SECOND}\nsaved\na warning\n"
+        f"{FIRST[:30]}{clear}{FIRST}\nover\n"
+    )
+    assert sys.stdout is terminal is sys.stderr
 
 
 def test_a_file_keeps_the_columns_that_it_has(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ MOST = 2  # steps that the host may run ahead of a GPU
 class HostSteps:
     """Steps on the CPU. A step is over when it returns."""
 
+    over = True
+
     def __init__(self, device: torch.device) -> None:
         self.device, self.started = device, 0.0
 
@@ -43,6 +45,8 @@ class HostSteps:
 
 class CudaSteps:
     """Steps on a GPU. The host goes on until it is two steps ahead."""
+
+    over = False  # when `end` returns
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

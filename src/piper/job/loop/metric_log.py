@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import importlib
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from piper.errors import InputError
-from piper.runtime.metrics import NAMES, Metrics
+from piper.job.live_line import live_line
+from piper.runtime.metrics import NAMES, Metrics, Readings
 
 KINDS = 'log="print", "tensorboard", "wandb", "runs/a.csv", a function of Metrics, or a list'
 Log = str | Path | Callable[[Metrics], None] | Sequence[Any] | None
@@ -23,18 +24,32 @@ class Sink(Protocol):
 
 
 class MetricLog:
-    """Writes the metrics of a step when the next one has begun: no step waits for it.
+    """Writes the metrics of steps, in the order of what the script does. No step waits for it.
 
-    Only the first process writes.
+    On a GPU, the metrics of a step are written when the next one has begun, when the script reads
+    one of them, or before another call of the Trainer. Only the first process writes.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = sinks
         self.last: Metrics | None = None
 
-    def add(self, metrics: Metrics) -> None:
+    def add(self, metrics: Metrics, over: bool = True) -> None:
+        """`over`: the step has ended, and nothing waits if its metrics are read."""
         self.flush()
-        self.last = metrics if self.sinks else None
+        if not self.sinks:
+            return
+        self.last = metrics
+        if over:
+            self.flush()
+        else:
+            metrics.read = partial(self.read, metrics, metrics.read)
+
+    def read(self, metrics: Metrics, read: Callable[[], Readings]) -> Readings:
+        """The script reads a metric, and may print it: the line of its step comes first."""
+        if self.last is metrics:
+            self.flush()
+        return read()
 
     def flush(self) -> None:
         last, self.last = self.last, None
@@ -98,18 +113,17 @@ class Printed:
     """A line for each step; in a terminal, one line that changes."""
 
     def __init__(self) -> None:
-        self.live = sys.stdout.isatty()
-        self.width = 0
+        self.line = live_line()
 
     def write(self, metrics: Metrics) -> None:
-        line = str(metrics)
-        end = "\r" if self.live else "\n"
-        print(line.ljust(self.width), end=end, flush=True)
-        self.width = len(line) if self.live else 0
+        if self.line is None:
+            print(metrics, flush=True)
+        else:
+            self.line.show(str(metrics))
 
     def close(self) -> None:
-        if self.width:
-            print(flush=True)
+        if self.line is not None:
+            self.line.close()
 
 
 class CsvFile:
