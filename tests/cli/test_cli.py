@@ -1,5 +1,6 @@
 """The commands, as a user calls them."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,37 @@ def test_a_schedule_in_a_file_is_shown_as_it_was_printed(tmp_path: Path) -> None
         file = tmp_path / f"schedule.{form}"
         file.write_text(call(*shape, "--format", form))
         assert call("show", str(file)).startswith(call(*shape))
+
+
+@pytest.mark.parametrize("option", ["-o", "--output", "--out"])
+def test_what_a_command_shows_goes_to_a_file(option: str, tmp_path: Path) -> None:
+    shape = ("schedule", "zbv", "--pp", "2", "--microbatches", "4")
+    file = tmp_path / "schedule.txt"
+    for words in (shape, ("show", str(SCRIPT)), ("simulate", str(SCRIPT))):
+        shown = call(*words)
+        assert call(*words, option, str(file)) == f"{file}\n"
+        assert file.read_text() == shown
+    assert call("view", str(SCRIPT), option, str(file)) == f"{file}\n"
+    assert file.read_text().startswith("<!doctype html>")
+
+
+def test_the_ending_of_a_file_says_what_is_written(tmp_path: Path) -> None:
+    shape = ("schedule", "zbv", "--pp", "2", "--microbatches", "4")
+    for form in ("csv", "json", "svg"):
+        file = tmp_path / f"schedule.{form}"
+        call(*shape, "-o", str(file))
+        assert file.read_text() == call(*shape, "--format", form)
+    page, numbers, picture, plot = (
+        tmp_path / f"a{one}" for one in (".html", ".json", ".svg", "b.svg")
+    )
+    call("simulate", str(SCRIPT), "-o", str(page))
+    call("simulate", str(SCRIPT), "-o", str(numbers))
+    call("simulate", str(SCRIPT), "--set", "steps=1,2", "-o", str(plot))
+    call("show", str(SCRIPT), "-o", str(picture))
+
+    assert page.read_text().startswith("<!doctype html>")
+    assert "seconds" in json.loads(numbers.read_text())
+    assert picture.read_text().startswith("<svg") and plot.read_text().startswith("<svg")
 
 
 def test_show_draws_some_steps_of_some_devices() -> None:

@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from piper.cli import app
-from piper.cli.passed_on import Misspelled, PassesOn, options_of
-from piper.errors import StrategyError
+from piper.cli.passed_on import Misspelled, PassesOn, Unknown, every_option, options_of
+from piper.errors import InputError, StrategyError
 from piper.strategies import one_f_one_b
 
 COMMANDS = {
@@ -66,6 +66,30 @@ def test_the_message_of_a_misspelled_option(script: Path) -> None:
         "no such option: --numeric. Did you mean --numerics? To pass it on to a script, write it "
         f"after `--`. ╰{78 * '─'}╯"
     )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("word", ["--lr", "--lr=1", "-x"])
+def test_before_the_target_an_option_must_be_one_of_the_command(
+    name: str, word: str, script: Path
+) -> None:
+    known = ", ".join(every_option(COMMANDS[name]))
+    with pytest.raises(Unknown) as found:
+        COMMANDS[name].make_context(f"piper {name}", [word, "1", str(script)])
+
+    assert found.value.message == (
+        f"no such option: {word}. `piper {name}` has {known}. Options of a script are written "
+        "after it."
+    )
+
+
+def test_before_the_target_values_are_no_options(script: Path) -> None:
+    with pytest.raises(InputError, match="'-1' names no time steps"):
+        CliRunner().invoke(app, ["show", "--steps", "-1", str(script)], catch_exceptions=False)
+    assert (
+        passed_on("simulate", "--device=cpu", "-o", "a.json", "--", str(script), "-o") == "got -o"
+    )
+    assert COMMANDS["run"].make_context("run", ["-n4", "-q", str(script)]).params["processes"] == 4
 
 
 def test_an_option_of_the_script_is_passed_on(script: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TypeVar
 
 from piper.errors import InputError
 
 Read = TypeVar("Read")
+OUTPUT = "-o", "--output", "--out"  # of every command that writes what it shows to a file
 WRITE = "name a file in a folder that is there, that you may write to, and that has room"
 DAMAGE = (  # what a wrong number, word or kind of value in a file leads to
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
@@ -35,6 +37,18 @@ def read_text(path: Path, fix: str) -> str:
 def write_text(path: Path, text: str) -> None:
     with writing(path):
         path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def printed_to(path: Path | None) -> Iterator[None]:
+    """Inside, what is printed goes to a file, if there is one. Its name is printed afterwards."""
+    if path is None:
+        yield
+        return
+    with redirect_stdout(io.StringIO()) as text:
+        yield
+    write_text(path, text.getvalue())
+    print(path)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typer.core import TyperCommand
 from piper.errors import StrategyError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the script
-TARGETS = (".py", ".json", ".csv")
 OPTION = re.compile(r"--?([A-Za-z][\w-]+)(?:=.*)?", re.DOTALL)
 ALIKE = 0.8  # of difflib: `--numeric` is 0.93 like `--numerics`, `--steps` 0.7 like `--trace-steps`
 
@@ -33,13 +32,29 @@ class Misspelled(typer.BadParameter):
         return self.message
 
 
+class Unknown(Misspelled):
+    """An option before the target, where only those of Piper can be."""
+
+    def __init__(self, word: str, command: str, known: Sequence[str]) -> None:
+        typer.BadParameter.__init__(
+            self,
+            f"no such option: {word}. `{command}` has {', '.join(known)}. Options of a script are "
+            "written after it.",
+        )
+
+
 class PassesOn(TyperCommand):
-    """A misspelled option of the command is an error, unless the script has an option like it."""
+    """A misspelled option of the command is an error, unless the script has an option like it.
+
+    Before the target, so is every other option that the command does not have.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = ctx.meta[__name__] = list(args)
         known = options_of(self)
-        refuse_misspelled(before_target(words), known)
+        before = before_target(words, values_of(self))
+        refuse_misspelled(before, known)
+        refuse_unknown(before, ctx.command_path, every_option(self))
         rest = super().parse_args(ctx, args)
         script = ctx.params.get("script") or ctx.params.get("target")
         own = words[: words.index("--")] if "--" in words else words
@@ -60,12 +75,38 @@ def options_of(command: Any) -> list[str]:
     return [name for one in command.params for name in one.opts if name.startswith("--")]
 
 
-def before_target(words: Sequence[str]) -> list[str]:
+def every_option(command: Any) -> list[str]:
+    """Also short ones, and `--help`."""
+    return [*(name for one in command.params for name in one.opts if name[0] == "-"), "--help"]
+
+
+def values_of(command: Any) -> list[str]:
+    """Options that take the next word as their value."""
+    taking = [one for one in command.params if not getattr(one, "is_flag", True)]
+    return [name for one in taking for name in one.opts]
+
+
+def before_target(words: Sequence[str], values: Sequence[str] = ()) -> list[str]:
+    """The options before the target, without their values.
+
+    >>> before_target(["--numeric", "--costs", "a.json", "train.py", "--lr", "1"], ["--costs"])
+    ['--numeric', '--costs']
     """
-    >>> before_target(["--numeric", "--steps", "2", "train.py", "--lr", "1"])
-    ['--numeric', '--steps', '2']
-    """
-    return list(takewhile(lambda word: Path(word).suffix not in TARGETS, words))
+    found: list[str] = []
+    rest = iter(words)
+    for word in takewhile(lambda word: word.startswith("-") and word != "--", rest):
+        found.append(word)
+        if word in values:
+            next(rest, None)
+    return found
+
+
+def refuse_unknown(words: Sequence[str], command: str, known: Sequence[str]) -> None:
+    """`-n4` is `-n 4`, and `--device=h200` is `--device h200`."""
+    for word in words:
+        long = word.startswith("--")
+        if (word.partition("=")[0] if long else word[:2]) not in known:
+            raise Unknown(word, command, known)
 
 
 def refuse_misspelled(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from piper.cli.files import OUTPUT, printed_to
 from piper.cli.terminal import Devices, Steps, show_rows, window_of
+from piper.directives import Strategy
 from piper.errors import Problem, StrategyError
 from piper.strategies import BUILDERS, to_csv
 from piper.strategies.timing import strategy_rows
+from piper.view.schedule_grid import Window
 from piper.view.schedule_svg import svg
 
 
@@ -41,12 +45,16 @@ def schedule(
     format: Annotated[Format, typer.Option(help="output format; csv is PyTorch's")] = Format.GRID,
     steps: Steps = None,
     devices: Devices = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(*OUTPUT, help="write it to this file, as --format or its ending says"),
+    ] = None,
 ) -> None:
     """Draw a built-in schedule over time, or print it in a form that other commands read.
 
     Example: piper schedule zbv --pp 4 --microbatches 8
     """
-    window = window_of(steps, devices)
+    window = window_of(steps, devices, output)
     if name not in BUILDERS:
         problem = Problem(f"there is no schedule {name!r}", f"choose one of {', '.join(BUILDERS)}")
         raise StrategyError("schedule", problem)
@@ -56,6 +64,17 @@ def schedule(
         refuse_unused(name, "virtual", inspect.signature(build).parameters)
         options["virtual"] = virtual
     strategy = build(**options)
+    with printed_to(output):
+        show_as(format_of(format, output), strategy, window)
+
+
+def format_of(given: Format, output: Path | None) -> Format:
+    """The one that is given, or that of the file's ending."""
+    ending = output.suffix[1:] if output else ""
+    return Format(ending) if given is Format.GRID and ending in list(Format) else given
+
+
+def show_as(format: Format, strategy: Strategy, window: Window) -> None:
     match format:
         case Format.GRID:
             show_rows(strategy_rows(strategy), window)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from piper.cli.files import write_text
+from piper.cli.files import OUTPUT, printed_to, write_text
 from piper.cli.passed_on import add_command, refuse_arguments
 from piper.cli.simulate import (
     DeviceOption,
@@ -59,6 +59,10 @@ OfDevice = Annotated[
     ),
 ]
 PerNode = Annotated[int | None, typer.Option(help="devices per node, for --network", min=1)]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(*OUTPUT, help="write what is shown to this file; in an .svg, the picture"),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -79,6 +83,7 @@ def show(
     device: DeviceOption = None,
     network: Network = None,
     per_node: PerNode = None,
+    output: OutputOption = None,
 ) -> None:
     """Show TARGET: its schedule over time, and what each device holds and sends.
 
@@ -88,29 +93,37 @@ def show(
 
     Example: piper show train.py --devices 0-3
     """
+    if output is not None and output.suffix == ".svg":
+        svg, output = output, None
     if target.suffix in (".json", ".csv"):
         refuse_arguments(target, context.args)
-        show_strategy(target, svg, window_of(steps, devices))
+        with printed_to(output):
+            show_strategy(target, svg, window_of(steps, devices, output))
         return
     words = context.args
     if steps is not None and steps.isdecimal():
         words, steps = [*words, "--steps", steps], None
-    window = window_of(steps, devices)
+    window = window_of(steps, devices, output)
     machine = machine_of(device, None, network, per_node)
     found = inspected_for(machine, target, words)
-    if after is not None:
-        print(dag_after(found, whole_number("--after", after)))
-    elif svg is not None:
-        write_text(svg, picture(dag_rows(found.compiled.dag)))
-    elif plan is not None:
-        print(found.compiled.plan(device_of(found, plan)))
-    elif dag:
-        print(text(found.compiled.dag))
-    else:
-        show_rows(schedule_rows(found), window, machine=True)
-        show_text(simulated_lines(found.compiled, machine), window)
-        show_sections(found.compiled, window)
-        show_mesh(found.compiled, machine, window)
+    with printed_to(output):
+        if after is not None:
+            print(dag_after(found, whole_number("--after", after)))
+        elif svg is not None:
+            write_text(svg, picture(dag_rows(found.compiled.dag)))
+        elif plan is not None:
+            print(found.compiled.plan(device_of(found, plan)))
+        elif dag:
+            print(text(found.compiled.dag))
+        else:
+            show_all(found, machine, window)
+
+
+def show_all(found: Inspected, machine: SimulatedMachine, window: Window) -> None:
+    show_rows(schedule_rows(found), window, machine=True)
+    show_text(simulated_lines(found.compiled, machine), window)
+    show_sections(found.compiled, window)
+    show_mesh(found.compiled, machine, window)
 
 
 def dag_after(found: Inspected, directives: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from piper.cli.device_lists import devices_by_name
-from piper.cli.files import is_file, read_as, write_text, writing
+from piper.cli.files import OUTPUT, is_file, printed_to, read_as, write_text, writing
 from piper.cli.passed_on import add_command
 from piper.cli.sweep import settings_of, sweep
 from piper.cli.target import Script, inspect
@@ -69,6 +69,13 @@ CostsOption = Annotated[
 ]
 NetworkOption = Annotated[str | None, typer.Option(help="a name like those of --device, or a file")]
 PerNodeOption = Annotated[int | None, typer.Option(help="devices per node", min=1)]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        *OUTPUT,
+        help="write the result to this file: as --json, --view or --plot if its ending is theirs",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,7 @@ def simulate(
         float,
         typer.Option(help="size of its state, in multiples of the parameters (Adam: 2)", min=0.0),
     ] = 2.0,
+    output: OutputOption = None,
 ) -> None:
     """Predict how long a step of SCRIPT takes, what bounds it, and how much memory it needs.
 
@@ -183,12 +191,22 @@ def simulate(
         network = measure(target, context.args, profile, network)
     measured = str(profile) if profile is not None else costs
     machine = machine_of(device, measured, network, per_node, optimizer)
+    match output.suffix if output else None:
+        case ".json":
+            json, output = output, None
+        case ".html":
+            view, output = output, None
+        case ".svg" if sets:
+            plot, output = output, None
     if sets:
         refuse_one_step(view, chrome)
         found = sweep(partial(simulated, target, machine, context.args), settings_of(sets))
-        show_sweep(found, sort, plot, json)
+        with printed_to(output):
+            show_sweep(found, sort, plot, json)
     else:
-        show_step(target, context.args, machine, view, chrome, json)
+        compiled = inspected_for(machine, target, context.args).compiled
+        with printed_to(output):
+            show_step(target, compiled, machine, view, chrome, json)
 
 
 def measure(target: Path, arguments: Sequence[str], into: Path, network: str | None) -> str | None:
@@ -302,13 +320,12 @@ def simulated(
 
 def show_step(
     target: Path,
-    arguments: Sequence[str],
+    compiled: Compiled,
     machine: SimulatedMachine,
     view: Path | None,
     chrome: Path | None,
     json_file: Path | None,
 ) -> None:
-    compiled = inspected_for(machine, target, arguments).compiled
     step, found = machine.price(compiled)
     print(text(found, step, machine.words(compiled)))
     if again := recomputation(compiled.dag):

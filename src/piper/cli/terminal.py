@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from textwrap import wrap
 from typing import Annotated
 
@@ -24,14 +25,15 @@ Devices = Annotated[
 ]
 
 
-def window_of(steps: str | None, devices: str | None) -> Window:
-    """What the options ask for, in the terminal that there is."""
+def window_of(steps: str | None, devices: str | None, output: Path | None = None) -> Window:
+    """What the options ask for, in the terminal that there is, or in a file."""
     console = Console()
+    fits = console.is_terminal and output is None
     return Window(
-        console.width if console.is_terminal else None,
+        console.width if fits else None,
         steps_of(steps) if steps else None,
         frozenset(device_numbers(devices, "--devices")) if devices else None,
-        console.is_terminal and not console.no_color,
+        fits and not console.no_color,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from piper.cli.files import damage_reported, is_file, read_text, write_text, writing
+from piper.cli.files import OUTPUT, damage_reported, is_file, read_text, write_text, writing
 from piper.cli.passed_on import add_command
 from piper.cli.simulate import (
     CostsOption,
@@ -46,7 +46,9 @@ def view(
     target: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, metavar="TARGET", help=TARGETS)
     ],
-    output: Annotated[Path | None, typer.Option("-o", help="write the page to this file")] = None,
+    output: Annotated[
+        Path | None, typer.Option(*OUTPUT, help="write the page to this file")
+    ] = None,
     svg: Annotated[Path | None, typer.Option(help="write a picture of the first step")] = None,
     png: Annotated[
         Path | None, typer.Option(help="write the picture as PNG (needs matplotlib)")
