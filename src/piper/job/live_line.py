@@ -34,7 +34,7 @@ class LiveLine:
     def __init__(self) -> None:
         self.stream, self.text = sys.stdout, ""
         self.own = Shared(sys.stdout, self), Shared(sys.stderr, self)
-        sys.stdout, sys.stderr = self.own  # type: ignore[assignment]
+        sys.stdout, sys.stderr = self.own
 
     def show(self, text: str) -> None:
         """Cut to the width of the terminal: a second line would not be cleared."""
