@@ -79,6 +79,8 @@ def test_the_ending_of_a_file_says_what_is_written(tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
     assert "seconds" in json.loads(numbers.read_text())
     assert picture.read_text().startswith("<svg") and plot.read_text().startswith("<svg")
+    with pytest.raises(StrategyError, match="would be a plot of a sweep"):
+        call("simulate", str(SCRIPT), "-o", str(plot))
 
 
 def test_show_draws_some_steps_of_some_devices() -> None:

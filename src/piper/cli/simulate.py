@@ -145,6 +145,29 @@ class SimulatedMachine:
         return sum(kind.flops.get(dtype, kind.flops["float32"]) for kind in found)
 
 
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What to write, besides or instead of the text on stdout."""
+
+    page: Path | None = None
+    chrome: Path | None = None
+    numbers: Path | None = None  # JSON
+    plot: Path | None = None  # of a sweep
+    text: Path | None = None
+
+
+def by_ending(output: Path | None, files: Files) -> Files:
+    """With a file whose ending says what it is."""
+    match output.suffix if output else None:
+        case ".json":
+            return replace(files, numbers=output)
+        case ".html":
+            return replace(files, page=output)
+        case ".svg":
+            return replace(files, plot=output)
+    return replace(files, text=output)
+
+
 def add_to(app: typer.Typer) -> None:
     add_command(app, "simulate", simulate)
 
@@ -191,22 +214,14 @@ def simulate(
         network = measure(target, context.args, profile, network)
     measured = str(profile) if profile is not None else costs
     machine = machine_of(device, measured, network, per_node, optimizer)
-    match output.suffix if output else None:
-        case ".json":
-            json, output = output, None
-        case ".html":
-            view, output = output, None
-        case ".svg" if sets:
-            plot, output = output, None
+    files = by_ending(output, Files(view, chrome, json, plot))
     if sets:
-        refuse_one_step(view, chrome)
+        refuse_one_step(files.page, files.chrome)
         found = sweep(partial(simulated, target, machine, context.args), settings_of(sets))
-        with printed_to(output):
-            show_sweep(found, sort, plot, json)
+        show_sweep(found, sort, files)
     else:
-        compiled = inspected_for(machine, target, context.args).compiled
-        with printed_to(output):
-            show_step(target, compiled, machine, view, chrome, json)
+        refuse_plot(files.plot)
+        show_step(target, context.args, machine, files)
 
 
 def measure(target: Path, arguments: Sequence[str], into: Path, network: str | None) -> str | None:
@@ -319,47 +334,49 @@ def simulated(
 
 
 def show_step(
-    target: Path,
-    compiled: Compiled,
-    machine: SimulatedMachine,
-    view: Path | None,
-    chrome: Path | None,
-    json_file: Path | None,
+    target: Path, arguments: Sequence[str], machine: SimulatedMachine, files: Files
 ) -> None:
+    compiled = inspected_for(machine, target, arguments).compiled
     step, found = machine.price(compiled)
-    print(text(found, step, machine.words(compiled)))
-    if again := recomputation(compiled.dag):
-        print(f"\n{again}")
-    if chrome is not None or view is not None:
+    with printed_to(files.text):
+        print(text(found, step, machine.words(compiled)))
+        if again := recomputation(compiled.dag):
+            print(f"\n{again}")
+    if files.chrome is not None or files.page is not None:
         data = view_data(
             target.stem, compiled.dag, step.plans, [step.trace], notes=found.notes,
             machine=machine.words(compiled),
         )  # fmt: skip
-        write_views(view, chrome, data)
-    if json_file is not None:
-        write_text(json_file, json.dumps(found.to_dict(), indent=1) + "\n")
+        write_views(files, data)
+    if files.numbers is not None:
+        write_text(files.numbers, json.dumps(found.to_dict(), indent=1) + "\n")
 
 
-def write_views(view: Path | None, chrome: Path | None, data: ViewData) -> None:
-    if view is not None:
-        write_text(view, page([data]))
-    if chrome is not None:
-        with writing(chrome):
-            save_view(chrome, data)
+def write_views(files: Files, data: ViewData) -> None:
+    if files.page is not None:
+        write_text(files.page, page([data]))
+    if files.chrome is not None:
+        with writing(files.chrome):
+            save_view(files.chrome, data)
 
 
-def show_sweep(
-    results: list[SweepResult], sort: Sort, picture: Path | None, json_file: Path | None
-) -> None:
+def show_sweep(results: list[SweepResult], sort: Sort, files: Files) -> None:
     found = ranked(results, sort)
-    print(sweep_table(found))
-    if picture is not None:
-        write_text(picture, plot(found))
-    if json_file is not None:
-        write_text(json_file, json.dumps([row.to_dict() for row in found], indent=1) + "\n")
+    with printed_to(files.text):
+        print(sweep_table(found))
+    if files.plot is not None:
+        write_text(files.plot, plot(found))
+    if files.numbers is not None:
+        write_text(files.numbers, json.dumps([row.to_dict() for row in found], indent=1) + "\n")
 
 
 def refuse_one_step(*files: Path | None) -> None:
     if any(files):
         problem = Problem("--view and --chrome show one step", "leave out --set, or leave them out")
         raise StrategyError("simulate", problem)
+
+
+def refuse_plot(file: Path | None) -> None:
+    if file is not None:
+        fix = "add --set, or write the page of the step with --view FILE.html"
+        raise StrategyError.of("simulate", f"{file} would be a plot of a sweep", fix)
