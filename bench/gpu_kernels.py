@@ -83,9 +83,11 @@ def kernels(arena: Arena) -> None:
             arena.clean()
 
 
-def profiled(arena: Arena, one: Contender) -> dict[str, Any]:
+def profiled(arena: Arena, one: Contender, warm: int = 0) -> dict[str, Any]:
     """Of one step, after those that allocate. Without the profiler first, to see what it adds."""
     arena.losses(one)
+    for _ in range(warm):
+        one.step()
     before = threads()
     alone = timed(arena, one)
     spent = {name: ms - before[name] for name, ms in threads().items() if ms > before[name]}
@@ -173,11 +175,12 @@ def length(spans: Sequence[Span]) -> int:
 
 def slots(spans: Sequence[Span], first: int, last: int) -> list[float]:
     """The share of each slot that the spans fill."""
-    starts = range(first, last, SLOT)
-    return [
-        round(sum(max(0, min(end, at + SLOT) - max(start, at)) for start, end in spans) / SLOT, 2)
-        for at in starts
-    ]
+    filled = [0] * -(-(last - first) // SLOT)
+    for start, end in spans:
+        for at in range((start - first) // SLOT, -(-(end - first) // SLOT)):
+            left = first + at * SLOT
+            filled[at] += min(end, left + SLOT) - max(start, left)
+    return [round(ns / SLOT, 2) for ns in filled]
 
 
 def text(name: str, found: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from gpu_arena import Arena, Contender
+from gpu_kernels import profiled, text
 
 import piper
 
@@ -66,6 +67,9 @@ class RealArena(Arena):
             self.say(f"-- {entry}: left out after {self.chosen.seconds:.0f} s")
             return
         self.say(f"-- {entry}")
+        if self.chosen.kernels:
+            self.profile(entry, makers)
+            return
         self.peaks = {}
         weighed = {name: partial(self.weighed, name, make) for name, make in makers.items()}
         more = {"peak_gib": self.peaks}
@@ -73,6 +77,16 @@ class RealArena(Arena):
         for name, seconds in (times or {}).items():
             peak = max(self.peaks.get(name, [0.0]))
             self.say(f"    {name:26} {1e3 * seconds:9.2f} ms   {peak:6.2f} GiB")
+
+    def profile(self, entry: str, makers: dict[str, Callable[[], Contender]]) -> None:
+        """Where the time of a step goes on rank 0, by kinds of kernels."""
+        for name, make in makers.items():
+            self.watch()
+            found, reason = self.tried(name, lambda make=make: profiled(self, make(), CHOSEN))
+            self.keep(f"{entry}, kernels of {name}", found or {"failed": reason})
+            if found:
+                self.say(text(name, found))
+            self.clean()
 
     def weighed(self, name: str, make: Callable[[], Contender]) -> Contender:
         """A contender after its first steps, with the peak memory that it adds to each process."""

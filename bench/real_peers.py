@@ -168,6 +168,7 @@ def options() -> argparse.Namespace:
     add("--skip", nargs="*", default=[], help="no entries whose names contain one of these")
     add("--peers-only", action="store_true", help="without Piper, to see that the peers run")
     add("--eager", action="store_true", help="Piper without CUDA graphs, too")
+    add("--kernels", action="store_true", help="profile a step of each, by kinds of kernels")
     add("--master", action="store_true", help="DeepSpeed with float32 copies of weights, too")
     add("--seconds", type=float, default=140.0, help="a group starts no entry after this time")
     add("--fused", action="store_true", help="AdamW(fused=True) for Piper and DeepSpeed")
