@@ -42,7 +42,7 @@ import piper
 from piper.directives import Order, Strategy
 from piper.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig, moe_loss
 from piper.strategies import schedules
-from piper.strategies.table import Table
+from piper.strategies.schedules.table import Table
 
 PP, EP = 2, 2
 OURS = "piper dualpipev"

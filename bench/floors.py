@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piper.names import BI, BW, B, F, Phase
-from piper.strategies.table import Table, ranks_of
+from piper.strategies.schedules.table import Table, ranks_of
 
 SECONDS = {F: 1.0, B: 2.0, BI: 1.0, BW: 1.0}
 

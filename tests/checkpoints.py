@@ -23,7 +23,7 @@ from piper import annotate
 from piper.directives import Place, Split, Strategy
 from piper.ir.filters import where
 from piper.job.compile.division import feeds_of
-from piper.runtime.checkpoint.files import written
+from piper.runtime.checkpoint.format.files import written
 from piper.runtime.state.device_state import Part
 from piper.trainer import Trainer
 
@@ -130,7 +130,7 @@ def save_in_vain(rank: int, text: str, folder: str) -> list[str]:
     """The second process cannot write: what each says in the steps that follow."""
     trainer, mine = made(rank, "uneven", 2, text)
     trainer.step(*mine[0])
-    with patch("piper.runtime.checkpoint.files.written", full if rank else written):
+    with patch("piper.runtime.checkpoint.format.files.written", full if rank else written):
         trainer.save(folder, wait=False)
         thread = trainer._checkpoints.thread
         assert thread is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from piper.ir.model import Bucket, Model, Parameter, Region
-from piper.ir.placements import (
+from piper.ir.placement.placements import (
     Conversion,
     Cut,
     Invariant,

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import piper
 from piper.capture import Captured, capture
-from piper.capture.trace.outputs import separated
+from piper.capture.trace.arguments.outputs import separated
 from piper.job.batch.batch import Batch
 from piper.job.compile.assignment import assignments
 from piper.job.job import Job

@@ -16,7 +16,7 @@ from torch.nn.functional import relu, silu
 
 from piper.directives import Directive
 from piper.ir.model import Bucket, Model, Parameter, Region
-from piper.ir.placements import Conversion, Cut, Invariant, Partial, Placement, Replicated
+from piper.ir.placement.placements import Conversion, Cut, Invariant, Partial, Placement, Replicated
 from piper.ir.values import Role, TensorSpec, Value
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.names import BI, BW, B, BucketId, F, RegionId, ValueId

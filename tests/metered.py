@@ -13,7 +13,7 @@ from torch import Tensor
 from piper.capture import Captured, annotate, capture
 from piper.directives import Place, Strategy
 from piper.ir.model import Model
-from piper.ir.replicas import replicas
+from piper.ir.placement.replicas import replicas
 from piper.models.llama import Llama, LlamaConfig, cross_entropy, rotary_tables
 from piper.plan.analyse.memory import Peak, peak
 from piper.plan.buffer_layout import ALIGNED

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from piper import Place, Precision, Strategy, Trainer
 from piper.capture import Captured, annotate, capture
-from piper.ir.replicas import replicas
+from piper.ir.placement.replicas import replicas
 
 # A larger eps: by default, AdamW's first steps turn a gradient of rounding errors into +-lr.
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1, eps=1e-4)

@@ -11,7 +11,7 @@ from replicas import ADAMW, batches, digests, known
 from shared_capture import using
 
 from piper.directives import Place, Strategy
-from piper.ir.replicas import replicas
+from piper.ir.placement.replicas import replicas
 from piper.job.loop.tracing import Recording
 from piper.launcher.trace_window import Window
 from piper.plan.analyse.trace import Trace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -152,21 +153,50 @@ def test_private_names_of_torch_are_in_one_file_of_a_layer(path: Path) -> None:
     assert not wrong
 
 
-def test_modules_do_not_import_each_other_in_rings() -> None:
-    waiting = {module_of(path): set(of_piper(path)) - {module_of(path)} for path in FILES}
-
-    free = [module for module, needed in waiting.items() if not needed & set(waiting)]
+def in_rings(needs: dict[str, set[str]]) -> set[str]:
+    """Those that need themselves, by way of others."""
+    waiting = {name: needed - {name} for name, needed in needs.items()}
+    free = [name for name, needed in waiting.items() if not needed & set(waiting)]
     while free:
-        for module in free:
-            del waiting[module]
-        free = [module for module, needed in waiting.items() if not needed & set(waiting)]
+        for name in free:
+            del waiting[name]
+        free = [name for name, needed in waiting.items() if not needed & set(waiting)]
+    return set(waiting)
 
-    assert not waiting
+
+def test_modules_do_not_import_each_other_in_rings() -> None:
+    assert not in_rings({module_of(path): set(of_piper(path)) for path in FILES})
+
+
+def room_of(module: str) -> str:
+    """The folder of a module; the files of a layer beside its folders are a room too."""
+    is_folder = ROOT.parent.joinpath(*module.split(".")).is_dir()
+    return module if is_folder else module.rpartition(".")[0]
+
+
+@pytest.mark.parametrize(
+    "layer", sorted(set(MAY_IMPORT) - {"names", "errors", "capture", "runtime"})
+)
+def test_the_rooms_of_a_layer_do_not_import_each_other_in_rings(layer: str) -> None:
+    needs: dict[str, set[str]] = {}
+    for path in (ROOT / layer).rglob("*.py"):
+        inside = {room_of(name) for name in of_piper(path) if layer_of(name) == layer}
+        needs.setdefault(room_of(module_of(path)), set()).update(inside)
+
+    assert not in_rings(needs)
+
+
+def test_a_room_has_at_most_20_files() -> None:
+    sizes = Counter(path.parent for path in FILES if path.name != "__init__.py")
+
+    crowded = {str(room.relative_to(ROOT)): size for room, size in sizes.items() if size > 20}
+
+    assert not crowded
 
 
 def test_the_compiler_is_imported_without_torch() -> None:
     modules = "piper, piper.job.compile.compiler, piper.strategies, piper.plan.check.check"
-    others = "piper.ir.text, piper.passes.pass_pipeline, piper.view.schedule_grid, "
+    others = "piper.ir.text.text, piper.passes.pass_pipeline, piper.view.schedule_grid, "
     others += "piper.launcher.local"
     program = f"import sys, {modules}, {others}; print('torch' in sys.modules)"
 
@@ -208,14 +238,14 @@ PARSING = {
 }  # fmt: skip
 OTHER_TEXT = {  # they parse text that is not a name of a node, value, region or instruction
     "piper.costs.measured": "keys of cost files written by older versions",
-    "piper.ir.notation": "the text form of a DAG, in which names are atoms",
-    "piper.ir.parse": "the text form of a DAG, in which names are atoms",
+    "piper.ir.text.notation": "the text form of a DAG, in which names are atoms",
+    "piper.ir.text.parse": "the text form of a DAG, in which names are atoms",
     "piper.job.arguments": "Python's name of a function",
     "piper.job.numerics.compare": "torch's name of a type",
     "piper.job.numerics.model": "paths of modules, errors, /proc/meminfo",
     "piper.runtime.gpu.cuda_graphs": "errors of CUDA",
     "piper.runtime.checkpoint.description": "torch's name of a type",
-    "piper.runtime.checkpoint.plain_values": "torch's name of a type",
+    "piper.runtime.checkpoint.format.plain_values": "torch's name of a type",
     "piper.runtime.checkpoint.writer": "torch's name of a type",
     "piper.runtime.state.initial_values": "paths of modules",
     "piper.runtime.state.joint_optimizers": "Python's name of a module",

@@ -54,7 +54,7 @@ EXPECTED = {
         "job/compile/pricing",  # its price
     },
     "Barrier": {
-        "ir/local_dags", "ir/operations", "ir/sizes", "ir/text", "passes/schedule",
+        "ir/by_device/local_dags", "ir/operations", "ir/sizes", "ir/text/text", "passes/schedule",
         "plan/lower/device_work",
         "view/view_data",
     },

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from piper.capture.trace.batch_dimension import Shape, batch_dimension
+from piper.capture.trace.arguments.batch_dimension import Shape, batch_dimension
 
 B, T = 4, 4
 

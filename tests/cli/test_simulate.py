@@ -24,7 +24,7 @@ from piper.names import Phase
 from piper.plan.analyse.memory import Peak
 from piper.sim.prediction import Prediction
 from piper.sim.report import Report
-from piper.view.sweep import SweepResult, ranked, table
+from piper.view.reports.sweep import SweepResult, ranked, table
 
 OTHER = RegionKey("other", Phase.FORWARD)
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")

@@ -11,10 +11,10 @@ from piper.directives import Directive, Offload, Order, Place, Split, Strategy
 from piper.errors import DirectiveError, Refused
 from piper.ir.filters import where
 from piper.ir.nodes import Fetch, Store
-from piper.ir.parse import parse
-from piper.ir.text import text
+from piper.ir.text.parse import parse
+from piper.ir.text.text import text
 from piper.job.compile.compiler import Compiled, compile_strategy
-from piper.view.offload import offload
+from piper.view.reports.offload import offload
 
 PARTS = 4
 PLACED: list[Directive] = [Place(where(), [0]), Split("MB", PARTS)]

@@ -14,8 +14,8 @@ from piper.errors import DirectiveError
 from piper.ir.filters import where
 from piper.ir.model import Model
 from piper.ir.nodes import Collective, Redistribute, Totals
-from piper.ir.parse import parse
-from piper.ir.text import text
+from piper.ir.text.parse import parse
+from piper.ir.text.text import text
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.instructions import Load, Total
 from piper.plan.instructions import Redistribute as Message

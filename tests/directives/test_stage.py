@@ -14,8 +14,8 @@ from synthetic import chain
 from piper import Place, Split, Stage, Strategy, where
 from piper.directives import apply
 from piper.errors import DirectiveError, Refused
-from piper.ir.balance import Memory, balanced, smallest_limit
 from piper.ir.model import Model
+from piper.ir.partition.balance import Memory, balanced, smallest_limit
 from piper.ir.training import training_dag
 from piper.ir.values import TensorSpec
 from piper.names import F

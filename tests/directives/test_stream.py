@@ -11,7 +11,7 @@ from synthetic import chain, moe_chain
 from piper.directives import Place, Split, Strategy, Stream
 from piper.errors import DirectiveError, PassError, Refused, StrategyError
 from piper.ir.filters import where
-from piper.ir.text import text
+from piper.ir.text.text import text
 from piper.job.compile.compiler import compile_strategy
 from piper.names import Share
 from piper.plan.serialization import from_json, to_json

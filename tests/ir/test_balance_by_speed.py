@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from piper.ir.balance import Memory, balanced
-from piper.ir.balance_by_speed import balanced_by_speed
+from piper.ir.partition.balance import Memory, balanced
+from piper.ir.partition.balance_by_speed import balanced_by_speed
 
 
 def slowest(weights: list[float], speeds: list[float], sizes: tuple[int, ...]) -> float:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from piper.ir.knapsack import STATES, Option, best_options
+from piper.ir.partition.knapsack import STATES, Option, best_options
 
 
 def brute_force(groups: list[list[Option]], limit: int) -> float | None:

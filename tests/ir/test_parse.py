@@ -15,9 +15,9 @@ from piper.directives import Place, Replicate, Stream, apply
 from piper.errors import Refused
 from piper.ir.dag import Dag
 from piper.ir.filters import where
-from piper.ir.parse import parse
 from piper.ir.rules import CAPTURED, require
-from piper.ir.text import text
+from piper.ir.text.parse import parse
+from piper.ir.text.text import text
 from piper.ir.training import training_dag
 from piper.passes.pass_pipeline import run_passes
 from piper.passes.reductions import place_reductions

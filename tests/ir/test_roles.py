@@ -9,9 +9,9 @@ from synthetic import chain, moe_chain
 
 from piper.directives import Place, Replicate, Split
 from piper.errors import PlanError
+from piper.ir.by_device.roles import Present, roles
 from piper.ir.filters import where
 from piper.ir.model import Model
-from piper.ir.roles import Present, roles
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.check.check import check
 from piper.plan.check.proof import prove

@@ -19,7 +19,7 @@ from piper.ir.filters import where
 from piper.ir.maker import Maker
 from piper.ir.model import Model
 from piper.ir.nodes import Precedence, Redistribute, Update
-from piper.ir.placements import Step
+from piper.ir.placement.placements import Step
 from piper.ir.rules import CAPTURED, FINAL, OFFLOADED, PLACED, Rule, require
 from piper.ir.training import training_dag
 from piper.job.compile.compiler import compile_strategy

@@ -13,7 +13,7 @@ from torch import nn
 from piper import Place, Shard, Split, Strategy, strategies, where
 from piper.directives import apply
 from piper.errors import CaptureError
-from piper.ir.placements import Cut
+from piper.ir.placement.placements import Cut
 from piper.ir.training import training_dag
 from piper.job.batch.batch import Batch
 from piper.job.job import Job

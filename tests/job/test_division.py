@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from piper import Place, Replicate, Shard, Split, Stage, Strategy, annotate, strategies, where
 from piper.errors import DirectiveError, PassError
-from piper.ir.placements import Cut
+from piper.ir.placement.placements import Cut
 from piper.job.batch.batch import Batch
 from piper.job.compile.division import division_requests, feeds_of
 from piper.job.job import Job

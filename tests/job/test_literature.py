@@ -20,9 +20,9 @@ from torch.nn.functional import mse_loss
 
 from piper import Place, Strategy, Trainer, strategies
 from piper.capture import Captured, capture
+from piper.ir.by_device.schedule_rows import STEPS, dag_rows
 from piper.ir.nodes import Collective, Kind
-from piper.ir.replicas import replicas as replicas_of
-from piper.ir.schedule_rows import STEPS, dag_rows
+from piper.ir.placement.replicas import replicas as replicas_of
 from piper.job.compile.compiler import compile_strategy
 from piper.job.inspection import Inspected, inspecting
 from piper.job.numerics import compare

@@ -23,8 +23,8 @@ from torch import nn
 
 from piper import Place, Replicate, Split, Strategy, annotate, rehearse, where
 from piper.errors import DirectiveError, InputError, PlanError, Refused
-from piper.ir.parse import parse
-from piper.ir.text import text
+from piper.ir.text.parse import parse
+from piper.ir.text.text import text
 from piper.job.batch.batch import Batch
 from piper.job.compile.compiler import compile_strategy
 from piper.job.compile.pricing import predict, price

@@ -41,8 +41,8 @@ from piper.plan.analyse.required_communicators import (
     role_meetings,
     state_turns,
 )
-from piper.plan.communicator import Channel, Group
 from piper.plan.instructions import Exchange, Plan, Send
+from piper.plan.instructions.communicator import Channel, Group
 from piper.plan.serialization import to_json
 from piper.strategies import BUILDERS
 

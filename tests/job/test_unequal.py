@@ -17,7 +17,7 @@ from piper import Place, Replicate, Shard, Split, Strategy, annotate, rehearse, 
 from piper.cli.target import inspect
 from piper.directives import Directive
 from piper.errors import PassError
-from piper.ir.schedule_rows import dag_rows
+from piper.ir.by_device.schedule_rows import dag_rows
 from piper.job.batch.batch import Batch
 from piper.job.compile.pricing import predict, price
 from piper.job.inspection import Inspected

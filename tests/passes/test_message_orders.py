@@ -14,8 +14,8 @@ from piper.directives import Directive, Order, Place, Replicate, Shard, Split, S
 from piper.errors import PiperError, PlanError
 from piper.ir.filters import Filter, where
 from piper.ir.nodes import Transfer
-from piper.ir.parse import parse
-from piper.ir.text import text
+from piper.ir.text.parse import parse
+from piper.ir.text.text import text
 from piper.ir.training import training_dag
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.passes.pass_pipeline import steps

@@ -8,7 +8,7 @@ from synthetic import chain
 
 from piper.directives import Order, Place, Replicate, Shard, Split
 from piper.ir.filters import where
-from piper.ir.text import text
+from piper.ir.text.text import text
 from piper.job.compile.compiler import Compiled, compile_strategy
 
 Golden = Callable[[str, str], None]

@@ -17,7 +17,7 @@ from unequal import Lists, scheduled
 
 from piper.directives import Order, Place, Replicate, Split
 from piper.ir.filters import where
-from piper.ir.replicas import replicas
+from piper.ir.placement.replicas import replicas
 from piper.job.compile.compiler import compile_strategy
 from piper.plan.instructions import Run, Send, line
 from piper.strategies import BUILDERS

@@ -12,7 +12,7 @@ from synthetic import with_odd_parameters, without_buffers
 
 from piper.directives import Replicate
 from piper.ir.filters import where
-from piper.ir.replicas import Replicas, replicas
+from piper.ir.placement.replicas import Replicas, replicas
 from piper.job.compile.compiler import compile_strategy
 
 

@@ -159,7 +159,7 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*given: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("piper.runtime.checkpoint.files.written", full)
+    monkeypatch.setattr("piper.runtime.checkpoint.format.files.written", full)
 
     with pytest.raises(InputError) as refused:
         alone().save(tmp_path / "run")

@@ -19,10 +19,15 @@ from replicas import data
 from piper import Trainer
 from piper.cli.checkpoint import show
 from piper.errors import InputError
-from piper.runtime.checkpoint.files import digest_of
-from piper.runtime.checkpoint.safetensors_format import NAMES, bytes_of, header_of, read_header
-from piper.runtime.checkpoint.sealed_json import sealed
-from piper.runtime.checkpoint.strict_values import plain_name
+from piper.runtime.checkpoint.format.files import digest_of
+from piper.runtime.checkpoint.format.safetensors_format import (
+    NAMES,
+    bytes_of,
+    header_of,
+    read_header,
+)
+from piper.runtime.checkpoint.format.sealed_json import sealed
+from piper.runtime.checkpoint.format.strict_values import plain_name
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from replicas import data
 
 from piper import Trainer
 from piper.errors import InputError
-from piper.runtime.checkpoint.files import digest_of
-from piper.runtime.checkpoint.safetensors_format import LENGTH
-from piper.runtime.checkpoint.sealed_json import HEAD, TAIL, sealed
+from piper.runtime.checkpoint.format.files import digest_of
+from piper.runtime.checkpoint.format.safetensors_format import LENGTH
+from piper.runtime.checkpoint.format.sealed_json import HEAD, TAIL, sealed
 from piper.runtime.checkpoint.summary import summary, tensor_lines, verified
 
 MARK = 7.0  # in all parameters, before each attack

@@ -206,7 +206,7 @@ def test_it_says_what_moved(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_rows_that_replicas_do_not_divide_are_refused() -> None:
     from piper.directives import Split
-    from piper.ir.replicas import replicas
+    from piper.ir.placement.replicas import replicas
     from piper.job.batch.batch import Batch
     from piper.job.batch.replica_batches import ReplicaBatches
     from piper.job.programs.retarget import resized

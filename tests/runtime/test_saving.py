@@ -70,7 +70,7 @@ def test_an_error_is_raised_by_the_next_call(
     trainer.save(folder)
     trainer.step(*data()[0])
     with monkeypatch.context() as patch:
-        patch.setattr("piper.runtime.checkpoint.files.written", full)
+        patch.setattr("piper.runtime.checkpoint.format.files.written", full)
         trainer.save(folder, wait=False)
         assert trainer._checkpoints.thread is not None
         trainer._checkpoints.thread.join()

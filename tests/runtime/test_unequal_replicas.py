@@ -21,7 +21,7 @@ from unequal import Lists, scheduled
 
 from piper import Order, Place, Replicate, Split, Strategy, rehearse, where
 from piper.capture import Captured, capture
-from piper.ir.replicas import replicas
+from piper.ir.placement.replicas import replicas
 from piper.strategies import BUILDERS
 
 STAGES, SIZE, STEPS = 4, 2, 3  # rows of a microbatch

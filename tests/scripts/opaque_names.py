@@ -51,8 +51,8 @@ from plan.programs import random_program  # noqa: E402
 from synthetic import chain, moe_chain  # noqa: E402
 
 from piper import strategies  # noqa: E402
+from piper.ir.by_device.schedule_rows import dag_rows  # noqa: E402
 from piper.ir.model import Model  # noqa: E402
-from piper.ir.schedule_rows import dag_rows  # noqa: E402
 from piper.job.compile.compiler import Compiled, compile_strategy  # noqa: E402
 from piper.job.compile.pricing import predict, price  # noqa: E402
 from piper.names import BucketId, RegionId, ValueId  # noqa: E402

@@ -19,7 +19,7 @@ from piper.plan.analyse.memory import ACTIVATIONS, peak
 from piper.sim.clock import Simulated, simulate
 from piper.sim.report import report
 from piper.strategies import BUILDERS
-from piper.view.overlap import overlapped
+from piper.view.reports.overlap import overlapped
 
 UNITS = [Costs(), Costs(ahead=True)]  # F, BI, BW take a second each; a host that blocks or not
 SIZES = [(2, 4), (2, 8), (4, 8), (4, 16), (8, 32)]

@@ -18,7 +18,7 @@ from piper.names import COMPUTE, B, F
 from piper.sim.clock import Simulated
 from piper.sim.report import report
 from piper.strategies import gpipe
-from piper.view.simulation_text import memory
+from piper.view.reports.simulation_text import memory
 
 
 def kind(seconds: float, ahead: bool = True, each: float = 0.0) -> Costs:

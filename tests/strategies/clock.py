@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from piper.names import BI, BW, B, F, Phase
-from piper.strategies.table import Action, Table
+from piper.strategies.schedules.table import Action, Table
 
 UNIT: Mapping[Phase, int] = {F: 1, BI: 1, BW: 1, B: 2}
 Item = TypeVar("Item", bound=Hashable)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from piper.strategies import schedules
 from piper.strategies.pytorch_csv import parse_csv
-from piper.strategies.table import Table
+from piper.strategies.schedules.table import Table
 
 RANKS = range(1, 9)
 MICROBATCHES = (1, 2, 3, 8, 10, 17)

@@ -48,7 +48,7 @@ from piper.strategies import (
     to_table,
 )
 from piper.strategies.recomputed_stages import RematOption
-from piper.strategies.table import ranks_of
+from piper.strategies.schedules.table import ranks_of
 
 SMALL = {name: build(pp=2, microbatches=4) for name, build in BUILDERS.items()}
 

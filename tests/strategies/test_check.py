@@ -9,7 +9,7 @@ from piper.errors import StrategyError
 from piper.names import F
 from piper.strategies.check import GROUPS, Rule, check
 from piper.strategies.schedules import one_f_one_b
-from piper.strategies.table import Action, Table, row_of
+from piper.strategies.schedules.table import Action, Table, row_of
 
 REFUSED = {
     "every_rank_has_work": [

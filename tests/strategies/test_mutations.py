@@ -12,7 +12,7 @@ from strategies.tables import every_schedule
 from piper.errors import StrategyError
 from piper.names import F
 from piper.strategies.check import check
-from piper.strategies.table import Action, Row, Table
+from piper.strategies.schedules.table import Action, Row, Table
 
 EXAMPLES = settings(max_examples=120, deadline=None, derandomize=True)
 

@@ -9,7 +9,7 @@ import pytest
 import piper
 from piper.names import BI, BW, B, F
 from piper.strategies import BUILDERS, Strategy, to_table
-from piper.strategies.table import Action, ranks_of
+from piper.strategies.schedules.table import Action, ranks_of
 from piper.strategies.timing import STEPS, start_times
 
 

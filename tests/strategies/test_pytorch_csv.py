@@ -12,7 +12,7 @@ from strategies.tables import table
 from piper.errors import StrategyError
 from piper.names import B, F, Phase
 from piper.strategies.pytorch_csv import ACCEPTED, parse_csv, print_csv
-from piper.strategies.table import Action, Table, row_of
+from piper.strategies.schedules.table import Action, Table, row_of
 
 ACTIONS = st.builds(Action, st.integers(0, 40), st.sampled_from(Phase), st.integers(0, 2000))
 SLOTS = st.lists(ACTIONS, min_size=1, max_size=2).map(tuple)

@@ -12,7 +12,7 @@ from piper.names import BI, BW, B, F, Phase
 from piper.strategies import schedules
 from piper.strategies.check import check
 from piper.strategies.peak import peaks
-from piper.strategies.table import Action, Table
+from piper.strategies.schedules.table import Action, Table
 
 RANKS = (1, 2, 3, 4, 8)
 

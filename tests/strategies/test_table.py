@@ -3,7 +3,7 @@
 from strategies.tables import table
 
 from piper.names import BI, BW, B, F
-from piper.strategies.table import Action, draw, ranks_of
+from piper.strategies.schedules.table import Action, draw, ranks_of
 
 
 def test_an_action_prints_as_pytorch_writes_it() -> None:

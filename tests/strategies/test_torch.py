@@ -12,7 +12,7 @@ from strategies.tables import equal_rounds, every_schedule, sizes, table
 
 from piper.strategies import schedules
 from piper.strategies.pytorch_csv import parse_csv, print_csv
-from piper.strategies.table import Table
+from piper.strategies.schedules.table import Table
 
 torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 

@@ -14,7 +14,7 @@ from piper.job.compile.pricing import predict, price
 from piper.names import BI, BW, B, F
 from piper.sim.prediction import Prediction
 from piper.strategies import BUILDERS
-from piper.view.bounds import advice, bound
+from piper.view.reports.bounds import advice, bound
 
 COSTS = Costs(ahead=True, link=1e15, latency=0.0, update=0.0, add=0.0, square=0.0)
 STAGES = {"interleaved-1f1b": 4, "interleaved-zb": 4, "zbv": 4, "dualpipev": 4}

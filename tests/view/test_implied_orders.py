@@ -8,7 +8,7 @@ from synthetic import chain
 from piper import Order, Place, Split, where
 from piper.cli.show import orders_of_passes
 from piper.job.compile.compiler import compile_strategy
-from piper.view.implied_orders import implied_orders
+from piper.view.reports.implied_orders import implied_orders
 
 
 def said(devices: tuple[int, int], microbatches: int, *orders: Order) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from synthetic import chain
 
-from piper.ir.schedule_rows import dag_rows
+from piper.ir.by_device.schedule_rows import dag_rows
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.strategies import one_f_one_b
-from piper.view.footprint import footprint
+from piper.view.reports.footprint import footprint
 from piper.view.schedule_grid import grid, summary
 from piper.view.schedule_svg import svg
 

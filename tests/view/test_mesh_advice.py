@@ -10,14 +10,14 @@ from synthetic import chain, moe_chain
 
 from piper.costs import Costs
 from piper.costs.links import Link, Network
+from piper.ir.by_device.roles import roles
 from piper.ir.model import Bucket, Model, Parameter
-from piper.ir.roles import roles
 from piper.ir.values import TensorSpec
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.job.compile.pricing import mesh_notes, predict, price
 from piper.plan.lower.role_plans import role_plans
 from piper.strategies import BUILDERS
-from piper.view.mesh_advice import AxisTraffic
+from piper.view.reports.mesh_advice import AxisTraffic
 
 NODES = Network(2, inside=Link(1e6), between=Link(1e3))
 ROW = 2 * 4 * 4  # bytes of what goes from region to region

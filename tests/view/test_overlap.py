@@ -10,7 +10,7 @@ from synthetic import moe_chain
 
 from piper.directives.order import Ahead
 from piper.job.compile.compiler import compile_strategy
-from piper.view.overlap import overlapped
+from piper.view.reports.overlap import overlapped
 
 
 @pytest.mark.parametrize("ahead", [True, "pairs"])

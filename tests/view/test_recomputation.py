@@ -15,8 +15,8 @@ from piper.names import B, F
 from piper.plan.analyse.memory import Peak
 from piper.sim.prediction import Prediction
 from piper.sim.report import Report
-from piper.view.recomputation import recomputation
-from piper.view.simulation_text import memory
+from piper.view.reports.recomputation import recomputation
+from piper.view.reports.simulation_text import memory
 from piper.view.view_data import ViewData, view_data
 
 

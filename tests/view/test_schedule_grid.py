@@ -11,8 +11,8 @@ from draws import every
 from rich.text import Text
 from synthetic import chain
 
+from piper.ir.by_device.schedule_rows import Rows, dag_rows, idle, length
 from piper.ir.model import Model
-from piper.ir.schedule_rows import Rows, dag_rows, idle, length
 from piper.job.compile.compiler import compile_strategy
 from piper.strategies import BUILDERS, one_f_one_b
 from piper.strategies.timing import strategy_rows

@@ -13,7 +13,7 @@ from piper.cli import app
 from piper.cli.simulate import OWN_COSTS
 from piper.cli.view import targets
 from piper.errors import StrategyError
-from piper.ir.schedule_rows import length
+from piper.ir.by_device.schedule_rows import length
 from piper.job.compile.stage_model import WITHOUT_MODEL
 from piper.strategies import BUILDERS, to_csv
 from piper.strategies.timing import strategy_rows

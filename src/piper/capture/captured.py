@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from piper.capture import refusals
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.divide import divided
 from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
@@ -20,16 +21,15 @@ from piper.capture.regions.buckets import Bucketed, make_buckets
 from piper.capture.regions.cut import Chunk, cut
 from piper.capture.regions.described_regions import DescribedRegions, RegionSource
 from piper.capture.regions.description import number_tags, region_ids
-from piper.capture.trace import refusals
+from piper.capture.trace.arguments.inputs import Inputs, spec_of
+from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Traced, trace
 from piper.capture.trace.gpu_kernels import with_gpu_kernels
-from piper.capture.trace.inputs import Inputs, spec_of
-from piper.capture.trace.outputs import Output
 from piper.capture.trace.randomness import make_reproducible
-from piper.ir.division import DivisionRequest
 from piper.ir.model import Model, Region
 from piper.ir.naming import RANDOM, RANK, batch_input
+from piper.ir.placement.division import DivisionRequest
 from piper.ir.remat_policy import RematPolicy
 from piper.ir.sharding import Contract, contract
 from piper.ir.values import Role, TensorSpec, Value

@@ -37,7 +37,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from piper.capture.trace.source_lines import current_line
+from piper.capture.source_lines import current_line
 
 __all__ = [  # re-exported
     "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "is_lazy", "pytree",

@@ -17,7 +17,7 @@ from piper.cli.target import Target, inspect, strategy_of
 from piper.errors import Refused
 from piper.names import amount
 from piper.plan.check.proof import Proof, prove
-from piper.view.footprint import size_text
+from piper.view.reports.footprint import size_text
 
 if TYPE_CHECKING:
     from piper.job.inspection import Inspected

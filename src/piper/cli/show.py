@@ -22,26 +22,26 @@ from piper.cli.terminal import Devices, Steps, show_lines, show_rows, show_text,
 from piper.directives import Directive, Order, Strategy, apply
 from piper.directives.remat import policies_of
 from piper.errors import InputError, StrategyError
+from piper.ir.by_device.schedule_rows import Rows, dag_rows
 from piper.ir.maker import ORDER, Maker
 from piper.ir.message_order import names_operations
-from piper.ir.schedule_rows import Rows, dag_rows
-from piper.ir.text import text
+from piper.ir.text.text import text
 from piper.ir.training import training_dag
 from piper.job.compile.pricing import cost_notes, mesh_notes
 from piper.job.compile.stage_weights import stage_table
 from piper.names import STEP
 from piper.sim.report import report
 from piper.strategies.timing import strategy_rows
-from piper.view.division import division
-from piper.view.footprint import footprint
-from piper.view.implied_orders import implied_orders
-from piper.view.message_orders import message_orders
-from piper.view.offload import offload
-from piper.view.overlap import overlap
-from piper.view.recomputation import recomputation
+from piper.view.reports.division import division
+from piper.view.reports.footprint import footprint
+from piper.view.reports.implied_orders import implied_orders
+from piper.view.reports.message_orders import message_orders
+from piper.view.reports.offload import offload
+from piper.view.reports.overlap import overlap
+from piper.view.reports.recomputation import recomputation
+from piper.view.reports.simulation_text import idle_text, waits_text
 from piper.view.schedule_grid import Window
 from piper.view.schedule_svg import svg as picture
-from piper.view.simulation_text import idle_text, waits_text
 
 if TYPE_CHECKING:
     from piper.job.compile.compiler import Compiled

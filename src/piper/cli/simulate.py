@@ -33,13 +33,13 @@ from piper.names import Device, amount
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
 from piper.strategies.cuts import seconds_of
-from piper.view.device_kinds import kind_lines
 from piper.view.page import page
-from piper.view.recomputation import recomputation
+from piper.view.reports.device_kinds import kind_lines
+from piper.view.reports.recomputation import recomputation
+from piper.view.reports.simulation_text import text
+from piper.view.reports.sweep import SweepResult, plot, ranked
+from piper.view.reports.sweep import table as sweep_table
 from piper.view.run_file import save_view
-from piper.view.simulation_text import text
-from piper.view.sweep import SweepResult, plot, ranked
-from piper.view.sweep import table as sweep_table
 from piper.view.view_data import ViewData, view_data
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from rich.progress import track
 
 from piper.errors import PiperError, StrategyError
 from piper.sim.prediction import Prediction
-from piper.view.sweep import SweepResult
+from piper.view.reports.sweep import SweepResult
 
 WORTH = 10.0  # seconds of work for which it pays to start processes
 PRELOADED = ["piper.trainer"]  # once, for all processes

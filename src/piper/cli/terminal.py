@@ -12,7 +12,7 @@ from rich.console import Console
 
 from piper.cli.device_lists import device_numbers
 from piper.errors import InputError
-from piper.ir.schedule_rows import Rows
+from piper.ir.by_device.schedule_rows import Rows
 from piper.view.schedule_grid import Window, grid, legend, summary
 
 MOST = 24  # lines of a list in a terminal

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from piper.errors import Problem, Refused
-from piper.ir.devices import Devices
 from piper.ir.filters import Filter
+from piper.ir.placement.devices import Devices
 from piper.names import COMPUTE, CONTROL_STREAM, TOTALS_STREAM, WEIGHTS_STREAM, Device
 
 DeviceList = Sequence[Device]

@@ -10,10 +10,10 @@ from piper.directives.base import Directive, directive
 from piper.directives.selection import selected
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
-from piper.ir.devices import Devices
 from piper.ir.filters import Filter
 from piper.ir.maker import Maker
 from piper.ir.nodes import Compute
+from piper.ir.placement.devices import Devices
 from piper.names import NodeId
 
 

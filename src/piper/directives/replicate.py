@@ -19,7 +19,7 @@ from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute
-from piper.ir.residency import Residency
+from piper.ir.placement.residency import Residency
 from piper.names import RegionId
 
 Reduce = Literal["each", "once"]

@@ -18,9 +18,9 @@ from piper.directives.base import Directive, directive
 from piper.directives.selection import require_whole_regions, selected
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
-from piper.ir.division import Attention
 from piper.ir.filters import Filter
 from piper.ir.nodes import Compute
+from piper.ir.placement.division import Attention
 from piper.ir.sharding import Contract, Division, Sharding, contract
 from piper.names import RegionId, amount
 

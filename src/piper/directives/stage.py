@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from piper.directives.arguments import MOST_PARTS, Live, Speeds, StageSizes
 from piper.directives.base import Directive, directive
 from piper.errors import Problem, Refused
-from piper.ir.balance import Memory, balanced, smallest_limit
-from piper.ir.balance_by_speed import balanced_by_speed
 from piper.ir.dag import Dag
 from piper.ir.model import Model, Region
 from piper.ir.nodes import Compute, Node, Tags
+from piper.ir.partition.balance import Memory, balanced, smallest_limit
+from piper.ir.partition.balance_by_speed import balanced_by_speed
 from piper.ir.values import Role
 from piper.names import PASS, B, F, RegionId, amount
 

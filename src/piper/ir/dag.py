@@ -10,7 +10,6 @@ from itertools import chain, product
 from math import prod
 from operator import eq
 
-from piper.ir.devices import lists_once
 from piper.ir.filters import ANY, Both, Either, Filter, Not, Tag, Wanted, accepts, fits
 from piper.ir.graph import Topology, topology
 from piper.ir.host_copies import HostCopies, Offloaded
@@ -21,9 +20,10 @@ from piper.ir.model import Model
 from piper.ir.naming import replica_buffer
 from piper.ir.nodes import Compute, Node, Precedence, Transfer
 from piper.ir.origins import Origins
-from piper.ir.placements import Cut, Invariant, Placement
-from piper.ir.replicas import Replicas, distinct, replicas
-from piper.ir.residency import Residency
+from piper.ir.placement.devices import lists_once
+from piper.ir.placement.placements import Cut, Invariant, Placement
+from piper.ir.placement.replicas import Replicas, distinct, replicas
+from piper.ir.placement.residency import Residency
 from piper.ir.sharding import Division, Sharding, Shardings, held_specs, sharding_of
 from piper.ir.values import LOADED, PER_DEVICE, TensorSpec, Value
 from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, ValueId

@@ -19,18 +19,22 @@ class Topology:
     indegree: list[int]
 
     @cached_property
+    def in_order(self) -> list[int]:
+        """Vertices in topological order, without those on a cycle or behind one."""
+        indegree, successors = list(self.indegree), self.successors
+        found = [k for k, degree in enumerate(indegree) if not degree]
+        for k in found:  # it grows
+            for after in successors[k]:
+                indegree[after] -= 1
+                if not indegree[after]:
+                    found.append(after)
+        return found
+
+    @property
     def stuck(self) -> set[int]:
         """The vertices that can never run: those on a cycle or behind one."""
-        indegree, successors = list(self.indegree), self.successors
-        ready = [k for k, degree in enumerate(indegree) if not degree]
-        done = 0
-        while ready:
-            done += 1
-            for k in successors[ready.pop()]:
-                indegree[k] -= 1
-                if not indegree[k]:
-                    ready.append(k)
-        return {k for k, degree in enumerate(indegree) if degree} if done < len(indegree) else set()
+        done, size = self.in_order, len(self.indegree)
+        return set(range(size)).difference(done) if len(done) < size else set()
 
 
 def topology(nodes: Mapping[NodeId, Node], precedences: Sequence[Precedence]) -> Topology:

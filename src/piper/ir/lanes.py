@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from piper.ir.devices import lists_once
 from piper.ir.nodes import Node, Totals
+from piper.ir.placement.devices import lists_once
 from piper.names import Device
 
 

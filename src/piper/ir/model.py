@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from piper.ir.placements import Conversion, Cut, Invariant, Placement, local_shape
+from piper.ir.placement.placements import Conversion, Cut, Invariant, Placement, local_shape
 from piper.ir.remat_policy import Recomputation, RematPolicy
 from piper.ir.values import TensorSpec, Value
 from piper.names import BucketId, Phase, RegionId, ValueId

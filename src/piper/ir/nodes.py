@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from piper.ir.flat_layout import Message
 from piper.ir.maker import PASS_MADE, Maker
-from piper.ir.placements import Step
+from piper.ir.placement.placements import Step
 from piper.names import BucketId, Device, NodeId, Phase, RegionId, ValueId
 
 Sum = tuple[ValueId, ...]  # values to be added up; nearly always one

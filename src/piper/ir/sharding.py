@@ -9,7 +9,7 @@ from math import prod
 
 from piper.errors import Problem
 from piper.ir.model import Bucket, Model, Region
-from piper.ir.residency import Residency
+from piper.ir.placement.residency import Residency
 from piper.ir.values import Role, TensorSpec
 from piper.names import BucketId, Device, RegionId
 

@@ -20,8 +20,8 @@ from piper.costs import Costs
 from piper.directives import Directive, Remat, Split, Strategy
 from piper.directives.remat import policies_of
 from piper.errors import CaptureError
-from piper.ir.division import DivisionRequest
-from piper.ir.replicas import Replicas
+from piper.ir.placement.division import DivisionRequest
+from piper.ir.placement.replicas import Replicas
 from piper.job.arguments import refuse_synchronised_norms, refuse_unmatched, refuse_wrong_model
 from piper.job.batch.batch import Batch, Shapes, refuse_uneven
 from piper.job.batch.batch_arguments import arguments_of, batch_of, example_of

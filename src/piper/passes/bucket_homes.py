@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from piper.ir.dag import Dag
 from piper.ir.nodes import Node, Totals, Update
-from piper.ir.replicas import distinct
+from piper.ir.placement.replicas import distinct
 from piper.names import BucketId, Device
 
 Devices = tuple[Device, ...]

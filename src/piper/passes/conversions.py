@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from piper.ir.dag import Dag
 from piper.ir.maker import Maker
 from piper.ir.nodes import Compute, Node, Precedence, Redistribute, Sum
-from piper.ir.placements import Conversion, Replicated, Step
-from piper.ir.residency import Residency
+from piper.ir.placement.placements import Conversion, Replicated, Step
+from piper.ir.placement.residency import Residency
 from piper.ir.sharding import Sharding, among_holders
 from piper.names import BW, BucketId, F, NodeId, RegionId, ValueId
 

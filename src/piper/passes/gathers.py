@@ -12,17 +12,17 @@ from piper.errors import Refused
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
 from piper.ir.nodes import Collective, Compute, Kind, Node
-from piper.ir.residency import Residency
+from piper.ir.placement.residency import Residency
 from piper.ir.values import Value
 from piper.names import BucketId, NodeId, ValueId
 from piper.passes.bucket_homes import bucket_homes
 from piper.passes.buffer_slots import BufferSlots
-from piper.passes.early_gathers import Early, early_gathers
-from piper.passes.message_orders import with_gather_orders
-from piper.passes.order_problems import too_few_buffers
+from piper.passes.orders.early_gathers import Early, early_gathers
+from piper.passes.orders.message_orders import with_gather_orders
+from piper.passes.orders.order_problems import too_few_buffers
+from piper.passes.orders.sharded_reads import bucket_of, sharded_reads
 from piper.passes.reductions import gather_of
 from piper.passes.resequence import resequenced
-from piper.passes.sharded_reads import bucket_of, sharded_reads
 
 
 def place_gathers(dag: Dag) -> Dag:

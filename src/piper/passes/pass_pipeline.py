@@ -23,9 +23,9 @@ from piper.passes.bucket_homes import with_homes
 from piper.passes.conversions import insert_redistributions
 from piper.passes.gathers import place_gathers
 from piper.passes.host_copies import offload_activations
-from piper.passes.message_orders import place_message_orders
 from piper.passes.offloaded_optimizer import offload_optimizer
 from piper.passes.offloaded_parameters import offload_parameters
+from piper.passes.orders.message_orders import place_message_orders
 from piper.passes.reductions import place_reductions
 from piper.passes.replica_lists import with_equal_lists
 from piper.passes.schedule import expect_messages, schedule

@@ -18,8 +18,8 @@ from piper.ir.naming import (
     whole_weights,
 )
 from piper.ir.nodes import Collective, Compute, Kind, Node, Precedence, Sum, Totals, Update
-from piper.ir.replicas import distinct
-from piper.ir.residency import Residency
+from piper.ir.placement.replicas import distinct
+from piper.ir.placement.residency import Residency
 from piper.ir.values import Role, TensorSpec, Value
 from piper.names import BucketId, ValueId
 from piper.passes.bucket_homes import Devices, bucket_homes

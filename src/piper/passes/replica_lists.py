@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from piper.ir.dag import Dag
-from piper.ir.replicas import as_devices, stretched
+from piper.ir.placement.replicas import as_devices, stretched
 
 
 def with_equal_lists(dag: Dag) -> Dag:

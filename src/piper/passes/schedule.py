@@ -31,8 +31,8 @@ from piper.ir.nodes import (
     Transfer,
     Update,
 )
-from piper.ir.placements import Step
-from piper.ir.replicas import distinct
+from piper.ir.placement.placements import Step
+from piper.ir.placement.replicas import distinct
 from piper.ir.sizes import node_bytes
 from piper.names import BI, BW, B, F, NodeId, Phase, RegionId
 from piper.passes.upward_ranks import upward_ranks

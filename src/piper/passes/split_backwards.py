@@ -9,7 +9,7 @@ from piper.ir.dag import Dag
 from piper.ir.maker import Maker
 from piper.ir.message_order import MessageOrder
 from piper.ir.nodes import Node, Precedence
-from piper.ir.placements import LOCAL
+from piper.ir.placement.placements import LOCAL
 from piper.ir.training import split_backward
 from piper.names import B, NodeId, RegionId
 

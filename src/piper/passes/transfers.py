@@ -21,7 +21,7 @@ from piper.ir.nodes import (
     Transfer,
     Update,
 )
-from piper.ir.replicas import distinct
+from piper.ir.placement.replicas import distinct
 from piper.ir.values import PER_DEVICE, Value
 from piper.names import WEIGHTS_STREAM, BucketId, RegionId, ValueId
 from piper.passes.bucket_homes import Devices, bucket_homes, bucket_replicas

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from piper.ir.dag import Dag
-from piper.ir.graph import Topology
 
 
 def upward_ranks(dag: Dag, durations: Sequence[float]) -> list[float]:
@@ -18,20 +17,7 @@ def upward_ranks(dag: Dag, durations: Sequence[float]) -> list[float]:
         return []
     graph, count = dag.topology, len(dag.nodes)
     found = [0.0] * len(graph.successors)
-    for k in reversed(list(in_order(graph))):
+    for k in reversed(graph.in_order):
         own = durations[k] if k < count else 0.0
         found[k] = own + max((found[after] for after in graph.successors[k]), default=0.0)
     return found
-
-
-def in_order(graph: Topology) -> Iterator[int]:
-    """Vertices in topological order."""
-    left = list(graph.indegree)
-    ready = [k for k, degree in enumerate(left) if not degree]
-    while ready:
-        k = ready.pop()
-        yield k
-        for after in graph.successors[k]:
-            left[after] -= 1
-            if not left[after]:
-                ready.append(after)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from piper.ir.roles import Groups, Roles, Row
+from piper.ir.by_device.roles import Groups, Roles, Row
 from piper.names import Device
 from piper.plan.instructions import Exchange, Gather, Plan, Redistribute, Reduce, State
 

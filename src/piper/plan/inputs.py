@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from piper.ir.dag import Dag
 from piper.ir.naming import replica_buffer
-from piper.ir.replicas import Replicas
+from piper.ir.placement.replicas import Replicas
 from piper.ir.values import LOADED, Value
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from piper.names import Device
-from piper.plan.communicator import Channel, Communicator
+from piper.plan.instructions.communicator import Channel, Communicator
 
 Event = tuple[Device, int]  # an instruction of a device
 Devices = tuple[Device, ...]

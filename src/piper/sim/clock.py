@@ -17,8 +17,8 @@ from piper.costs.costs import Host
 from piper.costs.links import Network
 from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import SIMULATED, Span, Trace
-from piper.plan.communicator import Communicator
 from piper.plan.instructions import Fetch, Instruction, Plan, Send, Store, Total
+from piper.plan.instructions.communicator import Communicator
 from piper.plan.rendezvous import Rendezvous
 from piper.sim.fair_sharing import Demand, FairSharing
 from piper.sim.message_queue import START, Event, Match, MessageQueue

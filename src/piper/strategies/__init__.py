@@ -21,7 +21,7 @@ from piper.strategies.export import to_csv, to_table
 from piper.strategies.options import PipelineOptions
 from piper.strategies.peak import peaks
 from piper.strategies.pytorch_csv import parse_csv, print_csv
-from piper.strategies.table import Action, Table, draw
+from piper.strategies.schedules.table import Action, Table, draw
 
 __all__ = [
     "BUILDERS", "Action", "PipelineOptions", "Strategy", "Table", "check", "draw", "dualpipe",

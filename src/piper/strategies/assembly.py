@@ -11,14 +11,14 @@ from piper.directives.replicate import Reduce
 from piper.directives.shard import What
 from piper.directives.stage import ADAM
 from piper.errors import StrategyError
-from piper.ir.division import Attention
 from piper.ir.filters import Filter, where
+from piper.ir.placement.division import Attention
 from piper.names import PASS, Device, Phase, amount
 from piper.strategies.device_mesh import DeviceMesh, Mesh, device_mesh
 from piper.strategies.offloaded_stages import OffloadOption, offloads_of
 from piper.strategies.peak import stage_peaks
 from piper.strategies.recomputed_stages import RematOption, remats_of
-from piper.strategies.table import Action, Table
+from piper.strategies.schedules.table import Action, Table
 from piper.strategies.unequal_ranks import Replication, stage_speeds, unequal_homes
 
 Places = Mapping[int, Sequence[Device]]  # the ranks or devices of each stage, one per replica

@@ -22,7 +22,7 @@ from piper.strategies.export import table_of_orders
 from piper.strategies.options import PipelineOptions
 from piper.strategies.pytorch_csv import parse_csv
 from piper.strategies.schedules.sizes import require_possible
-from piper.strategies.table import Table, ranks_of
+from piper.strategies.schedules.table import Table, ranks_of
 from piper.strategies.unequal_ranks import Replication
 
 Builder = TypeVar("Builder", bound=Callable[..., Strategy])

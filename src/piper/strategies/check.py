@@ -9,7 +9,7 @@ from itertools import islice
 from piper.errors import Problem, StrategyError
 from piper.names import BI, BW, B, F, Phase
 from piper.strategies.dataflow import rows_agree_with_the_dataflow
-from piper.strategies.table import Action, Table, ranks_of
+from piper.strategies.schedules.table import Action, Table, ranks_of
 
 Rule = Callable[[Table], Iterator[Problem]]
 COMPLETE = ({F, B}, {F, BI, BW})

@@ -8,7 +8,7 @@ from itertools import chain
 
 from piper.errors import Problem
 from piper.names import BI, BW, B, F
-from piper.strategies.table import Action, Table, ranks_of
+from piper.strategies.schedules.table import Action, Table, ranks_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from piper.ir.message_order import names_operations
 from piper.names import PASS, Device, Phase
 from piper.strategies.check import check
 from piper.strategies.pytorch_csv import print_csv
-from piper.strategies.table import Action, Slot, Table
+from piper.strategies.schedules.table import Action, Slot, Table
 
 Rows = dict[Device, list[Slot]]  # by the first of the devices that run a row
 

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from piper.directives.order import Ahead
 from piper.directives.replicate import Reduce
-from piper.ir.division import Attention
+from piper.ir.placement.division import Attention
 from piper.names import Device
 from piper.strategies.device_mesh import Mesh
 from piper.strategies.offloaded_stages import OffloadOption

@@ -1,7 +1,7 @@
 """How many activations a rank holds at once."""
 
 from piper.names import BW, B, F
-from piper.strategies.table import Row, Table, ranks_of
+from piper.strategies.schedules.table import Row, Table, ranks_of
 
 
 def peaks(table: Table) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from itertools import islice
 
 from piper.errors import Problem, StrategyError
 from piper.names import BI, BW, B, F, Phase
-from piper.strategies.table import Action, Slot, Table
+from piper.strategies.schedules.table import Action, Slot, Table
 
 LETTERS = {F: "F", B: "B", BI: "I", BW: "W"}  # one letter per pass, as PyTorch writes it
 PHASES: dict[str, Phase] = {letter: phase for phase, letter in LETTERS.items()}

@@ -14,7 +14,7 @@ from piper.ir.filters import where
 from piper.strategies import schedules
 from piper.strategies.assembly import orders_of
 from piper.strategies.export import to_table
-from piper.strategies.table import Table
+from piper.strategies.schedules.table import Table
 
 Change = tuple[str, Strategy]  # what a user would write, and the strategy with it
 

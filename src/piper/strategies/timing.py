@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from piper.directives import Place, Strategy
-from piper.ir.schedule_rows import STEPS, Cell, Rows, label
+from piper.ir.by_device.schedule_rows import STEPS, Cell, Rows, label
 from piper.names import Device
 from piper.strategies.dataflow import need, whole
 from piper.strategies.export import to_table
-from piper.strategies.table import Action, Row, Slot, Table, ranks_of
+from piper.strategies.schedules.table import Action, Row, Slot, Table, ranks_of
 
 Starts = dict[Action, int]
 

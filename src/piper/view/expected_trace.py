@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from piper.ir.by_device.local_dags import views
 from piper.ir.dag import Dag
-from piper.ir.local_dags import views
 from piper.ir.nodes import Collective, Kind, Node, Transfer
 from piper.names import Device, NodeId
 from piper.plan.analyse.trace import SIMULATED, Span, Trace

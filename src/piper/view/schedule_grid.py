@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from piper.ir.schedule_rows import OVERLAP, Cell, Rows, idle, label, length
+from piper.ir.by_device.schedule_rows import OVERLAP, Cell, Rows, idle, label, length
 from piper.names import BI, BW, B, Device, F, Phase, amount
-from piper.view.footprint import devices_text
 from piper.view.kinds import colour, ink, word
+from piper.view.reports.footprint import devices_text
 
 TALL = 24  # lines of a block in a terminal
 BLOCKS = 4  # in a terminal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from piper.ir.schedule_rows import STEPS, Cell, Rows, length
+from piper.ir.by_device.schedule_rows import STEPS, Cell, Rows, length
 from piper.names import BI, BW, B, Device, F, Phase
 from piper.view.kinds import colour, ink, word
 

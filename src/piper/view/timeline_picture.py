@@ -11,7 +11,7 @@ from piper.errors import StrategyError
 from piper.names import COMPUTE
 from piper.plan.analyse.trace import Trace
 from piper.view.kinds import KINDS, colour, ink
-from piper.view.overlap import time_text
+from piper.view.reports.overlap import time_text
 from piper.view.trace_bars import Bar, bars
 from piper.view.view_data import ViewData
 

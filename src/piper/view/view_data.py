@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
+from piper.ir.by_device.local_dags import shared_nodes
 from piper.ir.dag import Dag
-from piper.ir.local_dags import shared_nodes
 from piper.ir.nodes import (
     Collective,
     Compute,
@@ -27,7 +27,7 @@ from piper.plan.analyse.memory import holders, lasting, peak, timeline
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan, line
 from piper.view.expected_trace import duration, expected_trace
-from piper.view.recomputation import node_text
+from piper.view.reports.recomputation import node_text
 
 Columns = Mapping[str, list[Any]]
 

@@ -15,7 +15,7 @@ from piper.capture import Captured
 from piper.capture.kernels.callables import Kernels
 from piper.ir.model import Region
 from piper.ir.naming import RANK
-from piper.ir.placements import Cut, Invariant, Partial, Replicated, Step
+from piper.ir.placement.placements import Cut, Invariant, Partial, Replicated, Step
 from piper.names import BucketId
 
 

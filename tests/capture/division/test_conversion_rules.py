@@ -10,7 +10,7 @@ from torch import Tensor
 from piper.capture.graphs.division.calls import Option
 from piper.capture.graphs.division.rules import options_of
 from piper.capture.kernels.conversion import CONVERT
-from piper.ir.placements import STEPS, Cut, Partial, Step
+from piper.ir.placement.placements import STEPS, Cut, Partial, Step
 
 PAIRS = sorted({pair for pair in STEPS.values() if set(pair) - {Step.NOTHING, Step.SLICE}})
 BLOCKS = (1, 2, 3, 6)

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from piper.capture import Captured, capture
 from piper.capture.kernels.callables import Kernels
 from piper.errors import CaptureError
-from piper.ir.division import DivisionRequest
-from piper.ir.placements import Cut, Invariant, Placement, Replicated, Step
+from piper.ir.placement.division import DivisionRequest
+from piper.ir.placement.placements import Cut, Invariant, Placement, Replicated, Step
 from piper.ir.values import Role
-from piper.view.division import division
+from piper.view.reports.division import division
 
 HIDDEN = BATCH * TOKENS * 16 * 8  # bytes of a hidden state of these models
 WORDS = BATCH * TOKENS * VOCABULARY  # elements of whole logits

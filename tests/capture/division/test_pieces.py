@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from piper.capture.graphs.division.calls import Emitter
 from piper.capture.graphs.division.pieces import own_piece, pack, unpack
-from piper.ir.placements import Cut
+from piper.ir.placement.placements import Cut
 
 CUTS = [Cut(dim, blocks) for dim, blocks in product((0, 1, 2), (1, 2))]
 

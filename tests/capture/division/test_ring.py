@@ -18,7 +18,7 @@ from piper.capture.graphs.division.calls import Call, Emitter, packet
 from piper.capture.graphs.division.ring import in_blocks, why_not
 from piper.capture.graphs.division.rules import localized, options_of
 from piper.capture.kernels import attention_block
-from piper.ir.placements import Cut, Placement, Returned, Shifted
+from piper.ir.placement.placements import Cut, Placement, Returned, Shifted
 
 aten = torch.ops.aten
 TOLERANCE = 1e-12

@@ -13,9 +13,9 @@ from capture.interpreter import eager
 from torch import Tensor, nn
 
 from piper.capture import Captured, capture
-from piper.ir.division import DivisionRequest
 from piper.ir.model import Model
-from piper.ir.placements import Step
+from piper.ir.placement.division import DivisionRequest
+from piper.ir.placement.placements import Step
 from piper.ir.values import Role, TensorSpec
 from piper.names import B, F
 

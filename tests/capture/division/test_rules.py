@@ -16,7 +16,7 @@ import piper.models.grouped  # noqa: F401 its operators have rules
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Option
 from piper.capture.graphs.division.rules import RULES, options_of
-from piper.ir.placements import Cut, Invariant, Partial, Replicated
+from piper.ir.placement.placements import Cut, Invariant, Partial, Replicated
 
 aten = torch.ops.aten
 draw = torch.Generator().manual_seed(0)

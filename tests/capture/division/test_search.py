@@ -19,8 +19,8 @@ from piper.capture.graphs.division.search.space import Space
 from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Traced, trace
 from piper.capture.trace.grad_modes import modes_of
-from piper.ir.division import DivisionRequest, What
-from piper.ir.placements import Conversion, Partial, Step, sent
+from piper.ir.placement.division import DivisionRequest, What
+from piper.ir.placement.placements import Conversion, Partial, Step, sent
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 

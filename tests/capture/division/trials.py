@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Call, Emitter, Option, tensors
 from piper.capture.graphs.division.rules import localized, options_of
-from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated, Shifted
+from piper.ir.placement.placements import Cut, Invariant, Partial, Placement, Replicated, Shifted
 
 TOLERANCE = 1e-12
 

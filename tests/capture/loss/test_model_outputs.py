@@ -23,8 +23,8 @@ from piper.capture.loss import (
     growing_outputs,
     model_form,
 )
+from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.forward import trace
-from piper.capture.trace.outputs import Output
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.inspection import Inspected, inspecting

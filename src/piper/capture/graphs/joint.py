@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.capture import torch_private
+from piper.capture import refusals, torch_private
 from piper.capture.fx_nodes import line, value
 from piper.capture.regions.cut import Chunk
-from piper.capture.trace import refusals
 
 aten = torch.ops.aten
 _CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import fx
 
+from piper.capture import refusals
 from piper.capture.cache.derivatives import Derivatives, derivatives
 from piper.capture.fx_nodes import line, value
 from piper.capture.graphs.fingerprint import fingerprint
@@ -18,7 +19,6 @@ from piper.capture.graphs.partition import Partition, partition
 from piper.capture.graphs.remat_policies import nodes_to_keep
 from piper.capture.regions.cut import Chunk
 from piper.capture.torch_private import HIDDEN_UPDATE, VALUE_WANTED
-from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
 from piper.ir.remat_policy import RematPolicy
 

@@ -13,7 +13,7 @@ from piper.capture.graphs.flops import bytes_of, flops_of
 from piper.capture.graphs.joint import Joint
 from piper.capture.graphs.recomputation import MAY_DIFFER, may_differ
 from piper.capture.torch_private import OpOverload, is_view
-from piper.ir.knapsack import Option, best_options
+from piper.ir.partition.knapsack import Option, best_options
 from piper.ir.remat_policy import ATTENTION, MATMULS, TOPK, RematPolicy
 
 INTENSITY = 200.0  # FLOPs in the time of moving a byte, about as on an H200

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from piper.capture import refusals
 from piper.capture.kernels.codegen import FUNCTIONS, METHODS, release
 from piper.capture.torch_private import HigherOrderOperator, OpOverload, argument_types, is_custom
-from piper.capture.trace import refusals
 
 _ARITHMETIC = (
     "abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "index", "invert", "le",

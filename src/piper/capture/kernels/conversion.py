@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper.ir.placements import Step
+from piper.ir.placement.placements import Step
 
 _library = torch.library.Library("piper", "FRAGMENT")
 _library.define("convert(Tensor x, str forward, str backward, int ways) -> Tensor")

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from piper.capture import refusals
 from piper.capture.fx_nodes import line, value
 from piper.capture.kernels.allowed_calls import function, identifier, name_of, target_of
 from piper.capture.torch_private import graph_module, new_fake_mode, pytree, unknown_size
-from piper.capture.trace import refusals
 from piper.errors import CaptureError
 
 _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}

@@ -30,8 +30,8 @@ from piper.capture.loss.proof import batch_rows, followed, merge_equal, paired, 
 from piper.capture.loss.rules import MEANS, base_name
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.torch_private import pytree
+from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.forward import Traced
-from piper.capture.trace.outputs import Output
 
 LOSSES = ("cross_entropy_loss", "nll_loss_nd", "nll_loss")
 

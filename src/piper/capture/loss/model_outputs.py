@@ -16,9 +16,9 @@ from piper.capture.loss.proof import followed, merge_equal, paired, without_copi
 from piper.capture.loss.rules import RULES, base_name, is_elementwise, same
 from piper.capture.precision import Precision
 from piper.capture.torch_private import OpOverload
+from piper.capture.trace.arguments.inputs import Inputs, inputs_of
+from piper.capture.trace.arguments.outputs import Output, is_tensor
 from piper.capture.trace.forward import output_graph
-from piper.capture.trace.inputs import Inputs, inputs_of
-from piper.capture.trace.outputs import Output, is_tensor
 
 ADDED = frozenset({
     "add", "sub", "rsub", "sum", "mean", "stack", "cat", "reshape", "view", "diagonal", "trace",

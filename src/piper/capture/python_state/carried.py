@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from piper.capture import refusals
 from piper.capture.python_state.code_search import line_that_changes, only_counts
 from piper.capture.python_state.graph_equality import Numbering, depends_on_inputs, switches
 from piper.capture.python_state.leaves import is_generator
@@ -22,7 +23,6 @@ from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Change, Snapshot
 from piper.capture.regions.runs import path_of
 from piper.capture.torch_private import is_real
-from piper.capture.trace import refusals
 from piper.errors import CaptureError
 
 LOG = logging.getLogger("piper")

@@ -4,7 +4,7 @@ import dis
 from collections.abc import Iterable, Iterator
 from types import CodeType
 
-from piper.capture.trace.source_lines import short_line
+from piper.capture.source_lines import short_line
 
 _STORES = {"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR"}
 _LOADS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME", "LOAD_METHOD", "LOAD_CLASSDEREF"}

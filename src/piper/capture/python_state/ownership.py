@@ -5,7 +5,7 @@ from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from piper.capture.trace.source_lines import is_users
+from piper.capture.source_lines import is_users
 
 # Of Python's own classes, those that hold what a program puts into them.
 _HOLDERS = {"argparse", "collections", "dataclasses", "functools", "queue", "types", "weakref"}

@@ -9,10 +9,10 @@ from piper.capture.fx_nodes import value
 from piper.capture.graphs.phases import Layout
 from piper.capture.graphs.region_graphs import Lowered
 from piper.capture.precision import Precision
+from piper.capture.trace.arguments.inputs import spec_of
 from piper.capture.trace.forward import Traced
-from piper.capture.trace.inputs import spec_of
 from piper.ir.model import Bucket, Parameter
-from piper.ir.placements import Invariant, Placement
+from piper.ir.placement.placements import Invariant, Placement
 from piper.names import BucketId, RegionId
 
 Part = tuple[tuple[BucketId, ...], Layout]

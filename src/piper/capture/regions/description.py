@@ -12,7 +12,7 @@ from piper.capture.graphs.region_graphs import Lowered
 from piper.capture.graphs.state_reads import read_buffers
 from piper.capture.regions.annotate import Mark, Path
 from piper.capture.regions.buckets import Part
-from piper.capture.trace.inputs import name_of, spec_of
+from piper.capture.trace.arguments.inputs import name_of, spec_of
 from piper.ir.model import Region
 from piper.ir.values import TensorSpec
 from piper.names import Phase, RegionId, ValueId

@@ -10,7 +10,7 @@ from torch import nn
 
 from piper.capture.regions.runs import EXPERTS
 from piper.capture.regions.tags import has_tags, tag
-from piper.capture.trace.call_arguments import split
+from piper.capture.trace.arguments.call_arguments import split
 from piper.capture.trace.module_calls import Call, Run, run_once
 from piper.errors import CaptureError, Problem
 from piper.names import amount

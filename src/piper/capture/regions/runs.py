@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from piper.capture.regions.annotate import KEY, Path
-from piper.ir.placements import Conversion
+from piper.ir.placement.placements import Conversion
 
 EXPERTS = "EP"  # the tag of experts, which `Shard` divides: such a region holds nothing else
 Identity = tuple[tuple[str, int | None, int], ...]

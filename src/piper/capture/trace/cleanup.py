@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, fx
 
+from piper.capture import refusals
 from piper.capture.fx_nodes import (
     arguments,
     closure,
@@ -16,7 +17,6 @@ from piper.capture.fx_nodes import (
 from piper.capture.kernels.linear_algebra import WITHOUT_CHECK
 from piper.capture.regions.runs import path_of
 from piper.capture.torch_private import MODE_SWITCHES, constant_of, is_view
-from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
 
 aten = torch.ops.aten

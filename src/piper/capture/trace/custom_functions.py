@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piper.capture import refusals
 from piper.capture.torch_private import VALUE_WANTED, OpOverload, apply_function, pytree, version_of
-from piper.capture.trace import refusals
 from piper.errors import CaptureError
 
 Tensors = list[Tensor]

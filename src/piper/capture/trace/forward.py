@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from piper.capture import torch_private
+from piper.capture import refusals, torch_private
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
@@ -18,23 +18,23 @@ from piper.capture.python_state.graph_equality import Numbering
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.regions.annotate import recording
 from piper.capture.regions.tags import tagging
-from piper.capture.trace import float8, functions, refusals, side_effects
+from piper.capture.source_lines import is_transformed, line_of
+from piper.capture.trace import float8, functions, side_effects
+from piper.capture.trace.arguments.batch_dimension import new_size
+from piper.capture.trace.arguments.call_arguments import own_loss, split
+from piper.capture.trace.arguments.inputs import Inputs, inputs_of
+from piper.capture.trace.arguments.outputs import Output, joined
 from piper.capture.trace.attribute_buffers import make_buffers, plain_attributes, unmake_buffers
-from piper.capture.trace.batch_dimension import new_size
-from piper.capture.trace.both_ways import with_both_ways
-from piper.capture.trace.call_arguments import own_loss, split
 from piper.capture.trace.conversions import converting, gradient_types, in_type, parameter_types
-from piper.capture.trace.inputs import Inputs, inputs_of
+from piper.capture.trace.decisions.both_ways import with_both_ways
+from piper.capture.trace.decisions.random_decisions import RandomDecisions
+from piper.capture.trace.decisions.shared_draws import mark_shared
+from piper.capture.trace.decisions.ways import Way
 from piper.capture.trace.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.trace.model_copy import throw_away
-from piper.capture.trace.outputs import Output, joined
-from piper.capture.trace.random_decisions import RandomDecisions
 from piper.capture.trace.replaced_calls import ReplacedCalls
-from piper.capture.trace.shared_draws import mark_shared
-from piper.capture.trace.source_lines import is_transformed, line_of
-from piper.capture.trace.ways import Way
 from piper.errors import CaptureError
-from piper.ir.placements import Placement
+from piper.ir.placement.placements import Placement
 from piper.ir.values import TensorSpec
 
 Loss = Callable[[Any, Any], Tensor]

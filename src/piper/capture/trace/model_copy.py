@@ -4,8 +4,8 @@ import copy
 
 from torch import Tensor, nn
 
-from piper.capture import torch_private
-from piper.capture.trace import refusals, side_effects
+from piper.capture import refusals, torch_private
+from piper.capture.trace import side_effects
 
 COPIED = 2**24  # elements of an attribute; larger ones are shared with the trace
 

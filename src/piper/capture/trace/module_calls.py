@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.regions.annotate import recorded_names, recording
 from piper.capture.torch_private import fake_errors_unlogged, new_fake_mode, pytree
+from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.forward import fake
 from piper.capture.trace.model_copy import throw_away
-from piper.capture.trace.random_decisions import RandomDecisions
 
 
 @dataclass

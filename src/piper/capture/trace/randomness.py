@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from piper.capture import refusals
 from piper.capture.fx_nodes import arguments, insert, line, value
 from piper.capture.kernels import random_operators as ops
 from piper.capture.kernels.dropout import DROPOUT
 from piper.capture.torch_private import argument_names
-from piper.capture.trace import refusals
+from piper.capture.trace.decisions.shared_draws import ONCE
 from piper.capture.trace.forward import Traced
-from piper.capture.trace.shared_draws import ONCE
 
 LOG = logging.getLogger("piper")
 aten = torch.ops.aten

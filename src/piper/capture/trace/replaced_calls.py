@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from piper.capture import refusals
 from piper.capture.kernels.ctc import CTC
 from piper.capture.kernels.lstm import LSTM
-from piper.capture.trace import refusals
-from piper.capture.trace.source_lines import current_line
+from piper.capture.source_lines import current_line
 
 Layer = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Sequence[Tensor]]]
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from piper.capture import refusals
 from piper.capture.fx_nodes import line
+from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
     constant_of,
     has_hooks,
@@ -24,8 +26,6 @@ from piper.capture.torch_private import (
     pytree,
     version_of,
 )
-from piper.capture.trace import refusals
-from piper.capture.trace.source_lines import current_line
 
 
 def refuse_hooks(model: nn.Module) -> None:

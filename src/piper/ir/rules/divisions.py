@@ -8,8 +8,8 @@ from math import prod
 from piper.errors import BUG, Problem
 from piper.ir.dag import Dag
 from piper.ir.nodes import Redistribute
-from piper.ir.placements import Cut, Replicated, Step
-from piper.ir.replicas import distinct
+from piper.ir.placement.placements import Cut, Replicated, Step
+from piper.ir.placement.replicas import distinct
 from piper.ir.rules.neighbours import neighbours, show
 from piper.ir.rules.shape import Graphs
 from piper.ir.training import Argument

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from piper.errors import Problem
 from piper.ir.dag import Dag
 from piper.ir.model import Region
-from piper.ir.replicas import distinct
+from piper.ir.placement.replicas import distinct
 from piper.ir.rules.neighbours import show
 from piper.names import Device
 

@@ -11,8 +11,8 @@ from piper.ir.dag import Dag
 from piper.ir.flat_layout import messages, shard_specs
 from piper.ir.model import Region
 from piper.ir.nodes import Compute, Exchange, Redistribute, Sum
-from piper.ir.placements import Step
-from piper.ir.replicas import distinct
+from piper.ir.placement.placements import Step
+from piper.ir.placement.replicas import distinct
 from piper.ir.sharding import Contract, contract, share_of
 from piper.ir.training import Argument, Read, backward_reads, forward_reads, weight_reads
 from piper.ir.values import LOADED, Role, TensorSpec, Value

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from piper.capture.trace.call_arguments import flatten
+from piper.capture.trace.arguments.call_arguments import flatten
 from piper.errors import InputError
 from piper.names import amount
 from piper.runtime.batch import part_of

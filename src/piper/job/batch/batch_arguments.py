@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from piper.capture.trace.call_arguments import LABELS, Keywords
+from piper.capture.trace.arguments.call_arguments import LABELS, Keywords
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 

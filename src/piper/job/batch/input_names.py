@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from piper.capture.trace.call_arguments import LABELS, Keywords
+from piper.capture.trace.arguments.call_arguments import LABELS, Keywords
 from piper.job.batch.batch import Batch
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)

@@ -11,7 +11,7 @@ import torch
 
 from piper.directives import Directive, Split
 from piper.errors import InputError, Refused
-from piper.ir.replicas import Replicas
+from piper.ir.placement.replicas import Replicas
 from piper.job.batch.batch import Batch, Shapes, Sizes
 from piper.job.processes.consistency import OF_FIRST
 from piper.names import amount

@@ -11,11 +11,16 @@ import torch
 
 from piper.capture import torch_private
 from piper.capture.precision import Precision
-from piper.capture.trace.batch_dimension import BatchDimension, Groups, Shape, batch_dimension
-from piper.capture.trace.call_arguments import LABELS
+from piper.capture.trace.arguments.batch_dimension import (
+    BatchDimension,
+    Groups,
+    Shape,
+    batch_dimension,
+)
+from piper.capture.trace.arguments.call_arguments import LABELS
+from piper.capture.trace.arguments.inputs import Inputs, inputs_of
+from piper.capture.trace.arguments.outputs import joined
 from piper.capture.trace.forward import run_once
-from piper.capture.trace.inputs import Inputs, inputs_of
-from piper.capture.trace.outputs import joined
 from piper.errors import InputError
 from piper.ir.model import Model
 from piper.ir.values import Role, TensorSpec

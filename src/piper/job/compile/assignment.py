@@ -14,9 +14,9 @@ from itertools import chain
 from piper.capture import Captured
 from piper.capture.kernels.callables import RegionCode
 from piper.capture.loss import LossForm, form_from_json, form_to_json
+from piper.ir.by_device.roles import Roles
 from piper.ir.dag import Dag
 from piper.ir.model import Bucket
-from piper.ir.roles import Roles
 from piper.job.compile.compiler import Compiled
 from piper.names import BucketId, Device, Phase, RegionId, ValueId
 from piper.plan.analyse.required_communicators import (

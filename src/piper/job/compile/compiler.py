@@ -10,9 +10,9 @@ from functools import cached_property
 
 from piper.costs import Costs
 from piper.directives import Directive
+from piper.ir.by_device.roles import Roles, own_roles, roles
 from piper.ir.dag import Dag
 from piper.ir.model import Model
-from piper.ir.roles import Roles, own_roles, roles
 from piper.job.compile.replica_sizes import scheduled_dag
 from piper.names import Device
 from piper.plan.binding import JobGroups, RolePlan, bind

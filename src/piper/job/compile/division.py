@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from piper.directives import Directive, Place, Shard, apply
 from piper.directives.remat import policies_of
 from piper.errors import DirectiveError, Problem
-from piper.ir.division import DivisionRequest, TeamAxis
 from piper.ir.model import Model, Parameter
-from piper.ir.placements import Cut, Placement
-from piper.ir.replicas import Replicas, replicas
+from piper.ir.placement.division import DivisionRequest, TeamAxis
+from piper.ir.placement.placements import Cut, Placement
+from piper.ir.placement.replicas import Replicas, replicas
 from piper.ir.sharding import Division
 from piper.ir.training import training_dag
 from piper.names import RegionId

@@ -13,9 +13,9 @@ from piper.costs.costs import Host
 from piper.costs.links import Network
 from piper.costs.notes import notes
 from piper.errors import StrategyError
+from piper.ir.by_device.roles import Roles, own_roles, roles
 from piper.ir.dag import Dag
 from piper.ir.naming import weights
-from piper.ir.roles import Roles, own_roles, roles
 from piper.ir.values import Role, TensorSpec
 from piper.job.compile.compiler import Compiled
 from piper.names import B, BucketId, Device, F, Phase, RegionId, ValueId, amount
@@ -45,7 +45,7 @@ from piper.sim.clock import Simulated, simulate
 from piper.sim.network_demands import Alike
 from piper.sim.prediction import Prediction, StageTags
 from piper.sim.report import report
-from piper.view.mesh_advice import advice
+from piper.view.reports.mesh_advice import advice
 
 TOKEN_IDS = ("int64", "int32")
 JobCosts = Costs | Sequence[Costs]  # of all devices, or of each, by its number

@@ -12,7 +12,7 @@ from piper import errors
 from piper.capture import Captured
 from piper.capture.kernels.callables import Kernels, Key
 from piper.errors import CaptureError, Located, Problem
-from piper.ir.roles import Roles
+from piper.ir.by_device.roles import Roles
 from piper.job.compile.assignment import (
     Assignment,
     RolePart,

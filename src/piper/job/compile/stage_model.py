@@ -6,8 +6,8 @@ from piper.costs import Costs
 from piper.costs.measured import Figure, RegionKey
 from piper.directives import Place, Strategy
 from piper.errors import Problem, Refused, StrategyError
+from piper.ir.by_device.schedule_rows import STEPS
 from piper.ir.model import Bucket, Model, Parameter, Region
-from piper.ir.schedule_rows import STEPS
 from piper.ir.values import Role, TensorSpec, Value
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.names import BucketId, RegionId, ValueId

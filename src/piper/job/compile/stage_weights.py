@@ -10,7 +10,7 @@ from piper.ir.model import Model, Region
 from piper.job.compile.compiler import Compiled
 from piper.names import amount
 from piper.strategies.cuts import seconds_of
-from piper.view.stage_table import StageWeight, line, table
+from piper.view.reports.stage_table import StageWeight, line, table
 
 
 def stage_table(compiled: Compiled) -> str:

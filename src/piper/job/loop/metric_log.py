@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from piper.errors import InputError
-from piper.job.live_line import live_line
+from piper.job.loop.live_line import live_line
 from piper.runtime.metrics import NAMES, Metrics, Readings
 
 KINDS = 'log="print", "tensorboard", "wandb", "runs/a.csv", a function of Metrics, or a list'

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from piper.capture.loss import Count, LossForm, counted, divisor
-from piper.capture.trace.call_arguments import as_given
+from piper.capture.trace.arguments.call_arguments import as_given
 from piper.errors import InputError
 from piper.job.batch.batch import Batch, Sizes
 

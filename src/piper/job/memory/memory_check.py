@@ -12,8 +12,8 @@ from piper.job.compile.compiler import Compiled
 from piper.job.compile.pricing import price
 from piper.job.memory.memory_limit import MemoryLimit, fullest
 from piper.strategies.smaller import smaller
-from piper.view.footprint import size_text
-from piper.view.memory_table import MemoryRow, memory_table
+from piper.view.reports.footprint import size_text
+from piper.view.reports.memory_table import MemoryRow, memory_table
 
 LOG = logging.getLogger("piper")
 Compile = Callable[[Strategy], Compiled]

@@ -12,9 +12,9 @@ from piper.directives import Directive, Remat
 from piper.directives.remat import LADDER
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter, where
-from piper.ir.knapsack import Option, best_options
 from piper.ir.model import Region
 from piper.ir.nodes import Tags
+from piper.ir.partition.knapsack import Option, best_options
 from piper.ir.remat_policy import RematPolicy
 from piper.job.compile.compiler import Compiled
 from piper.names import BI, B, Device, F, Phase, RegionId

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from piper.capture.trace.call_arguments import call, flatten, own_loss
+from piper.capture.trace.arguments.call_arguments import call, flatten, own_loss
 from piper.job.batch.batch import Batch
 from piper.job.batch.random_batches import chunk, microbatches
 from piper.job.job import Job

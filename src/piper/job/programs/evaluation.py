@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piper.capture.trace.outputs import separated
+from piper.capture.trace.arguments.outputs import separated
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.job import Job

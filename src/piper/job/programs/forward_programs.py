@@ -13,7 +13,7 @@ import torch
 from piper.capture import Captured, capture
 from piper.capture.kernels.callables import Kernels
 from piper.capture.loss import LossForm
-from piper.capture.trace.outputs import Output, joined
+from piper.capture.trace.arguments.outputs import Output, joined
 from piper.directives import Directive, Offload, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.errors import InputError
 from piper.ir.filters import Both, Either, Not, accepts

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from piper.errors import BUG, PlanError
+from piper.ir.by_device.local_dags import View, views
+from piper.ir.by_device.roles import Present
 from piper.ir.dag import Dag
-from piper.ir.local_dags import View, views
 from piper.ir.naming import optimizer_state, replica_buffer
 from piper.ir.nodes import Compute, Exchange, Fetch, Precedence, Redistribute, Store
-from piper.ir.roles import Present
 from piper.ir.values import LOADED
 from piper.names import COMPUTE, BucketId, amount
 from piper.plan.check.excerpts import excerpts, last_end

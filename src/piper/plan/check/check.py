@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from piper.errors import BUG, PlanError, Problem
+from piper.ir.by_device.roles import Present
 from piper.ir.dag import Dag
 from piper.ir.flat_layout import messages
 from piper.ir.naming import optimizer_state, sent
 from piper.ir.naming import updated as new
 from piper.ir.nodes import Collective, Kind, Node, Precedence, Sum, Totals, Transfer
 from piper.ir.nodes import Update as UpdateNode
-from piper.ir.roles import Present
 from piper.ir.values import Role
 from piper.names import BucketId, Device, ValueId
 from piper.plan.check.buffer_contents import DeviceBuffers
 from piper.plan.check.symbolic_execution import SymbolicExecution
-from piper.plan.communicator import Channel, Communicator, Group
 from piper.plan.instructions import Layout, Plan, State, Total, line
+from piper.plan.instructions.communicator import Channel, Communicator, Group
 from piper.plan.rendezvous import Rendezvous
 
 
@@ -31,7 +31,7 @@ def check(dag: Dag, plans: Sequence[Plan], devices: Sequence[Device] | None = No
     """Raise a PlanError if the plans deadlock together or do not compute the DAG.
 
     `devices` must all have a plan. By default these are all devices of the DAG. One device per role
-    (`ir/roles.py`) is enough.
+    (`ir/by_device/roles.py`) is enough.
     """
     checked(dag, plans, devices)
 

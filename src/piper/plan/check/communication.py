@@ -10,7 +10,7 @@ from piper.ir.nodes import Exchange as ExchangeNode
 from piper.ir.nodes import Fetch as FetchNode
 from piper.ir.nodes import Redistribute as RedistributeNode
 from piper.ir.nodes import Store as StoreNode
-from piper.ir.placements import Step
+from piper.ir.placement.placements import Step
 from piper.plan.buffer_layout import offsets
 from piper.plan.check.buffer_contents import BufferChecks, DeviceBuffers
 from piper.plan.instructions import (

@@ -6,13 +6,13 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper.errors import BUG, Problem
+from piper.ir.by_device.local_dags import shared_nodes
 from piper.ir.dag import Dag
-from piper.ir.local_dags import shared_nodes
 from piper.ir.nodes import Compute
 from piper.names import Device, NodeId
 from piper.plan.check.excerpts import side_by_side
-from piper.plan.communicator import Channel, Communicator, Group
 from piper.plan.instructions import Plan, Run, line
+from piper.plan.instructions.communicator import Channel, Communicator, Group
 from piper.plan.rendezvous import Event
 
 PHASES = {

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from piper.ir.roles import Present
+from piper.ir.by_device.roles import Present
 from piper.names import COMPUTE
 from piper.plan.check.interpreter import Interpreter, Progress
-from piper.plan.communicator import Communicator
 from piper.plan.instructions import Instruction, Plan
+from piper.plan.instructions.communicator import Communicator
 from piper.plan.rendezvous import Event, Rendezvous
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from piper.names import COMPUTE, Device
-from piper.plan.communicator import Communicator
 from piper.plan.instructions import Instruction, Plan, is_message
+from piper.plan.instructions.communicator import Communicator
 from piper.plan.rendezvous import Event, Rendezvous
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from piper.errors import PlanError, Problem
+from piper.ir.by_device.roles import Present
 from piper.ir.naming import TOTALS
 from piper.ir.nodes import Compute, Totals
 from piper.ir.nodes import Update as UpdateNode
-from piper.ir.roles import Present
 from piper.ir.values import Role
 from piper.names import Device, amount
 from piper.plan.check.buffer_contents import DeviceBuffers

@@ -7,7 +7,7 @@ from typing import Protocol, Self
 
 from piper.ir.naming import short_list
 from piper.names import Device
-from piper.plan.communicator import Communicator, Group
+from piper.plan.instructions.communicator import Communicator, Group
 
 Waits = tuple[int, ...]
 Buffers = tuple[str, ...]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from piper.names import TOTALS_STREAM, Device
-from piper.plan.communicator import Channel
 from piper.plan.instructions.base import Among, Base, Buffers, Making, Moving, Seat, Several, Waits
+from piper.plan.instructions.communicator import Channel
 from piper.plan.instructions.sizes import Layout, Shape, is_dynamic, ring_bytes, shape_bytes
 
 

@@ -10,8 +10,9 @@ from itertools import accumulate, chain
 from math import inf
 from typing import assert_never
 
+from piper.ir.by_device.local_dags import views
+from piper.ir.by_device.roles import Present
 from piper.ir.dag import Dag
-from piper.ir.local_dags import views
 from piper.ir.naming import replica_buffer
 from piper.ir.nodes import (
     Collective,
@@ -27,11 +28,10 @@ from piper.ir.nodes import (
     Transfer,
 )
 from piper.ir.nodes import Update as UpdateNode
-from piper.ir.replicas import Replicas
-from piper.ir.roles import Present
+from piper.ir.placement.replicas import Replicas
 from piper.ir.values import LOADED
 from piper.names import Device, NodeId, RegionId, ValueId
-from piper.plan.communicator import Channel
+from piper.plan.instructions.communicator import Channel
 from piper.plan.lower.message_starts import (
     MessageStarts,
     Receive,

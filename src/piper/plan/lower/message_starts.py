@@ -9,7 +9,7 @@ from functools import cached_property
 from piper.ir.dag import Dag
 from piper.ir.nodes import Collective, Exchange, Fetch, Kind, Node, Redistribute, Store, Transfer
 from piper.names import Device, NodeId
-from piper.plan.communicator import Channel
+from piper.plan.instructions.communicator import Channel
 
 
 @dataclass(frozen=True, slots=True)

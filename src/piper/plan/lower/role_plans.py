@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from piper.ir.by_device.local_dags import views
+from piper.ir.by_device.roles import Groups, Roles
 from piper.ir.dag import Dag
-from piper.ir.local_dags import views
 from piper.ir.naming import sum_buffer
 from piper.ir.nodes import Collective, Kind, Totals
 from piper.ir.nodes import Exchange as ExchangeNode
 from piper.ir.nodes import Redistribute as RedistributeNode
-from piper.ir.roles import Groups, Roles
 from piper.names import BucketId, Device, NodeId, ValueId
 from piper.plan.binding import Grouping, JobGroups, Meeting, RolePlan, Turn, bind
 from piper.plan.instructions import Plan, State, Total

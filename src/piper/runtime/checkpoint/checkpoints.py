@@ -13,12 +13,12 @@ from typing import Any
 from piper.runtime.checkpoint.description import names_of
 from piper.runtime.checkpoint.export import Initial, export
 from piper.runtime.checkpoint.folder import Keep
+from piper.runtime.checkpoint.format.problems import refused, resolved
 from piper.runtime.checkpoint.load import load
 from piper.runtime.checkpoint.lock import FolderLock
 from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.peers import Peers, peers
 from piper.runtime.checkpoint.pieces import Turns
-from piper.runtime.checkpoint.problems import refused, resolved
 from piper.runtime.checkpoint.process_values import process_values, refuse_other_loader
 from piper.runtime.checkpoint.reader import Reader
 from piper.runtime.checkpoint.resume import resume

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.index import Described, Index
-from piper.runtime.checkpoint.problems import refused
 from piper.runtime.comm.wire_format import travels
 from piper.runtime.state.device_state import DeviceState
 

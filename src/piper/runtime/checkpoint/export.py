@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 
 from piper.runtime.checkpoint.description import names_of
-from piper.runtime.checkpoint.files import replace_file, sync_folder, write_new
+from piper.runtime.checkpoint.format.files import replace_file, sync_folder, write_new
+from piper.runtime.checkpoint.format.problems import refused
+from piper.runtime.checkpoint.format.safetensors_format import Entry, bytes_of, header_of
 from piper.runtime.checkpoint.model_names import ModelTensor, by_name
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Turns, chunks, shifts_of
-from piper.runtime.checkpoint.problems import refused
-from piper.runtime.checkpoint.safetensors_format import Entry, bytes_of, header_of
 from piper.runtime.checkpoint.save import refuse_unseen
 from piper.runtime.checkpoint.weights import MAP, Rename
 from piper.runtime.observe.measure import settle

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from piper.errors import InputError
-from piper.runtime.checkpoint.files import replace_file, sync_folder
+from piper.runtime.checkpoint.format.files import replace_file, sync_folder
+from piper.runtime.checkpoint.format.problems import WHERE, damaged, refused
+from piper.runtime.checkpoint.format.sealed_json import sealed, unsealed
+from piper.runtime.checkpoint.format.strict_values import WRONG, count, text
 from piper.runtime.checkpoint.index import INDEX, VERSION
 from piper.runtime.checkpoint.lock import LOCK, FolderLock
-from piper.runtime.checkpoint.problems import WHERE, damaged, refused
-from piper.runtime.checkpoint.sealed_json import sealed, unsealed
-from piper.runtime.checkpoint.strict_values import WRONG, count, text
 
 LOG = logging.getLogger("piper")
 POINTER = "piper.json"

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from piper.runtime.checkpoint.problems import damaged
-from piper.runtime.checkpoint.sealed_json import sealed, unsealed
-from piper.runtime.checkpoint.strict_values import WRONG, count, plain_name, text
+from piper.runtime.checkpoint.format.problems import damaged
+from piper.runtime.checkpoint.format.sealed_json import sealed, unsealed
+from piper.runtime.checkpoint.format.strict_values import WRONG, count, plain_name, text
 from piper.runtime.comm.wire_format import travels
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 

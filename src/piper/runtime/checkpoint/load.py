@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 
 from piper.names import amount
-from piper.runtime.checkpoint.files import digest_of
 from piper.runtime.checkpoint.folder import is_checkpoint
+from piper.runtime.checkpoint.format.files import digest_of
+from piper.runtime.checkpoint.format.problems import refused
+from piper.runtime.checkpoint.format.safetensors_format import read_header
 from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Pieces
-from piper.runtime.checkpoint.problems import refused
 from piper.runtime.checkpoint.reader import Reader, States, put
 from piper.runtime.checkpoint.resume import reader_of
-from piper.runtime.checkpoint.safetensors_format import read_header
 from piper.runtime.checkpoint.weights import Rename, Weights, entries, files_of, weights_at
 from piper.runtime.state.device_state import BucketState, DeviceState, Origin
 

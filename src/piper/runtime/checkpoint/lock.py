@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from piper.runtime.checkpoint.problems import refused
-from piper.runtime.checkpoint.strict_values import parsed_json
+from piper.runtime.checkpoint.format.problems import refused
+from piper.runtime.checkpoint.format.strict_values import parsed_json
 
 LOG = logging.getLogger("piper")
 LOCK = "piper.lock"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from piper.runtime.checkpoint.problems import SPACE, refused
+from piper.runtime.checkpoint.format.problems import SPACE, refused
 from piper.runtime.comm.gathering import everyone
 from piper.runtime.comm.world import patience, world
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.index import NUMBER, PARAMETER, WHOLE, Piece
-from piper.runtime.checkpoint.problems import refused
 from piper.runtime.observe.measure import settle
 from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
 from piper.runtime.state.optimizers import SCHEDULED, settings

@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from piper.runtime.checkpoint.plain_values import encoded
-from piper.runtime.checkpoint.problems import refused
+from piper.runtime.checkpoint.format.plain_values import encoded
+from piper.runtime.checkpoint.format.problems import refused
 
 RandomState = dict[str, Any]  # of each library
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from piper.runtime.checkpoint.files import digest_of, read_part
+from piper.runtime.checkpoint.format.files import digest_of, read_part
+from piper.runtime.checkpoint.format.problems import damaged
+from piper.runtime.checkpoint.format.safetensors_format import tensor_of
 from piper.runtime.checkpoint.index import (
     NUMBER,
     PARAMETER,
@@ -19,8 +21,6 @@ from piper.runtime.checkpoint.index import (
     read_index,
 )
 from piper.runtime.checkpoint.pieces import EMA, STEP, Pieces
-from piper.runtime.checkpoint.problems import damaged
-from piper.runtime.checkpoint.safetensors_format import tensor_of
 from piper.runtime.state.device_state import BucketState, HeldPart
 from piper.runtime.state.element_runs import ElementRun, element_runs, overlaps
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from piper.runtime.checkpoint.description import refuse_unlike, warn_of_changed_options
-from piper.runtime.checkpoint.files import digest_of
 from piper.runtime.checkpoint.folder import (
     POINTER,
     current,
@@ -19,10 +18,13 @@ from piper.runtime.checkpoint.folder import (
     kept_in,
     refuse_foreign,
 )
+from piper.runtime.checkpoint.format.files import digest_of
+from piper.runtime.checkpoint.format.plain_values import decoded
+from piper.runtime.checkpoint.format.problems import WHERE, damaged, refused
+from piper.runtime.checkpoint.format.sealed_json import unsealed
+from piper.runtime.checkpoint.format.strict_values import WRONG, count
 from piper.runtime.checkpoint.index import INDEX, Index, ProcessFile
 from piper.runtime.checkpoint.peers import Peers
-from piper.runtime.checkpoint.plain_values import decoded
-from piper.runtime.checkpoint.problems import WHERE, damaged, refused
 from piper.runtime.checkpoint.process_values import (
     Loader,
     RandomState,
@@ -31,8 +33,6 @@ from piper.runtime.checkpoint.process_values import (
 )
 from piper.runtime.checkpoint.reader import Reader, States, put
 from piper.runtime.checkpoint.save import Run
-from piper.runtime.checkpoint.sealed_json import unsealed
-from piper.runtime.checkpoint.strict_values import WRONG, count
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.optimizers import forward
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from piper.runtime.checkpoint.copies import copied
 from piper.runtime.checkpoint.description import Contents, contents_of
-from piper.runtime.checkpoint.files import digest_of, write_new
 from piper.runtime.checkpoint.folder import Keep, begin, discard, finish, refuse_foreign, remove
+from piper.runtime.checkpoint.format.files import digest_of, write_new
+from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.index import (
     INDEX,
     Described,
@@ -25,7 +26,6 @@ from piper.runtime.checkpoint.index import (
 from piper.runtime.checkpoint.lock import FolderLock, take_lock
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Pieces, Turns, saved_pieces
-from piper.runtime.checkpoint.problems import refused
 from piper.runtime.checkpoint.writer import write_pieces, write_process
 from piper.runtime.state.device_state import DeviceState
 

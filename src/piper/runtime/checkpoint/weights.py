@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from piper.runtime.checkpoint.files import read_part
+from piper.runtime.checkpoint.format.files import read_part
+from piper.runtime.checkpoint.format.problems import damaged, refused
+from piper.runtime.checkpoint.format.safetensors_format import Entry, read_header, tensor_of
+from piper.runtime.checkpoint.format.strict_values import WRONG, parsed_json, plain_name
 from piper.runtime.checkpoint.index import Piece
 from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.pieces import Pieces
-from piper.runtime.checkpoint.problems import damaged, refused
 from piper.runtime.checkpoint.reader import States, put
-from piper.runtime.checkpoint.safetensors_format import Entry, read_header, tensor_of
-from piper.runtime.checkpoint.strict_values import WRONG, parsed_json, plain_name
 from piper.runtime.state.device_state import BucketState, HeldPart
 from piper.runtime.state.element_runs import element_runs
 

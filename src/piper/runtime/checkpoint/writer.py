@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from piper.runtime.checkpoint.copies import HostMemory
-from piper.runtime.checkpoint.files import SLICE, digest_of, write_new
+from piper.runtime.checkpoint.format.files import SLICE, digest_of, write_new
+from piper.runtime.checkpoint.format.safetensors_format import NAMES, bytes_of, header_of, slices
+from piper.runtime.checkpoint.format.sealed_json import sealed
 from piper.runtime.checkpoint.index import ProcessFile, StoredFile, StoredPiece
 from piper.runtime.checkpoint.pieces import Pieces
-from piper.runtime.checkpoint.safetensors_format import NAMES, bytes_of, header_of, slices
-from piper.runtime.checkpoint.sealed_json import sealed
 
 Written = tuple[list[StoredFile], list[StoredPiece]]
 

@@ -12,7 +12,7 @@ from piper.strategies.schedules.sizes import (
     require_at_least,
     require_virtual_stages,
 )
-from piper.strategies.table import Action, Row, Table, row_of
+from piper.strategies.schedules.table import Action, Row, Table, row_of
 
 
 def gpipe(pp: int, microbatches: int) -> Table:

@@ -12,7 +12,7 @@ from itertools import chain, count, product, starmap
 
 from piper.names import BI, BW, B, F, Phase
 from piper.strategies.schedules.sizes import note_bubble, require_at_least, require_mirror
-from piper.strategies.table import Action, Row, Table
+from piper.strategies.schedules.table import Action, Row, Table
 
 Step = tuple[tuple[Phase, int], ...]  # the passes of one slot, each with its half
 Script = list[Step]

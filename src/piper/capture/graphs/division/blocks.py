@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from piper.capture.graphs.division.calls import Call, Shape, packet, shape, tensors
-from piper.ir.placements import Cut
+from piper.ir.placement.placements import Cut
 
 aten = torch.ops.aten
 SPLITS = (aten.split, aten.chunk, aten.split_with_sizes)

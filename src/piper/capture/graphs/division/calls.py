@@ -11,7 +11,7 @@ from torch import fx
 
 from piper.capture.fx_nodes import insert_with, value
 from piper.capture.torch_private import OpOverload, argument_names
-from piper.ir.placements import Cut, Placement
+from piper.ir.placement.placements import Cut, Placement
 
 Shape = tuple[int, ...]
 

@@ -24,7 +24,7 @@ from piper.capture.regions.runs import REQUESTS
 from piper.capture.torch_private import MODE_SWITCHES
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import modes_of
-from piper.ir.division import DivisionRequest
+from piper.ir.placement.division import DivisionRequest
 
 aten = torch.ops.aten
 Requests = dict[fx.Node, DivisionRequest]

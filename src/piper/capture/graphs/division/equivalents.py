@@ -11,7 +11,7 @@ from torch import fx
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Call, Emitter, packet, shape
 from piper.capture.trace.grad_modes import Mode, autocast
-from piper.ir.division import What
+from piper.ir.placement.division import What
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2  # reductions of losses

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import line, value
 from piper.capture.graphs.division import refusals
 from piper.capture.graphs.division.calls import Emitter, Option, operands
-from piper.ir.division import DivisionRequest
-from piper.ir.placements import Cut, Invariant, Placement, Replicated
+from piper.ir.placement.division import DivisionRequest
+from piper.ir.placement.placements import Cut, Invariant, Placement, Replicated
 
 aten = torch.ops.aten
 ROWS = Cut(0)

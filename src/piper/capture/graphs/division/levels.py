@@ -11,7 +11,7 @@ from piper.capture.graphs.division.search.frontier import Read
 from piper.capture.graphs.division.search.plan import Plan
 from piper.capture.graphs.division.search.space import Space
 from piper.capture.kernels.ring import BLOCK, PASSING
-from piper.ir.placements import Conversion, Cut, Partial, Placement
+from piper.ir.placement.placements import Conversion, Cut, Partial, Placement
 
 Form = tuple[fx.Node, Placement]  # a value in one of its placements
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from piper.capture import refusals
 from piper.capture.fx_nodes import line, value
 from piper.capture.graphs.division import expert_rows
 from piper.capture.graphs.division.calls import Emitter, Option, operands
@@ -24,10 +25,9 @@ from piper.capture.kernels.conversion import CONVERT
 from piper.capture.regions.annotate import KEY
 from piper.capture.regions.runs import PIECE, REQUESTS, Piece, Run
 from piper.capture.torch_private import graph_module
-from piper.capture.trace import refusals
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import Mode, Switch, autocast, modes_of
-from piper.ir.placements import (
+from piper.ir.placement.placements import (
     Conversion,
     Cut,
     Invariant,

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from piper.capture.graphs.division.calls import Emitter, Shape, shape
-from piper.ir.placements import Cut
+from piper.ir.placement.placements import Cut
 
 aten = torch.ops.aten
 

@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 
-from piper.capture.trace.refusals import refusal
+from piper.capture.refusals import refusal
 from piper.errors import CaptureError
 
 

@@ -23,7 +23,7 @@ from piper.capture.graphs.division.calls import Call, Emitter, packet, shape
 from piper.capture.graphs.division.equivalents import replace_call
 from piper.capture.kernels import ring
 from piper.capture.trace.grad_modes import Mode, autocast
-from piper.ir.division import DivisionRequest
+from piper.ir.placement.division import DivisionRequest
 
 aten = torch.ops.aten
 TOKENS = 2  # the dimension of tokens: [batch, heads, tokens, features]

@@ -13,7 +13,7 @@ from piper.capture.graphs.division.rules.products import HEADS, aten
 from piper.capture.graphs.division.search.plan import Plan
 from piper.capture.graphs.division.search.prices import flops
 from piper.capture.graphs.division.search.space import Space
-from piper.ir.placements import Cut
+from piper.ir.placement.placements import Cut
 
 LITTLE = 0.01  # of all work: a router, or a head with two classes
 

@@ -9,7 +9,7 @@ import torch
 from piper.capture.graphs.division.calls import Call, Option
 from piper.capture.graphs.division.rules.table import rule
 from piper.capture.kernels import conversion
-from piper.ir.placements import Cut, Partial, Step
+from piper.ir.placement.placements import Cut, Partial, Step
 
 assert conversion.CONVERT  # which registers the operator
 SAME = (Step.ALL_REDUCE, Step.NOTHING, Step.SHIFT, Step.SHIFT_BACK)  # the order of elements stays

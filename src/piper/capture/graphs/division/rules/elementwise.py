@@ -12,7 +12,7 @@ from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Call, Emitter, Option, Shape
 from piper.capture.graphs.division.rules.table import rule
 from piper.capture.kernels.dropout import DIVIDED_DROPOUT
-from piper.ir.placements import Cut, Partial, Placement, Replicated
+from piper.ir.placement.placements import Cut, Partial, Placement, Replicated
 
 aten = torch.ops.aten
 LINEAR = (

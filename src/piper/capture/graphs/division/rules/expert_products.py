@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper.capture.graphs.division.calls import Call, Option
-from piper.ir.placements import Cut, Partial, Replicated
+from piper.ir.placement.placements import Cut, Partial, Replicated
 
 
 def grouped_product(call: Call) -> Iterator[Option]:

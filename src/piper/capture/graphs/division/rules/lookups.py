@@ -10,7 +10,7 @@ from torch import fx
 
 from piper.capture.graphs.division.calls import Call, Emitter, Option
 from piper.capture.graphs.division.rules.table import rule
-from piper.ir.placements import Cut, Partial, Replicated
+from piper.ir.placement.placements import Cut, Partial, Replicated
 
 aten = torch.ops.aten
 

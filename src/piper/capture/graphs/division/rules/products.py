@@ -12,7 +12,7 @@ from piper.capture.graphs.division.calls import Call, Emitter, Option, Shape
 from piper.capture.graphs.division.pieces import positions
 from piper.capture.graphs.division.rules.table import rule
 from piper.capture.kernels.scaled_linear import SCALED_LINEAR
-from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated
+from piper.ir.placement.placements import Cut, Invariant, Partial, Placement, Replicated
 
 aten = torch.ops.aten
 HEADS, TOKENS = 1, 2  # dimensions of attention: [batch, heads, tokens, features]

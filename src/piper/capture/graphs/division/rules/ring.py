@@ -21,7 +21,7 @@ from piper.capture.graphs.division.pieces import own_piece
 from piper.capture.graphs.division.rules.products import TOKENS, query_rows
 from piper.capture.graphs.division.rules.table import rule
 from piper.capture.kernels import attention_block, ring
-from piper.ir.placements import Cut, Invariant, Placement, Replicated, Returned, Shifted
+from piper.ir.placement.placements import Cut, Invariant, Placement, Replicated, Returned, Shifted
 
 aten = torch.ops.aten
 NEVER = float("-inf")  # the largest score of a query that sees no key

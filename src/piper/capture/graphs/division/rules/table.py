@@ -11,7 +11,7 @@ from torch import fx
 from piper.capture.graphs.division.calls import Call, Emitter, Option, shape, tensors
 from piper.capture.torch_private import OpOverload
 from piper.capture.trace.custom_functions import is_function
-from piper.ir.placements import Cut, Invariant, Placement, Replicated, divides
+from piper.ir.placement.placements import Cut, Invariant, Placement, Replicated, divides
 
 Options = Callable[[Call], Iterator[Option]]
 Local = Callable[[Call, Option, Emitter, tuple, dict[str, Any]], fx.Node]

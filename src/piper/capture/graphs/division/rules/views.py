@@ -13,7 +13,7 @@ from torch import fx
 from piper.capture.graphs.division.calls import Call, Emitter, Option, packet, shape, tensors
 from piper.capture.graphs.division.rules.table import rule
 from piper.capture.kernels import attention_block, ring
-from piper.ir.placements import Cut, Partial, local_shape
+from piper.ir.placement.placements import Cut, Partial, local_shape
 
 aten = torch.ops.aten
 PAIRS = (torch.ops.piper.ring_passing, torch.ops.piper.attend_and_pass)  # cut alike

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from piper.capture.graphs.division.search.segments import Matrix, Segment, Solution
-from piper.ir.placements import Placement
+from piper.ir.placement.placements import Placement
 
 Ends = dict[Placement | None, tuple[float, tuple[Solution, ...]]]  # by the placement at the end
 

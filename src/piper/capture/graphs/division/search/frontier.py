@@ -17,8 +17,8 @@ from piper.capture.graphs.division.calls import Option, operands, tensors
 from piper.capture.graphs.division.search.prices import conversion_price, flops
 from piper.capture.graphs.division.search.space import Space, held_for
 from piper.capture.torch_private import is_view
-from piper.ir.division import DivisionRequest
-from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated
+from piper.ir.placement.division import DivisionRequest
+from piper.ir.placement.placements import Cut, Invariant, Partial, Placement, Replicated
 
 WIDTHS = (50, 200, 2000)  # states that are kept: in a first run, and in those after it
 SAME = 1 + 1e-9  # costs are equal up to rounding

@@ -22,7 +22,7 @@ from piper.capture.graphs.division.search.segments import (
     solve,
 )
 from piper.capture.graphs.division.search.space import Space, held_for
-from piper.ir.placements import Invariant, Placement, Replicated
+from piper.ir.placement.placements import Invariant, Placement, Replicated
 
 COMBINATIONS = 64  # of placements of shared parameters that are tried
 

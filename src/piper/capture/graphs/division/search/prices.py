@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from piper.capture.graphs.division.calls import packet, shape
-from piper.ir.placements import LOCAL, Conversion, Placement, exists, sent
+from piper.ir.placement.placements import LOCAL, Conversion, Placement, exists, sent
 
 aten = torch.ops.aten
 PRODUCTS = (aten.linear, aten.matmul, aten.mm, aten.bmm)

@@ -16,7 +16,7 @@ from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import operands, tensors
 from piper.capture.graphs.division.search.frontier import Choice, Frontier, Read, State
 from piper.capture.graphs.division.search.space import Space
-from piper.ir.placements import Placement
+from piper.ir.placement.placements import Placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from piper.capture.graphs.division.calls import Call, Option, operands, shape, t
 from piper.capture.graphs.division.rules import options_of
 from piper.capture.graphs.division.search.order import depth_first
 from piper.capture.graphs.division.search.prices import Prices
-from piper.capture.trace.inputs import spec_of
-from piper.ir.division import DivisionRequest
-from piper.ir.placements import Cut, Invariant, Partial, Placement, Replicated, divides
+from piper.capture.trace.arguments.inputs import spec_of
+from piper.ir.placement.division import DivisionRequest
+from piper.ir.placement.placements import Cut, Invariant, Partial, Placement, Replicated, divides
 from piper.ir.values import TensorSpec
 
 

@@ -1,0 +1,1 @@
+"""What goes into a model and comes out of it, as a trace sees it."""

@@ -1,0 +1,1 @@
+"""Random decisions of a model: both ways in one graph."""

@@ -1,0 +1,1 @@
+"""Cut weights into stages, and choose options within a limit."""

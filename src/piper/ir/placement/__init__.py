@@ -1,0 +1,1 @@
+"""Which devices hold a value: devices, replicas, and how parameters and regions are divided."""

@@ -1,0 +1,1 @@
+"""Orders that name messages and updates, once these are nodes."""

@@ -1,0 +1,1 @@
+"""The files of a checkpoint: safe to read, whoever wrote them."""

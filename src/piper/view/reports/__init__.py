@@ -1,0 +1,1 @@
+"""What the commands print about a strategy or a simulated step."""

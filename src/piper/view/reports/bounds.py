@@ -1,0 +1,129 @@
+"""What bounds a simulated step, and what usually helps, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from piper.names import Device
+from piper.sim.prediction import Prediction, StageTags
+from piper.sim.report import HOST, Report
+from piper.view.reports.units import percent, time_text
+
+SHOWN = 4  # parts of the critical path
+NAMES = {
+    HOST: "hosts starting messages",
+    "update": "optimizer updates",
+    "add": "gradient accumulation",
+}
+WORTH = 0.1  # of the step: idle time that is worth advice
+
+
+def bound(found: Report, stages: Mapping[Device, StageTags]) -> str:
+    """The parts of the critical path: the stages of a device, or messages of a stream.
+
+    >>> from piper.sim.report import Step
+    >>> steps = (Step(1, 0, 2.0, 3.0, "pp"), Step(0, 0, 0.0, 2.0, "F", "PP0"))
+    >>> bound(Report(3.0, (), steps, {}), {0: (("PP", 0),)})
+    'bound by stage PP=0 on device 0 (67 %), messages on pp (33 %)'
+    """
+    parts: dict[str, float] = {}
+    for (device, _, what), seconds in found.bounds.items():
+        name = what_of(what) if device is None else compute_of(device, stages)
+        parts[name] = parts.get(name, 0.0) + seconds
+    whole = found.seconds or 1.0
+    counting = [part for part in parts.items() if part[1] >= whole / 1000]
+    rows = sorted(counting, key=lambda part: -part[1])
+    shown = [f"{name} ({percent(seconds / whole)})" for name, seconds in rows[:SHOWN]]
+    rest = sum(seconds for _, seconds in rows[SHOWN:])
+    shown += [f"others ({percent(rest / whole)})"] if rest else []
+    return "bound by " + ", ".join(shown)
+
+
+def what_of(name: str) -> str:
+    """Part of the critical path that is not a region of the model."""
+    return NAMES.get(name, f"messages on {name}")
+
+
+def compute_of(device: Device, stages: Mapping[Device, StageTags]) -> str:
+    return f"{stage_text(stages.get(device, ()))} on device {device}"
+
+
+def stage_text(tags: StageTags) -> str:
+    """
+    >>> stage_text((("PP", 0), ("PP", 3))), stage_text((("L", 4), ("L", 5), ("L", 6)))
+    ('stages PP=0 and PP=3', 'stages L=4 to 6')
+    >>> stage_text(()), stage_text((("PP", 1),))
+    ('compute', 'stage PP=1')
+    """
+    if not tags:
+        return "compute"
+    names = list(ranges(sorted(set(tags))))
+    several = "s" if len(set(tags)) > 1 else ""
+    return f"stage{several} {' and '.join(names)}"
+
+
+def ranges(tags: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """Neighbouring numbers as one range, if there are more than two."""
+    runs: list[list[tuple[str, int]]] = []
+    for key, index in tags:
+        if runs and runs[-1][-1] == (key, index - 1):
+            runs[-1].append((key, index))
+        else:
+            runs.append([(key, index)])
+    for run in runs:
+        (key, first), (_, last) = run[0], run[-1]
+        if len(run) > 2:
+            yield f"{key}={first} to {last}"
+        else:
+            yield from (f"{key}={index}" for _, index in run)
+
+
+def advice(found: Prediction) -> str:
+    """One line: what bounds the step most, and what usually helps."""
+    report = found.report
+    exposed = {stream: seconds / report.seconds for stream, seconds in report.exposed.items()}
+    worst = max(exposed, key=lambda stream: exposed[stream], default="")
+    if not found.fits:
+        return "advice: it does not fit; recompute (`remat=`), use a higher `zero`, or more devices"
+    if worst and exposed[worst] > max(WORTH, report.bubble):
+        return (
+            f"advice: messages on {worst} bound the step; send less or overlap more: larger "
+            "microbatches, a schedule that overlaps, or a faster network"
+        )
+    if report.bubble <= WORTH:
+        return (
+            "advice: compute bounds the step; compiled=True, larger microbatches or lower precision"
+        )
+    if uneven(found) > report.bubble / 2:
+        return uneven_text(found)
+    return (
+        "advice: the bubble bounds the step; use more microbatches, or a schedule with a smaller "
+        "bubble (interleaved, zero-bubble)"
+    )
+
+
+def uneven(found: Prediction) -> float:
+    """The share of the step for which devices wait because one has more to compute."""
+    most = max(one.compute for one in found.report.devices)
+    return (most - mean_compute(found)) / (found.seconds or 1.0)
+
+
+def mean_compute(found: Prediction) -> float:
+    """Of all devices, those of the same role included."""
+    counts = [len(found.alike[one.device]) for one in found.report.devices]
+    times = [one.compute for one in found.report.devices]
+    return sum(map(float.__mul__, times, map(float, counts))) / sum(counts)
+
+
+def uneven_text(found: Prediction) -> str:
+    """Which stage is longer than the others, by how much, and what to change."""
+    longest = max(found.report.devices, key=lambda one: one.compute)
+    many = sum(map(len, found.alike.values()))
+    mine = len(found.alike[longest.device])
+    others = (mean_compute(found) * many - longest.compute * mine) / max(1, many - mine)
+    name = compute_of(longest.device, found.stages)
+    return (
+        f"advice: {name} bounds the step: it computes {time_text(longest.compute)}, the others "
+        f"{time_text(others)} on average; give it fewer layers (`stages=[...]` of the builder), or "
+        "cut by measured times (`costs=`). More microbatches hardly help"
+    )
