@@ -380,7 +380,6 @@ def fixed_rows(where: str, error: str) -> CaptureError:
         "this region of experts works only for one number of rows or experts: "
         + error.strip().splitlines()[0][:200],
         "write sizes that follow the tensors: -1 in view and reshape, torch.zeros_like, "
-        "torch.repeat_interleave(counts) for the ids of experts, without arange and output_size; "
-        "do not loop over the experts; or leave the "
-        "region out of `Shard`",
+        "rows.shape[0], counts.shape[0]; use torch.repeat_interleave(counts) for the ids of "
+        "experts; do not loop over the experts; or leave the region out of `Shard`",
     )

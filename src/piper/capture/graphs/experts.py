@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, fx
 
 from piper.capture import refusals, torch_private
 from piper.capture.fx_nodes import value
+from piper.capture.graphs.expert_sizes import candidates
 from piper.capture.graphs.joint import differentiate
 from piper.capture.graphs.partition import partition
 from piper.capture.graphs.phases import Layout, phase_graphs
@@ -55,6 +57,15 @@ class ExpertCode:
         nodes = self.chunk.graph.graph.find_nodes(op="placeholder")
         return [make(value(node), kind) for node, kind in zip(nodes, self.kinds, strict=True)]
 
+    def candidates(self) -> Iterator[ExpertCode]:
+        """This code, and what it may mean for other numbers of rows and experts."""
+        nodes = self.chunk.graph.graph.find_nodes(op="placeholder")
+        by_kind = dict(zip(reversed(self.kinds), reversed(nodes), strict=True))
+        for graph in candidates(self.chunk.graph, by_kind["counts"], by_kind.get("rows")):
+            chunk = copy.copy(self.chunk)
+            chunk.graph = graph
+            yield replace(self, lowered=replace(self.lowered, chunk=chunk))
+
 
 @dataclass
 class ExpertGraphs:
@@ -77,7 +88,7 @@ class ExpertGraphs:
     def prove(self, code: str, ways: int) -> None:
         """An error if experts or rows depend on each other, or if the region cannot be divided."""
         if code not in self.proven:
-            refuse_mixing(self.codes[code])
+            self.codes[code] = divisible(self.codes[code])
             self.proven.add(code)
         self.get(code, ways)
 
@@ -103,6 +114,22 @@ def share(found: ExpertCode, ways: int) -> Graphs:
     if any(getattr(cut, name) != getattr(lowered.cut, name) for name in same):
         raise refusals.fixed_rows(chunk.source, "its backward reads other inputs then")
     return phase_graphs(joint, cut, found.layout, {})
+
+
+def divisible(found: ExpertCode) -> ExpertCode:
+    """The code as it is, or with sizes that follow its arguments, as its trial shows.
+
+    An error if experts or rows depend on each other.
+    """
+    errors: list[CaptureError] = []
+    for candidate in found.candidates():
+        try:
+            refuse_mixing(candidate)
+            return candidate
+        except CaptureError as error:
+            errors.append(error)
+    ran = (one for one in errors if one.__cause__ is None)  # its sizes fit, its numbers do not
+    raise next(ran, errors[0])
 
 
 def refuse_mixing(found: ExpertCode) -> None:
@@ -145,8 +172,9 @@ class Trial:
         for row, expert in enumerate(self.expert):
             self.refuse_other([result[row] for result in whole], self.alone(row, expert))
         row = self.number % len(self.expert)  # one row per draw: a crowd takes seconds
-        crowd = self.in_a_crowd(row, self.expert[row])
-        self.refuse_other([result[row] for result in whole], crowd)
+        for others in (self.in_a_crowd, self.among_all_experts):
+            found = others(row, self.expert[row])
+            self.refuse_other([result[row] for result in whole], found)
         self.refuse_gradients()
 
     def results(self, arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -156,7 +184,9 @@ class Trial:
             raise refusals.no_rows(self.source)
         return found
 
-    def chosen(self, rows: list[int], experts: slice, counts: list[int]) -> list[Tensor]:
+    def chosen(
+        self, rows: list[int], experts: slice | list[int], counts: list[int]
+    ) -> list[Tensor]:
         """Some rows (or copies of one row) for some of the experts."""
         kinds = zip(self.arguments, self.found.kinds, strict=True)
         return [
@@ -180,6 +210,16 @@ class Trial:
         with torch.no_grad():
             given = self.chosen([row] * many, slice(None), counts)
             return [result[-1] for result in self.results(given)]
+
+    def among_all_experts(self, row: int, expert: int) -> list[Tensor]:
+        """One row for the last of as many experts as the region has, within the limit."""
+        kinds = list(zip(self.arguments, self.found.kinds, strict=True))
+        size = sum(a[:1].numel() * a.element_size() for a, kind in kinds if kind == "weights")
+        many = max(1, min(self.found.contract.experts, CROWD_BYTES // max(1, size)))
+        counts = [0] * (many - 1) + [1]
+        with torch.no_grad():
+            given = self.chosen([row], [expert] * many, counts)
+            return [result[0] for result in self.results(given)]
 
     def refuse_other(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
         for a, b in zip(one, other, strict=True):
