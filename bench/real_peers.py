@@ -102,7 +102,8 @@ def with_megatron(arena: RealArena) -> None:
     for pp in (world, world // 2):
         for name, virtual in (("1f1b", 1), ("interleaved-1f1b", 2)):
             for zero in (0, 1) if pp < world else (0,):
-                model = arena.shelf.get(size, pp * virtual)
+                layered = pp < world  # its gradients are reduced during the last backward, too
+                model = arena.shelf.get(size, pp * virtual, layered=layered)
                 strategy = schedule(name, pp, parts, world // pp, zero=zero)
                 makers: dict[str, Any] = arena.pipers(
                     model, strategy, size.batch(arena.rank // pp, parts)
