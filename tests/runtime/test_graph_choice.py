@@ -20,7 +20,7 @@ from piper.job.compile.assignment import Assignment
 from piper.job.compile.compiler import compile_strategy
 from piper.job.job import Job
 from piper.job.options import Options
-from piper.job.programs.programs import rehearsal
+from piper.job.programs import rehearsal
 from piper.job.programs.rehearsal import Rehearsal, rehearse
 from piper.runtime.execute import Faster, Program
 from piper.runtime.gpu import graph_choice

@@ -17,7 +17,7 @@ from piper.capture import capture
 from piper.errors import RunError
 from piper.job.compile.assignment import Assignment
 from piper.job.job import Job
-from piper.job.programs.programs import rehearsal
+from piper.job.programs import rehearsal
 from piper.job.programs.rehearsal import Rehearsal, rehearse
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
