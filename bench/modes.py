@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -82,7 +83,8 @@ def predicted(case: Case, device: str) -> dict[str, dict[str, float]]:
         with as_on_gpu():
             _, compiled = mode.compile(example)
         _, prediction = machine_of(device, None, None, None).price(compiled)
-        found[name] = {"ms": 1e3 * prediction.seconds, "GiB": prediction.peak / 2**30}
+        held = {what: size / 2**30 for what, size in prediction.peaks[0].held.items() if size}
+        found[name] = {"ms": 1e3 * prediction.seconds, "GiB": prediction.peak / 2**30, **held}
     return found
 
 
@@ -101,8 +103,27 @@ def measured(case: Case, options: dict[str, Any]) -> dict[str, float]:
         times.append(time.perf_counter() - started)
     peak = peak_of_steps()
     reserved = torch.cuda.max_memory_reserved() / 2**30
+    found = {"ms": 1e3 * sorted(times[3:])[3], "GiB": peak / 2**30, "reserved": reserved}
+    found |= by_kind()
     trainer.close()
-    return {"ms": 1e3 * sorted(times[3:])[3], "GiB": peak / 2**30, "reserved": reserved}
+    return found
+
+
+def by_kind() -> dict[str, float]:
+    """GiB after the steps: of live tensors, of the graphs' pool, of both with gaps, of cuBLAS.
+
+    The peak is the largest that live tensors were outside of the pool of the graphs.
+    """
+    kinds: dict[str, float] = defaultdict(float)
+    for segment in torch.cuda.memory_snapshot():
+        pool = "default" if segment["segment_pool_id"] == (0, 0) else "graphs"
+        kinds[f"{pool} reserved"] += segment["total_size"] / 2**30
+        kinds[f"{pool} live"] += segment["active_size"] / 2**30
+    kinds["peak of live tensors"] = torch.cuda.max_memory_allocated() / 2**30
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    kinds["cuBLAS"] = (before - torch.cuda.memory_allocated()) / 2**30
+    return dict(kinds)
 
 
 def peak_of_steps() -> int:
