@@ -6,6 +6,7 @@ from capture.interpreter import Interpreter, assert_parity, state
 
 from piper.capture import capture, dropout_mask
 from piper.capture.kernels.attention_block import ATTEND
+from piper.capture.kernels.overwriting import INTO
 from piper.capture.kernels.scaled_linear import SCALED_LINEAR
 from piper.capture.trace.float8 import ABLE
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
@@ -97,3 +98,21 @@ def test_dropout_masks_are_those_of_the_cpu() -> None:
     ]
 
     assert torch.equal(*masks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("words", [1, 7, 1000, 1024, 1025, 8192, 32000, 50257, 200_003])
+def test_logarithms_of_softmax_that_overwrite_have_the_bits_of_torch(
+    words: int, dtype: torch.dtype
+) -> None:
+    """Each size has its own kernel: of a warp, in registers, in shared memory, of a block."""
+    draw = torch.Generator(device="cuda").manual_seed(words)
+    logits, grad = torch.randn(2, 37, words, generator=draw, device="cuda").to(dtype)
+    expected = torch.log_softmax(logits, -1)
+    back = torch.ops.aten._log_softmax_backward_data(grad, expected, 1, dtype)
+
+    forward, backward = (INTO[name] for name in INTO)
+    forward(logits, 1, False, out=logits)
+    backward(grad, logits, 1, dtype, out=grad)
+
+    assert torch.equal(logits, expected) and torch.equal(grad, back)

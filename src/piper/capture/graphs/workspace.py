@@ -5,22 +5,26 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import storages, value
+from piper.capture.kernels.overwriting import overwritten
 from piper.capture.torch_private import pytree, storage_id
 from piper.names import F, Phase
 
 Memory = dict[fx.Node, set[int]]  # the storages of each node, in the order of the graph
 
 
-def count(module: fx.GraphModule, phase: Phase, without: Iterable[int] = ()) -> int:
-    """Bytes at the peak, `without` the memory of some results. A backward frees its kept tensors
-    one by one.
+def count(module: fx.GraphModule, phase: Phase, without: Iterable[int] | None = None) -> int:
+    """Bytes at the peak. A backward frees its kept tensors one by one.
 
-    Sizes that depend on data count as 0. Scratch memory of operations is not included.
+    If it is compiled, it runs `without` the memory of some results, and chooses itself what
+    overwrites what. Sizes that depend on data count as 0. Scratch memory of operations is not
+    included.
     """
     memory = {node: storages(node) for node in module.graph.nodes}
+    if without is None:
+        memory = _overwriting(memory)
     sizes, last, held = _sizes(memory), _last_uses(memory), _held(memory, phase)
     seen = {s for n, found in memory.items() if n.op == "placeholder" for s in found}
-    sizes.update(dict.fromkeys(without, 0))
+    sizes.update(dict.fromkeys(without or (), 0))
     live = most = 0
     for position, found in enumerate(memory.values()):
         new = found - seen
@@ -29,6 +33,17 @@ def count(module: fx.GraphModule, phase: Phase, without: Iterable[int] = ()) -> 
         most = max(most, live)
         live -= sum(sizes[storage] for storage in last.get(position, ()) if storage not in held)
     return most
+
+
+def _overwriting(memory: Memory) -> Memory:
+    """The same, where results that overwrite something have its memory."""
+    same: dict[int, int] = {}
+    for node in memory:
+        given = overwritten(node)
+        if given is not None:
+            (old,), (new,) = memory[given], memory[node]
+            same[new] = same.get(old, old)
+    return {node: {same.get(one, one) for one in found} for node, found in memory.items()}
 
 
 def _tensors(node: fx.Node) -> Iterator[Tensor]:

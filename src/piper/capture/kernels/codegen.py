@@ -9,6 +9,7 @@ from torch import fx
 from torch.nn import functional
 
 from piper.capture.fx_nodes import is_contiguous, same_layout, value
+from piper.capture.kernels.overwriting import overwrite
 from piper.capture.torch_private import graph_module, is_view
 
 aten = torch.ops.aten
@@ -63,6 +64,7 @@ def quickened(module: fx.GraphModule) -> fx.GraphModule:
             fast.graph.erase_node(node)
     fast.graph.eliminate_dead_code(is_impure_node=lambda node: not is_view(node))
     release_bundles(fast.graph)
+    overwrite(fast.graph)
     for node in fast.graph.nodes:
         if _may_overwrite(node):
             node.op, node.target = "call_method", OVERWRITES
