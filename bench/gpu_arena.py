@@ -258,8 +258,10 @@ class Arena:
         return {name: statistics.median(found) for name, found in times.items()}
 
     def clean(self) -> None:
+        """Workspaces of products too: else the first contender would pay for those of all."""
         gc.collect()
         if self.on_gpu:
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from functools import cache, partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from piper.job.programs.rehearsal import Rehearsal, rehearse
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
 from piper.plan.instructions import Recv, Run
+from piper.runtime.gpu import cuda_graphs
 from piper.runtime.gpu.cuda_graphs import Graphs, put, record_graphs
 from piper.strategies import BUILDERS
 
@@ -153,6 +155,44 @@ def recorded_runs(graphs: Graphs) -> bool:
     return graphs.program.faster is graphs and any(
         isinstance(plan.instructions[k], Run) for k, _ in graphs.acts
     )
+
+
+class ForgetfulTape:
+    """Keeps nothing of what it records: memory is free when a CUDA graph's pool could use it."""
+
+    def record(self, do: Any) -> Any:
+        do()
+        return lambda: None
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(0)
+
+
+@pytest.mark.parametrize(("name", "alive"), [("1f1b", 2), ("gpipe", 4)])
+def test_a_message_arrives_where_a_dead_one_was(name: str, alive: int, monkeypatch: Any) -> None:
+    """A stage of 1F1B holds what it received until its backward, GPipe's last one of all."""
+    received: list[weakref.ref[Any]] = []
+    most: dict[int, int] = {}
+    load, make = rehearsal.load, cuda_graphs.empty_for
+
+    def noted(recv: Recv, device: torch.device) -> list[torch.Tensor]:
+        made = make(recv, device)
+        received.append(weakref.ref(made[0].untyped_storage()))
+        now = sum(ref() is not None for ref in received)
+        most[len(most)] = now
+        return made
+
+    def loading(job: Job, mine: Assignment, *given: Any) -> Any:
+        program = load(job, mine, *given)
+        received.clear()
+        record_graphs(program, mine.known, ForgetfulTape)
+        return program
+
+    monkeypatch.setattr(rehearsal, "load", loading)
+    monkeypatch.setattr(cuda_graphs, "empty_for", noted)
+    trained(llama, name, {})
+
+    assert len(most) >= 8 and max(most.values()) == alive, most
 
 
 def test_what_cannot_be_recorded_is_done_by_the_host(monkeypatch: Any) -> None:

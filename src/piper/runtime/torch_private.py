@@ -53,6 +53,11 @@ def release_pool(device: int, pool: Any) -> None:
     torch._C._cuda_releasePool(device, pool)
 
 
+def free_workspaces() -> None:
+    """Those of cuBLAS, which torch keeps for each stream that a product ever ran on."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 def storage_at(address: int, device: torch.device, size: int) -> torch.UntypedStorage:
     """A storage on memory that something else owns."""
     return torch._C._construct_storage_from_data_pointer(address, device, size)

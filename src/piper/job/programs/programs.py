@@ -196,10 +196,15 @@ def release(program: Program) -> None:
 
 
 def recorded(program: Program, mine: Assignment, joins: Joins | None) -> Graphs:
-    """Record the program. Graphs have memory of their own, so what was cached is given back."""
+    """Record the program. Graphs have memory of their own, so what was cached is given back.
+
+    Their workspaces are in their pool. Given back, they end with it.
+    """
     empty_cache(program.device)
     with on_compute_stream(program.plan, program.device):
-        return record_graphs(program, mine.known, joins=joins)
+        found = record_graphs(program, mine.known, joins=joins)
+    empty_cache(program.device)
+    return found
 
 
 def whole_state(programs: Programs) -> dict[str, torch.Tensor] | None:

@@ -1,11 +1,11 @@
 """Which parts of a plan can be recorded as CUDA graphs, and which the host runs every step.
 
 A replay writes to the addresses of the recording. A value is *fixed* if it has the same address in
-every step: parameters, values that are loaded or received (into memory kept for them), and results
-of recorded segments. All other values *move*: they are copied to a fixed address before a recorded
-segment reads them. Tokens that a token all-to-all brings to experts are *dynamic*: their number
-changes from step to step, and so does the size of everything computed from them. Instructions that
-read dynamic values are never recorded.
+every step: parameters, values that are loaded or received, and results of recorded segments. All
+other values *move*: they are copied to a fixed address before a recorded segment reads them. Tokens
+that a token all-to-all brings to experts are *dynamic*: their number changes from step to step, and
+so does the size of everything computed from them. Instructions that read dynamic values are never
+recorded.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 All segments are recorded before the first step, in the order of the plan, while no message is in
 flight. They share one memory pool: a later segment may reuse memory that an earlier one freed, as
-in a step without graphs, and replays keep that order. The host reads results through tensors that
-do not own their memory.
+in a step without graphs, and replays keep that order. Values that are received have a place in the
+pool, too. The host reads results through tensors that do not own their memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol, assert_never
 
 import torch
 
-from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
+from piper.plan.analyse.graph_segments import Hosted, Recorded, Segment, segments
 from piper.plan.instructions import (
     Add,
     Exchange,
@@ -27,6 +27,7 @@ from piper.plan.instructions import (
     Gather,
     Keep,
     Load,
+    Plan,
     Recv,
     Redistribute,
     Reduce,
@@ -40,6 +41,7 @@ from piper.plan.instructions import (
     is_message,
 )
 from piper.runtime.batch import StepInputs
+from piper.runtime.comm.gloo import empty
 from piper.runtime.comm.in_flight import Single
 from piper.runtime.execute import Act, Program
 from piper.runtime.gpu.warmup import Known, zeros
@@ -119,6 +121,7 @@ class Graphs:
     program: Program
     loads: list[tuple[Load, int, torch.Tensor]]
     acts: list[tuple[int, Act]]
+    places: list[Act] = field(default_factory=list)  # keep the memory that messages arrive in
     weights: tuple[float, ...] | None = None
 
     def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]:
@@ -181,6 +184,8 @@ class Recording:
     loads: list[tuple[Load, int, torch.Tensor]] = field(default_factory=list)
     held: dict[int, Any] = field(default_factory=dict)  # operands of messages in flight
     pinned: list[Any] = field(default_factory=list)  # memory that results may alias
+    places: list[Act] = field(default_factory=list)  # recordings that only allocate
+    by_host: set[str] = field(default_factory=set)  # values that the host does more with than send
 
     def graphs(self) -> Graphs:
         slots = self.program.slots
@@ -192,9 +197,10 @@ class Recording:
                 slots[slot] = fixed
                 self.loads.append((one, slot, fixed))
         found = segments(self.program.plan, self.fits)
+        self.by_host = set(read_by_host(self.program.plan, found))
         acts = [(one.at if isinstance(one, Hosted) else one.at[0], self.act(one)) for one in found]
         slots[:] = before + [None] * (len(slots) - len(before))
-        return Graphs(self.program, self.loads, acts)
+        return Graphs(self.program, self.loads, acts, self.places)
 
     def fits(self, run: Run, moving: frozenset[str]) -> bool:
         """Dynamic sizes cannot be recorded, nor moving bundles, whose layout is not known."""
@@ -313,10 +319,13 @@ class Recording:
         return update_and_look
 
     def received(self, k: int, recv: Recv) -> Act:
-        """Receive at a fixed address."""
-        program = self.program
-        tensors = tuple(zeros_of(recv, program.device))
-        program.slots[program.slot(recv.value)] = tensors if recv.bundle else tensors[0]
+        """Receive at a fixed address in the pool, which is used again once the value is freed."""
+        program, owners = self.program, list[torch.Tensor]()
+        self.places.append(self.tape.record(lambda: owners.extend(empty_for(recv, program.device))))
+        program.slots[program.slot(recv.value)] = tuple(owners) if recv.bundle else owners[0]
+        tensors = tuple(map(self.tape.alias, owners))
+        if recv.value in self.by_host:
+            self.pinned.append(owners)  # results may alias it
         waits = [w for w in recv.waits if is_message(program.plan.instructions[w])]
 
         def act() -> None:
@@ -335,6 +344,14 @@ class Recording:
         if isinstance(value, torch.Tensor):
             return self.tape.alias(value)
         return None if value is None else tuple(map(self.tape.alias, value))
+
+
+def read_by_host(plan: Plan, found: Sequence[Segment]) -> Iterator[str]:
+    """What instructions of the host read that may return the same memory."""
+    for segment in found:
+        one = plan.instructions[segment.at] if isinstance(segment, Hosted) else None
+        if one is not None and not isinstance(one, Send | Free):
+            yield from one.uses
 
 
 def refuse_kept_gradients(optimizer: Any, grads: Sequence[torch.Tensor]) -> None:
@@ -361,8 +378,5 @@ def put(value: torch.Tensor, fixed: torch.Tensor) -> None:
     fixed.copy_(value)
 
 
-def zeros_of(recv: Recv, device: torch.device) -> list[torch.Tensor]:
-    return [
-        torch.zeros([size or 0 for size in sizes], dtype=getattr(torch, dtype), device=device)
-        for sizes, dtype in recv.shapes
-    ]
+def empty_for(recv: Recv, device: torch.device) -> list[torch.Tensor]:
+    return [empty([size or 0 for size in sizes], dtype, device) for sizes, dtype in recv.shapes]

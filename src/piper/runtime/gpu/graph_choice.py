@@ -22,6 +22,7 @@ from piper.runtime.batch import StepInputs
 from piper.runtime.execute import Act, Faster, Program
 from piper.runtime.gpu.cuda_graphs import keeps_gradients
 from piper.runtime.gradient_norm import as_tuple
+from piper.runtime.torch_private import free_workspaces
 
 LOG = logging.getLogger("piper")
 UNTIMED = 1  # steps of each kind before its times count: memory is allocated, clocks rise
@@ -138,7 +139,9 @@ def forget_values(program: Program) -> None:
 
 
 def empty_cache(device: torch.device) -> None:
+    """Give back what nothing uses, with the workspaces of products, which are made again."""
     if device.type == "cuda":
+        free_workspaces()
         torch.cuda.empty_cache()
 
 
