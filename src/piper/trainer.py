@@ -286,6 +286,7 @@ class Trainer:
         self._enter("resume")
         given = self._run, self._programs.state, missing_ok, loader
         self.steps = self._checkpoints.resume(Path(folder), *given)
+        self._log.resume(self.steps)
         return self.steps
 
     def load(

@@ -8,10 +8,12 @@ from costs.test_measured import LARGE, SMALL, measured
 from costs.worked import Sketch, all_phases, model_of
 
 from piper.costs import Costs
+from piper.costs.devices import costs_of_device, device_kind
+from piper.costs.links import NETWORKS
 from piper.costs.measured import Figure, RegionKey
 from piper.costs.modes import Mode
 from piper.costs.notes import notes
-from piper.names import F
+from piper.names import B, F
 
 COMPLETE = {"link": 2e9, "add": 1e-9, "square": 1e-9, "update": 1e-9}
 
@@ -68,6 +70,17 @@ def test_nothing_measured_is_said() -> None:
     assert notes(Costs(), model, all_phases(model)) == (
         "nothing was measured: regions are estimated from FLOPs and bytes",
     )
+
+
+def test_a_model_too_small_for_a_gpu_is_said_to_be_bound_by_launches() -> None:
+    model = model_of([Sketch("small", 1e6)])
+    gpu = costs_of_device(device_kind("h200"), model, NETWORKS["h200"])
+
+    assert notes(gpu, model, [("small", F), ("small", B)])[1] == (
+        "the host takes longer to launch most operators (24 us each) than the device to compute "
+        "them; larger microbatches or graphs=True help"
+    )
+    assert len(notes(gpu.in_mode(Mode.GRAPHS), model, [("small", F), ("small", B)])) == 1
 
 
 def test_constants_beside_measured_regions_are_said() -> None:

@@ -58,6 +58,35 @@ def test_a_run_that_resumes_adds_rows(tmp_path: Path) -> None:
     assert len(text) == 3 and text[0].startswith("step,loss")
 
 
+def test_steps_that_are_taken_again_have_one_row(tmp_path: Path) -> None:
+    """A run that ended after step 3 resumes from its checkpoint of step 2."""
+    file = tmp_path / "a.csv"
+    first = metric_log(file, rank=0)
+    for step in (1, 2, 3):
+        first.add(metrics(step))
+    first.close()
+    with file.open("a") as torn:
+        torn.write("4,2.")  # the process was killed while it wrote
+
+    again = metric_log(file, rank=0)
+    again.resume(2)
+    for step in (3, 4):
+        again.add(metrics(step))
+    again.close()
+
+    assert [row["step"] for row in csv.DictReader(file.open())] == ["1", "2", "3", "4"]
+
+
+def test_a_run_that_begins_anew_keeps_older_rows(tmp_path: Path) -> None:
+    for _ in range(2):
+        log = metric_log(tmp_path / "a.csv", rank=0)
+        log.resume(0)
+        log.add(metrics(1))
+        log.close()
+
+    assert [row["step"] for row in csv.DictReader((tmp_path / "a.csv").open())] == ["1", "1"]
+
+
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     log = metric_log(tmp_path / "a.csv", rank=1)
     log.add(metrics(1))
@@ -89,7 +118,7 @@ def test_a_step_on_a_gpu_is_written_before_the_next_call(monkeypatch: pytest.Mon
     assert seen == [1, "True: 1", 2, "True: 2", 3, 1, 4]
 
 
-FIRST = "step: 1  loss: 2.00000  grad_norm: 1.0000  memory: 0.25GiB  tps: 16"
+FIRST = "step: 1  loss: 2.00000  grad_norm: 1.0000  memory: 0.25 GiB  tps: 16"
 SECOND = FIRST.replace("1", "2", 1)
 
 
@@ -227,8 +256,15 @@ def test_patterns_make_groups_without_decay() -> None:
 
 
 def test_a_pattern_of_no_parameter_is_an_error() -> None:
-    with pytest.raises(InputError, match="no parameter has 'nrom' in its name"):
-        piper.Trainer(Net(), functional.mse_loss, example=(X, X), no_decay=["bias", "nrom"])
+    with pytest.raises(InputError, match="no parameter has 'nrom' or 'ln_' in its name"):
+        piper.Trainer(Net(), functional.mse_loss, example=(X, X), no_decay=["nrom", "ln_"])
+
+
+def test_one_list_of_patterns_serves_many_models(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = piper.Trainer(Net(), functional.mse_loss, example=(X, X), no_decay=["bias", "ln_"])
+    trainer.close()
+
+    assert "no_decay: no parameter has 'ln_' in its name" in caplog.messages
 
 
 def test_a_text_is_not_a_list_of_patterns() -> None:

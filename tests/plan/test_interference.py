@@ -96,3 +96,7 @@ def test_without_both_there_is_no_sentence() -> None:
 
     assert traced(dict.fromkeys(both, 0)) == traced(dict.fromkeys(both, 1)) == ()
     assert interference_text(()) == ""
+
+
+def test_noise_is_no_slowdown() -> None:
+    assert interference_text([Pending(1, 9, 0.89), Pending(2, 4, 1.04)]) == ""

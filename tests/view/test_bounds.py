@@ -60,8 +60,8 @@ def test_the_whole_text() -> None:
 
     assert advice(found) == (
         "advice: stage PP=1 on device 1 bounds the step: it computes 9.60 s, the others 2.40 s "
-        "on average; give it fewer layers (`stages=[...]` of the builder), or cut by measured "
-        "times (`costs=`). More microbatches hardly help"
+        "on average; give it fewer layers (`annotate`, or `stages=[...]` of a builder), or let a "
+        "builder cut by measured times (`costs=`). More microbatches hardly help"
     )
     assert bound(found.report, found.stages) == (
         "bound by stage PP=1 on device 1 (97 %), stage PP=0 on device 0 (3 %)"

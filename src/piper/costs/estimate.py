@@ -47,11 +47,21 @@ class Rates:
         are counted operator by operator there. CUDA graphs need no host to launch operators."""
         if work is None:
             return UNITS[phase]
-        traffic, operators = work.in_mode(mode)
+        return max(self.of_device(work, mode), self.of_host(work, mode))
+
+    def of_device(self, work: Work, mode: Mode) -> float:
+        traffic, _ = work.in_mode(mode)
         moved = traffic if self.ahead and traffic is not None else work.touched
-        started = operators * (self.fused if mode.is_compiled else 1.0)
-        seconds = work.flops / self.flops + moved / self.memory + self.start * started
-        return seconds if mode.has_graphs else max(seconds, self.launch * started)
+        starts = self.start * self.started(work, mode)
+        return work.flops / self.flops + moved / self.memory + starts
+
+    def of_host(self, work: Work, mode: Mode) -> float:
+        """Seconds to launch the operators."""
+        return 0.0 if mode.has_graphs else self.launch * self.started(work, mode)
+
+    def started(self, work: Work, mode: Mode) -> float:
+        """Operators. One that a compiler made of several counts as some."""
+        return work.in_mode(mode)[1] * (self.fused if mode.is_compiled else 1.0)
 
 
 def work_of(model: Model, region: Region, phase: Phase) -> Work | None:

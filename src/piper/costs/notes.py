@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from piper.costs.costs import Costs
+from piper.costs.estimate import Work, work_of
 from piper.costs.measured import Source
 from piper.ir.model import Model
 from piper.names import Phase, amount
@@ -18,7 +19,8 @@ def notes(costs: Costs, model: Model, runs: Iterable[tuple[str, Phase]]) -> tupl
     regions = {region.code: region for region in model.regions}
     asked = dict.fromkeys(runs)
     found = Counter(costs.source(model, regions[code], phase) for code, phase in asked)
-    return (*of_regions(costs, found), *of_others(costs))
+    works = [work_of(model, regions[code], phase) for code, phase in asked]
+    return (*of_regions(costs, found), *of_launches(costs, works), *of_others(costs))
 
 
 def of_regions(costs: Costs, found: Counter[Source]) -> Iterator[str]:
@@ -41,6 +43,19 @@ def of_regions(costs: Costs, found: Counter[Source]) -> Iterator[str]:
         yield (
             f"estimated from FLOPs and bytes: {estimated} of {count}; "
             "measure them with --profile at this microbatch size"
+        )
+
+
+def of_launches(costs: Costs, works: Sequence[Work | None]) -> Iterator[str]:
+    """A small model is slower on a GPU than its FLOPs and bytes: nobody should wonder why."""
+    known = [work for work in works if work is not None]
+    late = [
+        one for one in known if costs.of_host(one, costs.mode) > costs.of_device(one, costs.mode)
+    ]
+    if 2 * len(late) > len(known) and not costs.figures:
+        yield (
+            f"the host takes longer to launch most operators ({1e6 * costs.launch:.0f} us each) "
+            "than the device to compute them; larger microbatches or graphs=True help"
         )
 
 

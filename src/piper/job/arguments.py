@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
@@ -18,6 +19,7 @@ from piper.runtime.state.parameter_groups import is_named
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
+LOG = logging.getLogger("piper")
 
 
 def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
@@ -79,13 +81,19 @@ def refuse_wrong_patterns(found: Any) -> None:
 
 
 def refuse_unmatched(model: torch.nn.Module, patterns: Sequence[str]) -> None:
-    """A misspelt pattern would silently change nothing."""
+    """Misspelt patterns would silently change nothing.
+
+    One list may serve many models: some have no biases.
+    """
     names = [name for name, _ in model.named_parameters()]
-    for one in patterns:
-        if not any(is_named(name, [one]) for name in names):
-            what = f"no parameter has {one!r} in its name"
-            fix = f"the model has {', '.join(names[:3])}, ...: write a part of such a name"
-            raise InputError.of("no_decay", what, fix)
+    missed = [one for one in patterns if not any(is_named(name, [one]) for name in names)]
+    words = " or ".join(map(repr, missed))
+    if missed and len(missed) == len(patterns):
+        what = f"no parameter has {words} in its name"
+        fix = f"the model has {', '.join(names[:3])}, ...: write a part of such a name"
+        raise InputError.of("no_decay", what, fix)
+    if missed:
+        LOG.warning("no_decay: no parameter has %s in its name", words)
 
 
 def refuse_wrong_memory(found: Any) -> None:

@@ -57,7 +57,7 @@ class Metrics:
 
     >>> found = Metrics(3, 2, 1024, lambda: Readings(2.5, 1.25, 0.5, 1.0), lr=3e-4)
     >>> found
-    step: 3  loss: 2.50000  grad_norm: 1.2500  lr: 3.00e-04  memory: 1.00GiB  tps: 2,048
+    step: 3  loss: 2.50000  grad_norm: 1.2500  lr: 3.00e-04  memory: 1.00 GiB  tps: 2,048
     >>> dict(found)["tokens_per_second"], found.mfu
     (2048.0, None)
     """
@@ -134,7 +134,7 @@ class Metrics:
         mfu = "" if self.mfu is None else f"  mfu: {self.mfu:.1%}"
         return (
             f"step: {self.step}  loss: {self.loss:.5f}  grad_norm: {self.grad_norm:.4f}{lr}  "
-            f"memory: {self.memory_gib:.2f}GiB  {rate}{mfu}"
+            f"memory: {self.memory_gib:.2f} GiB  {rate}{mfu}"
         )
 
     __repr__ = __str__

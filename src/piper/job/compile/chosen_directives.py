@@ -20,7 +20,8 @@ def regions_text(captured: Captured) -> str:
     regions = captured.model.regions
     unique = len({region.code for region in regions})
     read = f", {captured.was_read} read from the cache" if captured.was_read else ""
-    return f"{amount(len(regions), 'region')}, {unique} of them unique{read}"
+    different = f", {unique} of them unique" if unique < len(regions) else ""
+    return f"{amount(len(regions), 'region')}{different}{read}"
 
 
 def plans_text(compiled: Compiled) -> str:

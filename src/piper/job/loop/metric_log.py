@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,9 @@ Log = str | Path | Callable[[Metrics], None] | Sequence[Any] | None
 
 class Sink(Protocol):
     def write(self, metrics: Metrics) -> None: ...
+
+    def resume(self, steps: int) -> None:
+        """The run goes on after so many steps. It may have been further before."""
 
     def close(self) -> None: ...
 
@@ -55,6 +59,10 @@ class MetricLog:
         last, self.last = self.last, None
         for sink in self.sinks if last is not None else ():
             sink.write(last)  # type: ignore[arg-type]
+
+    def resume(self, steps: int) -> None:
+        for sink in self.sinks if steps else ():
+            sink.resume(steps)
 
     def close(self) -> None:
         self.flush()
@@ -97,7 +105,7 @@ def require(module: str, name: str) -> None:
         raise InputError.of("log", f"{name} is not installed", fix) from None
 
 
-class Function:
+class Function(Sink):
     """The user's own."""
 
     def __init__(self, function: Callable[[Metrics], None]) -> None:
@@ -109,7 +117,7 @@ class Function:
     def close(self) -> None: ...
 
 
-class Printed:
+class Printed(Sink):
     """A line for each step; in a terminal, one line that changes."""
 
     def __init__(self) -> None:
@@ -126,7 +134,7 @@ class Printed:
             self.line.close()
 
 
-class CsvFile:
+class CsvFile(Sink):
     """One row for each step. A run that resumes adds rows, with the columns that are there."""
 
     def __init__(self, path: Path) -> None:
@@ -141,8 +149,28 @@ class CsvFile:
         self.rows.writerow(metrics.asdict())
         self.file.flush()
 
+    def resume(self, steps: int) -> None:
+        """Drop rows at the end that are of later steps: they are taken again."""
+        with open(self.file.name, newline="") as file:
+            lines = file.readlines()
+        kept = len(lines)
+        while kept > 1 and step_of(lines[kept - 1], self.rows.fieldnames) > steps:
+            kept -= 1
+        if kept < len(lines):
+            self.file.truncate(sum(len(line.encode()) for line in lines[:kept]))
+
     def close(self) -> None:
         self.file.close()
+
+
+def step_of(line: str, columns: Collection[str]) -> float:
+    """
+    >>> step_of("7,2.5\\r\\n", ["step", "loss"]), step_of("torn", ["loss", "step"])
+    (7, inf)
+    """
+    row = dict(zip(columns, line.strip().split(","), strict=False))
+    text = row.get("step", "")
+    return int(text) if text.isdecimal() else math.inf
 
 
 def columns_of(path: Path) -> list[str]:
@@ -153,7 +181,7 @@ def columns_of(path: Path) -> list[str]:
         return next(csv.reader(file), [])
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """Scalars in runs/, where `tensorboard --logdir runs` finds them."""
 
     def __init__(self) -> None:
@@ -168,7 +196,7 @@ class TensorBoard:
         self.writer.close()
 
 
-class WandB:
+class WandB(Sink):
     """The run that the script has begun with wandb.init(...), or a new one."""
 
     def __init__(self) -> None:

@@ -140,10 +140,12 @@ class Recording:
         seen, wanted, path = len(self.traces), self.window.count, self.window.path
         if seen < wanted:
             LOG.warning("recorded only %d of %s before the end", seen, amount(wanted, "step"))
-        steps = amount(seen, "step")
-        LOG.info("recorded %s in %s: open it with `piper view %s`", steps, path, path)
+        LOG.info("recorded %s%s", amount(seen, "step"), self.place(path))
         for note in notes:
             LOG.info("%s", note)
+
+    def place(self, path: Path) -> str:
+        return f" in {path}: `piper view {path}` shows them"
 
 
 def machine_name(recorder: Recorder | None) -> str:
@@ -162,6 +164,10 @@ class EnvironmentRecording(Recording):
         self.over, EnvironmentRecording.taken = EnvironmentRecording.taken, True
         if not self.over:
             super().start(program)
+
+    def place(self, path: Path) -> str:
+        """`piper run` names the file at the end."""
+        return ""
 
 
 def from_environment() -> Recording:

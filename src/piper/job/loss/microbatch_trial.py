@@ -36,6 +36,12 @@ class Verdict:
     untried: str = ""
 
 
+UNTRIED = (
+    "no trial of microbatches against a whole batch (%s); `piper check --numerics` compares a run "
+    "with plain PyTorch"
+)
+
+
 @dataclass
 class MicrobatchTrials:
     """One trial for each kind of microbatch."""
@@ -57,7 +63,7 @@ class MicrobatchTrials:
         found = self.verdicts[kind] = tried(runs, captured, one, reduction, said)
         yield from () if captured.meeting else found.warnings
         if found.untried:
-            LOG.info("not tried whether microbatches add up to a batch: %s", found.untried)
+            LOG.info(UNTRIED, found.untried)
             yield from unknown_lines(reduction.form.unknown)
         elif not found.warnings and not said:  # on other data, these may be no means
             yield from unknown_lines([*filter(None, reduction.form.unknown)])
@@ -76,7 +82,7 @@ def tried(
     how losses are put together, so only rows count.
     """
     if is_large(captured):
-        return Verdict(untried="the model is large")
+        return Verdict(untried="it would take seconds")
     drawn_ones = (once(runs, one, reduction, said, seed) for seed in range(DRAWS))
     return next((found for found in drawn_ones if found != Verdict()), Verdict())
 

@@ -22,6 +22,11 @@ SHORT = 60  # characters that a message can show; a digest is longer
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs between processes
 Digests = dict[str, str]
 DeviceTimes = tuple[float, float, int]  # seconds of the last step, and after it; the role
+SAME_SHAPES = (
+    "give every process batches of the same shape in the same step: pad rows to a fixed length "
+    '(padding="max_length"), not to the longest row of each batch, and leave out a smaller last '
+    "batch (drop_last=True)"
+)
 OF_FIRST = "of the first replica, with replica_sizes="  # in the kind of a step
 NO_TIMES: DeviceTimes = (0.0, 0.0, 0)
 
@@ -224,14 +229,12 @@ def different_steps(kind: tuple[object, ...]) -> Exception:
         what = f"the first replica would have {there} by the batch of process {other}, and {here}"
         fix = "give every process as many times the rows that replica_sizes says as process 0"
         return InputError.of("batch", f"{what} by that of process 0", fix)
-    apart = "a model in a different mode" if here == there else "a batch of different shapes"
-    shapes = "" if here == there else f": {there}, not {here}"
-    return InputError.of(
-        "batch",
-        f"process {other} has {apart} than process 0{shapes}",
-        "give every process batches of the same shape in the same step (drop_last=True), and "
-        "switch train(), eval() and requires_grad in all of them",
-    )
+    if here == there:
+        what = f"process {other} has a model in a different mode than process 0"
+        fix = "switch train(), eval() and requires_grad in all processes"
+        return InputError.of("batch", what, fix)
+    what = f"process {other} has a batch of different shapes than process 0: {there}, not {here}"
+    return InputError.of("batch", what, SAME_SHAPES)
 
 
 def call_of(kind: object) -> str:
@@ -254,7 +257,7 @@ def short(kind: object) -> str:
     """
     leaves = kind[0][:-1] if isinstance(kind, tuple) and isinstance(kind[0], tuple) else ()
     shapes = (str(list(leaf[0])) if isinstance(leaf, tuple) else str(leaf) for leaf in leaves)
-    return " and ".join(shapes)[:80]
+    return " and ".join(dict.fromkeys(shapes))[:80]
 
 
 def refuse_over(closed: bool, broken: bool) -> None:

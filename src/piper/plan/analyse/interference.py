@@ -15,6 +15,7 @@ from piper.plan.analyse.trace import Span, Trace
 from piper.plan.instructions import Plan, Run, is_message
 
 MOST = 3  # messages in flight that are told apart; more count as so many
+NOISE = 1.05  # times as long, by chance
 Pass = tuple[Device, str, str]  # device, region, phase
 
 
@@ -84,12 +85,14 @@ def timed(plan: Plan, spans: Sequence[Span]) -> Iterator[tuple[Pass, int, float]
 
 
 def interference_text(found: Sequence[Pending]) -> str:
-    """One sentence, or nothing where no pass was seen both ways.
+    """One sentence, or nothing where messages slow nothing down, or no pass was seen both ways.
 
     >>> interference_text([Pending(1, 12, 1.204), Pending(3, 4, 1.5)])
     'compute takes 1.20x as long with 1 message in flight (12 runs), 1.50x with 3 or more (4 runs)'
     """
     parts: list[str] = []
+    if all(one.slowdown < NOISE for one in found):
+        return ""
     for one in found:
         count = f"{one.messages}{' or more' if one.messages == MOST else ''}"
         noun = "message" if one.messages == 1 else "messages"

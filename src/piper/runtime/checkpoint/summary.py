@@ -25,7 +25,7 @@ def summary(folder: Path) -> Iterator[str]:
     by = amount(writers, "process", "processes")
     yield f"  files      {files}, {size_text(index.nbytes)}, written by {by}"
     parts = amount(index.replicas, "part")
-    yield f"  data       in {parts}"
+    yield f"  batches    from {parts} of the data, one for each replica"
     if others:
         yield f"other checkpoints: {', '.join(others)}"
 
@@ -38,12 +38,12 @@ def tensor_lines(folder: Path) -> Iterator[str]:
 
 def model_text(index: Index) -> str:
     count = sum(prod(shape) for shape, _ in index.model.values())
-    return f"{amount(len(index.model), 'tensor')}, {count:,} elements"
+    return f"{amount(len(index.model), 'tensor')}, {count:,} elements, buffers included"
 
 
 def options_text(index: Index) -> str:
     shown = [f"{name}={value}" for name, value in index.options if value != "None"]
-    return f" ({', '.join(shown)})" if shown else ""
+    return f" (defaults: {', '.join(shown)})" if shown else ""
 
 
 def size_text(nbytes: int) -> str:

@@ -124,6 +124,6 @@ def uneven_text(found: Prediction) -> str:
     name = compute_of(longest.device, found.stages)
     return (
         f"advice: {name} bounds the step: it computes {time_text(longest.compute)}, the others "
-        f"{time_text(others)} on average; give it fewer layers (`stages=[...]` of the builder), or "
-        "cut by measured times (`costs=`). More microbatches hardly help"
+        f"{time_text(others)} on average; give it fewer layers (`annotate`, or `stages=[...]` of a "
+        "builder), or let a builder cut by measured times (`costs=`). More microbatches hardly help"
     )

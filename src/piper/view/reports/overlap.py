@@ -14,12 +14,17 @@ from piper.view.reports.footprint import devices_text
 Span = tuple[float, float]
 Pattern = tuple[tuple[RegionId, Phase], ...]
 SHOWN = 3  # slots for each device
+NAMES = (
+    "order of overlapping work: PP1.EP0:BI@2 is stage 1, its experts 0, input gradients, "
+    "microbatch 2; PP1 and PP1#1 are the parts before and after the experts"
+)
 WIDE = 12  # nodes
 
 
 def overlap(dag: Dag) -> str:
     """Empty without sharded experts: then there is no token all-to-all to hide."""
-    return "\n".join(lines(dag)) if dag.shardings else ""
+    found = list(lines(dag)) if dag.shardings else []
+    return "\n".join([*found, NAMES] if found else [])
 
 
 def lines(dag: Dag) -> Iterator[str]:
@@ -52,9 +57,17 @@ def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Bus
     if not found:
         yield f"  in the middle of the step: {' '.join(middle(dag, lane, table))}"
     for alike in list(found.values())[:SHOWN]:
-        yield f"  {amount(len(alike), 'slot')}: {' '.join(alike[0])}"
+        yield f"  {times(len(alike))}: {' '.join(alike[0])}"
     if len(found) > SHOWN:
-        yield f"  and {amount(len(found) - SHOWN, 'other kind')} of slots"
+        yield f"  and {amount(len(found) - SHOWN, 'other combination')}"
+
+
+def times(count: int) -> str:
+    """
+    >>> times(1), times(5)
+    ('once', '5 times')
+    """
+    return "once" if count == 1 else f"{count} times"
 
 
 def middle(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> list[NodeId]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from piper.names import Device, amount
+from piper.names import TOTALS_STREAM, Device, amount
 from piper.plan.instructions import Instruction, Run, Update
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
@@ -15,6 +15,7 @@ from piper.view.reports.units import percent, time_text
 
 SHOWN = 4  # longest instructions
 ROWS = 16  # devices in the table
+MEANING = {TOTALS_STREAM: " (all-reduce of loss and norm)"}
 MOSTLY = 0.5  # of the step: exposed communication that says more of the model than of the strategy
 
 
@@ -76,7 +77,7 @@ def streams(found: Report) -> Iterator[str]:
         seconds = found.exposed.get(stream, 0.0)
         yield (
             f"  {stream:9} exposed {time_text(seconds)} per device, "
-            f"{percent(found.uncovered[stream])} of its communication"
+            f"{percent(found.uncovered[stream])} of its communication{MEANING.get(stream, '')}"
         )
 
 
@@ -108,6 +109,8 @@ def longest(step: Simulated) -> Iterator[str]:
             if seconds > found.get(what, (0.0, 0))[0]:
                 found[what] = (seconds, plan.device)
     rows = sorted(found.items(), key=lambda row: -row[1][0])[:SHOWN]
+    if rows:
+        yield "longest instructions, once each:"
     for what, (seconds, device) in rows:
         yield f"  {time_text(seconds):>9}  {what} on device {device}"
 
