@@ -23,6 +23,7 @@ class Sink(Protocol):
 
     def resume(self, steps: int) -> None:
         """The run goes on after so many steps. It may have been further before."""
+        return
 
     def close(self) -> None: ...
 
