@@ -169,8 +169,8 @@ def step_of(line: str, columns: Collection[str]) -> float:
     >>> step_of("7,2.5\\r\\n", ["step", "loss"]), step_of("torn", ["loss", "step"])
     (7, inf)
     """
-    row = dict(zip(columns, line.strip().split(","), strict=False))
-    text = row.get("step", "")
+    row = next(csv.DictReader([line], list(columns)), {})
+    text = row.get("step") or ""
     return int(text) if text.isdecimal() else math.inf
 
 
