@@ -28,7 +28,7 @@ from common import save
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 import piper
-from piper import Offload, Place, Remat, Strategy, where
+from piper import Offload, Place, Remat, Strategy, annotate, where
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.runtime import host_memory
 
@@ -38,7 +38,7 @@ Case = tuple[Strategy, str]  # and the case without offload that it is compared 
 
 
 def cases(layers: int) -> dict[str, Case]:
-    some = where(PP=range(0, layers, 3))
+    some = where(PP=range(1, layers + 1, 3))
     far = {"ahead": 4, "buffers": 4}
     return {
         "kept": (Strategy([PLACE]), "kept"),
@@ -73,9 +73,24 @@ def config(chosen: argparse.Namespace) -> LlamaConfig:
     )  # fmt: skip
 
 
-def on_meta(chosen: argparse.Namespace) -> Llama:
+class Units(Llama):
+    """Regions as FSDP2 has units here: the embedding, each layer, the head."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.rotary(tokens)
+        with annotate("PP", 0):
+            x = self.embedding(tokens)
+        for layer, block in enumerate(self.blocks):
+            with annotate("PP", 1 + layer):
+                x = block(x, cos, sin)
+        with annotate("PP", 1 + len(self.blocks)):
+            logits: torch.Tensor = self.head(self.norm(x))
+            return logits
+
+
+def on_meta(chosen: argparse.Namespace) -> Units:
     with torch.device("meta"):
-        return Llama(config(chosen), stages=chosen.layers)
+        return Units(config(chosen))
 
 
 def batch(chosen: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
