@@ -41,7 +41,7 @@ from piper.plan.analyse.required_communicators import (
     role_meetings,
     state_turns,
 )
-from piper.plan.instructions import Exchange, Plan, Send
+from piper.plan.instructions import Exchange, Plan, Send, Total
 from piper.plan.instructions.communicator import Channel, Group
 from piper.plan.serialization import to_json
 from piper.strategies import BUILDERS
@@ -67,8 +67,39 @@ def assert_same(few: Compiled, full: Compiled) -> None:
         found = required_communicators(met, groups, plan)
         assert (found.streams, found.teams, found.links) == common
         assert list(found.token_groups) == sorted(set(exchanging(plan)))
+        assert_one_order(full.plans, found.totals)
         turns = state_turns(met, groups, plan)
         assert [name for name, (k, _) in turns.items() if k == 0] == reported[plan.device]
+
+
+def assert_one_order(plans: tuple[Plan, ...], totals: Any) -> None:
+    """If the loss is added up in another communicator, its messages have one order everywhere."""
+    orders = [
+        tuple(
+            one.node
+            for one in plan.instructions
+            if isinstance(one, Total) or one.communicator(plan.device) == totals
+        )
+        for plan in plans
+    ]
+    assert totals is None or (len(set(orders)) == 1 and len(orders[0]) > 1)
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("ep", [1, 2])
+def test_the_loss_is_added_up_where_the_replicas_meet(zero: int, ep: int) -> None:
+    """Not with several stages, and not where tokens are exchanged, which a thread does."""
+    found = []
+    for pp in (1, 2):
+        few, _ = built("gpipe", pp, 2, ep, zero)
+        groups, roles = few.by_role
+        met = role_meetings(list(roles.values()))
+        found += [required_communicators(met, groups, plan) for plan in few.device_plans]
+
+    assert {one.totals for one in found[2:]} == {None}
+    assert len({one.totals for one in found[:2]}) == 1
+    for one in found[:2]:
+        assert one.totals in one.teams and one.totals not in one.token_groups
 
 
 def communicators(plans: tuple[Plan, ...]) -> tuple[Any, Any, Any]:

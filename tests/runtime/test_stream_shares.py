@@ -91,6 +91,10 @@ class QuietComm(CudaComm):
     def __init__(self) -> None:
         super().__init__(GPU)
         self.groups["loss_norm"] = None
+        self.sums = 0
+
+    def first_sum(self, *_: Any) -> None:
+        self.sums += 1
 
     def first_meeting(self, *_: Any) -> None: ...
 
@@ -119,6 +123,19 @@ def test_every_communicator_has_the_options_of_its_stream(
         ([0, 2], "nccl", (True, FEW)),
     ]
     assert threads == [("ep", -1)]
+
+
+def test_the_loss_needs_a_communicator_only_where_programs_do_not_agree_on_another(
+    groups: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    comm, team = QuietComm(), ("dp", (0, 1))
+    found = []
+    for totals in (team, team, None, team):
+        comm.extend(RequiredCommunicators(teams=[team], totals=totals))
+        found.append((comm.totals_key, comm.sums))
+
+    assert found == [(team, 0), (team, 0), ("loss_norm", 1), ("loss_norm", 1)]
 
 
 def test_only_links_have_options_where_no_stream_has_a_share(

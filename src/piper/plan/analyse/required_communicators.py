@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from piper.names import Device, Share
 from piper.plan.binding import Grouping, JobGroups, RolePlan
-from piper.plan.instructions import Exchange, Plan, Send, is_dynamic
+from piper.plan.instructions import Exchange, Gather, Plan, Reduce, Send, Total, is_dynamic
 
 Team = tuple[str, tuple[Device, ...]]  # a stream, and the process group on it
 Link = tuple[str, Device, Device]  # a stream, sender, receiver
@@ -25,6 +25,7 @@ class RequiredCommunicators:
     token_groups: Sequence[Team] = ()
     shares: Sequence[Share] = ()  # SMs and priorities of streams
     dynamic_links: Sequence[Link] = ()  # links that carry values of dynamic size
+    totals: Team | None = None  # whose communicator adds up the loss and norm; None: its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,27 @@ def required_communicators(met: RoleMeetings, job: JobGroups, plan: Plan) -> Req
         token_groups=tuple(token_groups(plan)),
         shares=plan.streams,
         dynamic_links=tuple(in_all_replicas(met.dynamic_links, job)),
+        totals=totals_team(job, plan),
     )
+
+
+def totals_team(job: JobGroups, plan: Plan) -> Team | None:
+    """Where all devices run the same plan, the last communicator of them all before the totals.
+
+    There, all messages have one order. A communicator of its own costs memory, and its thread waits
+    busily for the GPU from the moment that the host gets to the totals.
+    """
+    everyone = tuple(sorted(job.roles.of))
+    if len(everyone) == 1 or len(set(job.roles.of.values())) > 1:
+        return None
+    found, exchanging = None, token_groups(plan)
+    for one in plan.instructions:
+        if isinstance(one, Total):
+            break
+        if isinstance(one, Reduce | Gather) and tuple(sorted(one.group)) == everyone:
+            team = one.stream, one.group
+            found = found if team in exchanging else team
+    return found
 
 
 def in_all_replicas(links: Sequence[Link], job: JobGroups) -> list[Link]:

@@ -165,9 +165,11 @@ class ProcessComm:
     threads: dict[Team | Link, ExchangeThread] = field(default_factory=dict)
     dynamic_links: set[Link] = field(default_factory=set)  # links whose messages start with sizes
     backend: str | None = None  # of its groups; None: the default group's
+    totals: list[Team | None] = field(default_factory=list)  # as each program wants to add up
 
     def extend(self, needs: RequiredCommunicators) -> None:
         """Make the groups that are missing. Every process makes the same ones in the same order."""
+        self.totals.append(needs.totals)
         here = dist.get_rank() if dist.is_initialized() else 0
         self.dynamic_links.update(needs.dynamic_links)
         mine = [link for link in needs.dynamic_links if link[-1] == here]
@@ -302,8 +304,14 @@ class ProcessComm:
     ) -> TokenAllToAll:
         return TokenAllToAll(rows, where, way, self.groups[team])
 
+    @property
+    def totals_key(self) -> Team | str:
+        """The group that adds up. Programs that disagree need one of their own."""
+        wanted = set(self.totals)
+        return (wanted.pop() if len(wanted) == 1 else None) or TOTALS_STREAM
+
     def add_up(self, tensor: torch.Tensor) -> Handle:
-        group = self.groups[TOTALS_STREAM]
+        group = self.groups[self.totals_key]
         if group is None:
             return Works([], ())
         work = dist.all_reduce(tensor, group=group, async_op=True)

@@ -84,6 +84,8 @@ class CudaTokenAllToAll(TokenAllToAll):
 class CudaComm(ProcessComm):
     """Processes with a GPU each, or a share of one."""
 
+    has_added = False  # whether the communicator of the loss and norm exists
+
     def extend(self, needs: RequiredCommunicators) -> None:
         """Make the communicators in the same order on all processes, and use each of them once.
 
@@ -92,7 +94,6 @@ class CudaComm(ProcessComm):
         different orders, both hang.
         """
         self.backend, self.shares = "cpu:gloo,cuda:nccl", needs.shares
-        first = TOTALS_STREAM not in self.groups
         new = [team for team in needs.teams if team not in self.groups]
         late = (
             set(needs.dynamic_links) - self.dynamic_links
@@ -103,8 +104,9 @@ class CudaComm(ProcessComm):
             if link in self.groups:
                 self.groups["before", link] = self.groups[link]
             self.groups[link] = self.group(link[0], link[1:], "nccl")
-        if first:
-            dist.all_reduce(torch.zeros(1, device="cuda"), group=self.groups[TOTALS_STREAM])
+        if self.totals_key == TOTALS_STREAM and not self.has_added:
+            self.has_added = True
+            self.first_sum(self.groups[TOTALS_STREAM])
         for link in links:
             self.first_message(link)
         for team in new:
@@ -122,6 +124,9 @@ class CudaComm(ProcessComm):
         options = group_options(share, patience(), backend is not None or exchanges)
         ranks = devices and sorted(devices)
         return dist.new_group(ranks, backend=backend or self.backend, **options)
+
+    def first_sum(self, everyone: dist.ProcessGroup | None) -> None:
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=everyone)
 
     def first_meeting(self, team: dist.ProcessGroup | None, size: int) -> None:
         one, all_of_them = torch.zeros(1, device="cuda"), torch.zeros(size, device="cuda")
