@@ -237,6 +237,7 @@ PARSING = {
     "removesuffix", "find", "rfind", "splitlines",
 }  # fmt: skip
 OTHER_TEXT = {  # they parse text that is not a name of a node, value, region or instruction
+    "piper.costs.device_lists": "options that name kinds of devices",
     "piper.costs.measured": "keys of cost files written by older versions",
     "piper.ir.text.notation": "the text form of a DAG, in which names are atoms",
     "piper.ir.text.parse": "the text form of a DAG, in which names are atoms",

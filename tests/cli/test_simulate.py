@@ -298,5 +298,5 @@ def test_a_job_may_have_several_kinds_of_devices(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_listed_is_told() -> None:
-    with pytest.raises(StrategyError, match="the job has 2 devices, and device 1 is not listed"):
+    with pytest.raises(StrategyError, match="the job has device 1, which is not listed"):
         call("--device", "h200:0,a100:2")

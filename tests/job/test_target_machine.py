@@ -19,13 +19,12 @@ from piper.costs.links import NETWORKS
 from piper.errors import StrategyError
 from piper.job import device_costs
 from piper.job.batch.batch import Batch
-from piper.job.compile.compiler import Compiled
+from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.job.compile.pricing import price
 from piper.job.compile.stage_weights import stage_lines, stage_table
 from piper.job.job import Job
 from piper.job.options import Options
 from piper.strategies import one_f_one_b
-from piper.strategies.cuts import seconds_of
 
 LAYERS, WIDTH = 6, 256
 PIPELINE = one_f_one_b(pp=2, microbatches=2)
@@ -74,21 +73,12 @@ def cut(found: Compiled) -> tuple[int, ...]:
     return tuple(stage.stages)  # type: ignore[arg-type]
 
 
-def best(found: Compiled, costs: Costs) -> float:
-    """The slowest stage of the best cut into two, of all cuts."""
-    layers: dict[int, float] = {}
-    for region, seconds in seconds_of(found.dag.model, costs).items():
-        layer = dict(found.dag.model.by_id[region].tags)["L"]
-        layers[layer] = layers.get(layer, 0.0) + seconds
-    times = [layers[k] for k in range(LAYERS)]
-    return min(max(sum(times[:k]), sum(times[k:])) for k in range(1, LAYERS))
-
-
-def slowest(found: Compiled, costs: Costs) -> float:
-    """The slowest stage of what was compiled."""
-    seconds, model = seconds_of(found.dag.model, costs), found.dag.model
-    stages = {s: sum(seconds[r.id] for r in model.regions if ("PP", s) in r.tags) for s in (0, 1)}
-    return max(stages.values())
+def fastest(costs: Costs) -> float:
+    """A step of the best cut into two, of all cuts."""
+    model = replace(job(), strategy=PIPELINE, cut=[]).capture(Batch.of(batch())).model
+    by_hand = (one_f_one_b(pp=2, microbatches=2, stages=[k, LAYERS - k]) for k in range(1, LAYERS))
+    made = (compile_strategy(model, one.directives, costs=costs) for one in by_hand)
+    return min(price(one, costs).seconds for one in made)
 
 
 def test_a_data_sheet_cuts_elsewhere_than_a_core() -> None:
@@ -96,8 +86,9 @@ def test_a_data_sheet_cuts_elsewhere_than_a_core() -> None:
     sheet = costs_of_device(DEVICES["h200"], gpu.dag.model, NETWORKS["h200"])
 
     assert cut(core) != cut(gpu)
-    assert slowest(core, core.costs) == pytest.approx(best(core, core.costs))
-    assert gpu.costs == sheet and slowest(gpu, sheet) == pytest.approx(best(gpu, sheet))
+    assert gpu.costs == sheet
+    assert price(core).seconds == pytest.approx(fastest(core.costs))
+    assert price(gpu).seconds == pytest.approx(fastest(sheet), rel=0.01)
     assert price(gpu, sheet).seconds < price(core, sheet).seconds
 
 
@@ -141,3 +132,16 @@ def test_a_data_sheet_survives_json_and_nothing_else_names_one() -> None:
     assert "or one of h100, h200" in str(refused.value)
     with pytest.raises(StrategyError, match="kind=3"):
         Costs(kind=3)  # type: ignore[arg-type]
+
+
+def test_several_kinds_are_named_with_their_devices() -> None:
+    found = compiled("a100:0,h200:1")
+
+    assert [one.kind for one in map(found.costs.on, (0, 1))] == ["a100", "h200"]
+    assert stage_table(found).splitlines()[-1] == (
+        "time: by the data sheet of a100 and the data sheet of h200"
+    )
+    assert price(found) == price(found, [found.costs.on(device) for device in (0, 1)])
+    assert Costs.from_json(found.costs.to_json()) == found.costs
+    with pytest.raises(StrategyError, match="the job has device 1, which is not listed"):
+        compiled("a100:0,h200:2-3")

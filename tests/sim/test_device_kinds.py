@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from synthetic import chain
 
-from piper.cli.device_lists import devices_by_name
 from piper.costs import Costs
 from piper.costs.costs import Host
+from piper.costs.device_lists import devices_by_name
 from piper.costs.devices import device_kind, of_each_device
 from piper.costs.links import NETWORKS
 from piper.costs.measured import Figure, RegionKey

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from piper.cli.device_lists import devices_by_name
 from piper.cli.files import OUTPUT, is_file, printed_to, read_as, write_text, writing
 from piper.cli.passed_on import add_command
 from piper.cli.sweep import settings_of, sweep
 from piper.cli.target import Script, inspect
 from piper.costs import Costs
+from piper.costs.device_lists import devices_by_name
 from piper.costs.devices import (
     DeviceKind,
     costs_of_device,
@@ -263,7 +263,7 @@ def machine_of(
     name = network or slowest_network(list(named))
     between = chosen_network(name, per_node)
     alone = measured[0][0] if len(measured) == 1 and not measured[0][1] else None
-    cut_by = None if costs and alone is None else alone or next(iter(named), None)
+    cut_by = alone or costs or device
     label = label_of(device, costs, network, per_node)
     names = named or (devices_by_name(costs) if costs and len(measured) > 1 else {})
     return SimulatedMachine(kinds, measured, between, optimizer, label, cut_by, (*names.items(),))

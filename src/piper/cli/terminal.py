@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from piper.cli.device_lists import device_numbers
+from piper.costs.device_lists import device_numbers
 from piper.errors import InputError
 from piper.ir.by_device.schedule_rows import Rows
 from piper.view.schedule_grid import Window, grid, legend, summary

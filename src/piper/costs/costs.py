@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from piper.costs.estimate import Rates, structure_of, work_of
 from piper.costs.links import Link, Network
@@ -14,7 +15,7 @@ from piper.costs.measured import Figures, RegionKey, Scales, Source, from_names,
 from piper.costs.modes import Mode
 from piper.errors import Problem, StrategyError
 from piper.ir.model import Model, Region
-from piper.names import Phase
+from piper.names import Device, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Costs(Rates):
     cores: float = 0.0  # that all devices of a node share; 0: each device has its own
     beside: float = 1.0  # times as long that compute takes while messages are in flight
     kind: str = ""  # the device whose data sheet says all this, if one does
+    kinds: tuple[tuple[tuple[Device, ...], Costs], ...] = ()  # of all devices, if they differ
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
@@ -128,6 +130,8 @@ class Costs(Rates):
         >>> Costs().words, Costs(kind="h200").words
         ('estimates for one CPU core per device', 'the data sheet of h200')
         """
+        if self.kinds:
+            return " and ".join(dict.fromkeys(one.words for _, one in self.kinds))
         if self.figures:
             return "measured costs"
         if self.kind:
@@ -141,7 +145,29 @@ class Costs(Rates):
         return Network(max(1, devices), link, link, streams=self.streams)
 
     def in_mode(self, mode: Mode) -> Costs:
-        return self if mode is self.mode else replace(self, mode=mode)
+        if mode is self.mode and all(one.mode is mode for _, one in self.kinds):
+            return self
+        kinds = tuple((devices, one.in_mode(mode)) for devices, one in self.kinds)
+        return replace(self, mode=mode, kinds=kinds)
+
+    def on(self, device: Device) -> Costs:
+        """The costs of a device, which may be of another kind. Those of one kind are one object.
+
+        >>> Costs(kinds=(((0, 1), Costs(kind="h200")), ((2, 3), Costs(kind="a100")))).on(3).kind
+        'a100'
+        """
+        return self.by_device.get(device, self)
+
+    def require(self, devices: Iterable[Device]) -> None:
+        """Refuse devices without a kind, where kinds differ."""
+        missing = [device for device in devices if self.kinds and device not in self.by_device]
+        if missing:
+            what = f"the job has device {missing[0]}, which is not listed"
+            raise StrategyError.of("costs", what, "list every device: h200:0-3,a100:4-7")
+
+    @cached_property
+    def by_device(self) -> dict[Device, Costs]:
+        return {device: one for devices, one in self.kinds for device in devices}
 
     def with_figures(self, more: Figures) -> Costs:
         """Newer figures replace older ones."""
@@ -152,21 +178,31 @@ class Costs(Rates):
         >>> Costs.from_json(Costs(link=2e9).to_json()).link
         2000000000.0
         """
-        found = asdict(replace(self, figures={})) | {"figures": to_rows(self.figures)}
-        return json.dumps(found, indent=1) + "\n"
+        return json.dumps(self.to_dict(), indent=1) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        found = asdict(replace(self, figures={}, kinds=()))
+        found |= {"figures": to_rows(self.figures)}
+        return found | {"kinds": [[devices, one.to_dict()] for devices, one in self.kinds]}
 
     @staticmethod
     def from_json(text: str) -> Costs:
         """Reads files of older versions, too: what they measured is not scaled to other regions."""
         try:
-            found = dict(json.loads(text))
-            old, rows = found.pop("compute", {}), found.pop("figures", ())
-            mode = Mode(found.pop("mode", Mode.EAGER))
-            return Costs(**found, mode=mode, figures={**from_names(old), **from_rows(rows)})
+            return Costs.from_dict(json.loads(text))
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             fix = "measure again: `piper simulate train.py --profile costs.json`, or `trainer.tune`"
             problem = Problem(f"this is not a file of costs: {error}", fix)
             raise StrategyError("costs", problem) from None
+
+    @staticmethod
+    def from_dict(given: Mapping[str, Any]) -> Costs:
+        found = dict(given)
+        old, rows = found.pop("compute", {}), found.pop("figures", ())
+        mode, each = Mode(found.pop("mode", Mode.EAGER)), found.pop("kinds", ())
+        kinds = tuple((tuple(map(int, devices)), Costs.from_dict(one)) for devices, one in each)
+        figures = {**from_names(old), **from_rows(rows)}
+        return Costs(**found, mode=mode, figures=figures, kinds=kinds)
 
 
 AT_LEAST_NOTHING = (

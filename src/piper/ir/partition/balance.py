@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 ROUNDING = 1e-12  # sums differ in their last digits with the order of their terms
 ROUNDS = 60  # of bisection, for the weight of the heaviest stage
@@ -22,6 +22,12 @@ class Memory:
     def of(self, stage: int, layer: int) -> float:
         """What a layer takes in a stage."""
         return self.state[layer] + self.live[stage] * self.kept[layer]
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Whether every stage of a cut has room."""
+        bounds = enumerate(pairwise([0, *accumulate(sizes)]))
+        held = (sum(self.of(stage, one) for one in range(a, b)) for stage, (a, b) in bounds)
+        return max(held) <= self.limit * (1 + ROUNDING)
 
 
 def balanced(

@@ -68,6 +68,7 @@ def compile_strategy(
         known = Costs() if costs is None else costs
         program = with_cuts(strategy, model, known)
         dag = scheduled_dag(model, program, clip, known)
+        known.require(dag.devices)
         found = roles(dag) if by_role else own_roles(dag.devices)
         plans = lowered(dag, found, late)
         check(dag, plans, found.first)

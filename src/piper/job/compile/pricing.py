@@ -82,7 +82,8 @@ def device_costs(compiled: Compiled, costs: JobCosts | None) -> Mapping[Device, 
     """The costs on each device. Devices of one kind have the same object."""
     devices = compiled.roles.of
     if costs is None or isinstance(costs, Costs):
-        return dict.fromkeys(devices, costs_for(compiled, costs))
+        known = costs_for(compiled, costs)
+        return {device: known.on(device) for device in devices}
     if len(costs) <= max(devices):
         what = f"costs for {amount(len(costs), 'device')} of {amount(len(devices), 'device')}"
         raise StrategyError.of("costs", what, "give costs for every device, by its number")

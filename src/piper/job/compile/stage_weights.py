@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from piper.directives import Stage
+from piper.costs import Costs
+from piper.directives import Directive, Stage
 from piper.directives.stage import flops_of, kept_bytes
 from piper.ir.model import Model, Region
 from piper.job.compile.compiler import Compiled
-from piper.names import amount
+from piper.names import RegionId, amount
+from piper.strategies.cut_clock import homes_of_stages, kinds_of
 from piper.strategies.cuts import seconds_of
 from piper.view.reports.stage_table import StageWeight, line, table
 
@@ -31,7 +33,7 @@ def weights(compiled: Compiled) -> list[tuple[str, list[StageWeight]]]:
 
 def weights_of(compiled: Compiled, cut: Stage) -> list[StageWeight]:
     model, name = compiled.dag.model, cut.name
-    seconds = seconds_of(model, compiled.costs)
+    seconds = seconds_on_devices(model, compiled.costs, cut, compiled.program)
     stages: dict[int, list[Region]] = {}
     for region in model.regions:
         stages.setdefault(dict(region.tags)[name], []).append(region)
@@ -48,6 +50,22 @@ def weights_of(compiled: Compiled, cut: Stage) -> list[StageWeight]:
         )
         for stage, mine in sorted(stages.items())
     ]
+
+
+def seconds_on_devices(
+    model: Model, costs: Costs, cut: Stage, program: Sequence[Directive]
+) -> Mapping[RegionId, float]:
+    """How long regions take for one microbatch, each on the slowest device of its stage."""
+    if not costs.kinds:
+        return seconds_of(model, costs)
+    homes = homes_of_stages(program, cut)
+    stage_of = {region.id: dict(region.tags)[cut.name] for region in model.regions}
+    kinds = {stage: kinds_of(costs, homes.get(stage, (0,))) for stage in set(stage_of.values())}
+    every = {id(one): seconds_of(model, one) for some in kinds.values() for one in some}
+    return {
+        region: max(every[id(one)][region] for one in kinds[stage])
+        for region, stage in stage_of.items()
+    }
 
 
 def parameters(model: Model, regions: Sequence[Region]) -> int:

@@ -33,8 +33,8 @@ def kind_lines(
         most = max(seconds.values())
         speeds = ", ".join(f"{kind} {most / time:.2g}" for kind, time in seconds.items())
         yield (
-            f"{bound} bounds the step, and {' and '.join(others)} could do more: `speeds=` of the "
-            f"builder divides the layers by the speed of each rank ({speeds})"
+            f"{bound} bounds the step, and {' and '.join(others)} could do more: builders divide "
+            f"layers by the kinds of devices unless `stages=` or `speeds=` say how ({speeds})"
         )
 
 
