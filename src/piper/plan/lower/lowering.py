@@ -47,6 +47,7 @@ from piper.plan.lower.held_state import held, layouts
 from piper.plan.lower.lifetimes import endings, local_sums
 from piper.plan.lower.message_starts import Receive, needs_memory, receiver, sender
 from piper.plan.lower.order_waits import OrderWaits, orders_into
+from piper.plan.lower.settling import last_forwards
 
 
 def lower(
@@ -87,6 +88,7 @@ class Lowering(Arrivals):
         self.received = {node.writes[0] for node in coming}
         self.received.update(value for node in self.work.exchanges for value in node.writes)
         self.ends = endings(self.work, self.sums, self.proofs)
+        self.last_forwards = last_forwards(self.work.nodes)
 
     def plan(self) -> Plan:
         self.start(0)
@@ -277,8 +279,9 @@ class Lowering(Arrivals):
 
     def run(self, node: Compute) -> None:
         assert node.devices is not None
+        settled = self.settle(COMPUTE) if node.id in self.last_forwards else ()
         reads = tuple([self.operand(total, node.devices) for total in node.reads])
-        waits = self.wait_for(reads)
+        waits = tuple(sorted({*self.wait_for(reads), *settled}))
         k = self.emit(Run(node.id, node.region, node.phase, reads, node.writes, waits))
         for value in reads:
             if value in self.states or value in self.slots:
@@ -348,8 +351,7 @@ class Lowering(Arrivals):
         name = self.work.name(value, devices)
         if name not in self.loaded:
             first, of = self.work.replicas.place(devices, self.work.device)
-            part, parts = first * known.parts + known.part, of * known.parts
-            index = known.index
+            part, parts, index = first * known.parts + known.part, of * known.parts, known.index
             if known.role is Role.RANK:
                 index = self.work.replicas.member(devices, self.work.device)
             self.loaded[name] = self.emit(Load(name, known.role, index, part, parts, known.sizes))
@@ -377,8 +379,7 @@ class Lowering(Arrivals):
         self.made_by[name] = self.emit((Keep if first else Add)(name, value, waits))
 
     def note_reader(self, value: str, position: int) -> None:
-        """Remember the readers of memory that is overwritten later: states, what is fetched of
-        them, and gather buffers."""
+        """Of memory that is overwritten later: states, what is fetched of them, gather buffers."""
         known = self.dag.values.get(ValueId(value))
         if value in self.slots or (known and known.role is Role.WEIGHTS):
             self.readers.setdefault(self.slots.get(value, value), []).append(position)
