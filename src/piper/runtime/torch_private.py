@@ -63,6 +63,19 @@ def storage_at(address: int, device: torch.device, size: int) -> torch.UntypedSt
     return torch._C._construct_storage_from_data_pointer(address, device, size)
 
 
+def shared_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What another process of this host needs to open the memory of a tensor on a GPU."""
+    found = tensor.untyped_storage()._share_cuda_()
+    return tuple(one.hex() if isinstance(one, bytes) else one for one in found)
+
+
+def opened_memory(shared: tuple[Any, ...]) -> torch.Tensor:
+    """The memory that another process shares, as bytes."""
+    found = (bytes.fromhex(one) if isinstance(one, str) else one for one in shared)
+    storage = torch.UntypedStorage._new_shared_cuda(*found)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
 def set_timeout(options: Any, timeout: timedelta) -> None:
     """Set the timeout in the options of a process group."""
     options._timeout = timeout

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from piper.names import Device, Share
+from piper.plan.analyse.mailbox_sizes import Link, MailboxSize, mailbox_sizes
 from piper.plan.binding import Grouping, JobGroups, RolePlan
 from piper.plan.instructions import Exchange, Gather, Plan, Reduce, Send, Total, is_dynamic
 
 Team = tuple[str, tuple[Device, ...]]  # a stream, and the process group on it
-Link = tuple[str, Device, Device]  # a stream, sender, receiver
 Holder = tuple[Device, Grouping, Grouping]  # a role, how its shards and shares of experts lie
 
 
 @dataclass(frozen=True, slots=True)
 class RequiredCommunicators:
-    """All communicators of a job, the same on every device; `token_groups` are of one device."""
+    """All communicators of a job, the same on every device.
+
+    Only `token_groups` and `mailboxes` are of one device.
+    """
 
     streams: Sequence[str] = ()
     teams: Sequence[Team] = ()
@@ -26,6 +29,7 @@ class RequiredCommunicators:
     shares: Sequence[Share] = ()  # SMs and priorities of streams
     dynamic_links: Sequence[Link] = ()  # links that carry values of dynamic size
     totals: Team | None = None  # whose communicator adds up the loss and norm; None: its own
+    mailboxes: Mapping[Link, MailboxSize] = field(default_factory=dict)  # by link to this device
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ def required_communicators(met: RoleMeetings, job: JobGroups, plan: Plan) -> Req
         shares=plan.streams,
         dynamic_links=tuple(in_all_replicas(met.dynamic_links, job)),
         totals=totals_team(job, plan),
+        mailboxes=mailbox_sizes(plan),
     )
 
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from piper.names import TOTALS_STREAM
-from piper.plan.analyse.required_communicators import Link, RequiredCommunicators, Team
+from piper.plan.analyse.mailbox_sizes import Link
+from piper.plan.analyse.required_communicators import RequiredCommunicators, Team
 from piper.plan.instructions import Shape, is_dynamic
 from piper.runtime.comm.exchange_thread import ExchangeThread
 from piper.runtime.comm.token_routes import by_device, by_expert, by_source, local_counts, totals
@@ -80,7 +81,7 @@ def empty(sizes: Sequence[int], dtype: str, device: torch.device | str = "cpu") 
 class Works:
     """Several works as one. Keeps their tensors alive until `wait` returns."""
 
-    works: list[dist.Work]
+    works: Sequence[Handle]
     tensors: Tensors
 
     def wait(self) -> Tensors:
@@ -209,11 +210,14 @@ class ProcessComm:
 
     def arrival(
         self, shapes: Sequence[Shape], peer: int, stream: str, into: Tensors | None
-    ) -> Works:
+    ) -> Arrival:
         if any(map(is_dynamic, shapes)):
             shapes = self.sizes(shapes, peer, stream)
-        tensors = into or tuple(empty(s, dtype, self.device) for s, dtype in shapes)  # type: ignore[arg-type]
+        tensors = into or self.room_for(shapes)
         return Works([self.irecv(tensor, peer, stream) for tensor in tensors], tensors)
+
+    def room_for(self, shapes: Sequence[Shape]) -> Tensors:
+        return tuple(empty(sizes, dtype, self.device) for sizes, dtype in shapes)  # type: ignore[arg-type]
 
     def sizes(self, shapes: Sequence[Shape], peer: int, stream: str) -> list[Shape]:
         """Receive the sizes, which come first. An exchange thread waits here, so order is kept."""
@@ -222,7 +226,7 @@ class ProcessComm:
         pairs = zip(headers, shapes, strict=True)
         return [(tuple(header.tolist()), dtype) for header, (_, dtype) in pairs]
 
-    def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
+    def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> Handle:
         work = dist.isend(tensor, group=self.groups[stream], group_dst=peer)
         assert work is not None
         return work

@@ -1,5 +1,7 @@
 """Messages between GPUs: one NCCL communicator per stream and group, made before the first step.
 
+Processes that share a GPU have mailboxes instead of communicators for point-to-point messages.
+
 Waiting for an NCCL work never blocks the host. It makes the current stream wait. A message in
 flight keeps its tensors alive until then, so that their memory is not reused too early.
 """
@@ -16,17 +18,23 @@ import torch
 import torch.distributed as dist
 
 from piper.names import HIGH, TOTALS_STREAM, Share
-from piper.plan.analyse.required_communicators import Link, RequiredCommunicators
+from piper.plan.analyse.mailbox_sizes import Link
+from piper.plan.analyse.required_communicators import RequiredCommunicators
+from piper.plan.instructions import Shape
 from piper.runtime.comm.exchange_thread import ExchangeThread, Task
 from piper.runtime.comm.gloo import (
+    Arrival,
     Buffer,
     Group,
+    Handle,
     ProcessComm,
     Shard,
     Tensors,
     TokenAllToAll,
     gather_flat,
 )
+from piper.runtime.comm.mailbox import Delivery
+from piper.runtime.comm.mailboxes import Mailboxes, are_used
 from piper.runtime.comm.token_routes import by_source, refuse_uncounted
 from piper.runtime.comm.world import patience
 from piper.runtime.gpu.stream_shares import few_ctas, group_options, priority_of, share_of
@@ -81,10 +89,12 @@ class CudaTokenAllToAll(TokenAllToAll):
         return here.to(self.where.device, non_blocking=True)
 
 
+@dataclass
 class CudaComm(ProcessComm):
     """Processes with a GPU each, or a share of one."""
 
-    has_added = False  # whether the communicator of the loss and norm exists
+    has_added: bool = False  # whether the communicator of the loss and norm exists
+    mailboxes: Mailboxes | None = None  # if processes share a GPU
 
     def extend(self, needs: RequiredCommunicators) -> None:
         """Make the communicators in the same order on all processes, and use each of them once.
@@ -98,8 +108,9 @@ class CudaComm(ProcessComm):
         late = (
             set(needs.dynamic_links) - self.dynamic_links
         )  # now on a thread, with its own communicator
-        links = [link for link in needs.links if link in late or link not in self.groups]
         super().extend(needs)
+        self.share_mailboxes(needs)
+        links = [link for link in needs.links if link in late or self.is_new(link)]
         for link in links:
             if link in self.groups:
                 self.groups["before", link] = self.groups[link]
@@ -112,6 +123,18 @@ class CudaComm(ProcessComm):
         for team in new:
             if dist.get_rank() in team[1]:
                 self.first_meeting(self.groups[team], len(team[1]))
+
+    def share_mailboxes(self, needs: RequiredCommunicators) -> None:
+        if are_used() and needs.links:
+            self.mailboxes = self.mailboxes or Mailboxes(self.device)
+            self.mailboxes.extend(needs.mailboxes)
+
+    def is_new(self, link: Link) -> bool:
+        return link not in self.groups and not self.has_mailbox(link)
+
+    def has_mailbox(self, link: Link) -> bool:
+        shared = self.mailboxes is not None and link in self.mailboxes.links
+        return shared and link not in self.dynamic_links
 
     def group(
         self, stream: str, devices: Group | None = None, backend: str | None = None
@@ -163,11 +186,23 @@ class CudaComm(ProcessComm):
         """
         return replace(share_of(self.shares, stream), priority=HIGH)
 
-    def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> dist.Work:
+    def arrival(
+        self, shapes: Sequence[Shape], peer: int, stream: str, into: Tensors | None
+    ) -> Arrival:
+        link = stream, peer, dist.get_rank()
+        if self.mailboxes is None or not self.has_mailbox(link):
+            return super().arrival(shapes, peer, stream, into)
+        inbox = self.mailboxes.inboxes[link]
+        places = [inbox.next() for _ in shapes]
+        return Delivery(inbox, lambda: into or self.room_for(shapes), places)
+
+    def isend(self, tensor: torch.Tensor, peer: int, stream: str) -> Handle:
         if tensor.device.type == "cpu":  # sizes, which the host needs
             return super().isend(tensor, peer, stream)
-        here = dist.get_rank()
-        work = dist.isend(tensor, peer, group=self.groups[stream, here, peer])
+        link = stream, dist.get_rank(), peer
+        if self.mailboxes is not None and self.has_mailbox(link):
+            return self.mailboxes.outboxes[link].send(tensor)
+        work = dist.isend(tensor, peer, group=self.groups[link])
         assert work is not None
         return work
 
