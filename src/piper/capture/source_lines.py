@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 import torch
 
 _TORCH = os.path.dirname(torch.__file__)
-_CAPTURE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_CAPTURE = os.path.dirname(os.path.abspath(__file__))
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _TRANSFORMS = [
     os.path.join(_TORCH, "_functorch/vmap.py"),
