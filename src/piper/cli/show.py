@@ -185,9 +185,10 @@ def whole_number(option: str, number: int) -> int:
 
 
 def schedule_rows(found: Inspected) -> Rows:
-    """The passes of the DAG. With sharded experts and orders, the slots of the orders instead."""
+    """The passes of the DAG. Where orders interleave pieces of passes, their slots instead."""
     dag, strategy = found.compiled.dag, found.job.strategy
-    if dag.shardings and any(isinstance(one, Order) for one in strategy):
+    pieces = dag.shardings or any(region.ways > 1 for region in dag.model.regions)
+    if pieces and any(isinstance(one, Order) for one in strategy):
         with suppress(StrategyError):  # not a pipeline schedule
             return strategy_rows(strategy)
     return dag_rows(dag)

@@ -26,6 +26,7 @@ from piper.job.compile.stage_model import WITHOUT_MODEL, compiled_alone
 from piper.view.page import page
 from piper.view.run_file import RECORD, load_run, save_view
 from piper.view.timeline_picture import png as as_png
+from piper.view.timeline_picture import require_matplotlib
 from piper.view.timeline_picture import svg as as_svg
 from piper.view.view_data import ViewData, view_data
 
@@ -49,9 +50,11 @@ def view(
     output: Annotated[
         Path | None, typer.Option(*OUTPUT, help="write the page to this file")
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="write a picture of the first step")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="write a picture of the first step, and no page")
+    ] = None,
     png: Annotated[
-        Path | None, typer.Option(help="write the picture as PNG (needs matplotlib)")
+        Path | None, typer.Option(help="write it as PNG (needs matplotlib), and no page")
     ] = None,
     chrome: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
     device: DeviceOption = None,
@@ -69,6 +72,8 @@ def view(
 
     Example: piper view train.py --device h200 run.json
     """
+    if png is not None:
+        require_matplotlib(png)
     named = targets(target, context.args)
     machine = machine_of(device, costs, network, per_node)
     runs = [data_of(path, rest, machine) for path, rest in named]

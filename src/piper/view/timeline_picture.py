@@ -30,13 +30,17 @@ def svg(data: ViewData, trace: Trace | None = None, width: int = WIDTH) -> str:
 
 def png(data: ViewData, path: Path, trace: Trace | None = None, width: int = WIDTH) -> None:
     """The same picture in pixels."""
+    require_matplotlib(path)
+    paint(Drawing(data, trace or data.traces[0], width), path)
+
+
+def require_matplotlib(path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise StrategyError.of(
             str(path),
             "a PNG needs matplotlib, which is not installed",
             "pip install matplotlib, or use --svg FILE, which needs nothing",
         )
-    paint(Drawing(data, trace or data.traces[0], width), path)
 
 
 class Drawing:

@@ -21,6 +21,7 @@ from piper.ir.placement.placements import (
     Step,
     sent,
 )
+from piper.view.reports.footprint import size_text
 
 
 def division(model: Model) -> str:
@@ -142,4 +143,4 @@ def _times(count: int) -> str:
 
 
 def _size(nbytes: float) -> str:
-    return f"{nbytes / 1e6:9.3f} MB"
+    return f"{size_text(nbytes):>9}"
