@@ -84,6 +84,8 @@ def call_form(call: Signature) -> list[str]:
 class PiperError(Exception):
     """Base of every error Piper raises on purpose."""
 
+    place = ""  # the line of a script, below the message, once a command knows it
+
 
 class NotSupported(PiperError):
     """A request that is not supported. The runner that catches it adds where."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,32 @@ def test_a_typo_is_shown_with_the_users_lines_only(command: str, tmp_path: Path)
         f'  File "{script}", line 5, in build',
     ]
     assert len(lines) <= 9
+
+
+MISSING = """import piper, torch
+
+piper.Trainer(torch.nn.Linear(3, 3), torch.nn.functional.mse_loss)
+"""
+TEXT = """Trainer: example= is missing
+  fix: write example=(x, y): one batch as `step` gets it; only its shapes and types count
+  at {script}:3: piper.Trainer(torch.nn.Linear(3, 3), torch.nn.functional.mse_loss)"""
+
+
+@pytest.mark.parametrize("command", ["show", "run"])
+def test_an_error_of_piper_names_the_line_of_the_script(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MISSING)
+    monkeypatch.setattr(sys, "argv", ["piper", command, str(script)])
+
+    with pytest.raises(SystemExit):
+        main()
+
+    told = textwrap.dedent(
+        capfd.readouterr().err.removeprefix("piper: ").removeprefix("device 0 failed\n")
+    )
+    assert told.strip() == TEXT.format(script=script)
 
 
 def test_the_line_of_a_library_that_failed_is_kept(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def main() -> None:
     try:
         app()
     except PiperError as error:
-        print(f"piper: {error}", file=sys.stderr)
+        print(f"piper: {error}{error.place}", file=sys.stderr)
         sys.exit(1)
 
 

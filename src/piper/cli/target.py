@@ -13,7 +13,7 @@ from piper.cli.files import read_as
 from piper.costs import Costs
 from piper.directives import Strategy
 from piper.errors import PiperError, ScriptFailed, StrategyError
-from piper.launcher.script_errors import shortened
+from piper.launcher.script_errors import line_of, shortened
 from piper.strategies import from_csv
 
 if TYPE_CHECKING:
@@ -60,7 +60,10 @@ def inspect(
             runpy.run_path(str(script), run_name="__main__")
         except Inspected as found:
             return found
-        except (PiperError, SystemExit):
+        except PiperError as error:
+            error.place = line_of(error)
+            raise
+        except SystemExit:
             raise
         except Exception as error:
             raise ScriptFailed(str(script), shortened(error)) from None

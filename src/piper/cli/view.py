@@ -38,6 +38,12 @@ TARGETS = "a training script (.py), a recorded run (.json), a strategy (.json) o
 SHOWN = (".py", ".json", ".csv")
 
 
+Page = Annotated[Path | None, typer.Option(*OUTPUT, help="write the page to this file")]
+Svg = Annotated[Path | None, typer.Option(help="write a picture of the first step, and no page")]
+Png = Annotated[Path | None, typer.Option(help="write it as PNG (needs matplotlib), and no page")]
+Chrome = Annotated[Path | None, typer.Option(help="write a trace for Perfetto, and no page")]
+
+
 def add_to(app: typer.Typer) -> None:
     add_command(app, "view", view)
 
@@ -47,16 +53,10 @@ def view(
     target: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, metavar="TARGET", help=TARGETS)
     ],
-    output: Annotated[
-        Path | None, typer.Option(*OUTPUT, help="write the page to this file")
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="write a picture of the first step, and no page")
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option(help="write it as PNG (needs matplotlib), and no page")
-    ] = None,
-    chrome: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
+    output: Page = None,
+    svg: Svg = None,
+    png: Png = None,
+    chrome: Chrome = None,
     device: DeviceOption = None,
     costs: CostsOption = None,
     network: NetworkOption = None,

@@ -19,6 +19,7 @@ from piper.runtime.state.parameter_groups import is_named
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
+EXAMPLE = "write example=(x, y): one batch as `step` gets it; only its shapes and types count"
 LOG = logging.getLogger("piper")
 
 
@@ -37,6 +38,10 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
         for name in given:
             if name not in known:
                 raise InputError(where, no_option("it", name, options))
+        for one in named:
+            if one.default is one.empty and one.name not in given:
+                fix = EXAMPLE if one.name == "example" else f"write {where}(..., {one.name}=...)"
+                raise InputError.of(where, f"{one.name}= is missing", fix)
         return call(*args, **given)
 
     return checked

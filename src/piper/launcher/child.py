@@ -18,7 +18,7 @@ from pathlib import Path
 from piper.errors import PeerLost, PiperError, is_echo, is_out_of_memory
 from piper.launcher.ending import SYMPTOM, Report
 from piper.launcher.parent_death import die_with
-from piper.launcher.script_errors import shortened
+from piper.launcher.script_errors import line_of, shortened
 from piper.launcher.trace_window import FILE
 
 QUIET = "PIPER_QUIET"  # set by `piper run --quiet`
@@ -36,7 +36,7 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
         tell(report, str(error), error.culprit)
         return SYMPTOM
     except PiperError as error:
-        tell(report, indent(str(error)))
+        tell(report, indent(f"{error}{line_of(error)}"))
         return 1
     except SystemExit as error:
         return left(report, error)

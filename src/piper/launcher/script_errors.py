@@ -24,6 +24,15 @@ def shortened(error: BaseException) -> str:
     return "".join(whole.format()).rstrip("\n")
 
 
+def line_of(error: BaseException) -> str:
+    """Where in the user's own code an error came up, as a line below it; empty if nowhere."""
+    rows = traceback.extract_tb(error.__traceback__)
+    own = [row for row in rows if is_own(row.filename)]
+    if not own:
+        return ""
+    return f"\n  at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}"
+
+
 def chain_of(whole: traceback.TracebackException) -> list[traceback.TracebackException]:
     """An error, and those that it came from."""
     found: list[traceback.TracebackException] = []
