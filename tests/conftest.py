@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and threads that wait spin
 os.environ.setdefault("PIPER_DEVICE", "cpu")  # also where there is a GPU; its tests say so
 if "PIPER_CACHE" not in os.environ:  # of this run alone; its workers share it
     _CACHE = tempfile.TemporaryDirectory(prefix="piper-tests-")

@@ -11,9 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1] / "src" / "piper"
-FILES = sorted(ROOT.rglob("*.py"))
+from sources import FILES, ROOT, nodes
 
 WORDS = {"names", "errors"}
 IR = {"ir", *WORDS}
@@ -39,6 +37,13 @@ TORCH = {"capture", "runtime", "models", "job", "trainer", "pretrained"}
 RAY = {"launcher"}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forget() -> Iterator[None]:
+    """Syntax trees are many objects: garbage collections of other tests would scan them."""
+    yield
+    nodes.cache_clear()
+
+
 def layer_of(module: str) -> str:
     """piper.ir.dag is in ir, piper.trainer in trainer, piper itself in __init__."""
     return module.split(".")[1] if "." in module else "__init__"
@@ -60,7 +65,7 @@ def imports_of(path: Path) -> Iterator[str]:
     A name taken from a package may be a module of it: `from piper import ir` is piper.ir.
     """
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -87,12 +92,18 @@ def test_every_layer_is_in_the_table() -> None:
     assert not unknown
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_layer_imports_only_what_the_table_allows(path: Path) -> None:
+def allowed_for(path: Path) -> set[str]:
     layer = layer_of(module_of(path))
-    allowed = set(MAY_IMPORT) | TOP if layer in TOP else {layer, *MAY_IMPORT[layer]}
+    return set(MAY_IMPORT) | TOP if layer in TOP else {layer, *MAY_IMPORT[layer]}
 
-    wrong = [name for name in of_piper(path) if layer_of(name) not in allowed]
+
+def test_a_layer_imports_only_what_the_table_allows() -> None:
+    wrong = [
+        f"{module_of(path)} imports {name}"
+        for path in FILES
+        for name in of_piper(path)
+        if layer_of(name) not in allowed_for(path)
+    ]
 
     assert not wrong
 
@@ -119,9 +130,9 @@ OURS = {"self", "cls", "sys", "os"}  # their private attributes are not torch's
 OPERATORS = {"aten"}  # public, even if their name begins with _
 
 
-def private_names(tree: ast.AST) -> Iterator[str]:
+def private_names(path: Path) -> Iterator[str]:
     """Names of imports, of attributes, and in `getattr` and `hasattr`."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names)
@@ -141,14 +152,16 @@ def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if layer_of(module_of(path)) in TORCH], ids=module_of
-)
-def test_private_names_of_torch_are_in_one_file_of_a_layer(path: Path) -> None:
-    if path.relative_to(ROOT).as_posix() in PRIVATE_HERE:
-        return
+def test_private_names_of_torch_are_in_one_file_of_a_layer() -> None:
+    others = [path for path in FILES if path.relative_to(ROOT).as_posix() not in PRIVATE_HERE]
 
-    wrong = [name for name in private_names(ast.parse(path.read_text())) if is_private(name)]
+    wrong = [
+        f"{module_of(path)} uses {name}"
+        for path in others
+        if layer_of(module_of(path)) in TORCH
+        for name in private_names(path)
+        if is_private(name)
+    ]
 
     assert not wrong
 
@@ -219,7 +232,7 @@ def test_a_function_has_at_most_50_lines() -> None:
     functions = [
         (module_of(path), node)
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
 
@@ -260,7 +273,7 @@ READS_TEXT = {"capture", "launcher", "models", "cli"}  # layers that read source
 
 def takes_text_apart(path: Path) -> Iterator[str]:
     """Calls of methods of strings that look inside, and questions like `"@" in name`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         match node:
             case ast.Call(func=ast.Attribute(attr=name), args=[ast.Constant(value=str()), *_]):
                 if name in PARSING:
@@ -272,11 +285,15 @@ def takes_text_apart(path: Path) -> Iterator[str]:
                     yield ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_nobody_takes_a_name_apart(path: Path) -> None:
+def test_nobody_takes_a_name_apart() -> None:
     """The facts in a name are also fields of its owner; see also tests/test_names.py."""
-    module = module_of(path)
-    if layer_of(module) in READS_TEXT or module in OTHER_TEXT:
-        return
+    modules = {path: module_of(path) for path in FILES}
 
-    assert not list(takes_text_apart(path))
+    wrong = {
+        module: found
+        for path, module in modules.items()
+        if layer_of(module) not in READS_TEXT and module not in OTHER_TEXT
+        if (found := list(takes_text_apart(path)))
+    }
+
+    assert not wrong

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from replicas import Net, data
+from shared_capture import one_model
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
@@ -43,6 +44,14 @@ STRATEGIES = {
 }  # fmt: skip
 
 
+NET, GROWING = one_model(), one_model()
+
+
+def trained(strategy: Any, given: Any, **options: Any) -> Any:
+    with NET():
+        return rehearse(Net(), functional.mse_loss, strategy, given, **options)
+
+
 def batches() -> Any:
     return [*data(), *data()]
 
@@ -71,9 +80,7 @@ def plainly(make: Callable[..., Any]) -> dict[str, torch.Tensor]:
     ],
 )  # fmt: skip
 def test_every_step_has_its_rate(strategy: Any, make: Callable[..., Any]) -> None:
-    found = rehearse(
-        Net(), functional.mse_loss, strategy, batches(), optimizer=SGD, lr_scheduler=make
-    )
+    found = trained(strategy, batches(), optimizer=SGD, lr_scheduler=make)
 
     for name, tensor in plainly(make).items():
         torch.testing.assert_close(found.parameters[name], tensor, rtol=1e-12, atol=1e-14)
@@ -130,17 +137,23 @@ def test_parameters_that_are_not_used_in_a_step_have_its_rate_later(
         scheduler.step()
         wanted.append(loss.item())
 
+    with GROWING():
+        found = grown_losses(data, saved, tmp_path / "run")
+
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def grown_losses(data: Any, saved: int | None, folder: Path) -> list[float]:
     trainer, found = growing(data[0]), []
     for step, batch in enumerate(data):
         if step == saved:
-            trainer.save(tmp_path / "run")
+            trainer.save(folder)
             trainer.close()
             trainer = growing(batch)
-            trainer.resume(tmp_path / "run")
+            trainer.resume(folder)
         found.append(trainer.step(*batch).loss)
     trainer.close()
-
-    assert found == pytest.approx(wanted, rel=1e-12)
+    return found
 
 
 def growing(example: tuple[torch.Tensor, ...]) -> Trainer:
@@ -155,10 +168,9 @@ def test_a_rate_that_is_a_tensor_is_one_for_each_optimizer() -> None:
     tensor = partial(torch.optim.SGD, lr=torch.tensor(0.1, dtype=torch.float64))
     number = partial(torch.optim.SGD, lr=0.1)
     runs = [
-        rehearse(Net(), functional.mse_loss, STRATEGIES["pipeline"], batches(), optimizer=kind,
-                 lr_scheduler=make)
+        trained(STRATEGIES["pipeline"], batches(), optimizer=kind, lr_scheduler=make)
         for kind in (tensor, number)
-    ]  # fmt: skip
+    ]
 
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-12)
 
@@ -186,6 +198,6 @@ def another(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
 )
 def test_what_does_not_go_by_steps_is_refused(make: Any, message: str) -> None:
     with pytest.raises(StrategyError) as refused:
-        rehearse(Net(), functional.mse_loss, STRATEGIES["zero=3"], data(), lr_scheduler=make)
+        trained(STRATEGIES["zero=3"], data(), lr_scheduler=make)
 
     assert str(refused.value) == message

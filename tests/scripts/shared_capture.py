@@ -96,3 +96,15 @@ def capturing_once() -> AbstractContextManager[Any]:
         return found[key]
 
     return patch("piper.job.job.capture", known)
+
+
+def one_model() -> Callable[[], AbstractContextManager[None]]:
+    """A model and its loss, for many trainings: inside, they are captured and tried once."""
+    capturing, judged = capturing_once(), dict[str, Any]()
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        with capturing, judging_once(judged):
+            yield
+
+    return inside

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from piper.capture.python_state.ownership import is_own_module
+from piper.capture.python_state.ownership import is_own_module, is_users_class
 
 _CACHE = type(functools.lru_cache(lambda: None))
 _SEEN: list[Any] = []  # modules, as they were at the last look
@@ -31,11 +31,14 @@ def forgetting() -> Iterator[None]:
 
 
 def function_caches() -> list[Any]:
-    """Those in the user's modules, and in classes there. Many modules import the same classes."""
+    """Those in the user's modules, and in classes there, but for torch's and Python's.
+
+    Many modules import the same classes.
+    """
     values = {id(one): one for module in own_modules() for one in list(vars(module).values())}
     found = [one for one in values.values() if type(one) is _CACHE]
     for one in values.values():
-        if isinstance(one, type):
+        if isinstance(one, type) and is_users_class(one):
             found += [inner for inner in list(vars(one).values()) if type(inner) is _CACHE]
     return found
 
