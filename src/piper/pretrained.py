@@ -36,10 +36,16 @@ from piper.models.hugging_face_build import (
     model_class,
     zeros,
 )
-from piper.runtime.checkpoint.model_names import model_tensors
+from piper.models.weight_boxes import Boxed
+from piper.models.weight_conversion import Conversion
+from piper.runtime.checkpoint.layout import Arrange, Layout, Segment, Shapes, Stored, Written
+from piper.runtime.checkpoint.load import layout_at, misfit, misfits
+from piper.runtime.checkpoint.model_names import ModelTensor, Names, model_tensors
+from piper.runtime.checkpoint.weights import Rename
 from piper.trainer import Trainer
 
 LOG = logging.getLogger("piper")
+MAX_FILE_GIB = 5.0
 TEXTS = (  # what lies beside the weights, and training does not change
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
     "*.model", "chat_template*", "generation_config.json", "*processor_config.json",
@@ -52,6 +58,8 @@ class PretrainedTrainer(Trainer):
     config: Any
     folder: Path | None = None
     adapter: Any = None  # its configuration
+    conversion: Conversion
+    layout: Layout  # of the tensors in the folder
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights, configuration and tokenizer for transformers' own `from_pretrained`.
@@ -60,7 +68,7 @@ class PretrainedTrainer(Trainer):
         it, and writes the weights that it holds.
         """
         if self.adapter is None:
-            self.export(folder)
+            self._write(folder)
         else:
             self.export(folder, only=is_adapter, rename=saved_name, file="adapter_model")
         if self.rank == 0:
@@ -70,6 +78,30 @@ class PretrainedTrainer(Trainer):
                 save_config(self.adapter, self.folder, folder)
             for file in texts_in(self.folder):
                 shutil.copy(file, Path(folder) / file.name)
+
+    def load(
+        self, path: str | Path, *, rename: Rename | None = None, strict: bool = True,
+        only: Names | None = None,
+    ) -> None:  # fmt: skip
+        """As that of `Trainer`. Files may also have the tensors and names that the hub has."""
+        self._enter("load")
+        given = self._run, self._programs.state, model_tensors(self._job.model, only)
+        arrange = self._arrange(Path(path), rename is not None)
+        self._checkpoints.load(Path(path), *given, rename, strict, arrange)
+
+    def _arrange(self, path: Path, renamed: bool) -> Arrange | None:
+        if path == self.folder:
+            return lambda _: self.layout
+        own = renamed or self.adapter is not None  # adapters have names of their own
+        return None if own else partial(as_the_hub, self.conversion)
+
+    def _write(self, folder: str | Path) -> None:
+        """As transformers writes the model."""
+        self._enter("save_pretrained")
+        tensors, state = model_tensors(self._job.model), self._programs.state
+        given = state, self._programs.turns, tensors, self._job.initial, MAX_FILE_GIB, str, "model"
+        written = as_transformers(self.conversion, tensors)
+        self._checkpoints.export(Path(folder), *given, written)
 
 
 def from_pretrained(
@@ -103,6 +135,8 @@ def from_pretrained(
     unread = folder is None or is_inspecting()
     init = first_values(model, seed) if unread else zeros
     tied = tied_names(model)
+    conversion = Conversion(model)
+    layout = {} if folder is None or unread else layout_in(folder, conversion)
     if chosen is not None:
         model, base = with_adapters(model, chosen).train(), init
         init = adapter_values(model, chosen.init_lora_weights, base, seed)
@@ -111,6 +145,7 @@ def from_pretrained(
     tag_unannotated(model, arguments if loss_fn is None else arguments[:-1])
     trainer = PretrainedTrainer(model, loss_fn, strategy, example=example, **options)
     trainer.config, trainer.folder, trainer.adapter = config, folder, chosen
+    trainer.conversion, trainer.layout = conversion, layout
     read(trainer, trained, tied)
     return trainer
 
@@ -129,6 +164,39 @@ def read(trainer: PretrainedTrainer, adapters: Path | None, tied: Mapping[str, s
         trainer.load(trainer.folder, only=is_pretrained, rename=rename)
     if adapters is not None:
         trainer.load(adapters, only=is_adapter, rename=saved_name)
+
+
+def layout_in(folder: Path, conversion: Conversion) -> Layout:
+    """Where the tensors of the model lie. What does not fit is refused before the capture."""
+    tensors = model_tensors(conversion.model)
+    layout = layout_at(folder, partial(as_the_hub, conversion))
+    if notes := misfits(folder, layout, tensors, None):
+        name = type(conversion.model).__name__
+        fix = f"give a folder with all weights of {name}, and no others; or load the model with "
+        fix += "transformers, and give it to piper.Trainer(model, None, strategy, example=batch)"
+        raise misfit(folder, notes, fix)
+    return layout
+
+
+def as_the_hub(conversion: Conversion, shapes: Shapes) -> Layout:
+    """Tensors of the model, put together of those in files."""
+    return {name: stored(one) for name, one in conversion.read(shapes).items()}
+
+
+def stored(tensor: Boxed) -> Stored:
+    return Stored(tensor.shape, tuple(Segment(*run) for run in tensor.runs()))
+
+
+def as_transformers(conversion: Conversion, tensors: Sequence[ModelTensor]) -> Written | None:
+    """The files that transformers would write; None: those with the names of the model."""
+    own = {one.name: one.shape for one in tensors}
+    try:
+        shapes, found = conversion.written(own)
+    except InputError as error:
+        LOG.info("weights are written under the names of the model: %s", error)
+        return None
+    written = Written(shapes, {name: stored(one) for name, one in found.items()})
+    return written if written.is_complete(own) else None
 
 
 def built(config: Any, name: str | None, dtype: torch.dtype | None) -> torch.nn.Module:

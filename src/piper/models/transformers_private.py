@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def initialise(model: Any, module: nn.Module) -> None:
@@ -42,3 +43,54 @@ def with_children(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Mo
 def experts_implementation(module: Any) -> str | None:
     """The name of the implementation that a module of experts runs."""
     return getattr(getattr(module, "config", None), "_experts_implementation", None)
+
+
+def conversions_of(model: nn.Module) -> list[Any]:
+    """How names and tensors of files become those of a model; none in an older transformers."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:
+        return []
+    return list(get_model_conversion_mapping(model))
+
+
+def converters_of(conversions: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Those that only rename, and those that compute."""
+    converters = [one for one in conversions if hasattr(one, "operations")]
+    return [one for one in conversions if not hasattr(one, "operations")], converters
+
+
+def in_natural_order(names: Iterable[str]) -> list[str]:
+    """As transformers reads them: expert 2 before expert 10."""
+    from transformers.core_model_loading import dot_natural_key
+
+    return sorted(names, key=dot_natural_key)
+
+
+def name_in_model(
+    name: str, conversions: list[Any], prefix: str, known: Mapping[str, Any]
+) -> tuple[str, str | None]:
+    """Of a tensor in a file; and the pattern of the converter that takes it, if there is one."""
+    from transformers.core_model_loading import rename_source_key
+
+    renamed, pattern = rename_source_key(name, *converters_of(conversions), prefix, known)
+    if renamed not in known and name in known:
+        return name, None
+    return renamed, pattern
+
+
+def reverted(model: Any, used: list[Any] | None, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As `save_pretrained` names and divides tensors of a model that was read by conversions."""
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:
+        return tensors
+    if used is None:
+        return revert_weight_conversion(model, tensors)
+    with patch.object(model, "_weight_conversions", used, create=True):
+        return revert_weight_conversion(model, tensors)
+
+
+def unread_names(model: nn.Module) -> list[str]:
+    """Patterns of names in files that a model does not need, such as heads of other tasks."""
+    return list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())

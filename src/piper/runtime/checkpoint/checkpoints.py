@@ -14,6 +14,7 @@ from piper.runtime.checkpoint.description import names_of
 from piper.runtime.checkpoint.export import Initial, export
 from piper.runtime.checkpoint.folder import Keep
 from piper.runtime.checkpoint.format.problems import refused, resolved
+from piper.runtime.checkpoint.layout import Arrange, Written
 from piper.runtime.checkpoint.load import load
 from piper.runtime.checkpoint.lock import FolderLock
 from piper.runtime.checkpoint.model_names import ModelTensor
@@ -88,20 +89,21 @@ class Checkpoints:
 
     def load(
         self, path: Path, run: Run, state: DeviceState, tensors: Sequence[ModelTensor],
-        rename: Rename | None, strict: bool,
+        rename: Rename | None, strict: bool, arrange: Arrange | None = None,
     ) -> None:  # fmt: skip
         self.finish()
         if run.steps:
             raise refused("this Trainer has already run steps", "load before the first step")
-        load(self.peers, resolved(path), state, tensors, rename, strict)
+        load(self.peers, resolved(path), state, tensors, rename, strict, arrange)
 
     def export(
         self, folder: Path, state: DeviceState, turns: Turns, tensors: list[ModelTensor],
         initial: Initial, max_file_gib: float, rename: Rename, file: str,
+        written: Written | None = None,
     ) -> None:  # fmt: skip
         self.finish()
         given = state, turns, tensors, initial, int(max_file_gib * 2**30)
-        export(self.peers, resolved(folder), *given, rename, file)
+        export(self.peers, resolved(folder), *given, rename, file, written)
 
     @property
     def failed(self) -> bool:

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from piper.runtime.checkpoint.description import names_of
 from piper.runtime.checkpoint.format.files import replace_file, sync_folder, write_new
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.format.safetensors_format import Entry, bytes_of, header_of
+from piper.runtime.checkpoint.layout import Layout, Written, in_sources, whole
 from piper.runtime.checkpoint.model_names import ModelTensor, by_name
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Turns, chunks, shifts_of
@@ -25,7 +27,7 @@ from piper.runtime.checkpoint.save import refuse_unseen
 from piper.runtime.checkpoint.weights import MAP, Rename
 from piper.runtime.observe.measure import settle
 from piper.runtime.state.device_state import DeviceState
-from piper.runtime.state.element_runs import ElementRun, element_runs
+from piper.runtime.state.element_runs import ElementRun, Overlap, element_runs
 
 Initial = Callable[[str], torch.Tensor]  # the first value of a parameter or buffer
 
@@ -35,9 +37,8 @@ class WeightFile:
     """A file to be written. It has another name until all files are complete."""
 
     name: str
-    tensors: tuple[ModelTensor, ...]
-    written: dict[str, str]  # the name in the file of each name in the model
-    entries: dict[str, Entry]  # by the name in the model
+    tensors: tuple[ModelTensor, ...]  # under their names in the file
+    entries: Mapping[str, Entry]
     header: bytes
     nbytes: int
 
@@ -45,11 +46,31 @@ class WeightFile:
         return folder / f".{self.name}.{sign}"
 
 
-def planned(
-    tensors: Sequence[ModelTensor], limit: int, rename: Rename, file: str
-) -> list[WeightFile]:
+@dataclass(frozen=True)
+class Aside:
+    """Where elements of a model's tensors belong in files that are being written."""
+
+    paths: Mapping[str, Path]  # of the file that has a tensor
+    entries: Mapping[str, Entry]
+    layout: Layout
+
+    def put(self, name: str, runs: Sequence[ElementRun], tensor: torch.Tensor) -> None:
+        """Write elements of a tensor of the model, in the type of the files."""
+        segments = self.layout[name].segments
+        content = tensor.to(self.entries[segments[0].source].dtype).cpu().contiguous()
+        for source, group in groupby(in_sources(runs, segments), lambda found: found[0].source):
+            pieces = [piece for _, piece in group]
+            put_into(self.paths[source], self.entries[source], pieces, content)
+
+
+def aside(folder: Path, sign: str, files: Sequence[WeightFile], layout: Layout) -> Aside:
+    paths = {name: file.aside(folder, sign) for file in files for name in file.entries}
+    entries = {name: entry for file in files for name, entry in file.entries.items()}
+    return Aside(paths, entries, layout)
+
+
+def planned(tensors: Sequence[ModelTensor], limit: int, file: str) -> list[WeightFile]:
     """Tensors in their order, in files of at most `limit` bytes, or of one tensor."""
-    refuse_names(tensors, rename)
     groups: list[list[ModelTensor]] = [[]]
     for one in tensors:
         if groups[-1] and sum(o.nbytes for o in groups[-1]) + one.nbytes > limit:
@@ -58,7 +79,7 @@ def planned(
     many = len(groups)
     names = [f"{file}-{k:05}-of-{many:05}.safetensors" for k in range(1, many + 1)]
     names = names if many > 1 else [f"{file}.safetensors"]
-    return [weight_file(name, group, rename) for name, group in zip(names, groups, strict=True)]
+    return [weight_file(name, group) for name, group in zip(names, groups, strict=True)]
 
 
 def refuse_names(tensors: Sequence[ModelTensor], rename: Rename) -> None:
@@ -72,31 +93,50 @@ def refuse_names(tensors: Sequence[ModelTensor], rename: Rename) -> None:
             raise refused(what, "let rename= give them different names")
 
 
-def weight_file(name: str, tensors: Sequence[ModelTensor], rename: Rename) -> WeightFile:
+def renamed(tensors: Sequence[ModelTensor], rename: Rename) -> Written:
+    """Every tensor as it is in the model, under another name."""
+    layout = {one.name: whole(rename(one.name), one.shape) for one in tensors}
+    return Written({rename(one.name): one.shape for one in tensors}, layout)
+
+
+def in_files(tensors: Sequence[ModelTensor], written: Written, rename: Rename) -> list[ModelTensor]:
+    """The tensors that files get, in the order of the model."""
+    found = dict[str, ModelTensor]()
+    for one in tensors:
+        tied = tuple(map(rename, one.names[1:]))
+        for name in dict.fromkeys(each.source for each in written.layout[one.name].segments):
+            there = ModelTensor(name, (name, *tied), one.dtype, written.shapes[name])
+            found.setdefault(name, there)
+    return list(found.values())
+
+
+def weight_file(name: str, tensors: Sequence[ModelTensor]) -> WeightFile:
     """Tied parameters are there once, under their first name; the header has the others."""
-    written = {one.name: rename(one.name) for one in tensors}
-    tied = {rename(other): written[one.name] for one in tensors for other in one.names[1:]}
-    shapes = {written[one.name]: (one.dtype, one.shape) for one in tensors}
+    tied = {other: one.name for one in tensors for other in one.names[1:]}
+    shapes = {one.name: (one.dtype, one.shape) for one in tensors}
     header, content = header_of(shapes, {"format": "pt", **tied})
-    entries = {own: header.entries[there] for own, there in written.items()}
-    return WeightFile(name, tuple(tensors), written, entries, content, header.nbytes)
+    return WeightFile(name, tuple(tensors), header.entries, content, header.nbytes)
 
 
 def export(
     peers: Peers, folder: Path, state: DeviceState, turns: Turns,
     tensors: list[ModelTensor], initial: Initial, limit: int, rename: Rename, file: str,
+    written: Written | None = None,
 ) -> None:  # fmt: skip
     """All processes write. The files appear when all are complete."""
     settle(state.device)
-    files = planned(tensors, limit, rename, file)
+    refuse_names(tensors, rename)
+    written = written or renamed(tensors, rename)
+    files = planned(in_files(tensors, written, rename), limit, file)
     names = by_name(tensors)
     used = {names[n].name for each in peers.everyone(names_of(state)) for n in each if n in names}
     sign = peers.from_first(lambda: prepared(folder, files))
+    target = aside(folder, sign, files, written.layout)
     try:
         peers.each(lambda: refuse_unseen(folder, files[0].aside(folder, sign).name))
-        peers.each(lambda: write_parts(folder, sign, files, state, turns, names))
+        peers.each(lambda: write_parts(target, state, turns, names))
         rest = [one for one in tensors if one.name not in used]
-        peers.on_first(lambda: write_rest(folder, sign, files, state, rest, initial))
+        peers.on_first(lambda: write_rest(target, state, rest, initial))
         peers.on_first(lambda: finished(folder, sign, files))
     finally:
         if peers.rank == 0:
@@ -127,11 +167,9 @@ def remove_aside(folder: Path, sign: str, files: Sequence[WeightFile]) -> None:
 
 
 def write_parts(
-    folder: Path, sign: str, files: Sequence[WeightFile], state: DeviceState, turns: Turns,
-    names: Mapping[str, ModelTensor],
-) -> None:  # fmt: skip
+    target: Aside, state: DeviceState, turns: Turns, names: Mapping[str, ModelTensor]
+) -> None:
     """What this device holds. Devices that hold the same divide it."""
-    where = {one.name: file for file in files for one in file.tensors}
     for value, bucket in state.buckets.items():
         if value not in turns:
             continue
@@ -141,18 +179,16 @@ def write_parts(
                 one = names.get(part.name)
                 if shifts.is_mine(tensor.numel()) and one is not None:
                     runs = element_runs(part.order, part.shape, piece.first, tensor.numel())
-                    file = where[one.name]
-                    put_into(file.aside(folder, sign), file.entries[one.name], runs, tensor)
+                    target.put(one.name, runs, tensor)
 
 
-def put_into(path: Path, entry: Entry, runs: Sequence[ElementRun], tensor: torch.Tensor) -> None:
-    """Write elements to where they belong in the whole tensor, in its type."""
-    content, size = tensor.to(entry.dtype).cpu().contiguous(), entry.dtype.itemsize
-    view, file = bytes_of(content), os.open(path, os.O_WRONLY)
+def put_into(path: Path, entry: Entry, pieces: Sequence[Overlap], content: torch.Tensor) -> None:
+    """Write elements to where they belong in a tensor of a file."""
+    size, view, file = entry.dtype.itemsize, bytes_of(content), os.open(path, os.O_WRONLY)
     try:
-        for start, length, offset in runs:
-            part = view[offset * size : (offset + length) * size]
-            written_at(file, part, entry.start + start * size)
+        for here, there, length in pieces:
+            part = view[here * size : (here + length) * size]
+            written_at(file, part, entry.start + there * size)
         os.fsync(file)
     finally:
         os.close(file)
@@ -165,16 +201,13 @@ def written_at(file: int, content: memoryview, start: int) -> None:
 
 
 def write_rest(
-    folder: Path, sign: str, files: Sequence[WeightFile], state: DeviceState,
-    rest: Sequence[ModelTensor], initial: Initial,
-) -> None:  # fmt: skip
+    target: Aside, state: DeviceState, rest: Sequence[ModelTensor], initial: Initial
+) -> None:
     """Parameters that no step has used: as they are in an older checkpoint, or at the start."""
-    where = {one.name: file for file in files for one in file.tensors}
     for one in rest:
         value = initial(one.name)
         value = state.origin.whole(one.name, value) if state.origin else value
-        file, run = where[one.name], ElementRun(0, value.numel(), 0)
-        put_into(file.aside(folder, sign), file.entries[one.name], [run], value.reshape(-1))
+        target.put(one.name, [ElementRun(0, value.numel(), 0)], value.reshape(-1))
 
 
 def finished(folder: Path, sign: str, files: Sequence[WeightFile]) -> None:
@@ -188,4 +221,4 @@ def finished(folder: Path, sign: str, files: Sequence[WeightFile]) -> None:
 
 
 def weight_map(files: Sequence[WeightFile]) -> Iterator[tuple[str, str]]:
-    return ((there, file.name) for file in files for there in file.written.values())
+    return ((there, file.name) for file in files for there in file.entries)

@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from piper.errors import InputError
 from piper.names import amount
 from piper.runtime.checkpoint.folder import is_checkpoint
 from piper.runtime.checkpoint.format.files import digest_of
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.format.safetensors_format import read_header
+from piper.runtime.checkpoint.layout import Arrange, Layout, Shapes, as_they_are
 from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Pieces
 from piper.runtime.checkpoint.reader import Reader, States, put
 from piper.runtime.checkpoint.resume import reader_of
-from piper.runtime.checkpoint.weights import Rename, Weights, entries, files_of, weights_at
+from piper.runtime.checkpoint.weights import (
+    Rename,
+    Weights,
+    entries,
+    files_of,
+    layout_of,
+    weights_at,
+)
 from piper.runtime.state.device_state import BucketState, DeviceState, Origin
 
 LOG = logging.getLogger("piper")
-Shapes = Mapping[str, tuple[int, ...]]
+MISSING = " is missing"
 
 
 def load(
     peers: Peers, path: Path, state: DeviceState, tensors: Sequence[ModelTensor],
-    rename: Rename | None, strict: bool,
+    rename: Rename | None, strict: bool, arrange: Arrange | None = None,
 ) -> None:  # fmt: skip
     """Fill all parameters and buffers of this device. If that fails, nothing is changed."""
 
     def read() -> tuple[Reader | Weights, list[tuple[BucketState, list[States]]]]:
-        known = shapes_at(path)
-        notes = list(mismatches(known, tensors, rename))
-        refuse_shapes(path, known, tensors, rename)
+        notes = misfits(path, layout_at(path, arrange), tensors, rename)
         if notes and strict:
-            more = f" (and {len(notes) - 3} more)" if notes[3:] else ""
-            raise refused(
-                f"{path} does not fit the model: {'; '.join(notes[:3])}{more}",
-                "give rename=, a function from names of the model to names in the files; or "
-                "strict=False, to load what there is",
-            )
+            raise misfit(path, notes)
         if notes and peers.rank == 0:
             LOG.warning("%s in %s do not fit the model", amount(len(notes), "name"), path)
-        source = source_at(path, tensors, rename)
+        source = source_at(path, tensors, rename, arrange)
         return source, [(one, source.states_of(one)) for one in state.buckets.values()]
 
     refuse_different(peers, path)
@@ -79,25 +81,47 @@ class Layered:
 
 
 def source_at(
-    path: Path, tensors: Sequence[ModelTensor], rename: Rename | None
+    path: Path, tensors: Sequence[ModelTensor], rename: Rename | None, arrange: Arrange | None
 ) -> Reader | Weights:
     if is_checkpoint(path):
         return reader_of(path, only_weights=True)
-    return weights_at(path, tensors, rename)
+    return weights_at(path, tensors, rename, arrange)
 
 
-def shapes_at(path: Path) -> Shapes:
+def misfits(
+    path: Path, layout: Layout, tensors: Sequence[ModelTensor], rename: Rename | None
+) -> list[str]:
+    """Names that are missing or unknown. Other shapes are refused at once."""
+    known = {name: stored.shape for name, stored in layout.items()}
+    refuse_shapes(path, known, tensors, rename)
+    return mismatches(known, tensors, rename)
+
+
+def misfit(path: Path, notes: Sequence[str], fix: str | None = None) -> InputError:
+    more = f" (and {len(notes) - 3} more)" if notes[3:] else ""
+    lost = ": what is missing then keeps its first values" if is_missing(notes[0]) else ""
+    usual = "give rename=, a function from names of the model to names in the files; or "
+    usual += f"strict=False, to load what there is{lost}"
+    return refused(f"{path} does not fit the model: {'; '.join(notes[:3])}{more}", fix or usual)
+
+
+def is_missing(note: str) -> bool:
+    return note.endswith(MISSING)
+
+
+def layout_at(path: Path, arrange: Arrange | None = None) -> Layout:
     """The tensors that are there."""
     if is_checkpoint(path):
-        return {name: tuple(shape) for name, (shape, _) in reader_of(path).index.model.items()}
-    return {name: entry.shape for name, (_, entry) in entries(path)}
+        model = reader_of(path).index.model
+        return as_they_are({name: tuple(shape) for name, (shape, _) in model.items()})
+    return layout_of(dict(entries(path)), arrange)
 
 
 def mismatches(there: Shapes, tensors: Sequence[ModelTensor], rename: Rename | None) -> list[str]:
     """Names of the model that are not there, and those there that the model does not have."""
     names = {name: rename(name) if rename else name for one in tensors for name in one.names}
     missing = [
-        f"{one.name} is missing" for one in tensors if not any(names[n] in there for n in one.names)
+        f"{one.name}{MISSING}" for one in tensors if not any(names[n] in there for n in one.names)
     ]
     return missing + [f"{name} is unknown" for name in sorted(set(there) - set(names.values()))]
 

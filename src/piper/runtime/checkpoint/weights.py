@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from math import prod
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -13,11 +17,12 @@ from piper.runtime.checkpoint.format.problems import damaged, refused
 from piper.runtime.checkpoint.format.safetensors_format import Entry, read_header, tensor_of
 from piper.runtime.checkpoint.format.strict_values import WRONG, parsed_json, plain_name
 from piper.runtime.checkpoint.index import Piece
+from piper.runtime.checkpoint.layout import Arrange, Layout, Stored, as_they_are, in_sources
 from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.pieces import Pieces
 from piper.runtime.checkpoint.reader import States, put
 from piper.runtime.state.device_state import BucketState, HeldPart
-from piper.runtime.state.element_runs import element_runs
+from piper.runtime.state.element_runs import ElementRun, element_runs
 
 MAP = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -28,48 +33,58 @@ Place = tuple[Path, Entry]  # where a tensor is
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors of a model in files, by the name of the parameter; they fill buckets."""
+    """Tensors of a model in files; they fill buckets."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, Place]  # by the name in the files
+    layout: Layout  # of tensors of the model, by all their names
 
     @property
     def known(self) -> Collection[str]:
-        return self.places.keys()
+        return self.layout.keys()
 
     def fill(self, bucket: BucketState) -> None:
         put(bucket, self.states_of(bucket))
 
     def states_of(self, bucket: BucketState) -> list[States]:
         return [
-            {"": self.part(part)} if part.name in self.places and part.parameter.numel() else {}
+            {"": self.part(part)} if part.name in self.layout and part.parameter.numel() else {}
             for part in bucket.parts()
         ]
 
     def part(self, part: HeldPart) -> torch.Tensor:
-        """A part of a tensor: only its bytes are read, and those between them."""
-        path, entry = self.places[part.name]
         runs = element_runs(part.order, part.shape, part.first, part.parameter.numel())
-        low, high, size = runs[0].start, runs[-1].start + runs[-1].length, entry.dtype.itemsize
+        return self.elements(part.name, runs).view(part.parameter.shape)
+
+    def elements(self, name: str, runs: Sequence[ElementRun]) -> torch.Tensor:
+        """Some of a tensor: only their bytes are read, and those between them in the files."""
+        segments = self.layout[name].segments
+        dtypes = {self.places[one.source][1].dtype for one in segments}
+        dtype = reduce(torch.promote_types, dtypes)
+        found = torch.empty(sum(one.length for one in runs), dtype=dtype)
+        for one, group in groupby(in_sources(runs, segments), itemgetter(0)):
+            pieces = [piece for _, piece in group]
+            low, high = pieces[0].target, pieces[-1].target + pieces[-1].length
+            flat = self.read(one.source, low, high)
+            for here, there, length in pieces:
+                found[here : here + length] = flat[there - low : there - low + length]
+        return found
+
+    def read(self, source: str, low: int, high: int) -> torch.Tensor:
+        path, entry = self.places[source]
+        size = entry.dtype.itemsize
         content = read_part(path, entry.start + low * size, (high - low) * size)
-        flat = tensor_of(content, entry.dtype, [high - low])
-        found = flat.new_empty(part.parameter.numel())
-        for start, length, offset in runs:
-            found[offset : offset + length] = flat[start - low : start - low + length]
-        return found.view(part.parameter.shape)
+        return tensor_of(content, entry.dtype, [high - low])
 
     def whole(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        if name not in self.places or not like.numel():
+        if name not in self.layout or not like.numel():
             return like
-        part = HeldPart(name, 0, like.shape, torch.nn.Parameter(like, requires_grad=False))
-        return self.part(part).view(like.shape)
+        return self.all_of(name).view(like.shape)
+
+    def all_of(self, name: str) -> torch.Tensor:
+        return self.elements(name, [ElementRun(0, prod(self.layout[name].shape), 0)])
 
     def pieces(self, names: Collection[str]) -> Pieces:
-        found = []
-        for name in sorted(names):
-            path, entry = self.places[name]
-            content = read_part(path, entry.start, entry.nbytes)
-            found.append((Piece(name), tensor_of(content, entry.dtype, [-1])))
-        return found
+        return [(Piece(name), self.all_of(name)) for name in sorted(names)]
 
 
 def files_of(path: Path) -> list[Path]:
@@ -105,12 +120,20 @@ def mapped(index: Path) -> dict[str, str]:
         raise damaged(index, "is not an index of weights") from None
 
 
-def weights_at(path: Path, tensors: Sequence[ModelTensor], rename: Rename | None) -> Weights:
+def layout_of(places: Mapping[str, Place], arrange: Arrange | None) -> Layout:
+    shapes = {name: entry.shape for name, (_, entry) in places.items()}
+    return arrange(shapes) if arrange else as_they_are(shapes)
+
+
+def weights_at(
+    path: Path, tensors: Sequence[ModelTensor], rename: Rename | None, arrange: Arrange | None
+) -> Weights:
     """Tensors of the model that the files have, by all their names in the model."""
-    there, found = dict(entries(path)), dict[str, Place]()
+    places, found = dict(entries(path)), dict[str, Stored]()
+    there = layout_of(places, arrange)
     for one in tensors:
         names = [rename(name) if rename else name for name in one.names]
-        place = next((there[name] for name in names if name in there), None)
-        if place is not None:
-            found.update(dict.fromkeys(one.names, place))
-    return Weights(found)
+        stored = next((there[name] for name in names if name in there), None)
+        if stored is not None:
+            found.update(dict.fromkeys(one.names, stored))
+    return Weights(places, found)
