@@ -50,6 +50,17 @@ def test_a_decision_on_a_tensor() -> None:
     assert refusal(forward) == VALUE
 
 
+def test_a_product_of_different_types() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return self.layer(x).mean()
+
+    assert refusal(forward, torch.randn(4, 8).double()) == (
+        "line 1: a product of float64 and float32: torch multiplies tensors of one type\n"
+        "  fix: give batches in the type of the model, as in x.to(torch.float32), or convert the "
+        "model"
+    )
+
+
 def test_item_in_python() -> None:
     def forward(self: Model, x: Tensor) -> Tensor:
         y = self.layer(x)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import StepLR
 
 from piper import Place, Trainer, where
-from piper.errors import PiperError
+from piper.errors import InputError, PiperError
 from piper.names import amount
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)
@@ -57,6 +57,7 @@ def trainer(
         ({"strategy": "1f1b"}, "strategy: it is a string, '1f1b'", "piper.strategies.one_f_one_b("),
         ({"example": None}, "example: it is None", EXAMPLE),
         ({"example": iter([X])}, "example: it is of type list_iterator", EXAMPLE),
+        ({"example": X}, "example: it is one tensor: with a loss_fn that is the label", "(x, y)"),
         (
             {"example": (X.numpy(), Y.numpy())},
             "no tensor with rows, only ndarray",
@@ -111,3 +112,13 @@ def test_an_error_of_the_model_names_its_line() -> None:
     (note,) = error.value.__notes__
     assert "test_arguments.py" in note
     assert "while Piper traced the model" in note
+
+
+def test_an_argument_that_is_given_twice() -> None:
+    with pytest.raises(InputError) as found:
+        Trainer(MODEL, functional.mse_loss, None, strategy=None, example=(X, Y))  # type: ignore[misc]
+
+    assert str(found.value) == (
+        "Trainer: multiple values for argument 'strategy'\n"
+        "  fix: write Trainer(model, loss_fn, strategy, ...), each once, and options by name"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import wraps
-from inspect import signature
+from inspect import Signature, signature
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -28,7 +28,8 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
 
     The signature stays as it is written: type checkers and `help` see every option.
     """
-    known = signature(call).parameters
+    shape = signature(call)
+    known = shape.parameters
     named = [one for one in known.values() if one.kind is one.KEYWORD_ONLY]
     options = [one.name for one in sorted(named, key=lambda one: one.default is one.empty)]
     where = call.__qualname__.partition(".")[0]
@@ -38,13 +39,25 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
         for name in given:
             if name not in known:
                 raise InputError(where, no_option("it", name, options))
-        for one in named:
-            if one.default is one.empty and one.name not in given:
-                fix = EXAMPLE if one.name == "example" else f"write {where}(..., {one.name}=...)"
-                raise InputError.of(where, f"{one.name}= is missing", fix)
+        refuse_unbound(where, shape, args, given)
         return call(*args, **given)
 
     return checked
+
+
+def refuse_unbound(where: str, shape: Signature, args: Any, given: dict[str, Any]) -> None:
+    """Arguments that are missing, or given twice."""
+    for one in shape.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and one.default is one.empty and one.name not in given:
+            fix = EXAMPLE if one.name == "example" else f"write {where}(..., {one.name}=...)"
+            raise InputError.of(where, f"{one.name}= is missing", fix)
+    try:
+        shape.bind(*args, **given)
+    except TypeError as error:
+        first = [one.name for one in shape.parameters.values() if one.kind is not one.KEYWORD_ONLY]
+        names = ", ".join(name for name in first if name != "self")
+        fix = f"write {where}({names}, ...), each once, and options by name"
+        raise InputError.of(where, str(error), fix) from None
 
 
 def refuse_wrong_model(model: Any, loss_fn: Any) -> None:

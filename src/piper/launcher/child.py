@@ -77,12 +77,18 @@ def lost_a_peer(error: BaseException) -> bool:
 
 
 def log_progress() -> None:
-    """The first process logs what Piper does before the first step, unless it must be quiet."""
-    if os.environ.get("RANK") == "0" and QUIET not in os.environ:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("piper: %(message)s"))
-        logging.getLogger("piper").addHandler(handler)
-        logging.getLogger("piper").setLevel(logging.INFO)
+    """The first process logs what Piper does before the first step, unless it must be quiet.
+
+    The others would warn of the same. A script may still give the logger handlers of its own.
+    """
+    logger = logging.getLogger("piper")
+    if os.environ.get("RANK") != "0" or QUIET in os.environ:
+        logger.addHandler(logging.NullHandler())  # else Python prints warnings
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("piper: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 def indent(text: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 
 PIPER = str(Path(__file__).parents[1])
 HIDDEN = ("<frozen", "runpy.py")
-INSTALLED = ("site-packages", "dist-packages", str(Path(sys.prefix) / "lib"))
+LIBRARY = sysconfig.get_paths()["stdlib"]  # of Python, also from a virtual environment
+INSTALLED = ("site-packages", "dist-packages", str(Path(sys.prefix) / "lib"), LIBRARY)
 
 
 def shortened(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from piper.capture.fx_nodes import (
 )
 from piper.capture.kernels.linear_algebra import WITHOUT_CHECK
 from piper.capture.regions.runs import path_of
-from piper.capture.torch_private import MODE_SWITCHES, constant_of, is_view
+from piper.capture.torch_private import ENTER_AUTOCAST, MODE_SWITCHES, constant_of, is_view
 from piper.capture.trace.forward import Traced
 
 aten = torch.ops.aten
@@ -39,9 +39,18 @@ _LOOKUPS = frozenset({
 })  # fmt: skip
 
 
+# A trace accepts operands of different types here, and a run does not.
+_PRODUCTS = frozenset({
+    aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default,
+    aten.addmm.default, aten.baddbmm.default, aten.conv1d.default, aten.conv2d.default,
+    aten.conv3d.default, aten.convolution.default,
+})  # fmt: skip
+
+
 def clean(traced: Traced) -> None:
     """Change the graph in place. It computes the same as before."""
     graph = traced.root.graph
+    _refuse_mixed_types(graph)
     with traced.mode:
         _restore_constants(traced.root)
         trained = {traced.weights[name] for name, wanted in traced.parameters.items() if wanted}
@@ -65,6 +74,18 @@ def clean(traced: Traced) -> None:
         _settle_updates(traced)
     graph.eliminate_dead_code(is_impure_node=_must_stay)
     graph.lint()
+
+
+def _refuse_mixed_types(graph: fx.Graph) -> None:
+    """Under autocast, operands are converted when the graph runs."""
+    if any(node.target is ENTER_AUTOCAST for node in graph.nodes):
+        return
+    for node in graph.nodes:
+        if node.target in _PRODUCTS:
+            values = [value(one) for one in node.all_input_nodes]
+            found = dict.fromkeys(one.dtype for one in values if isinstance(one, Tensor))
+            if len(found) > 1:
+                raise refusals.mixed_types(line(node), list(found))
 
 
 def _must_stay(node: fx.Node) -> bool:

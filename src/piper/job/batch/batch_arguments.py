@@ -23,7 +23,15 @@ def example_of(model: torch.nn.Module, loss_fn: Any, example: Any) -> Batch:
         fix = "give a batch: a tuple (x, y), or a dict of what the model takes"
         raise InputError.of("example", f"it is {kind}", fix)
     given = tuple(example) if isinstance(example, tuple | list) else (example,)
+    if loss_fn is not None and len(given) == 1 and isinstance(given[0], torch.Tensor):
+        refuse_label_only(model)
     return Batch.of(arguments_of(model, loss_fn, given, {}))
+
+
+def refuse_label_only(model: torch.nn.Module) -> None:
+    if not takes(model, (), {}):
+        what = "it is one tensor: with a loss_fn that is the label, and the model gets nothing"
+        raise InputError.of("example", what, "write example=(x, y)")
 
 
 def batch_of(
