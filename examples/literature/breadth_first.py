@@ -7,21 +7,15 @@ parameters of a stage once for all forwards and once for all backwards. This tak
 of its layers.
 """
 
+from rows import from_rows, passes
 from train import train
 
-import piper
 
-
-def strategy(pp=2, virtual=2, dp=2, microbatches=4, layers=2) -> piper.Strategy:
+def strategy(pp=2, virtual=2, dp=2, microbatches=4, layers=2):
     """`layers`: of each stage."""
-    stages, parts = range(pp * virtual), range(microbatches)
-    rows = [
-        [f"{s}F{k}" for s in stages[rank::pp] for k in parts]
-        + [f"{s}B{k}" for s in reversed(stages[rank::pp]) for k in parts]
-        for rank in range(pp)
-    ]
-    text = "\n".join(map(",".join, rows))
-    return piper.strategies.from_csv(text, dp=dp, zero=3, reduce="once", gather_buffers=layers)
+    parts, own = range(microbatches), [range(rank, pp * virtual, pp) for rank in range(pp)]
+    rows = [passes("F", one, parts) + passes("B", reversed(one), parts) for one in own]
+    return from_rows(rows, dp=dp, zero=3, reduce="once", gather_buffers=layers)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,21 @@
     piper run examples/literature/chimera.py -n 4
 
 Stage s is on devices s and pp - 1 - s. The replicas share a batch, half each. Each fills bubbles of
-the other: both run the same row, one from each end.
+the other: both run the same row, one from each end, which is one wave of Hanayo.
 """
 
-from backward_first import backward_first
+import hanayo
 from train import train
 
-import piper
-from piper import Replicate, where
+from piper import Replicate, Strategy, strategies, where
 
 
-def strategy(pp: int = 4) -> piper.Strategy:
+def strategy(pp: int = 4) -> Strategy:
     """The basic unit of the paper: half as many microbatches in each direction as stages."""
-    ranks = [min(stage, pp - 1 - stage) for stage in range(pp)]
-    table = backward_first(ranks, microbatches=pp // 2, in_flight=pp // 2)
+    table = strategies.to_table(hanayo.strategy(pp // 2, waves=1, microbatches=pp // 2))
     homes = {stage: (stage, pp - 1 - stage) for stage in range(pp)}
     replicas = [Replicate(where(PP=stage), home) for stage, home in homes.items()]
-    return piper.Strategy([*piper.strategies.to_directives(table, homes), *replicas])
+    return Strategy([*strategies.to_directives(table, homes), *replicas])
 
 
 if __name__ == "__main__":

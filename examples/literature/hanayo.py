@@ -2,23 +2,23 @@
 
     piper run examples/literature/hanayo.py -n 2
 
-Each wave passes every device twice: 2 * pp stages, of which neighbours at a turn need no message.
-More waves make the bubble smaller: (2P - 2) / (3PW + P - 1) with as many microbatches as devices.
-With more, the order is the fastest of several limits on the microbatches in flight.
+A device takes turns between its stages on the way up and down, where it is pp - rank passes ahead,
+as in public code (W = 1, 2, 4). It idles 4P - 4 steps, below the paper's (2P - 2) / (3PW + P - 1).
 """
 
-from backward_first import backward_first
+from rows import from_rows, in_turn, passes
 from train import train
 
-import piper
-from piper.strategies.timing import step_length
+
+def row(rank: int, pp: int, waves: int, parts: range) -> list[str]:
+    stages = [s for w in range(waves) for s in (2 * pp * w + rank, 2 * pp * (w + 1) - 1 - rank)]
+    down = passes("F", stages[::2], parts) + passes("B", stages[::-2], parts)
+    up = passes("F", stages[1::2], parts) + passes("B", stages[-2::-2], parts)
+    return down[: pp - rank] + in_turn(up, down[pp - rank :])
 
 
-def strategy(pp: int = 2, waves: int = 2, microbatches: int = 4) -> piper.Strategy:
-    stages = [*range(pp), *reversed(range(pp))] * waves  # 0, 1, ..., 1, 0, 0, 1, ...
-    limits = range(pp, 2 * pp + 2)
-    tables = (backward_first(stages, microbatches, in_flight) for in_flight in limits)
-    return piper.strategies.from_table(min(tables, key=step_length))
+def strategy(pp: int = 2, waves: int = 2, microbatches: int = 4):
+    return from_rows(row(rank, pp, waves, range(microbatches)) for rank in range(pp))
 
 
 if __name__ == "__main__":

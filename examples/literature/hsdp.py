@@ -8,19 +8,14 @@ it too, and all-reduced across groups, a shard each.
 
 from train import train
 
-import piper
-from piper import Place, Replicate, Split, Stage, where
+from piper import Place, Replicate, Split, Stage, Strategy, where
 
 
-def strategy(groups: int = 2, size: int = 2, microbatches: int = 2) -> piper.Strategy:
+def strategy(groups: int = 2, size: int = 2, microbatches: int = 2) -> Strategy:
     nodes = [list(range(node * size, (node + 1) * size)) for node in range(groups)]
-    everywhere = [device for node in nodes for device in node]
-    return piper.Strategy([
-        Stage("PP", 1),
-        Place(where(), everywhere),
-        Replicate(where(), nodes, zero=3),
-        Split("MB", microbatches),
-    ])  # fmt: skip
+    place = Place(where(), [device for node in nodes for device in node])
+    replicate = Replicate(where(), nodes, zero=3)
+    return Strategy([Stage("PP", 1), place, replicate, Split("MB", microbatches)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small model that every strategy of this folder trains."""
+"""What the strategies of this folder train: a small Llama, or a model of their own."""
 
 from functools import partial
 
@@ -10,18 +10,14 @@ from piper.models.llama import Llama, LlamaConfig, cross_entropy
 LAYERS, STEPS = 8, 3
 
 
-def train(strategy: piper.Strategy) -> None:
+def train(strategy, model=None, loss_fn=cross_entropy, batch=None) -> None:
     torch.manual_seed(0)
-    rows = 2 * strategy.microbatches
-    tokens = torch.randint(0, 128, (rows, 16))
-    trainer = piper.Trainer(
-        Llama(LlamaConfig(layers=LAYERS), stages=LAYERS),
-        cross_entropy,
-        strategy,
-        optimizer=partial(torch.optim.AdamW, lr=1e-2),
-        example=(tokens, tokens),
-    )
+    tokens = torch.randint(0, 128, (4 * strategy.microbatches, 16))
+    model = model or Llama(LlamaConfig(layers=LAYERS), stages=LAYERS)
+    batch = batch or (tokens, tokens)
+    optimizer = partial(torch.optim.AdamW, lr=1e-2)
+    trainer = piper.Trainer(model, loss_fn, strategy, optimizer=optimizer, example=batch)
     for _ in range(STEPS):
-        metrics = trainer.step(tokens, tokens)
+        metrics = trainer.step(*batch)
         if trainer.rank == 0:
             print(metrics, flush=True)
