@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,16 +12,25 @@ from torch.nn import functional
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division import equivalents
+from piper.capture.graphs.division.calls import operands
+from piper.capture.graphs.division.search import hubs
+from piper.capture.graphs.division.search.chain import cheapest
 from piper.capture.graphs.division.search.frontier import Frontier
 from piper.capture.graphs.division.search.order import depth_first
 from piper.capture.graphs.division.search.plan import search
-from piper.capture.graphs.division.search.segments import last_uses, segments_of
+from piper.capture.graphs.division.search.segments import (
+    Matrix,
+    Segment,
+    Solution,
+    last_uses,
+    segments_of,
+)
 from piper.capture.graphs.division.search.space import Space
 from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Traced, trace
 from piper.capture.trace.grad_modes import modes_of
 from piper.ir.placement.division import DivisionRequest, What
-from piper.ir.placement.placements import Conversion, Partial, Step, sent
+from piper.ir.placement.placements import Conversion, Invariant, Partial, Step, sent
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 
@@ -199,3 +209,72 @@ def test_keys_and_values_are_gathered_where_heads_do_not_divide(ways: int) -> No
     each = sent(Step.ALL_GATHER, 1, ways) + sent(Step.REDUCE_SCATTER, 1, ways)
 
     assert of_a_layer(sizes, ways, "tokens") == pytest.approx(2 * (2 / 4) * each, rel=1e-9)
+
+
+class Reader(nn.Module):
+    """A decoder's layer: after a block of its own, it reads what an encoder gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.norm = Block(), nn.LayerNorm(8)
+        self.keys, self.out = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+        self.queries = nn.Linear(8, 16, bias=False)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        x = self.own(x)
+        return x + self.out(self.queries(self.norm(x)) * torch.tanh(self.keys(memory)))
+
+
+class EncoderDecoder(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.encoder, self.first = Blocks(1), nn.Linear(8, 8, bias=False)
+        self.layers = nn.ModuleList(Reader() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory, y = self.encoder(x), self.first(x)
+        for layer in self.layers:
+            y = layer(y, memory)
+        return y
+
+
+def encoder_decoder(count: int) -> tuple[Space, torch.fx.Node]:
+    x = torch.zeros(2, 4, 8)
+    traced = trace(EncoderDecoder(count), lambda y, _: y.sum(), (x, x), "cpu")
+    clean(traced)
+    return divided_space(traced, 2), traced.results[0]
+
+
+def test_what_every_layer_of_a_decoder_reads_is_placed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As cheap as by a search through all of its placements in all layers at once."""
+    monkeypatch.setattr(hubs, "APART", 8)  # these layers are short
+    space, result = encoder_decoder(3)
+    (memory,) = space.hubs
+    assert sum(memory in operands(node) for node in space.order) == 3
+    longest = max(len(one.nodes) for one in segments_of(space, last_uses(space, result)))
+    found = search(space, result)
+
+    monkeypatch.setattr(hubs, "MOST", 0)
+    whole, result = encoder_decoder(3)
+    assert not whole.hubs
+    assert max(len(one.nodes) for one in segments_of(whole, last_uses(whole, result))) > longest
+    assert found.cost == pytest.approx(search(whole, result).cost)
+
+
+def test_a_residual_is_no_hub() -> None:
+    assert not space_of(6)[0].hubs
+
+
+def test_an_equal_segment_may_lack_a_way_in() -> None:
+    """Its own neighbours read it otherwise."""
+    segment = Segment(None, tuple(space_of(1)[0].order[:1]), "equal")
+    whole = Solution(segment, 1.0, ())
+    matrices: list[Matrix] = [
+        {None: {Invariant(): whole, Partial(): whole}},
+        {Invariant(): {Invariant(): whole}},
+    ]
+    segments = [segment, replace(segment, key="other")]
+    cost, _ = cheapest(segments, lambda one: matrices[segments.index(one)])[Invariant()]
+    assert cost == 2.0

@@ -34,10 +34,11 @@ def cheapest(segments: Sequence[Segment], matrix: Callable[[Segment], Matrix]) -
 
 
 def _through(ends: Ends, matrices: Sequence[Matrix]) -> Ends:
+    """An equal segment elsewhere may begin in placements that this one was not solved for."""
     for matrix in matrices:
         found: Ends = {}
         for entry, (cost, path) in ends.items():
-            for end, solution in matrix[entry].items():
+            for end, solution in matrix.get(entry, {}).items():
                 total = cost + solution.cost
                 if end not in found or total < found[end][0]:
                     found[end] = total, (*path, solution)

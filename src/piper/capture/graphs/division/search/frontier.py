@@ -37,7 +37,8 @@ class Read:
     target: Placement
 
     def of(self, same: dict[fx.Node, fx.Node]) -> Read:
-        return Read(same[self.value], self.source, self.target)
+        """The same in an equal segment. A hub is one value for all of them."""
+        return Read(same.get(self.value, self.value), self.source, self.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """An option of a node: what it costs without conversions, and the activations it reads."""
+    """An option of a node, and the activations it reads. The work includes conversions of hubs."""
 
     option: Option
     work: float
     reads: tuple[tuple[fx.Node, Placement], ...]
+    hubs: tuple[Read, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,11 @@ def is_whole(placement: Placement) -> bool:
 
 @dataclass
 class Frontier:
-    """Runs through nodes in order. `held`: how shared parameters are held."""
+    """Runs through nodes in order. `held`: the placements of shared parameters and of hubs."""
 
     space: Space
     held: dict[fx.Node, Placement]
+    widths: tuple[int, ...] = WIDTHS
 
     def __post_init__(self) -> None:
         self.prices: dict[tuple[fx.Node, Placement, Placement], float | None] = {}
@@ -110,8 +113,8 @@ class Frontier:
         cannot be better than the worst result of that are then left out. More states are tried
         until all are kept, or until more of them find nothing better.
         """
-        found, _ = self._run(nodes, entry, last, math.inf, WIDTHS[0])
-        for width in WIDTHS[1:]:
+        found, _ = self._run(nodes, entry, last, math.inf, self.widths[0])
+        for width in self.widths[1:]:
             before = found
             limit = max((cost for cost, _ in before.values()), default=math.inf)
             found, all_kept = self._run(nodes, entry, last, limit * SAME, width)
@@ -161,9 +164,9 @@ class Frontier:
             more = {one.value: self._one(live[one.value] | {one.target}) for one in reads}
             state = (
                 *((value, more.get(value, live[value])) for value in kept),
-                (node, self._one(frozenset({move.option.output}))),
+                (node, self._one(frozenset({self.held.get(node, move.option.output)}))),
             )
-            yield state, cost + move.work, Choice(move.option, tuple(reads))
+            yield state, cost + move.work, Choice(move.option, (*reads, *move.hubs))
 
     def _read(self, move: Move, live: dict[fx.Node, Available]) -> tuple[float, list[Read]] | None:
         """What it costs to convert the arguments. None: it cannot be done."""
@@ -184,16 +187,28 @@ class Frontier:
         return self.moves[node]
 
     def _move(self, node: fx.Node, option: Option) -> Move | None:
-        work, reads = self._work(node, option), []
+        work, reads, hubs = self._work(node, option), [], list(self._made(node, option))
         for operand, target in dict(zip(operands(node), option.inputs, strict=True)).items():
             if operand in self.space.parameters:
                 price = self._parameter(node, operand, target)
                 if price is None:
                     return None
                 work += price
+            elif operand in self.held:
+                hubs.append(Read(operand, self.held[operand], target))
             elif operand not in self.space.free:
                 reads.append((operand, target))
-        return Move(option, work, tuple(reads))
+        prices = [self.price(read.value, read.source, read.target) for read in hubs]
+        known = [price for price in prices if price is not None]
+        if len(known) < len(hubs):
+            return None
+        converted = tuple(read for read in hubs if read.source != read.target)
+        return Move(option, work + sum(known), tuple(reads), converted)
+
+    def _made(self, node: fx.Node, option: Option) -> Iterator[Read]:
+        """A hub is converted where it is made."""
+        if node in self.held:
+            yield Read(node, option.output, self.held[node])
 
     def _parameter(self, node: fx.Node, parameter: fx.Node, read: Placement) -> float | None:
         if parameter in self.held:

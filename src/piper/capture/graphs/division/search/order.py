@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import fx
 
 
-def depth_first(nodes: list[fx.Node]) -> list[fx.Node]:
+def depth_first(nodes: list[fx.Node], hubs: Collection[fx.Node] = ()) -> list[fx.Node]:
     """The same nodes, each behind its arguments.
 
     Next comes the node that adds fewest values to those that are alive; of equal ones, the one
-    that reads the newest value. Equal layers get equal orders.
+    that reads the newest value. Hubs do not count: if they did, all layers of a decoder would take
+    their keys from the encoder at once. Equal layers get equal orders.
     """
     inside = set(nodes)
     missing = {node: len(inside.intersection(node.all_input_nodes)) for node in nodes}
@@ -19,8 +22,9 @@ def depth_first(nodes: list[fx.Node]) -> list[fx.Node]:
     ready = [node for node in nodes if not missing[node]]
 
     def price(node: fx.Node) -> tuple[int, int, int]:
-        needs = [need for need in node.all_input_nodes if need in inside]
-        added = (unread[node] > 0) - sum(unread[need] == 1 for need in needs)
+        needs = [need for need in node.all_input_nodes if need in inside and need not in hubs]
+        written_here = unread[node] > 0 and node not in hubs
+        added = written_here - sum(unread[need] == 1 for need in needs)
         return added, -max((written[need] for need in needs), default=-1), position[node]
 
     while ready:

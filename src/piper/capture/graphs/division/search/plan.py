@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -12,19 +12,22 @@ from torch import fx
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Option, operands
 from piper.capture.graphs.division.search.chain import cheapest
-from piper.capture.graphs.division.search.frontier import Frontier, Read
+from piper.capture.graphs.division.search.frontier import WIDTHS, Frontier, Read
 from piper.capture.graphs.division.search.prices import conversion_price
 from piper.capture.graphs.division.search.segments import (
     Matrix,
     Segment,
     last_uses,
+    placements_of,
     segments_of,
     solve,
 )
 from piper.capture.graphs.division.search.space import Space, held_for
-from piper.ir.placement.placements import Invariant, Placement, Replicated
+from piper.ir.placement.placements import Invariant, Partial, Placement, Replicated
 
 COMBINATIONS = 64  # of placements of shared parameters that are tried
+
+Fixed = dict[fx.Node, Placement]  # of shared parameters and of hubs
 
 
 @dataclass
@@ -35,25 +38,31 @@ class Plan:
     options: dict[fx.Node, Option] = field(default_factory=dict)
     held: dict[fx.Node, Placement] = field(default_factory=dict)  # parameters
     reads: list[Read] = field(default_factory=list)  # conversions, in the order of the graph
+    fixed: Fixed = field(default_factory=dict)
 
 
 @dataclass
 class _Search:
     space: Space
     result: fx.Node
+    widths: tuple[int, ...] = WIDTHS
 
     def __post_init__(self) -> None:
         self.last = last_uses(self.space, self.result)
         self.segments = segments_of(self.space, self.last)
         self.solved: dict[tuple, Matrix] = {}
+        self.fixed: dict[fx.Node, list[fx.Node]] = {}
 
-    def plan(self, held: dict[fx.Node, Placement]) -> Plan | None:
-        """The cheapest plan with shared parameters held so, if there is one."""
-        frontier = Frontier(self.space, held)
+    def cheapest(self, every: Iterable[Fixed]) -> Plan:
+        found = (self.plan(fixed) for fixed in every)
+        return min((plan for plan in found if plan is not None), key=lambda plan: plan.cost)
+
+    def plan(self, fixed: Fixed) -> Plan | None:
+        """The cheapest plan with shared parameters and hubs placed so, if there is one."""
+        frontier = Frontier(self.space, fixed, self.widths)
 
         def matrix(segment: Segment) -> Matrix:
-            used = {operand for node in segment.nodes for operand in operands(node)}
-            key = segment.key, tuple(held[node] for node in self.space.shared if node in used)
+            key = segment.key, tuple(fixed[node] for node in self._fixed(segment))
             if key not in self.solved:
                 self.solved[key] = solve(frontier, segment, self.last)
             return self.solved[key]
@@ -67,7 +76,9 @@ class _Search:
         if not found:
             return None
         cost, end, path = min(found, key=lambda one: one[0])
-        made = Plan(cost + sum(self._kept(*one) for one in held.items()), held=dict(held))
+        held = {node: fixed[node] for node in self.space.shared}
+        kept = sum(self._kept(*one) for one in held.items())
+        made = Plan(cost + kept, held=held, fixed=fixed)
         for segment, solution in zip(self.segments, path, strict=True):
             for node, choice in solution.of(segment):
                 made.options[node] = choice.option
@@ -78,6 +89,16 @@ class _Search:
         made.reads = list(needed(made))
         self._hold(made)
         return made
+
+    def _fixed(self, segment: Segment) -> list[fx.Node]:
+        """What a segment reads or makes, and whose placement is not its own choice."""
+        if segment.exit not in self.fixed:
+            near = {segment.entry, *segment.nodes}
+            near.update(operand for node in segment.nodes for operand in operands(node))
+            self.fixed[segment.exit] = [
+                n for n in (*self.space.shared, *self.space.hubs) if n in near
+            ]
+        return self.fixed[segment.exit]
 
     def _to_whole(self, end: Placement) -> float | None:
         """The loss is whole on all devices."""
@@ -140,5 +161,22 @@ def needed(plan: Plan) -> Iterator[Read]:
 def search(space: Space, result: fx.Node) -> Plan:
     """The cheapest plan. Without seeds there always is one: whole tensors."""
     found = _Search(space, result)
-    plans = [plan for held in found.combinations() if (plan := found.plan(held)) is not None]
-    return min(plans, key=lambda plan: plan.cost)
+    if not space.hubs:
+        return found.cheapest(found.combinations())
+    rough = _Search(space, result, WIDTHS[:1])
+    return found.cheapest([_with_hubs(rough).fixed])
+
+
+def _with_hubs(rough: _Search) -> Plan:
+    """Each hub in turn gets the placement in which the rest is cheapest."""
+    hubs = rough.space.hubs
+    best = rough.cheapest(
+        {**held, **dict.fromkeys(hubs, whole)}
+        for whole in (Replicated(), Invariant())
+        for held in rough.combinations()
+    )
+    for hub in hubs:
+        # Parts of a sum are added up once, not by each reader.
+        every = [p for p in placements_of(rough.space, hub) if not isinstance(p, Partial)]
+        best = rough.cheapest({**best.fixed, hub: one} for one in every)
+    return best

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -75,8 +76,12 @@ def segments_of(space: Space, last: dict[fx.Node, fx.Node]) -> list[Segment]:
 
 
 def last_uses(space: Space, result: fx.Node) -> dict[fx.Node, fx.Node]:
+    """The last node that reads a value. How a hub is placed is known without its being alive."""
     last = {operand: node for node in space.order for operand in operands(node)}
     last[result] = result.graph.output_node()
+    for node, following in pairwise(space.order):
+        if node in space.hubs:
+            last[node] = following
     return last
 
 
@@ -85,6 +90,8 @@ def _key(space: Space, entry: fx.Node | None, nodes: tuple[fx.Node, ...]) -> Has
     parameters: dict[fx.Node, int] = {}
 
     def name(node: fx.Node) -> str:
+        if node in space.hubs:
+            return f"hub{node.name}{_types(node)}"
         if node in numbers:
             return f"%{numbers[node]}"
         if node in space.parameters:
@@ -97,9 +104,11 @@ def _key(space: Space, entry: fx.Node | None, nodes: tuple[fx.Node, ...]) -> Has
     for number, node in enumerate(nodes):
         arguments = fx.map_arg((node.args, node.kwargs), lambda n: _Name(name(n)))
         options = tuple(space.options[node])
-        rows.append((str(node.target), repr(arguments), _types(node), options))
+        hub = node.name if node in space.hubs else ""
+        rows.append((str(node.target), repr(arguments), _types(node), options, hub))
         numbers[node] = number
-    return (None if entry is None else _types(entry), tuple(rows))
+    first = "" if entry is None else name(entry) + _types(entry)
+    return first, tuple(rows)
 
 
 class _Name(str):
@@ -120,23 +129,30 @@ def _types(node: fx.Node) -> str:
 def solve(frontier: Frontier, segment: Segment, last: dict[fx.Node, fx.Node]) -> Matrix:
     """The cheapest way from each placement of the entry to each of the exit."""
     matrix: Matrix = {}
-    for entry, state in _entries(frontier.space, segment.entry):
+    for entry, state in _entries(frontier, segment.entry):
         found: dict[Placement, Solution] = {}
         for _, (cost, trail) in frontier.run(segment.nodes, state, last).items():
             assert trail is not None
             choices = trail.choices()
-            end = choices[-1].option.output
+            end = frontier.held.get(segment.exit, choices[-1].option.output)
             found[end] = Solution(segment, cost, tuple(choices))
         matrix[entry] = _with_conversions(frontier, segment, found)
     return matrix
 
 
-def _entries(space: Space, entry: fx.Node | None) -> Iterator[tuple[Placement | None, State]]:
+def _entries(frontier: Frontier, entry: fx.Node | None) -> Iterator[tuple[Placement | None, State]]:
     if entry is None:
         yield None, ()
     else:
-        for placement in placements_of(space, entry):
+        for placement in _ends(frontier, entry):
             yield placement, ((entry, frozenset({placement})),)
+
+
+def _ends(frontier: Frontier, node: fx.Node) -> list[Placement]:
+    """Placements in which a value may be between two segments."""
+    if node in frontier.held:
+        return [frontier.held[node]]
+    return placements_of(frontier.space, node)
 
 
 def _with_conversions(
@@ -144,7 +160,7 @@ def _with_conversions(
 ) -> dict[Placement, Solution]:
     """The exit may be converted before anything reads it, so that all layers begin alike."""
     every = dict(found)
-    for target in placements_of(frontier.space, segment.exit):
+    for target in _ends(frontier, segment.exit):
         for source, solution in found.items():
             price = frontier.price(segment.exit, source, target)
             if price is not None:

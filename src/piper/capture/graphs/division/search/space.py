@@ -13,6 +13,7 @@ from piper.capture.graphs.division import expert_rows, refusals
 from piper.capture.graphs.division.blocks import block_counts
 from piper.capture.graphs.division.calls import Call, Option, operands, shape, tensors
 from piper.capture.graphs.division.rules import options_of
+from piper.capture.graphs.division.search.hubs import hubs_of
 from piper.capture.graphs.division.search.order import depth_first
 from piper.capture.graphs.division.search.prices import Prices
 from piper.capture.trace.arguments.inputs import spec_of
@@ -46,7 +47,9 @@ class Space:
     def __post_init__(self) -> None:
         self.free = independent(self.graph, self.parameters)
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
-        self.order = depth_first([node for node in calls if node not in self.free])
+        chosen = [node for node in calls if node not in self.free]
+        self.hubs = tuple(node for node in hubs_of(chosen) if self._is_divided(node))
+        self.order = depth_first(chosen, self.hubs)
         dense = [node for node in self.order if not self.is_expert(node)]
         self.blocks = block_counts(dense)
         self.start = self.prices.message * _typical(dense)
@@ -66,6 +69,10 @@ class Space:
     def is_expert(self, node: fx.Node) -> bool:
         """Whether it is in a region of experts, of which each device takes some rows."""
         return node in self.requests and self.requests[node].what == "experts"
+
+    def _is_divided(self, node: fx.Node) -> bool:
+        """Whether its placement is to be chosen."""
+        return node in self.requests and node not in self.joins and not self.is_expert(node)
 
     def ways_in(self, nodes: Iterable[fx.Node]) -> int:
         """Over how many devices the run of these nodes is divided."""

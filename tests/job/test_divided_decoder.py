@@ -1,0 +1,80 @@
+"""What an encoder gives to all layers of a decoder is placed once, and the result is PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from plain_loop import plain_losses
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper import annotate, rehearse, strategies
+from piper.capture.graphs.division.search import hubs
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
+        self.query, self.pair, self.out = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(8, 8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        key, value = self.pair(memory).chunk(2, -1)
+        q, k, v = (
+            t.unflatten(-1, (4, 2)).transpose(1, 2)
+            for t in (self.query(self.norms[0](x)), key, value)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + self.out(mixed)
+        return x + self.down(torch.relu(self.up(self.norms[1](x))))
+
+
+class Translator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.first, self.layers = nn.Linear(8, 8), nn.ModuleList(Layer() for _ in range(3))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with annotate("L"):
+            memory, y = self.norm(torch.relu(self.encoder(x))), self.first(x)
+        for layer in self.layers:
+            with annotate("L"):
+                y = layer(y, memory)
+        return y
+
+
+@pytest.mark.parametrize("how", [{"tp": 2}, {"cp": 2}], ids=str)
+def test_a_divided_decoder_is_equal(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hubs, "APART", 10)  # these layers are short
+    found: list[int] = []
+    look = hubs.hubs_of
+    monkeypatch.setattr(
+        "piper.capture.graphs.division.search.space.hubs_of",
+        lambda nodes: (found.append(len(look(nodes))), look(nodes))[1],
+    )
+    drawn = torch.randn(2, 2, 4, 8, 8, dtype=torch.float64, generator=torch.Generator())
+    batches = [(x, y) for x, y in drawn]
+    model = Translator()
+    reference = copy.deepcopy(model)
+    loss = functional.mse_loss
+    wanted = plain_losses(SGD(reference.parameters()), batches, lambda x, y: loss(reference(x), y))
+
+    strategy = strategies.one_f_one_b(pp=1, microbatches=2, **how)
+    made = rehearse(model, loss, strategy, batches, optimizer=SGD)
+
+    assert found == [1]
+    assert made.losses == pytest.approx(wanted, rel=1e-12)
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(
+            made.parameters[name], parameter.detach(), rtol=1e-11, atol=1e-12
+        )
