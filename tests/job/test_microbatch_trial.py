@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from piper import Place, Split, rehearse, where
 from piper.capture.trace.trial_run import TrialRuns
 from piper.errors import InputError
+from piper.job.loss import trial_size
 
 ROWS, TOKENS, WIDTH = 2, 3, 4
 Mix = Callable[[Tensor], Any]
@@ -119,7 +120,105 @@ def test_rows_that_change_places_get_a_warning(mix: Mix, warned: pytest.LogCaptu
     """Their labels stay where they are, so the loss is not to blame."""
     trained(Net(mix))
 
-    assert "rows of the batch meet" in warned.text
+    at = mix.__code__.co_firstlineno
+    assert f"rows of the batch meet at test_microbatch_trial.py:{at}" in warned.text
+
+
+class Centred(torch.autograd.Function):
+    """Its forward keeps rows apart, its backward does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] - grads[0].mean(0, keepdim=True)
+
+
+class Clipped(Centred):
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].clamp(-0.01, 0.01)
+
+
+@pytest.mark.parametrize(("function", "mixes"), [(Centred, True), (Clipped, False)])
+def test_a_derivative_of_the_user_that_mixes_rows_is_named(
+    function: Any, mixes: bool, warned: pytest.LogCaptureFixture
+) -> None:
+    trained(Net(lambda h: function.apply(h).tanh()))
+
+    assert ("the gradients of rows depend on other rows" in warned.text) == mixes
+    assert ("test_microbatch_trial.py" in warned.text) == mixes
+
+
+class Tokens(nn.Module):
+    """Its positions may be longer than a row. A mask as long as a row is no part of the batch."""
+
+    def __init__(self, mix: Mix) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.places = nn.Embedding(9, WIDTH), nn.Parameter(torch.randn(99, WIDTH))
+        self.last, self.mix = nn.Linear(WIDTH, 9), mix
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.table(ids) + self.places[: ids.shape[1]]
+        return self.last(self.mix(hidden)).mT
+
+
+@pytest.mark.parametrize("meets", [False, True])
+@pytest.mark.parametrize(("limit", "said"), [(4e3, "2 rows of 8 tokens"), (1e5, "2 rows")])
+def test_a_larger_model_is_tried_on_fewer_and_shorter_rows(
+    meets: bool, limit: float, said: str,
+    warned: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    warned.set_level(logging.INFO, "piper")
+    monkeypatch.setattr(trial_size, "WHOLE", 1e3)
+    monkeypatch.setattr(trial_size, "MOST", limit / torch.get_num_threads())
+    ids = torch.randint(9, (8, 40), generator=torch.Generator().manual_seed(1))
+    labels = ids.masked_fill(ids == 3, -100)
+
+    model = Tokens(MEETING["a number"] if meets else torch.tanh)
+    strategy = [Place(where(), [0]), Split("MB", 2)]
+    rehearse(model, F.cross_entropy, strategy, [(ids, labels)], optimizer=SGD)
+
+    tried = [r.message for r in warned.records if "is tried on" in r.message]
+    assert tried == [f"whether microbatches add up to a batch is tried on {said}"]
+    assert ("rows of the batch meet at test_microbatch_trial.py" in warned.text) == meets
+
+
+def test_a_model_that_takes_too_long_is_not_tried(
+    warned: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned.set_level(logging.INFO, "piper")
+    for name in ("WHOLE", "MOST"):
+        monkeypatch.setattr(trial_size, name, 1.0)
+    trained(Net(MEETING["a number"]))
+
+    assert "no trial of microbatches against a whole batch (it would take seconds)" in warned.text
+
+
+class RunningMean(nn.Module):
+    """Used by the forward, or only kept."""
+
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.layer, self.used = nn.Linear(WIDTH, WIDTH), used
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x - self.mean if self.used else x)
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean((0, 1)))
+        return out
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_buffer_that_every_microbatch_updates_and_uses_is_named(
+    used: bool, warned: pytest.LogCaptureFixture
+) -> None:
+    trained(RunningMean(used))
+
+    assert ("computes with mean and updates it in its forward" in warned.text) == used
 
 
 @pytest.mark.parametrize("number", every(3, NUMBERS.values(), NUMBERS))

@@ -37,7 +37,7 @@ from piper.job.loop.around_step import refuse_modes
 from piper.job.loop.recent import recent
 from piper.job.loss.loss_reduction import (
     LossReduction,
-    meeting_lines,
+    accumulation_lines,
     reduction_of,
     refuse_different_forms,
     refuse_wrong_reduction,
@@ -330,7 +330,7 @@ class Job:
             whole = undivided_lines(captured.undivided)
             for line in (*stage_lines(compiled), *chosen, *loss, *whole):
                 LOG.info("%s", line)
-            for line in meeting_lines(captured.meeting, self.all_microbatches):
+            for line in accumulation_lines(captured, self.all_microbatches):
                 LOG.warning("%s", line)
         return captured, compiled
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.source_lines import current_line
-from piper.capture.torch_private import TorchDispatchMode, pytree
+from piper.capture.torch_private import (
+    TorchDispatchMode,
+    apply_function,
+    functions_as,
+    is_custom,
+    pytree,
+)
 from piper.capture.trace.arguments.call_arguments import flatten, own_loss, split
 from piper.capture.trace.loss_state import Loss, copied, reach_of_both
 from piper.capture.trace.model_copy import throw_away
@@ -25,6 +31,8 @@ DRAWS = frozenset({
     "_standard_gamma", "_sample_dirichlet", "binomial", *ONES,
 })  # fmt: skip
 
+TILE = 65_521  # random numbers that are repeated: a prime, so that no two rows get the same
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -32,6 +40,7 @@ class Result:
 
     line: str
     tensor: Tensor
+    inputs: tuple[int, ...] = ()  # the results that it was computed from, by position
 
 
 @dataclass
@@ -42,6 +51,7 @@ class Trial:
     loss: Tensor
     coarsest: torch.dtype
     calls: list[Result] = field(default_factory=list)
+    own_derivatives: list[str] = field(default_factory=list)  # lines with those of the user's
 
 
 @dataclass
@@ -51,20 +61,53 @@ class TrialRuns:
     model: nn.Module
     loss_fn: Loss | None
     initial: Callable[[str], Tensor]  # the first value of a parameter or buffer, by name
+    converted: dict[torch.dtype | None, dict[str, Tensor]] = field(default_factory=dict)
 
     @cached_property
-    def state(self) -> dict[str, Tensor]:
-        buffers = {name: self.initial(name).cpu() for name, _ in self.model.named_buffers()}
-        parameters = {n: _moved(self.initial(n).cpu()) for n, _ in self.model.named_parameters()}
-        return parameters | buffers
+    def parameters(self) -> dict[str, Tensor]:
+        return {n: _moved(self.initial(n).cpu()) for n, _ in self.model.named_parameters()}
+
+    @cached_property
+    def buffers(self) -> dict[str, Tensor]:
+        return {name: self.initial(name).cpu() for name, _ in self.model.named_buffers()}
+
+    def state(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """A forward may change its buffers. If it changed its parameters, capture said so."""
+        if dtype not in self.converted:
+            self.converted = {dtype: {n: in_type(p, dtype) for n, p in self.parameters.items()}}
+        copies = {name: in_type(one, dtype, copy=True) for name, one in self.buffers.items()}
+        return self.converted[dtype] | copies
 
     def run(self, arguments: tuple[Any, ...], dtype: torch.dtype | None, calls: bool) -> Trial:
         """`dtype`: what floating-point numbers are converted to. `calls`: keep what calls give."""
+        found = self._run(arguments, dtype, calls, self.state(dtype))
+        return replace(found, loss=found.loss.detach())
+
+    def gradients(
+        self, arguments: tuple[Any, ...], dtype: torch.dtype | None, factor: float
+    ) -> Tensor:
+        """The derivative of so much of the loss by all parameters, as one vector."""
+        state = self.state(dtype)
+        trained = [name for name, one in self.model.named_parameters() if one.requires_grad]
+        leaves = {name: state[name].detach().requires_grad_() for name in trained}
+        with torch.enable_grad():
+            found = factor * self._run(arguments, dtype, False, state | leaves).loss.sum()
+            given = found, list(leaves.values())
+            grads = torch.autograd.grad(*given, allow_unused=True, materialize_grads=True)
+        return torch.cat([grad.double().flatten() for grad in grads])
+
+    def _run(
+        self,
+        arguments: tuple[Any, ...],
+        dtype: torch.dtype | None,
+        calls: bool,
+        state: dict[str, Tensor],
+    ) -> Trial:
         view, loss_fn = throw_away(self.model), copied(self.loss_fn, self.model)
         if isinstance(loss_fn, nn.Module) and loss_fn is not self.loss_fn and dtype is not None:
             loss_fn = loss_fn.to(dtype)
-        state = {name: in_type(one.clone(), dtype) for name, one in self.state.items()}
-        with _alone(view, loss_fn, dtype), SameDraws() as types, Calls(calls) as seen:
+        modes = _alone(view, loss_fn, dtype), SameDraws(), Calls(calls)
+        with modes[0], modes[1] as types, modes[2] as seen, functions_as(types.apply):
             return _called(view, loss_fn, state, arguments, types, seen)
 
 
@@ -81,20 +124,22 @@ def _called(
     found = own_loss(output) if loss_fn is None else loss_fn(output, arguments[-1])
     seen.kept = False
     leaves = [leaf.detach() for leaf in flatten(output)[0] if isinstance(leaf, Tensor)]
-    return Trial(leaves, found.detach(), types.coarsest, seen.results)
+    return Trial(leaves, found, types.coarsest, seen.results, types.own_derivatives)
 
 
 def _moved(tensor: Tensor) -> Tensor:
     """Weights a little beside their first values: a layer that starts at zero hides its inputs."""
     if not tensor.is_floating_point():
         return tensor
-    draw = torch.Generator().manual_seed(tensor.numel())
-    noise = torch.randn(tensor.shape, generator=draw).to(tensor.dtype)
-    return tensor * (1 + 0.03 * noise) + 0.01 * noise
+    flat, draw = tensor.flatten(), torch.Generator().manual_seed(tensor.numel())
+    noise = torch.randn(min(len(flat), TILE), generator=draw).to(tensor.dtype)
+    moved = [torch.addcmul(one, 0.03 * one + 0.01, noise[: len(one)]) for one in flat.split(TILE)]
+    return torch.cat(moved).view(tensor.shape)
 
 
-def in_type(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+def in_type(tensor: Tensor, dtype: torch.dtype | None, copy: bool = False) -> Tensor:
+    stays = dtype is None or not tensor.is_floating_point()
+    return tensor.to(tensor.dtype if stays else dtype, copy=copy)
 
 
 @contextmanager
@@ -116,15 +161,21 @@ def _alone(view: nn.Module, loss_fn: Loss | None, dtype: torch.dtype | None) -> 
 class SameDraws(TorchDispatchMode):
     """Random numbers do not depend on how many there are. Permutations are never the identity.
 
-    It also remembers the coarsest floating-point type of any result.
+    It also remembers the coarsest floating-point type of any result, and derivatives by the user.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.coarsest = torch.float64
+        self.coarsest, self.own_derivatives = torch.float64, list[str]()
+
+    def apply(self, function: type, *args: Any) -> Any:
+        self.own_derivatives.append(current_line())
+        return apply_function(function, *args)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, found = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        if is_custom(func):
+            self.own_derivatives.append(current_line())
         for leaf in pytree.tree_leaves(found):
             if isinstance(leaf, Tensor) and leaf.is_floating_point():
                 self.coarsest = max(self.coarsest, leaf.dtype, key=lambda t: torch.finfo(t).eps)
@@ -141,16 +192,25 @@ class Calls(torch.overrides.TorchFunctionMode):
     def __init__(self, kept: bool) -> None:
         super().__init__()
         self.kept, self.results = kept, list[Result]()
+        self.places = dict[int, int]()  # of the tensor with this id among the results
+        self.alive = list[Tensor]()  # ids are used again for others
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.batch_norm:
             return _batch_norm(*args, **(kwargs or {}))
         found = func(*args, **(kwargs or {}))
         if self.kept:
-            line, leaves = current_line(), pytree.tree_leaves(found)
-            tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
-            self.results += [Result(line, one.detach().clone()) for one in tensors]
+            given = (self.places.get(id(leaf)) for leaf in pytree.tree_leaves((args, kwargs)))
+            self._keep(found, tuple(place for place in given if place is not None))
         return found
+
+    def _keep(self, found: Any, inputs: tuple[int, ...]) -> None:
+        line = current_line()
+        for one in pytree.tree_leaves(found):
+            if isinstance(one, Tensor):
+                self.places[id(one)] = len(self.results)
+                self.alive.append(one)
+                self.results.append(Result(line, one.detach().clone(), inputs))
 
 
 def _batch_norm(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from piper.capture import Captured
 from piper.capture.loss import Count, LossForm, counted, divisor
 from piper.capture.trace.arguments.call_arguments import as_given
 from piper.errors import InputError
+from piper.ir.model import Region
 from piper.job.batch.batch import Batch, Sizes
 
 Reduction = Literal["mean", "sum"]
 Weight = Callable[..., Any]  # a function of the arguments of a microbatch
 EVEN = LossForm("mean")
+OWN_ROWS = (
+    "each microbatch uses its own rows, as in a loop that accumulates gradients, so the loss "
+    "differs from that of one batch"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +167,31 @@ def growing_output(where: str) -> InputError:
     )
 
 
-def meeting_lines(where: str, parts: int) -> Iterator[str]:
-    """A warning if rows meet inside the model, and a batch has several parts."""
-    if where and parts > 1:
+def accumulation_lines(captured: Captured, parts: int) -> Iterator[str]:
+    """A warning if several parts of a batch are not the whole batch, as the graphs show."""
+    if parts > 1:
+        yield from [own_rows(captured.meeting)] if captured.meeting else []
+        yield from update_lines(captured.model.regions, parts)
+
+
+def own_rows(where: str) -> str:
+    """Rows meet here, as a graph or a trial on numbers shows."""
+    at = f" at {where}" if where else ""
+    return (
+        f"rows of the batch meet{at}, or the model computes with their number (x.shape[0]): "
+        f"{OWN_ROWS}; use one microbatch and one replica to make them equal"
+    )
+
+
+def update_lines(regions: Iterable[Region], parts: int) -> Iterator[str]:
+    """A warning for buffers that microbatches compute with and update, one after the other."""
+    names = dict.fromkeys(name for one in regions if one.stateful for name in one.reads_state)
+    if names:
         yield (
-            f"rows of the batch meet at {where}: each of {parts} microbatches uses its own rows, "
-            "as in a loop that accumulates gradients, so the loss differs from that of one batch"
+            f"the model computes with {', '.join(names)} and updates it in its forward: each of "
+            f"{parts} microbatches updates it, as in a loop that accumulates gradients, so the "
+            "loss differs from that of one batch; use one microbatch to make them equal, or "
+            "update it in your training loop"
         )
 
 

@@ -15,17 +15,18 @@ from piper.capture.trace.trial_run import Result, Trial, TrialRuns, in_type
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.random_batches import drawn
-from piper.job.loss.loss_reduction import LossReduction, growing_output, unknown_lines
+from piper.job.loss.loss_reduction import (
+    OWN_ROWS,
+    LossReduction,
+    growing_output,
+    own_rows,
+    unknown_lines,
+)
 from piper.job.loss.mean_loss_check import ROUNDING
-from piper.names import F
+from piper.job.loss.trial_size import TrialSize, trial_size
 
 LOG = logging.getLogger("piper")
 DRAWS = 3  # pairs of random microbatches: one may be equal by chance
-OWN_ROWS = (
-    "each microbatch uses its own rows, as in a loop that accumulates gradients, so the loss "
-    "differs from that of one batch"
-)
-MOST_FLOPS, MOST_BYTES = 2e8, 2**26  # of a model that is tried, nine times: seconds on a slow CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,43 +82,45 @@ def tried(
     Raises an error if these differ for another reason than rows that meet. `said`: the user says
     how losses are put together, so only rows count.
     """
-    if is_large(captured):
+    size = trial_size(captured, one)
+    if size is None:
         return Verdict(untried="it would take seconds")
-    drawn_ones = (once(runs, one, reduction, said, seed) for seed in range(DRAWS))
-    return next((found for found in drawn_ones if found != Verdict()), Verdict())
+    if not size.is_whole:
+        LOG.info("whether microbatches add up to a batch is tried on %s", size)
+    draws = range(DRAWS if size.is_whole else 1)
+    found = (once(runs, one, size, reduction, said, seed) for seed in draws)
+    return next((verdict for verdict in found if verdict != Verdict()), Verdict())
 
 
-def once(runs: TrialRuns, one: Batch, reduction: LossReduction, said: bool, seed: int) -> Verdict:
+def once(
+    runs: TrialRuns, one: Batch, size: TrialSize, reduction: LossReduction, said: bool, seed: int
+) -> Verdict:
     """A trial on one pair of random microbatches."""
-    found = halves_and_whole(runs, one, seed)
+    found = halves_and_whole(runs, size.cut(one), size.rows, seed)
     if isinstance(found, str):
         return Verdict(untried=found)
     if reduction.weight is not None and not found.rows_differ():
         return Verdict()  # the user's weights are not for random data
     try:
-        together = found.together(replace(reduction, weight=None))
+        together = found.together(replace(reduction, weight=None), size.is_whole)
     except InputError as error:  # on these data, microbatches have no single weight
         return Verdict(untried=str(error.problems[0].what))
-    if found.same(together, found.whole.loss):
+    if together is None and not (found.rows_differ() or found.rows_moved()):
         return Verdict()
+    if together is not None and found.same(together, found.whole.loss):
+        return found.judged_backward(reduction)
     seen = found.with_calls()
     if not seen.same(seen.whole.loss, found.whole.loss):
         return Verdict(untried="it gives other numbers when it runs again")
     return Verdict(tuple(seen.judged(reduction, together, said)))
 
 
-def is_large(captured: Captured) -> bool:
-    flops = sum(region.flops.get(F, 0.0) for region in captured.model.regions)
-    size = sum(one.nbytes for b in captured.model.buckets.values() for one in b.specs)
-    return flops > MOST_FLOPS or size > MOST_BYTES
-
-
-def halves_and_whole(runs: TrialRuns, one: Batch, seed: int) -> Comparison | str:
+def halves_and_whole(runs: TrialRuns, one: Batch, rows: int, seed: int) -> Comparison | str:
     """Both microbatches and the whole, in float64 if the model runs in it. Otherwise, why not."""
     why = ""
     for dtype, varied in product((torch.float64, None), (True, False)):
         try:
-            made = Comparison.of(runs, two_like(one, varied, seed), dtype, calls=False)
+            made = Comparison.of(runs, two_like(one, rows, varied, seed), dtype, calls=False)
         except Exception as error:  # whatever it is, there is no trial
             why = f"{type(error).__name__} {str(error).partition(chr(10))[0]}".rstrip()
             continue
@@ -127,12 +130,12 @@ def halves_and_whole(runs: TrialRuns, one: Batch, seed: int) -> Comparison | str
     return why
 
 
-def two_like(one: Batch, varied: bool, seed: int) -> Batch:
-    """Twice the rows, at random. `varied`: also integers of which the example has only one."""
+def two_like(one: Batch, rows: int, varied: bool, seed: int) -> Batch:
+    """Twice so many rows, at random. `varied`: also integers of which the example has only one."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(seen: Tensor) -> Tensor:
-        seen, shape = seen.detach().cpu(), (2 * seen.shape[0], *seen.shape[1:])
+        seen, shape = seen.detach().cpu(), (2 * rows, *seen.shape[1:])
         found = drawn(seen, shape, generator)
         constant = seen.numel() and not seen.is_floating_point() and seen.min() == seen.max() >= 0
         if varied and constant and seen.dtype is not torch.bool:
@@ -175,20 +178,44 @@ class Comparison:
         a, b = one.double().flatten(), other.double().flatten()
         return one.numel() == other.numel() and is_among(a[None], b[None], self.tolerance)
 
-    def together(self, reduction: LossReduction) -> Tensor:
-        """The loss of both halves, as Piper puts them together."""
-        own = reduction.weights(self.batch, 2)
-        shares = zip(reduction.shares(own, sum(own)), self.halves, strict=True)
-        return torch.stack([share * one.loss.double().sum() for share, one in shares]).sum()
+    def together(self, reduction: LossReduction, is_whole: bool) -> Tensor | None:
+        """The loss of both halves, as Piper puts them together.
 
-    def judged(self, reduction: LossReduction, together: Tensor, said: bool) -> Iterator[str]:
+        None if it depends on what halves count: that is known for whole microbatches only.
+        """
+        if reduction.form.counts and not is_whole:
+            return None
+        pairs = zip(self.shares(reduction), self.halves, strict=True)
+        return torch.stack([share * one.loss.double().sum() for share, one in pairs]).sum()
+
+    def shares(self, reduction: LossReduction) -> tuple[float, ...]:
+        own = reduction.weights(self.batch, 2)
+        return reduction.shares(own, sum(own))
+
+    def judged_backward(self, reduction: LossReduction) -> Verdict:
+        """The loss adds up. Gradients do, too, unless the user's own derivatives mix rows."""
+        lines = self.whole.own_derivatives
+        if not lines:
+            return Verdict()
+        parts = zip((self.batch, *self.batch.parts(2)), (1.0, *self.shares(reduction)), strict=True)
+        try:
+            found = [self.runs.gradients(one.arguments, self.dtype, f) for one, f in parts]
+        except Exception as error:  # whatever it is, there is no trial
+            return Verdict(untried=f"{type(error).__name__} in its backward")
+        if self.same(found[0], found[1] + found[2]):
+            return Verdict()
+        return Verdict((gradients_meet(", ".join(dict.fromkeys(filter(None, lines)))),))
+
+    def judged(
+        self, reduction: LossReduction, together: Tensor | None, said: bool
+    ) -> Iterator[str]:
         """Warnings. What differs is rows, a number that the model returns, or else the loss."""
         lines = (where_rows_meet(self.whole.calls, h.calls, self.tolerance) for h in self.halves)
         where = next(filter(None, lines), "")
         if self.rows_differ() or self.rows_moved() or (self.is_own_loss and where):
-            yield meeting(where)
+            yield own_rows(where or self.where_rows_move())
             return
-        if said:
+        if said or together is None:
             return
         numbers = [] if self.is_own_loss else list(self.numbers(reduction.form.sums))
         if not numbers:
@@ -213,6 +240,19 @@ class Comparison:
             is_in_another_order(whole, one, other, self.tolerance)
             for whole, one, other in self.outputs
         )
+
+    def where_rows_move(self) -> str:
+        """The line whose result is in another order, and what it read is not."""
+        calls = [one.calls for one in (self.whole, *self.halves)]
+        if len({tuple(result.line for result in one) for one in calls}) > 1:
+            return ""
+        moved = [
+            is_in_another_order(whole.tensor, one.tensor, other.tensor, self.tolerance)
+            for whole, one, other in zip(*calls, strict=True)
+        ]
+        results = list(zip(self.whole.calls, moved, strict=True))
+        found = (r.line for r, own in results if own and not any(moved[k] for k in r.inputs))
+        return next(found, "")
 
     @property
     def outputs(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -298,11 +338,12 @@ def is_among(some: Tensor, rows: Tensor, tolerance: float) -> bool:
     return bool((apart.amin(1) <= tolerance * size).all())
 
 
-def meeting(where: str) -> str:
-    at = f" at {where}" if where else ""
+def gradients_meet(where: str) -> str:
+    at = f" ({where})" if where else ""
     return (
-        f"rows of the batch meet{at}, or the model computes with their number (x.shape[0]): "
-        f"{OWN_ROWS}; use one microbatch and one replica to make them equal"
+        "the gradients of rows depend on other rows of the batch, or on their number, in the "
+        f"backward of your own functions{at}: each microbatch uses its own rows, as in a loop that "
+        "accumulates gradients; use one microbatch and one replica to make them equal"
     )
 
 

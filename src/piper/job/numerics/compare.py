@@ -15,6 +15,7 @@ from piper.job.batch.batch import Batch
 from piper.job.batch.random_batches import constant_inputs, doubled, like
 from piper.job.compile.compiler import Compiled
 from piper.job.job import Job
+from piper.job.memory.host_memory import free_memory
 from piper.job.numerics.differences import (
     gradient_differences,
     largest,
@@ -25,7 +26,6 @@ from piper.job.numerics.differences import (
 )
 from piper.job.numerics.model import (
     copied,
-    free_memory,
     in_double,
     is_random,
     refuse_large,

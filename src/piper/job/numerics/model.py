@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 
@@ -105,12 +102,3 @@ def refuse_large(compiled: Compiled, free: int) -> None:
         half = f"half of the free memory is {free / 2**31:.1f} GiB"
         what = f"training it both ways takes about {needed / 2**30:.1f} GiB, and {half}"
         raise InputError.of("model", what, SMALLER)
-
-
-def free_memory() -> int:
-    """Bytes of free memory on this machine."""
-    with suppress(OSError):
-        for row in Path("/proc/meminfo").read_text().splitlines():
-            if row.startswith("MemAvailable:"):
-                return int(row.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
