@@ -14,6 +14,7 @@ from runtime.test_precision import assert_close
 from runtime.test_replicate import LEVELS, legal, stages_of
 from shared_capture import using
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from piper import (
@@ -187,6 +188,17 @@ def test_a_product_is_that_of_the_rounded_factors() -> None:
     assert near_to(grad @ weight, 2**-2)(x.grad)
     assert torch.equal(weight.grad, grad.T @ x)
     assert not found[2].any()
+
+
+def test_scales_are_quotients_on_every_device() -> None:
+    """torch multiplies by the inverse of a number on a GPU, which may round another way."""
+    traced = make_fx(rounded, tracing_mode="fake")(torch.randn(3, 16), torch.float8_e5m2)
+    divided = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.div.Tensor)
+
+    assert len(divided) == 2
+    for one in divided:
+        assert all(factor.meta["val"].dim() for factor in one.all_input_nodes)
+        assert len(one.all_input_nodes) == 2
 
 
 def test_the_kernel_of_a_gpu_multiplies_the_same() -> None:

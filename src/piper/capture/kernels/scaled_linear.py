@@ -19,9 +19,13 @@ TINY = 1e-30  # the largest element of a row of zeros counts as this
 
 
 def rounded(rows: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows in float8, and a scale for each in float32. The largest element uses all the range."""
+    """Rows in float8, and a scale for each in float32. The largest element uses all the range.
+
+    Divided by a tensor: instead of dividing by a number, a GPU multiplies by its inverse. The last
+    bit of a scale decides which way a tie is rounded.
+    """
     largest = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY)
-    scale = largest / torch.finfo(kind).max
+    scale = largest / torch.full_like(largest, torch.finfo(kind).max)
     return (rows.float() / scale).to(kind).contiguous(), scale
 
 
