@@ -165,6 +165,18 @@ def evaluate_on(_: int) -> Any:
     return found.loss, found.samples, outputs, weights
 
 
+def evaluate_unequally(rank: int, fewer: int) -> str:
+    """One of the replicas has fewer batches."""
+    torch.manual_seed(0)
+    data, strategy = held_out()[:1] * 3, one_f_one_b(pp=1, dp=2, microbatches=1)
+    trainer = piper.Trainer(Blocks().double(), block_loss, strategy, example=data[0])
+    try:
+        trainer.evaluate(data[: 2 if rank == fewer else 3])
+    except piper.errors.InputError as error:
+        return str(error)
+    return "no error"
+
+
 def close(found: Any, wanted: Any) -> None:
     """Tensors nearly equal, everything else the same."""
     (some, shape), (others, other) = map(pytree.tree_flatten, (found, wanted))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from evaluations import Blocks, block_loss, close, evaluate_on, held_out
+from evaluations import Blocks, block_loss, close, evaluate_on, evaluate_unequally, held_out
 from pool import run_on
 
 
@@ -23,3 +23,13 @@ def test_processes_evaluate_their_replicas_together() -> None:
     with torch.no_grad():
         assert losses.pop() == pytest.approx(block_loss(model(x), y).item(), rel=1e-12)
         close(outputs, model(data[1][0]))
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_a_process_with_fewer_batches_is_named(fewer: int) -> None:
+    message = (
+        f"evaluate: process {fewer} gave fewer batches than process {1 - fewer}\n"
+        "  fix: give every process equally many batches"
+    )
+
+    assert run_on(2, evaluate_unequally, fewer) == [message] * 2

@@ -176,7 +176,7 @@ def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
 
     assert str(refused.value) == (
         "strategy: it uses devices [0, 1], but the run has 1 process\n"
-        "  fix: start it with `piper run SCRIPT -n 2`, and use devices 0 to 1"
+        "  fix: start it with `piper run SCRIPT -n 2`"
     )
 
 

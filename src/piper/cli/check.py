@@ -142,8 +142,8 @@ def refuse_misplaced(allowed: bool, **given: object) -> None:
     """An option that does not apply here was probably meant for the script."""
     for name, value in given.items():
         if value is not None and not allowed:
-            wanted = "a script" if name in ("numerics", "memory") else "--numerics"
-            raise typer.BadParameter(
-                f"it needs {wanted}; to pass it to the script, write it after `--`",
-                param_hint=f"--{name}",
-            )
+            of_script = name in ("numerics", "memory")
+            what = "it needs a script (.py): a file of directives has no model"
+            if not of_script:
+                what = "it needs --numerics; to pass it to the script, write it after `--`"
+            raise typer.BadParameter(what, param_hint=f"--{name}")

@@ -27,6 +27,7 @@ SAME_SHAPES = (
     '(padding="max_length"), not to the longest row of each batch, and leave out a smaller last '
     "batch (drop_last=True)"
 )
+NO_MORE_BATCHES = "the end of evaluate"  # before that, each of its batches is like a step
 OF_FIRST = "of the first replica, with replica_sizes="  # in the kind of a step
 NO_TIMES: DeviceTimes = (0.0, 0.0, 0)
 
@@ -218,6 +219,10 @@ def different_steps(kind: tuple[object, ...]) -> Exception:
     found = everyone(mine, "the comparison of calls")
     other = next(rank for rank, theirs in enumerate(found) if theirs != found[0])
     calls, shown = [found[other][0], found[0][0]], [found[other][1], found[0][1]]
+    if NO_MORE_BATCHES in calls and "step" in calls:
+        fewer = other if calls[0] == NO_MORE_BATCHES else 0
+        what = f"process {fewer} gave fewer batches than process {other - fewer}"
+        return InputError.of("evaluate", what, "give every process equally many batches")
     if calls[0] != calls[1]:
         return InputError.of(
             "trainer",

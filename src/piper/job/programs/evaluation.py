@@ -104,7 +104,7 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
             everyone = agreed_weight(here, forwards.rank, batch, sum(weights))
             run(program, here, forwards.rank, batch, reduction.factors(weights), move)
             total.add(program.totals[0], everyone, batch)
-    consistency.agree_on_call("evaluate", job.replicas)
+    consistency.agree_on_call(consistency.NO_MORE_BATCHES, job.replicas)
     return total.result()
 
 

@@ -47,6 +47,12 @@ class Rehearsal:
     parameters: Mapping[str, torch.Tensor]
     averages: Mapping[str, torch.Tensor]  # of trained parameters, with `ema`
 
+    def __repr__(self) -> str:
+        """Without the values of all parameters, which would fill a notebook."""
+        losses = ", ".join(f"{loss:.5f}" for loss in self.losses)
+        count = sum(one.numel() for one in self.parameters.values())
+        return f"Rehearsal(losses=[{losses}], parameters={count:,} elements)"
+
 
 @names_options
 def rehearse(

@@ -50,8 +50,10 @@ def world() -> int:
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:
     if devices != tuple(range(world())):
         count, processes = max(devices) + 1, amount(world(), "process", "processes")
+        numbered = devices == tuple(range(count))
+        more = "" if numbered else f", and use all devices from 0 to {count - 1}"
         raise StrategyError.of(
             "strategy",
             f"it uses devices {list(devices)}, but the run has {processes}",
-            f"start it with `piper run SCRIPT -n {count}`, and use devices 0 to {count - 1}",
+            f"start it with `piper run SCRIPT -n {count}`{more}",
         )
