@@ -21,7 +21,7 @@ from shared_capture import capturing_once
 from synthetic import chain
 from torch import nn
 
-from piper import Place, Replicate, Split, Strategy, annotate, rehearse, where
+from piper import Place, Remat, Replicate, Split, Strategy, annotate, rehearse, where
 from piper.errors import DirectiveError, InputError, PlanError, Refused
 from piper.ir.text.parse import parse
 from piper.ir.text.text import text
@@ -76,6 +76,14 @@ def test_what_directives_say_of_a_region_holds_for_all_sizes(options: dict[str, 
     strategy = one_f_one_b(pp=2, dp=2, microbatches=2, **options)
 
     must_train_as_plain("uneven", strategy, 6)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_remat_may_stand_before_or_behind_the_split(place: int) -> None:
+    directives = [*one_f_one_b(pp=2, dp=2, microbatches=2)]
+    directives.insert(place % (len(directives) + 1), Remat(where()))
+
+    must_train_as_plain("uneven", Strategy(directives), 6)
 
 
 def test_sizes_that_the_user_gives() -> None:

@@ -177,15 +177,9 @@ def retagged(model: Model, name: str, stage_of: Mapping[RegionId, int]) -> Model
     regions, seen = [], Counter[Tags]()
     for region in model.regions:
         tags = with_tag(region.tags, name, stage_of[region.id])
-        regions.append(under(region, tags, seen[tags]))
+        regions.append(region.named(tags=tags, run=seen[tags]))
         seen[tags] += 1
     return model.retagged(tuple(regions))
-
-
-def under(region: Region, tags: Tags, run: int) -> Region:
-    """A region with other tags, and so the descriptions of it that recompute."""
-    others = {keep: replace(one, tags=tags, run=run) for keep, one in region.recomputed.items()}
-    return replace(region, tags=tags, run=run, recomputed=others)
 
 
 def with_tag(tags: Tags, name: str, stage: int) -> Tags:

@@ -36,7 +36,7 @@ def with_sizes(dag: Dag, sizes: tuple[int, ...]) -> Dag:
     """
     model = replace(dag.model, sizes=sizes)
     (first, rows), *others = dict(zip(model.named_sizes, sizes, strict=True)).items()
-    regions = tuple(replace(region, rows=rows, size=first) for region in model.regions)
+    regions = tuple(region.named(rows=rows, size=first) for region in model.regions)
     model = replace(model, regions=regions)
     dag = replace(dag, model=model)
     for name, rows in others:

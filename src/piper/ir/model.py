@@ -129,6 +129,11 @@ class Region:
     def ways(self) -> int:
         return prod(self.axes)
 
+    def named(self, **fields: Any) -> "Region":
+        """With other tags, rows or sizes, and so the descriptions of it that recompute."""
+        others = {keep: replace(one, **fields) for keep, one in self.recomputed.items()}
+        return replace(self, **fields, recomputed=others)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
