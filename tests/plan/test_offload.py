@@ -33,7 +33,7 @@ from piper.directives.offload import What
 from piper.ir.filters import where
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.names import BucketId
-from piper.plan.analyse.memory import lasting, peak
+from piper.plan.analyse.memory import lasting, peak, timeline
 from piper.plan.instructions import Fetch, Free, Gather, Plan, Run, Store, Update
 from piper.sim.clock import simulate
 
@@ -222,6 +222,23 @@ def test_parameters_by_closed_form(zero: int, more: tuple[What, ...]) -> None:
     again = 1  # of two uses in a row, the second finds it there
     copied = (uses + 4 - again) * layer * shard  # and the updates
     assert sum(one.copied for one in fetched if not one.bucket) == copied
+
+
+def test_the_defaults_hold_two_layers_in_passes_and_three_in_updates() -> None:
+    """One ahead: the next layer comes while one computes. After an update, it goes as well."""
+    model = chain(6)
+    layer = sum(spec.nbytes for spec in model.buckets[BucketId("PP0")].specs)
+    away = [Offload(where(), what) for what in ("parameters", "optimizer")]
+
+    found = compile_strategy(model, [Place(where(), [0]), *away])
+
+    plan = found.plans[0]
+    moments = timeline(found.dag, plan)
+    passes = [one for one in moments if isinstance(plan.instructions[one.at], Run)]
+    assert dict(lasting(found.dag, plan, 2.0))["optimizer"] == 0
+    assert max(one.held.get("parameters", 0) for one in passes) == 2 * layer
+    assert max(one.held.get("parameters", 0) for one in moments) == 3 * layer
+    assert max(one.held.get("optimizer", 0) for one in moments) == 3 * 2 * layer
 
 
 @pytest.mark.parametrize("blocks", [False, True])
