@@ -72,6 +72,7 @@ class BucketState:
     home: Pages = field(default_factory=dict)  # of the host, for `tensors`
     averaged: bool = False  # whether averages of the parameters are kept
     averages: list[torch.Tensor] | None = None  # of `parameters`; None until the first step
+    empty: Sequence[NamedParameter] = ()  # in no piece, and still parameters
 
     def __post_init__(self) -> None:
         pairs = zip(self.views(self.tensors), self.parameters, strict=True)
@@ -121,9 +122,8 @@ class BucketState:
                 order = self.orders[k] if self.orders[k:] else NATURAL
                 order = NATURAL if order.is_natural else order
                 yield HeldPart(self.names[k], piece.start, self.shapes[k], parameter, order)
-            for name, shape in zip(self.names, self.shapes, strict=True):
-                if not shape.numel():  # in no piece, and still a parameter
-                    yield HeldPart(name, 0, shape, torch.nn.Parameter(torch.empty(shape)))
+            for name, parameter in self.empty:
+                yield HeldPart(name, 0, parameter.shape, parameter)
 
 
 class Origin(Protocol):
@@ -333,6 +333,7 @@ def make_shard(
         (dtype, (k,), share_size(shape, state)) for k, (_, shape, dtype) in enumerate(contents)
     ]
     wholes = [(n, torch.nn.Parameter(initial(n), requires_grad=trained)) for n in names]
+    empty = [(n, torch.nn.Parameter(whole.data)) for n, whole in wholes if not whole.numel()]
     masters = empty_shards(layout, wholes, state.ways, trained)
     orders = tuple(element_orders(state, len(names)))
     for piece in found:
@@ -349,8 +350,9 @@ def make_shard(
         each = zip(orders, flats, shapes, strict=True)
         tensors = tuple(flat.view(order.local(shape)) for order, flat, shape in each)
     return BucketState(
-        state.bucket, names, shapes, tensors, parameters, optimizer, trained, found, orders
-    )
+        state.bucket, names, shapes, tensors, parameters, optimizer, trained, found, orders,
+        empty=empty,
+    )  # fmt: skip
 
 
 def element_orders(state: State, count: int) -> Iterator[ElementOrder]:
