@@ -18,6 +18,7 @@ from piper.strategies import BUILDERS
 
 transformers = pytest.importorskip("transformers")
 
+CPU = Options(device="cpu")
 DIM = 16
 TEXT = {
     "vocab_size": 31, "hidden_size": DIM, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -212,6 +213,26 @@ def test_what_lies_between_and_behind_stages_joins_its_neighbour() -> None:
     assert [region.id for region in captured.model.regions] == ["PP0", "PP1"]
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(self.inner(x).tanh())
+
+
+class Attributes(nn.Module):
+    """Blocks without a list; the last one runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = Block(), Block(), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.second(self.first(x))))
+
+
 class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -221,15 +242,42 @@ class Mlp(nn.Module):
         return self.second(self.first(x).tanh())
 
 
+class Odd(nn.Module):
+    """Nothing in it is like anything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.block = nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "paths"), [(Attributes, ["first", "second", "second"]), (Mlp, ["first", "second"])]
+)
+def test_blocks_without_a_list_are_found_by_their_class(
+    kind: type[nn.Module], paths: list[str]
+) -> None:
+    torch.manual_seed(5)
+    found = piper.tag_layers(kind(), torch.ones(2, 6))
+
+    assert [path for stack in found.stacks for path in stack.paths] == paths
+    batch = torch.randn(8, 6, dtype=torch.float64), torch.randn(8, 6, dtype=torch.float64)
+    job = Job(kind().double(), nn.MSELoss(), BUILDERS["1f1b"](pp=2, microbatches=2), CPU)
+    assert compare(job, Batch.of(batch), *job.compile(Batch.of(batch)), steps=2).agrees
+    assert tags_of(job) == list(range(len(paths)))
+
+
 def test_a_model_without_repeated_blocks_says_what_to_write() -> None:
     with pytest.raises(piper.errors.CaptureError) as error:
-        piper.tag_layers(Mlp(), torch.ones(2, 6))
+        piper.tag_layers(Odd(), torch.ones(2, 6))
     assert str(error.value) == (
-        "tag_layers: no module of Mlp is a list of blocks that run one by one\n"
+        "tag_layers: no module of Odd is a list of blocks that run one by one\n"
         '  fix: write `with piper.annotate("L"):` around each layer, or piper.tag(model, ...)'
     )
 
-    job = Job(Mlp(), nn.MSELoss(), BUILDERS["1f1b"](pp=2, microbatches=2), Options(device="cpu"))
+    job = Job(Odd(), nn.MSELoss(), BUILDERS["1f1b"](pp=2, microbatches=2), CPU)
     with pytest.raises(piper.errors.DirectiveError, match="the model has 1 layer, too few"):
         job.compile(Batch.of((torch.ones(4, 6), torch.ones(4, 6))))
 

@@ -1,6 +1,7 @@
 """`tag_layers`: find the repeated blocks of a model whose source you do not change."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -94,13 +95,13 @@ def _tagged(model: nn.Module, blocks: Sequence[str]) -> Layers:
 def _blocks_of(model: nn.Module, run: Run) -> list[str]:
     """The paths of the layers, once for every call."""
     modules = dict(model.named_modules())
-    found = [call.path for call in _blocks(run.root, modules)]
-    larger = [path for path in found if not _is_leaf(modules[path])]
-    found = larger or found
-    if len(found) < 2:
-        what = f"no module of {type(model).__name__} is a list of blocks that run one by one"
-        raise CaptureError("tag_layers", Problem(what, BY_HAND))
-    return found
+    for search in (_blocks, _siblings):
+        found = [call.path for call in search(run.root, modules)]
+        larger = [path for path in found if not _is_leaf(modules[path])]
+        if len(larger or found) > 1:
+            return larger or found
+    what = f"no module of {type(model).__name__} is a list of blocks that run one by one"
+    raise CaptureError("tag_layers", Problem(what, BY_HAND))
 
 
 def _blocks(call: Call, modules: dict[str, nn.Module]) -> Iterator[Call]:
@@ -110,6 +111,20 @@ def _blocks(call: Call, modules: dict[str, nn.Module]) -> Iterator[Call]:
             yield inner
         else:
             yield from _blocks(inner, modules)
+
+
+def _siblings(call: Call, modules: dict[str, nn.Module]) -> Iterator[Call]:
+    """In a model without lists: the outermost modules that run beside others of their class.
+
+    They are attributes (`self.block1`, `self.block2`), or one block that runs several times.
+    """
+    own = [inner for inner in call.inside if any(True for _ in modules[inner.path].parameters())]
+    classes = Counter(type(modules[inner.path]) for inner in own)
+    for inner in own:
+        if classes[type(modules[inner.path])] > 1:
+            yield inner
+        else:
+            yield from _siblings(inner, modules)
 
 
 def _is_member(call: Call, modules: dict[str, nn.Module]) -> bool:
