@@ -6,7 +6,7 @@ import pytest
 from synthetic import chain
 
 from piper import Order, Place, Split, where
-from piper.cli.show import orders_of_passes
+from piper.cli.show import orders_of_messages, orders_of_passes
 from piper.job.compile.compiler import compile_strategy
 from piper.view.reports.implied_orders import implied_orders
 
@@ -14,7 +14,8 @@ from piper.view.reports.implied_orders import implied_orders
 def said(devices: tuple[int, int], microbatches: int, *orders: Order) -> str:
     placed = [Place(where(PP=stage), [device]) for stage, device in enumerate(devices)]
     program = [*placed, Split("MB", microbatches), *orders]
-    return implied_orders(compile_strategy(chain(2), program).dag, orders_of_passes(program))
+    orders = orders_of_passes(program), orders_of_messages(program)
+    return implied_orders(compile_strategy(chain(2), program).dag, *orders)
 
 
 def passes(*named: tuple[int, int, str]) -> Order:
@@ -33,6 +34,9 @@ APART = "no device has passes of two slots of this order: directive 4 of 4"
         ((0, 1), FORWARD_FIRST, FLOW), ((0, 0), DOWN, FLOW), ((0, 1), DOWN, APART),
         ((0, 1), Order([where(PP=0, PASS="F")]), ""),
         ((0, 1), Order([where(PP=0, PASS="B"), where(PP=0, PASS="UPDATE")]), ""),
+        ((0, 1), Order([where(PP=1, PASS="B"), where(PP=0, PASS="UPDATE")]), FLOW),
+        ((0, 1), Order([where(PP=0, PASS="UPDATE"), where(PP=1, PASS="F", STEP=1)]), FLOW),
+        ((0, 1), Order([where(PP=0, PASS="UPDATE"), where(PP=1, PASS="UPDATE")]), ""),
     ],
 )  # fmt: skip
 def test_an_order_that_changes_nothing_is_mentioned(

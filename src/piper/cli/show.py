@@ -144,7 +144,8 @@ def show_sections(compiled: Compiled, window: Window) -> None:
     show_lines(footprint(dag, plans, compiled.roles, window.devices).splitlines(), window)
     for section in (division(dag.model), message_orders(dag), recomputation(dag)):
         show_text(section, window)
-    show_text(implied_orders(dag, orders_of_passes(compiled.program)), window)
+    orders = orders_of_passes(compiled.program), orders_of_messages(compiled.program)
+    show_text(implied_orders(dag, *orders), window)
     show_text(offload(dag, plans), window)
     if shares := dag.streams:
         show_text(f"streams: {', '.join(map(str, shares))}", window)
@@ -154,12 +155,25 @@ def show_sections(compiled: Compiled, window: Window) -> None:
 
 def orders_of_passes(program: Sequence[Directive]) -> list[Maker]:
     """Orders that name nothing but passes of this step, each before the next."""
+    found = makers_of_orders(program)
+    return [maker for maker, order in found if not order.ahead and not names_more(order)]
+
+
+def orders_of_messages(program: Sequence[Directive]) -> list[Maker]:
+    """Orders that name messages, updates or the next step."""
+    return [maker for maker, order in makers_of_orders(program) if names_more(order)]
+
+
+def makers_of_orders(program: Sequence[Directive]) -> list[tuple[Maker, Order]]:
     return [
-        Maker(ORDER, number, len(program))
+        (Maker(ORDER, number, len(program)), one)
         for number, one in enumerate(program, start=1)
-        if isinstance(one, Order) and len(one.steps) > 1 and not one.ahead
-        if not any(names_operations(f) or STEP in f.keys for slot in one.steps for f in slot)
+        if isinstance(one, Order) and len(one.steps) > 1
     ]
+
+
+def names_more(order: Order) -> bool:
+    return any(names_operations(f) or STEP in f.keys for slot in order.steps for f in slot)
 
 
 def simulated_lines(compiled: Compiled, machine: SimulatedMachine) -> str:

@@ -10,12 +10,19 @@ from piper.ir.maker import Maker
 from piper.ir.nodes import Precedence
 from piper.names import NodeId
 
+FLOW = "dataflow"
 MOST = 2_000  # passes that are named: above that, it is not worth the time
 
 
-def implied_orders(dag: Dag, orders: Sequence[Maker]) -> str:
-    """One line of each reason. Empty if every order changes something."""
-    return "\n".join(lines(dag, orders))
+def implied_orders(dag: Dag, orders: Sequence[Maker], others: Sequence[Maker] = ()) -> str:
+    """One line of each reason. Empty if every order changes something.
+
+    `others` name messages, updates or passes of the next step. Those that needed no edge are
+    implied by dataflow, also between devices.
+    """
+    made = {one.maker for one in dag.precedences}
+    unseen = [one for one in others if one not in made]
+    return "\n".join([*lines(dag, orders), *line(f"{FLOW} already implies", unseen)])
 
 
 def lines(dag: Dag, orders: Sequence[Maker]) -> Iterator[str]:
@@ -30,7 +37,7 @@ def lines(dag: Dag, orders: Sequence[Maker]) -> Iterator[str]:
     yield from line("no device has passes of two slots of", (o for o in asked if not asked[o]))
     needs = ancestors(dag, bits)
     yield from line(
-        "dataflow already implies",
+        f"{FLOW} already implies",
         (
             o
             for o, found in asked.items()
