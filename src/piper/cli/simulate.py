@@ -16,6 +16,7 @@ from piper.cli.files import OUTPUT, is_file, printed_to, read_as, write_text, wr
 from piper.cli.passed_on import add_command
 from piper.cli.sweep import settings_of, sweep
 from piper.cli.target import Script, inspect
+from piper.cli.terminal import show_text, window_of
 from piper.costs import Costs
 from piper.costs.device_lists import devices_by_name
 from piper.costs.devices import (
@@ -338,10 +339,11 @@ def show_step(
 ) -> None:
     compiled = inspected_for(machine, target, arguments).compiled
     step, found = machine.price(compiled)
+    window = window_of(None, None, files.text)
     with printed_to(files.text):
-        print(text(found, step, machine.words(compiled)))
+        show_text(text(found, step, machine.words(compiled)), window)
         if again := recomputation(compiled.dag):
-            print(f"\n{again}")
+            show_text(f"\n{again}", window)
     if files.chrome is not None or files.page is not None:
         data = view_data(
             target.stem, compiled.dag, step.plans, [step.trace], notes=found.notes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from textwrap import wrap
@@ -15,6 +16,8 @@ from piper.errors import InputError
 from piper.ir.by_device.schedule_rows import Rows
 from piper.view.schedule_grid import Window, grid, legend, summary
 
+UNIT = re.compile(r"(?<=\d) (?=[KMGT]?i?B\b|[num]?s\b|%)")  # between a number and its unit
+TOGETHER = "\N{NO-BREAK SPACE}"
 MOST = 24  # lines of a list in a terminal
 Steps = Annotated[
     str | None,
@@ -74,14 +77,17 @@ def show_lines(lines: Iterable[str], window: Window) -> None:
 
 def fitted(line: str, width: int | None) -> str:
     """
-    >>> print(fitted("  device 0  peak 4.6 KiB (parameters 800 B)", 30))
-      device 0  peak 4.6 KiB
-          (parameters 800 B)
+    >>> print(fitted("  device 0  peak 4.6 KiB (parameters 800 B)", 23))
+      device 0  peak
+          4.6 KiB
+          (parameters
+          800 B)
     """
     if width is None or len(line) <= width:
         return line
     indent = " " * (len(line) - len(line.lstrip()))
+    whole = UNIT.sub(TOGETHER, line.strip())
     return "\n".join(
-        wrap(line.strip(), max(width, 20), initial_indent=indent, subsequent_indent=indent + "    ",
+        wrap(whole, max(width, 20), initial_indent=indent, subsequent_indent=indent + "    ",
              break_long_words=False, break_on_hyphens=False)
-    )  # fmt: skip
+    ).replace(TOGETHER, " ")  # fmt: skip

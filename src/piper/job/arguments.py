@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from inspect import Signature, signature
 from typing import Any, ParamSpec, TypeVar
 
@@ -111,7 +111,13 @@ def refuse_unmatched(model: torch.nn.Module, patterns: Sequence[str]) -> None:
         fix = f"the model has {', '.join(names[:3])}, ...: write a part of such a name"
         raise InputError.of("no_decay", what, fix)
     if missed:
-        LOG.warning("no_decay: no parameter has %s in its name", words)
+        warn_unmatched(words, id(model))
+
+
+@lru_cache(maxsize=64)
+def warn_unmatched(words: str, _: int) -> None:
+    """Once for each model: a Trainer makes several jobs of it."""
+    LOG.warning("no_decay: no parameter has %s in its name", words)
 
 
 def refuse_wrong_memory(found: Any) -> None:
