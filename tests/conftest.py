@@ -45,7 +45,10 @@ def has_workers(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Freeze what was imported, so that garbage collections do not scan it again."""
+    """Freeze what was imported, so that garbage collections do not scan it again, and collect less.
+
+    Collections took 5 % of the time.
+    """
     if session.config.getoption("collectonly"):
         return
     if any(map(has_workers, session.items)):
@@ -54,6 +57,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         pool.start_early()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture

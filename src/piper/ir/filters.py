@@ -52,8 +52,8 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Either(Filter):
-    """`a | b`: what any of these matches."""
+class Joined(Filter):
+    """Filters that are joined."""
 
     items: tuple[tuple[str, Wanted], ...] = field(default=(), init=False)
     parts: tuple[Filter, ...]
@@ -61,21 +61,19 @@ class Either(Filter):
     @property
     def keys(self) -> tuple[str, ...]:
         return keys_of(self.parts)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Either(Joined):
+    """`a | b`: what any of these matches."""
 
     def __str__(self) -> str:
         return " | ".join(map(str, self.parts))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Both(Filter):
+class Both(Joined):
     """`a & b`: what all of these match."""
-
-    items: tuple[tuple[str, Wanted], ...] = field(default=(), init=False)
-    parts: tuple[Filter, ...]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return keys_of(self.parts)
 
     def __str__(self) -> str:
         return " & ".join(f"({p})" if isinstance(p, Either) else str(p) for p in self.parts)

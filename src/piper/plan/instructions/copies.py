@@ -8,12 +8,17 @@ from piper.plan.instructions.base import Making, Waits
 from piper.plan.instructions.sizes import Shape, shape_bytes
 
 
+@dataclass(frozen=True, slots=True)
 class Copying(Making):
     """What makes `into` of `value` in other memory. Both then exist."""
 
-    __slots__ = ()
+    node: str
+    value: str
+    into: str
     shapes: tuple[Shape, ...]
     stream: str
+    bucket: str = ""  # whose optimizer state it is; empty: a value of the step
+    waits: Waits = ()
 
     @property
     def text(self) -> str:
@@ -33,14 +38,6 @@ class Copying(Making):
 class Store(Copying):
     """Start to copy a value to the host. The value must live until the copy has completed."""
 
-    node: str
-    value: str
-    into: str
-    shapes: tuple[Shape, ...]
-    stream: str
-    bucket: str = ""  # whose optimizer state it is; empty: a value of the step
-    waits: Waits = ()
-
     @property
     def task(self) -> str:
         return f"storing {self.value} in host memory"
@@ -49,14 +46,6 @@ class Store(Copying):
 @dataclass(frozen=True, slots=True)
 class Fetch(Copying):
     """Start to copy a value from the host to new memory of the device."""
-
-    node: str
-    value: str
-    into: str
-    shapes: tuple[Shape, ...]
-    stream: str
-    bucket: str = ""  # whose optimizer state it is; empty: a value of the step
-    waits: Waits = ()
 
     @property
     def task(self) -> str:
