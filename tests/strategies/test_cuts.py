@@ -94,7 +94,7 @@ def test_what_was_cut_is_told() -> None:
 def test_the_strategy_that_was_cut_is_the_one_that_is_applied() -> None:
     _, compiled = even_and_cut(4)
 
-    assert compiled.program[0] == Stage("PP", (4, 4, 3, 1))
+    assert compiled.program[0] == Stage("PP", (3, 4, 4, 1))
     assert Strategy(compiled.program[1:]) == Strategy(
         one_f_one_b(pp=4, microbatches=8).directives[1:]
     )

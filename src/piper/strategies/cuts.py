@@ -11,6 +11,7 @@ from piper.directives import Directive, Stage, Strategy
 from piper.directives.stage import layers_of, retagged
 from piper.errors import Refused, StrategyError
 from piper.ir.model import Model, Region
+from piper.ir.partition.balance import ROUNDING
 from piper.names import B, F, RegionId
 from piper.strategies.cut_clock import (
     CutClock,
@@ -25,7 +26,6 @@ from piper.strategies.cut_search import Sizes, best_cut, even_cut, falling_cut
 from piper.strategies.export import to_table
 
 STAGE = "PP"  # the tag under which a table names stages
-MORE_MEMORY = 0.1  # that a faster cut may take where no limit is given
 
 
 def with_cuts(program: Iterable[Directive], model: Model, costs: Costs) -> tuple[Directive, ...]:
@@ -73,11 +73,12 @@ def searched(
 
 
 def room_for(clock: CutClock, *known: Sizes) -> Callable[[Sizes], bool]:
-    """Whether a cut has room: within the limit, or else in little more than known ones take."""
+    """Whether a cut has room: within the limit, or else in what known ones take."""
     memory = clock.stage.memory(clock.model, clock.layers)
     if memory is not None:
         return memory.fits
-    return lambda sizes: clock.fullest(sizes) <= (1 + MORE_MEMORY) * max(map(clock.fullest, known))
+    most = max(map(clock.fullest, known))
+    return lambda sizes: clock.fullest(sizes) <= most * (1 + ROUNDING)
 
 
 def clock_of(
