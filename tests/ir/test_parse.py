@@ -23,7 +23,7 @@ from piper.passes.pass_pipeline import run_passes
 from piper.passes.reductions import place_reductions
 from piper.passes.transfers import insert_transfers
 
-NOT_IN_THE_TEXT = ("model", "transits", "times", "makers", "sequence")
+NOT_IN_THE_TEXT = ("stricter", "model", "transits", "times", "makers", "sequence")
 
 
 def carried(dag: Dag) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from typing import Literal, cast
 
 from piper.directives.arguments import Slot, Slots, as_slots
@@ -27,6 +27,7 @@ from piper.ir.training import split_backward
 from piper.names import BI, BW, OF, PASS, STEP, B, NodeId, Operation
 
 Ahead = bool | Literal["pairs"]
+Lanes = dict[tuple[int, ...], int]
 
 
 @directive(keys={"slots": "filters"}, omit_defaults=("overlap", "ahead"))
@@ -44,8 +45,10 @@ class Order(Directive):
     regions one by one, `where(PP=0, RUN=1, ...)` is the second region with these tags.
 
     With `ahead=True`, the second of two neighbouring slots may start while the first waits for its
-    tokens, if each has one filter. With `ahead="pairs"`, so may the second of any two, and the
-    weight gradients that Piper splits off a backward may run that much later again.
+    tokens, if each has one filter; a slot of weight gradients (BW) counts to the slot before it.
+    With `ahead="pairs"`, so may the second of any two, and the weight gradients that Piper splits
+    off a backward may run that much later again. Where that would take longer, as with few
+    microbatches or short messages, Piper runs the slots in turn.
 
     rewrite:
         a    b                  Order([[a], [b]]), with no path between them
@@ -85,13 +88,17 @@ class Order(Directive):
         dag = with_split_backwards(dag, (order for _, order in named))
         lane_of = dag.lanes
         new: list[Precedence] = []
+        stricter: list[list[Precedence]] = [[] for _ in LESS]
         waiting: list[MessageOrder] = []
         of_passes: list[tuple[Maker, Sequence[Sequence[Compute]]]] = []
         for name, order in named:
             steps, later = next_step(dag, order.steps)
             mixed = later or any(names_operations(wanted) for slot in steps for wanted in slot)
             slots = [slot_nodes(dag, passes(slot) if mixed else slot) for slot in steps]
-            found = precedences(name, slots, order.may_overlap[: len(steps)], lane_of)
+            found = precedences(name, slots, Freedom.of(order), lane_of)
+            if order.ahead:
+                for others, freedom in zip(stricter, LESS, strict=True):
+                    others += precedences(name, slots, freedom, lane_of)
             if mixed:
                 waiting.append(message_order(dag, name, order, steps, slots, later))
                 found = (replace(one, partial=True) for one in found)
@@ -99,7 +106,7 @@ class Order(Directive):
                 of_passes.append((name, slots))
             new += (replace(one, loose=True) for one in found) if order.ahead == "pairs" else found
         note_crossings(dag, of_passes, lane_of)
-        dag = dag.with_precedences(new)
+        dag = dag.with_precedences(new).with_stricter(map(tuple, filter(None, stricter)))
         return dag.with_message_orders(waiting) if waiting else dag
 
 
@@ -239,34 +246,77 @@ def alternatives(wanted: Filter) -> Iterator[Filter]:
     yield wanted
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A slot on one lane, and the weight gradients after it that may run as soon as they can."""
+
+    passes: tuple[NodeId, ...]
+    loose: bool  # it may overlap with a neighbour that may, too
+    weights: tuple[NodeId, ...] = ()
+
+    @property
+    def all(self) -> tuple[NodeId, ...]:
+        return self.passes + self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """Which slots may overlap with a neighbour that may, too, and whether weight gradients may."""
+
+    slots: tuple[bool, ...] = ()
+    weights: bool = False
+
+    @classmethod
+    def of(cls, order: Order) -> Freedom:
+        return cls(tuple(order.may_overlap), bool(order.ahead))
+
+
+LESS = (Freedom(weights=True), Freedom())
+
+
 def precedences(
-    name: Maker,
-    slots: Sequence[Sequence[Compute]],
-    may_overlap: Sequence[bool],
-    lane_of: dict[tuple[int, ...], int],
+    name: Maker, slots: Sequence[Sequence[Compute]], freedom: Freedom, lane_of: Lanes
 ) -> Iterator[Precedence]:
     """Consecutive slots of each device, as edges between groups of nodes.
 
     If two neighbours may overlap, the second waits only for the slot before the first.
     """
-    require_one_slot_each(slots)
-    by_lane: dict[int, list[tuple[tuple[NodeId, ...], bool]]] = {}
-    for slot, loose in zip(slots, may_overlap, strict=True):
-        mine: dict[int, list[NodeId]] = {}
-        for node in slot:
-            assert node.devices is not None
-            mine.setdefault(lane_of[node.devices], []).append(node.id)
-        for lane, ids in mine.items():
-            by_lane.setdefault(lane, []).append((tuple(dict.fromkeys(ids)), loose))
-    for groups in by_lane.values():
-        strict = [not (one[1] and other[1]) for one, other in pairwise(groups)]
-        for k, (before, _) in enumerate(groups[:-1]):
+    for groups in groups_by_lane(slots, freedom, lane_of).values():
+        strict = [not (one.loose and other.loose) for one, other in pairwise(groups)]
+        for k, group in enumerate(groups[:-1]):
             if strict[k]:
-                yield Precedence(before, groups[k + 1][0], name)
+                yield Precedence(group.all, groups[k + 1].passes, name)
             if k + 2 < len(groups) and not (strict[k] and strict[k + 1]):
-                yield Precedence(before, groups[k + 2][0], name)
+                yield Precedence(group.all, groups[k + 2].passes, name)
             if k + 2 == len(groups) and not strict[k]:  # names them, and orders nothing
-                yield Precedence((), before + groups[k + 1][0], name)
+                yield Precedence((), group.all + groups[k + 1].all, name)
+
+
+def groups_by_lane(
+    slots: Sequence[Sequence[Compute]], freedom: Freedom, lane_of: Lanes
+) -> dict[int, list[Group]]:
+    """If weight gradients are free, a slot of them joins the slot before it.
+
+    They have no messages of their own: they hide those of the passes beside them.
+    """
+    require_one_slot_each(slots)
+    found: dict[int, list[Group]] = {}
+    for slot, loose in zip(slots, chain(freedom.slots, repeat(False)), strict=False):
+        for lane, nodes in on_lanes(slot, lane_of).items():
+            ids, groups = tuple(nodes), found.setdefault(lane, [])
+            if freedom.weights and groups and all(node.phase is BW for node in nodes.values()):
+                groups[-1] = replace(groups[-1], weights=groups[-1].weights + ids)
+            else:
+                groups.append(Group(ids, loose))
+    return found
+
+
+def on_lanes(slot: Sequence[Compute], lane_of: Lanes) -> dict[int, dict[NodeId, Compute]]:
+    found: dict[int, dict[NodeId, Compute]] = {}
+    for node in slot:
+        assert node.devices is not None
+        found.setdefault(lane_of[node.devices], {})[node.id] = node
+    return found
 
 
 def require_one_slot_each(slots: Sequence[Sequence[Compute]]) -> None:

@@ -47,6 +47,8 @@ class Dag:
     nodes: Mapping[NodeId, Node]
     values: Mapping[ValueId, Value]
     precedences: tuple[Precedence, ...] = ()
+    # The same orders with less freedom, in which the schedule may be faster. They are not printed.
+    stricter: tuple[tuple[Precedence, ...], ...] = field(default=(), compare=False)
     message_orders: tuple[MessageOrder, ...] = ()  # until the passes have made what they name
     dimensions: tuple[tuple[str, int], ...] = ()
     makers: Mapping[NodeId, Maker] = field(default_factory=dict)
@@ -282,6 +284,9 @@ class Dag:
     def with_precedences(self, new: Iterable[Precedence]) -> Dag:
         ordered = replace(self, precedences=tuple(dict.fromkeys((*self.precedences, *new))))
         return self.known_to(ordered)
+
+    def with_stricter(self, new: Iterable[tuple[Precedence, ...]]) -> Dag:
+        return self.known_to(replace(self, stricter=tuple(dict.fromkeys((*self.stricter, *new)))))
 
     def with_message_orders(self, new: Iterable[MessageOrder]) -> Dag:
         later = tuple(dict.fromkeys((*self.message_orders, *new)))

@@ -35,6 +35,7 @@ def insert_redistributions(dag: Dag) -> Dag:
         nodes=nodes,
         makers={name: dag.makers.get(name, CONVERSIONS) for name in nodes},
         precedences=tuple(compute_only(dag.precedences, nodes)),
+        stricter=tuple(tuple(compute_only(orders, nodes)) for orders in dag.stricter),
         residencies=dict(residencies(dag)),
     )
 

@@ -39,14 +39,29 @@ from piper.passes.upward_ranks import upward_ranks
 
 RANK = {B: 0, BI: 0, F: 1, BW: 2}
 ASYNCHRONOUS = -1  # the lane of all communication
+WORTH = 0.98  # of the time with less freedom
 Priority = tuple[float, float, int]
 
 
 def schedule(dag: Dag, costs: Costs) -> Dag:
-    """The DAG with its `sequence` (all nodes by start time) and the predicted times."""
+    """The DAG with its `sequence` (all nodes by start time) and the predicted times.
+
+    Where slots may start ahead of time, a device that does so may keep the next stage waiting. So
+    the same slots are tried in turn, too. More freedom must gain something worth its risk: the
+    times of messages are only predicted.
+    """
+    dags = [dag.with_precedences(orders) for orders in reversed(dag.stricter)]
+    first, *others = (scheduled(one, costs) for one in (*dags, dag) if not one.topology.stuck)
+    found = first
+    for other in others:
+        found = other if other.seconds < WORTH * found.seconds else found
+    return dag.known_to(replace(dag, sequence=tuple(found.sequence), times=found.times))
+
+
+def scheduled(dag: Dag, costs: Costs) -> ListScheduler:
     scheduler = ListScheduler(dag, costs)
-    sequence = tuple(scheduler.run())
-    return dag.known_to(replace(dag, sequence=sequence, times=scheduler.times))
+    scheduler.run()
+    return scheduler
 
 
 @dataclass
@@ -88,6 +103,11 @@ class ListScheduler:
                 self.end(heappop(self.endings)[1], now)
             self.start_free_lanes(now)
         return self.sequence
+
+    @property
+    def seconds(self) -> float:
+        """How long the step takes."""
+        return max((end for _, end in self.times.values()), default=0.0)
 
     def arrive(self, vertices: list[int], now: float) -> None:
         """These vertices have become ready."""
@@ -213,7 +233,9 @@ def durations(dag: Dag, costs: Costs) -> list[float]:
             case _:
                 assert_never(node)
 
-    loose = bool(dag.shardings or dag.divisions) and any(order.loose for order in dag.precedences)
+    loose = bool(dag.shardings or dag.divisions) and (
+        bool(dag.stricter) or any(order.loose for order in dag.precedences)
+    )
     update = min((costs.region(dag.model, r, F) for r in dag.model.regions), default=1.0)
     return [seconds(node) for node in dag.nodes.values()]
 

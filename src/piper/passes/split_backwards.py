@@ -40,7 +40,10 @@ def split_backwards(dag: Dag) -> Dag:
     halves = {name: tuple(part.id for part in pair) for name, pair in pairs.items()}
     orders = tuple(renamed(dag.precedences, halves))
     later = tuple(split_order(order, halves) for order in dag.message_orders)
-    return replace(dag, nodes=nodes, makers=makers, precedences=orders, message_orders=later)
+    stricter = tuple(tuple(renamed(orders, halves)) for orders in dag.stricter)
+    return replace(
+        dag, nodes=nodes, makers=makers, precedences=orders, stricter=stricter, message_orders=later
+    )
 
 
 def split_order(order: MessageOrder, halves: dict[NodeId, tuple[NodeId, ...]]) -> MessageOrder:
