@@ -14,6 +14,7 @@ os.environ.setdefault("PIPER_DEVICE", "cpu")  # also where there is a GPU; its t
 if "PIPER_CACHE" not in os.environ:  # of this run alone; its workers share it
     _CACHE = tempfile.TemporaryDirectory(prefix="piper-tests-")
     os.environ["PIPER_CACHE"] = _CACHE.name
+gc.disable()  # until all tests are imported
 GOLDEN = Path(__file__).parent / "golden"
 
 settings.register_profile(
@@ -45,10 +46,7 @@ def has_workers(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Freeze what was imported, so that garbage collections do not scan it again, and collect less.
-
-    Collections took 5 % of the time.
-    """
+    """Freeze what was imported, so that garbage collections do not scan it again."""
     if session.config.getoption("collectonly"):
         return
     if any(map(has_workers, session.items)):
@@ -57,7 +55,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         pool.start_early()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture
