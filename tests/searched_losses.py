@@ -225,7 +225,16 @@ class Scaled:
         return self.scale * ordinal(logits, given)
 
 
-LOGITS += [Centred(), Scaled(0.3), Scaled(0.7).method, partial(entropy)]
+LOGITS += [Centred(), SCALED := Scaled(0.3), Scaled(0.7).method, ENTROPY := partial(entropy)]
+
+Counts = Callable[[dict[str, Tensor]], Tensor]
+COUNTS: dict[Any, Counts] = {  # what a loss divides by, if these are not its rows
+    **dict.fromkeys(
+        map(id, (ignored, SCALED, ENTROPY)), lambda given: (given["labels"] >= 0).sum()
+    ),
+    id(shifted_mask): lambda given: (given["labels"][:, 1:] >= 0).sum(),
+    id(weighted_rows): lambda given: given["weight"].sum(),
+}
 
 
 # What models return, and losses of it

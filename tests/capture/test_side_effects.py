@@ -133,3 +133,35 @@ def test_inference_mode_works_again_after_a_capture() -> None:
 
     with torch.inference_mode():
         assert torch.ones(1).is_inference()
+
+
+class Holder:
+    def __init__(self, tensor: Tensor) -> None:
+        self.inner = {"tensor": (tensor,)}
+
+
+class Held(Net):
+    """A view of a parameter that is no attribute itself: updates of the parameter change it."""
+
+    def __init__(self, hold: Callable[..., object], get: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.held, self.get = hold(self.a.weight.detach()[:3]), get
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x)) + self.get(self.held).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("hold", "get"),
+    [
+        (lambda t: [t], lambda held: held[0]),
+        (lambda t: {"deep": [{"t": t}]}, lambda held: held["deep"][0]["t"]),
+        (Holder, lambda held: held.inner["tensor"][0]),
+    ],
+    ids=["list", "dict", "object"],
+)
+def test_a_view_of_a_parameter_is_found_however_deep_it_is_held(
+    hold: Callable[..., object], get: Callable[..., Tensor]
+) -> None:
+    with pytest.raises(CaptureError, match=r"test_side_effects.py:\d+: the model uses a tensor"):
+        capture(Held(hold, get), nn.functional.mse_loss, (torch.zeros(2, 6), torch.zeros(2, 6)))

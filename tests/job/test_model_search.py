@@ -31,7 +31,7 @@ import searched_python  # noqa: F401 (more blocks)
 import torch
 from draws import drawn, draws
 from searched_blocks import BLOCKS, IDS, D, Layer, T
-from searched_losses import HEADS, C
+from searched_losses import COUNTS, HEADS, C
 from torch import Tensor, nn
 
 import piper
@@ -145,16 +145,18 @@ Result = tuple[list[float], dict[str, Tensor]]
 
 
 def plainly(case: Case, parts: int) -> Result:
-    """A plain loop: the whole batch, or so many parts of it, of which it takes the mean."""
+    """A plain loop: the whole batch, or so many parts of it, weighted by what their loss counts."""
     model, losses = case.model(), []
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = OPTIMIZERS[case.optimizer](trained)
     for *given, labels in case.batches():
         optimizer.zero_grad()
         pieces = zip(*(t.chunk(parts) for t in given), strict=True)
-        wanted = ({n: t.chunk(parts)[k] for n, t in labels.items()} for k in range(parts))
+        wanted = [{n: t.chunk(parts)[k] for n, t in labels.items()} for k in range(parts)]
+        count = COUNTS.get(id(case.loss), lambda _: 1)
+        weights = [float(count(one)) for one in wanted]
         found = [case.loss(model(*a), b) for a, b in zip(pieces, wanted, strict=True)]
-        loss = sum(found) / parts
+        loss = sum(w * one for w, one in zip(weights, found, strict=True)) / sum(weights)
         loss.backward()
         if "max_norm" in case.options:
             torch.nn.utils.clip_grad_norm_(trained, case.options["max_norm"])

@@ -1,10 +1,12 @@
 """A copy of a model that a trace may change."""
 
 import copy
+from collections.abc import Iterator
 
 from torch import Tensor, nn
 
 from piper.capture import refusals, torch_private
+from piper.capture.python_state.places import Place, Walk, children, is_leaf
 from piper.capture.trace import side_effects
 
 COPIED = 2**24  # elements of an attribute; larger ones are shared with the trace
@@ -24,10 +26,26 @@ def throw_away(model: nn.Module) -> nn.Module:
         for value in vars(module).values()
         if isinstance(value, Tensor) and not can_be_copied(value, memories)
     }
+    views = {id(one): one for one in held_deeper(model) if in_memory(one, memories)}
     try:
-        return copy.deepcopy(model, registered | shared)
+        return copy.deepcopy(model, registered | shared | views)
     except Exception as error:
         raise refusals.cannot_copy(model, error) from error
+
+
+def held_deeper(model: nn.Module) -> Iterator[Tensor]:
+    """Tensors in lists, dicts and other objects that modules hold."""
+    walk = Walk()
+    for module in model.modules():
+        for key, value in children(module):
+            if not isinstance(value, nn.Module) and not is_leaf(value):
+                found = (place.value for place in walk.below(Place(module, key, key, (), value)))
+                yield from (one for one in found if isinstance(one, Tensor))
+
+
+def in_memory(tensor: Tensor, memories: set[int]) -> bool:
+    real = side_effects.has_memory(tensor) and torch_private.is_real(tensor)
+    return real and side_effects.span(tensor)[0] in memories
 
 
 def can_be_copied(tensor: Tensor, memories: set[int]) -> bool:
