@@ -16,6 +16,7 @@ from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
 from piper.job.arguments import names_options
 from piper.job.batch.batch import Batch
+from piper.job.batch.shaped_batches import as_in_first
 from piper.job.inspection import inspected, is_inspecting
 from piper.job.job import BatchKind, Job
 from piper.job.loop.around_step import ModelWrites, refuse_modes
@@ -28,6 +29,7 @@ from piper.job.model_flops import best_seconds
 from piper.job.options import ADAMW, GraphsOption, Loss, Options
 from piper.job.processes import consistency
 from piper.job.processes.consistency import Agreed
+from piper.job.processes.different_lengths import Lengths
 from piper.job.processes.stopping import StopRequest
 from piper.job.processes.stragglers import Stragglers
 from piper.job.programs.averaging import Averaging
@@ -35,7 +37,8 @@ from piper.job.programs.evaluation import Evaluation, evaluated, predicted
 from piper.job.programs.forward_programs import ForwardPrograms
 from piper.job.programs.programs import Programs, whole_state
 from piper.job.programs.retarget import retargeted
-from piper.job.programs.tuning import tuned
+from piper.job.programs.step_programs import agreed_step, prepared, refuse_lengths
+from piper.job.programs.tuning import measured_costs
 from piper.runtime.batch import StepInputs
 from piper.runtime.checkpoint.checkpoints import Checkpoints
 from piper.runtime.checkpoint.description import described
@@ -45,9 +48,7 @@ from piper.runtime.checkpoint.save import Run
 from piper.runtime.checkpoint.weights import Rename
 from piper.runtime.comm.world import join, processes, world
 from piper.runtime.execute import Program
-from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import Metrics
-from piper.runtime.observe.measure import measure
 from piper.runtime.state import replica_digests
 from piper.runtime.state.averages import advance
 from piper.runtime.state.initial_values import Init
@@ -81,6 +82,7 @@ class Trainer:
     """
 
     _broken = False  # whether a step failed
+    _lengths: Lengths | None = None  # of the batches of all replicas in this step, if they differ
     steps = 0  # done so far, including those before `resume`
 
     @names_options
@@ -123,14 +125,14 @@ class Trainer:
         if is_inspecting():
             raise inspected(job, first)
         self.rank = join(timeout, job.device.type == "cuda")
-        self._example = first.map(lambda tensor: tensor.to("meta"))  # its form is all that counts
+        self._example = as_in_first(first)  # its form is all that counts
         self._programs = Programs(job, self.rank, len(first.arguments))
         self._forwards = ForwardPrograms(self._programs)
         self._in_flight, self._recording = steps_on(job.device), from_environment()
         self._checkpoints, self._stop, self._averaging = Checkpoints(), StopRequest(), Averaging()
         self._stepped: set[BatchKind] = set()  # kinds of batches seen so far
         self._best: dict[BatchKind, float | None] = {}  # seconds of a step at the peak
-        self._programs.get(first, job.kind(first, 0), self.steps)
+        self._programs.get(first, job.kind(self._example, 0), self.steps)
         taken = consistency.digests(model)  # of the values that were copied
         self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken)
         self._slow, self._log = Stragglers(self.rank, job.device), metric_log(log, self.rank)
@@ -180,8 +182,10 @@ class Trainer:
         replica_digests.refuse_drift(self._programs.state, self.steps, replica_digests.EVERY)
         if kind not in self._best:
             self._best[kind] = best_seconds(self._job, given, self.replica)
-        read, sizes = self._in_flight.end(program), self._job.rows.sizes(given, self.replica)
-        metrics = Metrics(self.steps, *sizes, read, lr, self._best[kind], self._slow.found)
+        lengths, read = self._lengths, self._in_flight.end(program)
+        sizes = lengths.sizes if lengths else self._job.rows.sizes(given, self.replica)
+        peak = None if lengths else self._best[kind]
+        metrics = Metrics(self.steps, *sizes, read, lr, peak, self._slow.found)
         self._log.add(metrics, over=self._in_flight.over)
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
         self._stop.leave(self)
@@ -215,12 +219,8 @@ class Trainer:
         self._enter("tune")
         given, kind = self._batch_of(batch, named)
         program, inputs, kind = self._ready(given, kind)
-        with on_compute_stream(program.plan, program.device):
-            seen = measure(program, inputs, rounds)
-        codes, made = self._programs.assigned[kind].codes, self._programs.made.get(kind)
-        models = [dag.model for dag, _ in made.dag.teams] if made else []
-        costs = tuned(seen, codes, models, self._job.machine.mode)
-        self._programs.compile_again(costs)
+        refuse_lengths("tune", self._lengths)
+        costs = measured_costs(self._programs, program, inputs, kind, rounds)
         self._programs.get(self._job.rows.as_first(given, self.replica), kind, self.steps)
         return costs
 
@@ -371,16 +371,15 @@ class Trainer:
         known = programs.known_reduction(kind)
         own = [0.0] if known is None else weights(known, batch)
         weight, kind = self._agreed(batch, kind, sum(own))
-        if not programs.has(kind):  # what it divides by is known once it is compiled
-            programs.get(self._job.rows.as_first(batch, self.replica), kind, self.steps)
+        if prepared(programs, batch, self.replica, kind, self._lengths, self.steps):
             batch = self._job.whole_inputs.marked(batch)
-            own = weights(programs.reduction(kind), batch)
+            own = weights(programs.reduction(kind), batch)  # what it divides by is known now
             weight, kind = self._agreed(batch, kind, sum(own))
         refuse_weightless(weight)
         self._stepped = {*(self._stepped & programs.ready.keys()), kind}
         shares = programs.reduction(kind).shares(own, weight)
         inputs = self._job.inputs(batch, shares, self.steps, self.replica, self._in_flight.moved)
-        return programs.get(batch, kind, self.steps), inputs, kind
+        return programs.ready[kind], inputs, kind
 
     def _agreed(self, batch: Batch, kind: BatchKind, own: float) -> tuple[float, BatchKind]:
         """The total weight of all replicas, and the kind of this step in all processes."""
@@ -390,9 +389,9 @@ class Trainer:
         if not self._stepped:
             self._job.try_mean(batch)  # on real data: an example may be zeros
         if world() > 1:
-            data = consistency.compared(batch.tensors, kind in self._stepped)
             mine = replace(found, weight=own, own=self._slow.mine(self._programs.role))
-            found = consistency.agree_on_step(kind[:2], data, self.replica, self.replicas, mine)
+            found = agreed_step(self._job, batch, kind, self.replica, mine, kind in self._stepped)
+        self._lengths = found.lengths
         self._job.python_state.agreed = found.state
         self._checkpoints.refuse_failed(found.lost)
         self._stop.agreed = found.stop

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from piper.errors import InputError, Problem, StrategyError
+from piper.job.processes.different_lengths import BatchForm, Lengths, together
 from piper.runtime.comm.gathering import everyone
 from piper.runtime.comm.waits import peers_needed
 
@@ -145,17 +146,20 @@ class Agreed:
     stop: bool = False  # some process was asked to stop after this step
     own: DeviceTimes = NO_TIMES  # of this process
     devices: tuple[DeviceTimes, ...] = ()  # of all
+    lengths: Lengths | None = None  # of the batches of all replicas, if they differ
 
 
 def agree_on_step(
-    kind: tuple[object, ...], batch: Sequence[torch.Tensor], feed: int, feeds: int, mine: Agreed
-) -> Agreed:
+    kind: tuple[object, ...], batch: Sequence[torch.Tensor], feed: int, feeds: int, mine: Agreed,
+    form: BatchForm | None = None,
+) -> Agreed:  # fmt: skip
     """One small all-reduce before each step. It checks that all processes take a step of the same
     kind, and returns what they have together.
 
     `kind` is what a program is compiled for, but for the state in Python: only the first process,
     which compiles, knows what matters of it. The processes of one replica must have the same data;
-    `batch` is empty if reading it would wait for the GPU.
+    `batch` is empty if reading it would wait for the GPU. Without `form`, all must have the same
+    shapes.
     """
     row = torch.full((numbers(feeds),), float("-inf"), dtype=torch.float64)
     times, rank = 2 + 3 * feeds, dist.get_rank()
@@ -166,14 +170,14 @@ def agree_on_step(
     if batch:
         seen = fingerprint(batch)
         row[2 + feeds + feed], row[2 + 2 * feeds + feed] = seen, -seen
-    most = agreed(kind, row)
+    most, lengths = agreed(kind, row, form)
     data = most[2 + feeds : times].view(2, feeds)
     other = (data[0] != -data[1]) & data[0].isfinite()  # infinite: no data was compared
     if other.any():
         raise different_data(int(other.nonzero()[0]))
     weight, lost, state = float(most[2 : 2 + feeds].sum()), bool(most[-2]), int(most[-1])
     devices = tuple((s, t, int(role)) for s, t, role in most[times:-3].view(-1, 3).tolist())
-    return Agreed(weight, lost, state, bool(most[-3]), mine.own, devices)
+    return Agreed(weight, lost, state, bool(most[-3]), mine.own, devices, lengths)
 
 
 def compared(batch: Sequence[torch.Tensor], known: bool) -> Sequence[torch.Tensor]:
@@ -192,15 +196,15 @@ def agree_on_call(call: str, feeds: int) -> None:
         agreed((call,), torch.zeros(numbers(feeds), dtype=torch.float64))
 
 
-def agreed(kind: tuple[object, ...], mine: torch.Tensor) -> torch.Tensor:
+def agreed(
+    kind: tuple[object, ...], mine: torch.Tensor, form: BatchForm | None = None
+) -> tuple[torch.Tensor, Lengths | None]:
     """The maximum over processes of each number. The first two encode the kind of call."""
     most = mine.clone()
     most[0], most[1] = kind_number(kind), -kind_number(kind)
     with peers_needed(f"the start of {call_of(kind)}"):
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    if most[0] != -most[1]:
-        raise different_steps(kind)
-    return most
+    return most, None if most[0] == -most[1] else different_lengths(kind, form)
 
 
 @lru_cache(maxsize=256)
@@ -214,9 +218,18 @@ def number(text: str) -> int:
     return int(digest([text.encode()])[:12], 16)
 
 
-def different_steps(kind: tuple[object, ...]) -> Exception:
-    mine = call_of(kind), short(kind), repr(kind)
+def different_lengths(kind: tuple[object, ...], form: BatchForm | None) -> Lengths:
+    """If processes differ only in the lengths of their batches, these. Else it is refused."""
+    mine = call_of(kind), short(kind), repr(kind), form
     found = everyone(mine, "the comparison of calls")
+    forms = [one[-1] for one in found if one[-1] is not None]
+    lengths = together(forms) if len(forms) == len(found) else None
+    if lengths is None:
+        raise different_steps([one[:3] for one in found])
+    return lengths
+
+
+def different_steps(found: Sequence[tuple[str, str, str]]) -> Exception:
     other = next(rank for rank, theirs in enumerate(found) if theirs != found[0])
     calls, shown = [found[other][0], found[0][0]], [found[other][1], found[0][1]]
     if NO_MORE_BATCHES in calls and "step" in calls:

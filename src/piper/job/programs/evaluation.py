@@ -15,10 +15,16 @@ from piper.capture.trace.arguments.outputs import separated
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.job import Job
-from piper.job.loss.loss_reduction import LossReduction, reduction_of_batches, refuse_weightless
+from piper.job.loss.loss_reduction import LossReduction, refuse_weightless
 from piper.job.processes import consistency
 from piper.job.processes.consistency import Agreed
+from piper.job.processes.different_lengths import Lengths
 from piper.job.programs.forward_programs import ForwardPrograms
+from piper.job.programs.step_programs import (
+    agreed_step,
+    evaluated_reduction,
+    evaluation_prepared,
+)
 from piper.runtime.comm.gathering import gather
 from piper.runtime.comm.world import world
 from piper.runtime.execute import Program
@@ -71,10 +77,12 @@ class LossSum:
     tokens: int | None = 0
     started: float = field(default_factory=time.perf_counter)
 
-    def add(self, total: torch.Tensor, weight: float, batch: Batch) -> None:
+    def add(
+        self, total: torch.Tensor, weight: float, batch: Batch, lengths: Lengths | None
+    ) -> None:
         self.sums.append(total)
         self.weight += weight
-        samples, tokens = self.job.rows.sizes(batch, self.feed)
+        samples, tokens = lengths.sizes if lengths else self.job.rows.sizes(batch, self.feed)
         self.samples += samples
         self.tokens = None if tokens is None or self.tokens is None else self.tokens + tokens
 
@@ -94,16 +102,18 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
     total = LossSum(job, job.feeds.feed(forwards.rank))
     for batch in batches:
         with in_eval_mode(job.model):
-            here = forwards.job_for(batch)
-            if not forwards.has(batch, "loss"):
-                agreed_weight(here, forwards.rank, batch, 0.0)  # before processes compile together
-            program, here = forwards.get(batch, "loss")
-            batch = here.whole_inputs.marked(batch)
-            total.reduction = reduction = reduction_for(forwards, batch)
-            weights = microbatch_weights(here, reduction, batch)
-            everyone = agreed_weight(here, forwards.rank, batch, sum(weights))
+            here, known = forwards.job_for(batch), forwards.has(batch, "loss")
+            weights = weights_of(forwards, here, batch) if known else [0.0]
+            everyone, lengths = agreed_weight(forwards, here, batch, sum(weights), lengths=True)
+            if evaluation_prepared(forwards, batch, lengths):
+                batch = here.whole_inputs.marked(batch)
+                weights = weights_of(forwards, here, batch)
+                everyone, _ = agreed_weight(forwards, here, batch, sum(weights), lengths=True)
+            kind = forwards.kind(batch)
+            total.reduction = reduction = evaluated_reduction(forwards, kind)
+            program = forwards.ready[kind, "loss"]
             run(program, here, forwards.rank, batch, reduction.factors(weights), move)
-            total.add(program.totals[0], everyone, batch)
+            total.add(program.totals[0], everyone, batch, lengths)
     consistency.agree_on_call(consistency.NO_MORE_BATCHES, job.replicas)
     return total.result()
 
@@ -112,7 +122,7 @@ def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
     """The outputs for the batches of all replicas, on device 0. The others get None."""
     with in_eval_mode(forwards.job.model):
         feed = forwards.job.feeds.feed(forwards.rank)
-        agreed_weight(forwards.job_for(batch), forwards.rank, batch, 1.0)
+        agreed_weight(forwards, forwards.job_for(batch), batch, 1.0, lengths=False)
         program, job = forwards.get(batch, "outputs")
         batch = job.whole_inputs.marked(batch)
         run(program, job, forwards.rank, batch, [0.0] * job.microbatches, move)
@@ -135,9 +145,8 @@ def run(
         program.step(inputs)
 
 
-def reduction_for(forwards: ForwardPrograms, batch: Batch) -> LossReduction:
-    options, form = forwards.job.options, forwards.forms[forwards.kind(batch)]
-    return reduction_of_batches(options.reduction, options.loss_weight, form)
+def weights_of(forwards: ForwardPrograms, job: Job, batch: Batch) -> list[float]:
+    return microbatch_weights(job, evaluated_reduction(forwards, forwards.kind(batch)), batch)
 
 
 def microbatch_weights(job: Job, reduction: LossReduction, batch: Batch) -> list[float]:
@@ -148,17 +157,20 @@ def microbatch_weights(job: Job, reduction: LossReduction, batch: Batch) -> list
     return [weight * rows_of(batch) / len(found) for weight in found]
 
 
-def agreed_weight(job: Job, rank: int, batch: Batch, own: float) -> float:
-    """The total weight of all replicas. Checks that all processes have such a batch."""
+def agreed_weight(
+    forwards: ForwardPrograms, job: Job, batch: Batch, own: float, lengths: bool
+) -> tuple[float, Lengths | None]:
+    """The total weight of all replicas. Checks that all processes have such a batch.
+
+    With `lengths`, replicas may have different ones, which are returned if they do.
+    """
     if world() == 1:
-        return own * job.replicas
-    data = () if any(one.is_cuda for one in batch.tensors) else batch.tensors
-    feed = job.feeds.feed(rank)
-    *kind, state = job.kind(batch, feed)
-    mine = Agreed(own, state=state)
-    found = consistency.agree_on_step(tuple(kind), data, feed, job.replicas, mine)
+        return own * job.replicas, None
+    kind = forwards.kind(batch)
+    mine, known = Agreed(own, state=kind[2]), True  # values on a GPU are not compared
+    found = agreed_step(job, batch, kind, forwards.feed, mine, known, lengths)
     job.python_state.agreed = found.state
-    return found.weight
+    return found.weight, found.lengths
 
 
 def rows_of(batch: Batch) -> int:

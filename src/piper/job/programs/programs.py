@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,6 +23,7 @@ from piper.job.loop.recent import recent
 from piper.job.loss.loss_reduction import LossReduction
 from piper.job.memory.memory_errors import memory_explained
 from piper.job.processes import consistency
+from piper.job.processes.different_lengths import alike
 from piper.names import Device, F, Phase
 from piper.plan.analyse import kernel_sequences
 from piper.plan.analyse.kernel_sequences import KernelSequence
@@ -69,6 +71,7 @@ class Programs:
     statistics: dict[str, Device] = field(
         default_factory=dict
     )  # buffers that forwards of several replicas update: where the first of these is
+    alike: set[Hashable] = field(default_factory=set)  # kinds that replicas may have in one step
     comm: ProcessComm | None = None  # None before the first program and after `close`
 
     def __post_init__(self) -> None:
@@ -269,7 +272,7 @@ def common_arguments(job: Job, batch: Batch) -> dict[str, str]:
     names = ("max_norm", "ema", "on_nan", "compiled", "graphs", "seed", "whole")
     return {
         "strategy": str(job.strategy),
-        "example": repr(batch.shapes),
+        "example": repr(alike(batch.shapes)),
         "model": f"{consistency.structure(job.model)} {consistency.flags(job.model)}",
         "device": job.device.type,
         "reduction": repr(job.options.reduction),

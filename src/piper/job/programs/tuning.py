@@ -10,11 +10,29 @@ from piper.costs.estimate import Work
 from piper.costs.measured import Works, figures_of, medians, works_of
 from piper.costs.modes import Mode
 from piper.ir.model import Model
+from piper.job.job import BatchKind
+from piper.job.programs.programs import Programs
 from piper.names import Phase
+from piper.runtime.batch import StepInputs
 from piper.runtime.comm.wire_format import travels
-from piper.runtime.observe.measure import Measured, gathered
+from piper.runtime.execute import Program
+from piper.runtime.gpu.stream_shares import on_compute_stream
+from piper.runtime.observe.measure import Measured, gathered, measure
 
 travels(Work)
+
+
+def measured_costs(
+    programs: Programs, program: Program, inputs: StepInputs, kind: BatchKind, rounds: int
+) -> Costs:
+    """The costs of a program, measured on all devices. Programs are compiled again with them."""
+    with on_compute_stream(program.plan, program.device):
+        seen = measure(program, inputs, rounds)
+    codes, made = programs.assigned[kind].codes, programs.made.get(kind)
+    models = [dag.model for dag, _ in made.dag.teams] if made else []
+    costs = tuned(seen, codes, models, programs.job.machine.mode)
+    programs.compile_again(costs)
+    return costs
 
 
 def tuned(
