@@ -37,6 +37,7 @@ MEETING: dict[str, Mix] = {  # what the graph does not prove
     "attention": lambda h: F.scaled_dot_product_attention(*[h.transpose(0, 1)] * 3).transpose(0, 1),
     "joined": lambda h: torch.cat([h, h + h.max()])[len(h) :],
     "a loop": lambda h: torch.stack([row * len(h) for row in h]),
+    "a little, rounded": lambda h: h.bfloat16().to(h.dtype) * (1 + 1e-3 * len(h)),
 }  # fmt: skip
 APART: dict[str, Mix] = {
     "plain": torch.tanh,

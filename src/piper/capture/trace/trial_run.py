@@ -31,6 +31,8 @@ DRAWS = frozenset({
     "_standard_gamma", "_sample_dirichlet", "binomial", *ONES,
 })  # fmt: skip
 
+aten = torch.ops.aten
+COARSER = (torch.float32, torch.float16, torch.bfloat16)
 TILE = 65_521  # random numbers that are repeated: a prime, so that no two rows get the same
 
 
@@ -106,7 +108,7 @@ class TrialRuns:
         view, loss_fn = throw_away(self.model), copied(self.loss_fn, self.model)
         if isinstance(loss_fn, nn.Module) and loss_fn is not self.loss_fn and dtype is not None:
             loss_fn = loss_fn.to(dtype)
-        modes = _alone(view, loss_fn, dtype), SameDraws(), Calls(calls)
+        modes = _alone(view, loss_fn, dtype), SameDraws(dtype), Calls(calls)
         with modes[0], modes[1] as types, modes[2] as seen, functions_as(types.apply):
             return _called(view, loss_fn, state, arguments, types, seen)
 
@@ -162,18 +164,22 @@ class SameDraws(TorchDispatchMode):
     """Random numbers do not depend on how many there are. Permutations are never the identity.
 
     It also remembers the coarsest floating-point type of any result, and derivatives by the user.
+    With a `dtype`, conversions to coarser ones convert to it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype | None) -> None:
         super().__init__()
-        self.coarsest, self.own_derivatives = torch.float64, list[str]()
+        self.dtype, self.coarsest, self.own_derivatives = dtype, torch.float64, list[str]()
 
     def apply(self, function: type, *args: Any) -> Any:
         self.own_derivatives.append(current_line())
         return apply_function(function, *args)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, found = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if func is aten._to_copy.default and kwargs.get("dtype") in COARSER:
+            kwargs["dtype"] = self.dtype or kwargs["dtype"]  # rounding would hide what differs
+        name, found = func.overloadpacket.__name__, func(*args, **kwargs)
         if is_custom(func):
             self.own_derivatives.append(current_line())
         for leaf in pytree.tree_leaves(found):
