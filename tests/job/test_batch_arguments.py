@@ -202,6 +202,16 @@ def test_a_weight_is_given_the_batch_as_the_step_was() -> None:
     assert seen == [(2, 2, None)] * 4
 
 
+def test_a_weight_that_cannot_take_the_batch_says_how_it_is_called() -> None:
+    with pytest.raises(InputError, match=r"keywords \(x, labels\)") as error:
+        piper.rehearse(
+            Net(), functional.mse_loss, PIPELINE(), [{"x": X, "labels": Y}],
+            loss_weight=lambda *microbatch: 1.0,
+        )  # fmt: skip
+
+    assert "loss_weight=lambda labels, **rest" in str(error.value)
+
+
 class Strict(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)

@@ -52,7 +52,12 @@ def inspect(
     from piper.job.inspection import Inspected, inspecting
 
     if script.suffix != ".py":
-        raise StrategyError.of(str(script), f"`{script.suffix}` is not a training script", WAYS)
+        fix = "give a .py script that makes a Trainer with this strategy" + (
+            f": strategies.from_csv(open({script.name!r}).read())"
+            if script.suffix == ".csv"
+            else ""
+        )
+        raise StrategyError.of(str(script), "this command needs a model, not only a strategy", fix)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     with inspecting(memory, costs):

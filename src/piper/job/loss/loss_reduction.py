@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Literal
 
 from piper.capture import Captured
@@ -12,6 +13,7 @@ from piper.capture.trace.arguments.call_arguments import as_given
 from piper.errors import InputError
 from piper.ir.model import Region
 from piper.job.batch.batch import Batch, Sizes
+from piper.names import amount
 
 Reduction = Literal["mean", "sum"]
 Weight = Callable[..., Any]  # a function of the arguments of a microbatch
@@ -121,9 +123,21 @@ class LossReduction:
             )
 
 
+WEIGHTS = (
+    "loss_weight=lambda *microbatch: its weight; for batches that are dicts, "
+    "loss_weight=lambda labels, **rest: (labels[:, 1:] != -100).sum()"
+)
+
+
 def weight_of(weight: Weight, microbatch: Batch) -> float:
     """The user's weight of a microbatch, which it gets as the step got the batch."""
     given, named = as_given(microbatch.arguments)
+    try:
+        signature(weight).bind(*given, **named)
+    except TypeError as error:
+        kind = f"keywords ({', '.join(named)})" if named else amount(len(given), "value")
+        what = f"it is called with {kind}, as step is, and cannot take that: {error}"
+        raise InputError.of("loss_weight", what, f"write {WEIGHTS}") from None
     return float(weight(*given, **named))
 
 
@@ -141,17 +155,18 @@ def reduction_of(
             "reduction",
             f"it is {said!r}, but the loss is a {form.kind} over the rows of its batch",
             f'leave it out, or write reduction="{form.kind}"; to weigh microbatches in another '
-            "way, give loss_weight=lambda *microbatch: their weight",
+            f"way, give {WEIGHTS}",
         )
     if said != "sum" and form.kind is None and form.growing:
         raise growing_output(form.growing)
     if said is None and form.kind is None and own_loss:
         raise InputError.of(
             "reduction",
-            f"the model computes its own loss, for each of {parts} parts of a batch, and Piper "
-            "cannot see how it reduces over rows",
-            'give the Trainer reduction="mean" if all parts count equally, "sum" if they add '
-            "up, or loss_weight=lambda *microbatch: its weight",
+            f"the model computes its own loss, for each of {parts} parts of a batch (microbatches "
+            "of all replicas), and Piper cannot see how it reduces over rows. The balancing loss "
+            "of a mixture (output_router_logits=True) is no mean over rows, for instance",
+            'give the Trainer or from_pretrained reduction="mean" if all parts count equally, '
+            f'"sum" if they add up, or {WEIGHTS}; or leave such a loss out of the model',
         )
     return LossReduction(said or form.kind or "mean", None, form)
 
