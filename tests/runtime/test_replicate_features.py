@@ -445,7 +445,8 @@ def test_processes_that_do_different_things_are_told(case: str) -> None:
         "shapes": "batch: process 1 has a batch of different shapes than process 0: [4, 6], "
         "not [8, 6]\n  fix: give every process batches of the same shape in the same step: pad ",
         "data": "batch: the processes of replica 0 were given different batches\n"
-        "  fix: load the data by trainer.replica of trainer.replicas, not by rank",
+        "  fix: load the data by trainer.replica of trainer.replicas, not by rank, and seed what "
+        "draws or shuffles it alike in all processes",
     }
     assert all(text.startswith(wanted[case.removeprefix("later ")]) for text in found), found
 

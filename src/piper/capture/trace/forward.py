@@ -23,6 +23,7 @@ from piper.capture.trace import float8, functions, side_effects
 from piper.capture.trace.arguments.batch_dimension import new_size
 from piper.capture.trace.arguments.call_arguments import own_loss, split
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
+from piper.capture.trace.arguments.loss_call import called
 from piper.capture.trace.arguments.outputs import Output, joined
 from piper.capture.trace.attribute_buffers import make_buffers, plain_attributes, unmake_buffers
 from piper.capture.trace.conversions import converting, gradient_types, in_type, parameter_types
@@ -334,11 +335,11 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
     except torch_private.VALUE_WANTED as error:
         raise refusals.value_wanted(error) from error
     except Exception as error:
-        if torch_private.is_generator_error(error):
-            raise refusals.own_generator(line_of(error.__traceback__)) from error
-        if is_transformed(error.__traceback__):
-            raise refusals.transformed(line_of(error.__traceback__)) from error
         at = line_of(error.__traceback__)
+        if torch_private.is_generator_error(error):
+            raise refusals.own_generator(at) from error
+        if is_transformed(error.__traceback__):
+            raise refusals.transformed(at) from error
         error.add_note(f"{at}: raised while Piper traced the model on tensors without values")
         raise
 
@@ -362,7 +363,7 @@ def _loss(
     output = output if dtype is None or loss_fn is None else in_type(output, dtype)
     leaves, spec = torch_private.pytree.tree_flatten(output)
     seen.append(([_described(leaf) for leaf in leaves], spec))
-    loss = own_loss(output) if loss_fn is None else loss_fn(output, arguments[-1])
+    loss = own_loss(output) if loss_fn is None else called(loss_fn, output, arguments[-1])
     if loss_fn is joined:
         return loss
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():

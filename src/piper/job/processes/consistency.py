@@ -264,7 +264,8 @@ def different_data(replica: int) -> Exception:
     return InputError.of(
         "batch",
         f"the processes of replica {replica} were given different batches",
-        "load the data by trainer.replica of trainer.replicas, not by rank",
+        "load the data by trainer.replica of trainer.replicas, not by rank, and seed what draws "
+        "or shuffles it alike in all processes",
     )
 
 

@@ -1,0 +1,40 @@
+"""Call the user's loss function. If it fails, say what it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from piper.capture.torch_private import pytree
+
+SHOWN = 4  # tensors of an output with many
+
+
+def called(loss_fn: Callable[[Any, Any], Any], output: Any, labels: Any) -> Any:
+    try:
+        return loss_fn(output, labels)
+    except Exception as error:
+        error.add_note(
+            f"loss_fn(output, labels) raised it: output is {described(output)}, "
+            f"labels are {described(labels)}"
+        )
+        raise
+
+
+def described(value: Any) -> str:
+    """
+    >>> import torch
+    >>> described(torch.zeros(2, 3)), described({"a": torch.zeros(1), "b": 2})
+    ('[2, 3] of float32', '[1] of float32 and a int')
+    """
+    leaves = pytree.tree_leaves(value)
+    texts = [one(leaf) for leaf in leaves[:SHOWN]]
+    return " and ".join(texts + [f"{len(leaves) - SHOWN} more"] * (len(leaves) > SHOWN))
+
+
+def one(leaf: Any) -> str:
+    if not isinstance(leaf, Tensor):
+        return f"a {type(leaf).__name__}"
+    return f"{list(leaf.shape)} of {str(leaf.dtype).removeprefix('torch.')}"

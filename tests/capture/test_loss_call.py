@@ -1,0 +1,30 @@
+"""A loss function that fails says what it was given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piper.capture import capture
+
+
+def swapped(labels: Tensor, output: Tensor) -> Tensor:
+    """The typical mistake: a loss function gets the output first."""
+    return functional.cross_entropy(output, labels)
+
+
+def of_floats(output: Tensor, labels: Tensor) -> Tensor:
+    return functional.nll_loss(output, labels.float())
+
+
+@pytest.mark.parametrize("loss_fn", [swapped, of_floats])
+def test_the_error_names_the_loss_function_and_its_arguments(loss_fn: object) -> None:
+    example = torch.randn(4, 6), torch.randint(3, (4,))
+
+    with pytest.raises(Exception) as error:
+        capture(nn.Linear(6, 3), loss_fn, example)  # type: ignore[arg-type]
+
+    notes = "\n".join(error.value.__notes__)
+    assert "output is [4, 3] of float32, labels are [4] of int64" in notes
