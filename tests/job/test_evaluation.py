@@ -225,7 +225,29 @@ def test_calling_the_model_after_a_step_warns_once(recwarn: pytest.WarningsRecor
 
     assert len(found) == 1 and found[0].filename == __file__
     trainer.close()
-    assert not model._forward_pre_hooks
+    assert not model._forward_pre_hooks and not model._state_dict_pre_hooks
+
+
+def test_saving_the_model_after_a_step_warns_once(recwarn: pytest.WarningsRecorder) -> None:
+    """It would save the weights of before the training."""
+    x = torch.ones(2, 3)
+    model = nn.Linear(3, 3)
+    trainer = piper.Trainer(model, functional.mse_loss, example=(x, x))
+    model.state_dict()
+    trainer.step(x, x)
+    trained = trainer.state_dict()
+    copy.deepcopy(model).state_dict()
+    nn.Sequential(copy.deepcopy(model)).state_dict()
+    assert not list(recwarn)
+
+    with pytest.warns(UserWarning, match=r"trainer.state_dict\(\)") as found:
+        nn.Sequential(model).state_dict()
+        model.state_dict()
+
+    assert len(found) == 1 and found[0].filename == __file__
+    model.load_state_dict(trained)
+    trainer.step(x, x)
+    trainer.close()
 
 
 def test_a_model_with_loaded_weights_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
