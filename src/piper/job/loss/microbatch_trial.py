@@ -86,7 +86,7 @@ def tried(
     if size is None:
         return Verdict(untried="it would take seconds")
     if not size.is_whole:
-        LOG.info("whether microbatches add up to a batch is tried on %s", size)
+        LOG.info("comparing the loss of microbatches with that of a whole batch, on %s", size)
     draws = range(DRAWS if size.is_whole else 1)
     found = (once(runs, one, size, reduction, said, seed) for seed in draws)
     return next((verdict for verdict in found if verdict != Verdict()), Verdict())
