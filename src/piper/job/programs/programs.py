@@ -176,7 +176,7 @@ class Programs:
 
     def compile_again(self, costs: Costs) -> None:
         """Compile again with these costs, at the next batch."""
-        self.costs, self.ready = costs, {}
+        self.costs, self.ready, self.alike = costs, {}, set()  # messages may have another order
 
     @property
     def reported_states(self) -> set[str]:
