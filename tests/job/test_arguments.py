@@ -46,6 +46,8 @@ def trainer(
         ({"lr_scheduler": StepLR(MADE, 3)}, "it is of type StepLR, already made", COSINE),
         ({"lr_scheduler": StepLR}, "lr_scheduler: it cannot be called with an optimizer", COSINE),
         ({"max_nrom": 1.0}, "Trainer: it has no option max_nrom", "write max_norm=..."),
+        ({"grad_clip": 1.0}, "Trainer: it has no option grad_clip", "write max_norm=..., the norm"),
+        ({"lr": 1e-3}, "Trainer: it has no option lr", "write optimizer=partial(torch.optim.AdamW"),
         (
             {"colour": 1.0},
             "Trainer: it has no option colour",
