@@ -110,7 +110,7 @@ class Ends:
         self.here, self.met = threading.local(), threading.Barrier(2)
         self.brought: list[Any] = [None, None]
         self.memory: dict[int, torch.Tensor] = {}
-        self.refuses = refuses
+        self.refuses, self.keeps = refuses, False
         self.ends = [Mailboxes(torch.device("cpu")) for _ in range(2)]
         patch.setattr(mailboxes.dist, "get_rank", lambda: self.here.rank)
         patch.setattr(mailboxes, "everyone", self.everyone)
@@ -128,6 +128,8 @@ class Ends:
         return found
 
     def shared(self, tensor: torch.Tensor) -> tuple[int]:
+        if self.keeps:
+            raise RuntimeError("this allocator does not share memory")
         self.memory[len(self.memory)] = tensor
         return (len(self.memory) - 1,)
 
@@ -186,4 +188,15 @@ def test_a_link_whose_memory_cannot_be_opened_has_no_mailbox_on_either_end(
 ) -> None:
     both = Ends(monkeypatch, refuses=True)
     both.extend(SIZE)
+    assert not both.ends[0].links and not both.ends[1].links
+
+
+def test_a_link_whose_larger_mailbox_cannot_be_shared_has_none_on_either_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the sender would go on with the old one, and the receiver with the new one."""
+    both = Ends(monkeypatch)
+    both.extend(SIZE)
+    both.keeps = True
+    both.extend(MailboxSize(2, 5000))
     assert not both.ends[0].links and not both.ends[1].links

@@ -18,7 +18,7 @@ from piper.runtime.torch_private import opened_memory, shared_memory
 
 CHOICE = "PIPER_MAILBOXES"  # 0: processes that share a GPU talk through NCCL, as others do
 WHAT = "the sharing of mailboxes"
-Offer = tuple[Link, int, tuple[Any, ...]]  # slots, and how to open their memory
+Offer = tuple[Link, int, tuple[Any, ...]]  # slots, and how to open their memory; (): not at all
 
 
 def are_used() -> bool:
@@ -64,11 +64,11 @@ def offered(made: Mapping[Link, Mailbox]) -> Iterable[Offer]:
         try:
             yield link, len(box.slots), shared_memory(box.slots)
         except RuntimeError:  # this machine or allocator cannot share memory: NCCL can do it
-            continue
+            yield link, len(box.slots), ()
 
 
 def open_box(slots: int, how: tuple[Any, ...]) -> Mailbox | None:
     try:
-        return Mailbox.on(opened_memory(how), slots)
+        return Mailbox.on(opened_memory(how), slots) if how else None
     except RuntimeError:
         return None
