@@ -134,9 +134,10 @@ def test_show_draws_the_schedule_of_a_script() -> None:
     assert drawn[:3] == [
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 --",
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
-        "15 time steps: F, BI and BW take 1 each, B takes 2, communication takes none",
+        "drawn in 15 time steps: F, BI and BW take 1 each, B takes 2, communication takes none",
     ]
-    assert drawn[4].startswith("idle ")
+    assert drawn[4].startswith("on the Trainer's costs (")
+    assert "), with communication: idle " in drawn[4]
     assert re.fullmatch(r"  a device computes \d+ us and waits \d+ us for messages: .*", drawn[5])
     assert drawn[6:9] == [
         "stage  layers   parameters  FLOPs  time  activations",
@@ -258,4 +259,4 @@ def test_show_cuts_for_the_device_that_it_is_given() -> None:
     shown = call("show", str(SCRIPT), "--device", "h200")
 
     assert "time: by the data sheet of h200" in shown
-    assert "on the data sheet of h200: `piper simulate` says why" in shown
+    assert "on the data sheet of h200, with communication: idle " in shown

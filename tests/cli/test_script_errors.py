@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from piper import __version__
 from piper.cli import app, main
-from piper.errors import ScriptFailed
+from piper.errors import PiperError, ScriptFailed
 from piper.launcher.child import QUIET, log_progress
 from piper.launcher.script_errors import shortened
 
@@ -52,6 +52,60 @@ def test_a_typo_is_shown_with_the_users_lines_only(command: str, tmp_path: Path)
         f'  File "{script}", line 5, in build',
     ]
     assert len(lines) <= 9
+
+
+HABITS = """from piper.runtime.metrics import Metrics, Readings
+
+metrics = Metrics(1, 2, 8, lambda: Readings(2.0, 1.0, 0.5, 0.25))
+print({habit})
+"""
+
+
+@pytest.mark.parametrize(
+    ("habit", "last"),
+    [
+        ("metrics.los", "AttributeError: 'Metrics' object has no attribute 'los'. "
+         "Did you mean: 'loss'?"),
+        ("metrisc.loss", "NameError: name 'metrisc' is not defined. Did you mean: 'metrics'?"),
+        ("metrics.loss.backward()", "  fix: leave it out: a step of the Trainer includes the "
+         "backward and the optimizer's step"),
+        ("metrics.loss.cpu()", "AttributeError: 'float' object has no attribute 'cpu'"),
+    ],
+)  # fmt: skip
+def test_usual_mistakes_say_what_to_write(habit: str, last: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HABITS.format(habit=habit))
+
+    found = CliRunner().invoke(app, ["check", str(script)])
+
+    assert str(found.exception).splitlines()[-1] == last
+
+
+MADE = """import piper, torch
+
+model = torch.nn.Linear(3, 3)
+x = torch.ones(4, 3)
+made = torch.optim.SGD(model.parameters())
+piper.Trainer(model, torch.nn.functional.mse_loss, example=(x, x), optimizer=made)
+"""
+
+
+def test_the_line_is_the_users_and_not_one_that_python_generated(tmp_path: Path) -> None:
+    """The options are a dataclass, whose `__init__` is in the file `<string>`."""
+    script = tmp_path / "train.py"
+    script.write_text(MADE)
+
+    found = CliRunner().invoke(app, ["check", str(script)])
+
+    assert isinstance(found.exception, PiperError)
+    assert found.exception.place.strip().startswith(f"at {script}:6: piper.Trainer(")
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["simulate"], ["schedule"], ["checkpoint", "show"]])
+def test_flags_have_no_type_in_the_help(words: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*words, "--help"]).output
+
+    assert "--help" in shown and "bool" not in shown.lower()
 
 
 MISSING = """import piper, torch

@@ -58,7 +58,8 @@ def test_a_step_is_told_on_one_screen() -> None:
     assert any("parameters" in line and "optimizer" in line for line in lines)
     assert sum(line.startswith("advice: ") for line in lines) == 1
     assert "peak memory 4.6 KiB on device 0: fits in 131.3 GiB" in lines
-    assert any(re.match(r"bound by stage PP=0 on device 0 \(\d+ %\), ", line) for line in lines)
+    path = r"critical path: stage PP=0 on device 0 \(\d+ %\), "
+    assert any(re.match(path, line) for line in lines)
     table = lines.index(next(line for line in lines if line.startswith("devices")))
     assert lines[table].split() == [
         "devices", "compute", "exposed", "loss_norm", "exposed", "pp", "bubble", "peak", "memory",
@@ -76,7 +77,7 @@ def test_show_simulate_and_view_have_one_idle_figure(tmp_path: Path) -> None:
 
     assert step["idle"] == pytest.approx(1 - busy / (2 * step["seconds"]))
     figure = re.search(r"idle [\d.]+ % \([^)]*\)", found)
-    assert figure and f"{figure[0]}, on the Trainer's costs" in " ".join(shown.split())
+    assert figure and f", with communication: {figure[0]}; " in " ".join(shown.split())
     assert len(re.findall(r"idle \d+ %|\d+ % idle|% empty", shown)) == 1
 
 

@@ -77,14 +77,25 @@ def test_steps_that_are_taken_again_have_one_row(tmp_path: Path) -> None:
     assert [row["step"] for row in csv.DictReader(file.open())] == ["1", "2", "3", "4"]
 
 
-def test_a_run_that_begins_anew_keeps_older_rows(tmp_path: Path) -> None:
-    for _ in range(2):
-        log = metric_log(tmp_path / "a.csv", rank=0)
+def test_a_run_that_begins_anew_keeps_the_file_of_the_one_before_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.csv"
+    for steps in ((1, 2), (1, 2, 3), (1,)):
+        log = metric_log(file, rank=0)
         log.resume(0)
-        log.add(metrics(1))
+        with caplog.at_level("INFO", "piper"):
+            for step in steps:
+                log.add(metrics(step))
         log.close()
 
-    assert [row["step"] for row in csv.DictReader((tmp_path / "a.csv").open())] == ["1", "1"]
+    def steps_in(name: str) -> list[str]:
+        return [row["step"] for row in csv.DictReader((tmp_path / name).open())]
+
+    assert steps_in("a.1.csv") == ["1", "2"] and steps_in("a.2.csv") == ["1", "2", "3"]
+    assert steps_in("a.csv") == ["1"]
+    first = f"log: the rows of an earlier run in {file} are now in a.1.csv"
+    assert [one.message for one in caplog.records] == [first, first.replace("1.csv", "2.csv")]
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:

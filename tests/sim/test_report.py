@@ -128,6 +128,21 @@ def test_what_is_waited_for_by_hand() -> None:
     assert found.bounds == {(None, "", "pp"): 4.0, (0, "a", "F"): 3.0, (1, "c", "F"): 2.0}
 
 
+def test_a_message_that_ends_the_step_is_waited_for() -> None:
+    """Device 1 computes 1 s. What it receives then takes from 3 s to 7 s."""
+    size = (((40,), "int8"),)
+    plans: list[list[Instruction]] = [
+        [run("a"), Send("m", "v", size, 1, "pp", (0,))],
+        [run("b"), Recv("m", "v", size, 0, "pp", (0,))],
+    ]
+
+    found = step(plans, {"a": 3.0, "b": 1.0}, Network(2, Link(10.0)))
+
+    first, second = found.devices
+    assert (first.compute, dict(first.exposed), first.bubble) == (3.0, {}, 4.0)
+    assert (second.compute, dict(second.exposed), second.bubble) == (1.0, {"pp": 4.0}, 2.0)
+
+
 def test_what_hides_behind_compute_is_not_waited_for() -> None:
     size = (((40,), "int8"),)
     plans: list[list[Instruction]] = [

@@ -49,7 +49,7 @@ def test_the_stage_that_is_longer_is_named_and_other_cuts_help_more_than_microba
 
         assert f"PP={slow}" in shown and f"on device {device} bounds the step" in shown
         assert "give it fewer layers" in shown and "More microbatches hardly help" in shown
-        assert bound(found.report, found.stages).startswith("bound by stage")
+        assert bound(found.report, found.stages).startswith("critical path: stage")
         even = simulated(name, [sum(seconds) / len(seconds)] * len(seconds))
         more = simulated(name, seconds, microbatches=16)
         assert even.seconds < more.seconds / 2
@@ -64,7 +64,7 @@ def test_the_whole_text() -> None:
         "builder cut by measured times (`costs=`). More microbatches hardly help"
     )
     assert bound(found.report, found.stages) == (
-        "bound by stage PP=1 on device 1 (97 %), stage PP=0 on device 0 (3 %)"
+        "critical path: stage PP=1 on device 1 (97 %), stage PP=0 on device 0 (3 %)"
     )
 
 
@@ -72,11 +72,19 @@ def test_a_bubble_of_equal_stages_wants_more_microbatches() -> None:
     found = simulated("gpipe", [1.0, 1.0], microbatches=2)
 
     assert advice(found) == (
-        "advice: the bubble bounds the step; use more microbatches, or a schedule with a smaller "
-        "bubble (interleaved, zero-bubble)"
+        "advice: devices wait 33 % of the step for the compute of others (the bubble); use more "
+        "microbatches, an interleaved schedule or a zero-bubble schedule"
     )
     more = simulated("gpipe", [1.0, 1.0], microbatches=16)
     assert more.seconds / 16 < 0.8 * found.seconds / 2
+
+
+def test_a_schedule_is_not_advised_to_be_what_it_is() -> None:
+    split = advice(simulated("zb-h1", [1.0, 1.0], microbatches=2))
+    interleaved = advice(simulated("interleaved-1f1b", [1.0] * 4, microbatches=2))
+
+    assert "interleaved" in split and "zero-bubble" not in split
+    assert "zero-bubble" in interleaved and "interleaved" not in interleaved
 
 
 def test_replicas_of_a_stage_count_as_often_as_there_are() -> None:

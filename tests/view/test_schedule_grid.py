@@ -147,8 +147,24 @@ def test_the_layers_of_a_stage_are_one_cell(name: str) -> None:
     whole = dag_rows(compile_strategy(chain(stages), strategy).dag)
     layered = dag_rows(compile_strategy(layered_chain(stages, 3), strategy).dag)
 
-    labels = [sorted(c.label for c in row) for row in whole.values()]
-    assert [sorted(c.label for c in row) for row in layered.values()] == labels
-    assert length(layered) == 3 * length(whole) and idle(layered) == pytest.approx(idle(whole))
-    assert "F, BI and BW of a layer take 1 each" in summary(layered)
+    assert grid(layered) == grid(whole) and summary(layered) == summary(whole)
     assert svg(layered).count("<title>") == svg(whole).count("<title>")
+
+
+@pytest.mark.parametrize(
+    ("layers", "steps", "words"),
+    [((1, 2), 15, " of a layer"), ((2, 4), 15, " of 2 layers"), ((2, 2), 9, "")],
+)
+def test_a_time_step_is_of_as_many_layers_as_all_stages_can_be_divided_into(
+    layers: tuple[int, int], steps: int, words: str
+) -> None:
+    tags = [("PP", stage) for stage, many in enumerate(layers) for _ in range(many)]
+    model = chain(len(tags))
+    named = zip(model.regions, tags, strict=True)
+    uneven = tuple(replace(one, tags=(tag, ("L", k))) for k, (one, tag) in enumerate(named))
+    strategy = BUILDERS["1f1b"](pp=2, microbatches=2)
+
+    rows = dag_rows(compile_strategy(replace(model, regions=uneven), strategy).dag)
+
+    assert length(rows) == steps
+    assert f"F, BI and BW{words} take 1 each" in summary(rows)

@@ -7,9 +7,11 @@ import typer
 
 from piper import __version__
 from piper.cli import check, checkpoint, run, schedule, show, simulate, view
+from piper.cli.help import Group
 from piper.errors import PiperError
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # lines of a docstring are joined, and wrapped to the terminal

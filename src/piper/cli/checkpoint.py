@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from piper.cli.help import Command, Group
+
 Folder = Annotated[Path, typer.Argument(help="what trainer.save wrote, or one of its step-N")]
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
+    group = typer.Typer(help="Look at checkpoints.", no_args_is_help=True, cls=Group)
     group.callback()(lambda: None)  # so that `show` is a command of its own
-    group.command("show")(show)
+    group.command("show", cls=Command)(show)
     app.add_typer(group, name="checkpoint")
 
 

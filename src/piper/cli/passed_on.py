@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
+from piper.cli.help import Command
 from piper.errors import StrategyError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the script
@@ -43,7 +43,7 @@ class Unknown(Misspelled):
         )
 
 
-class PassesOn(TyperCommand):
+class PassesOn(Command):
     """A misspelled option of the command is an error, unless the script has an option like it.
 
     Before the target, so is every other option that the command does not have.

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from piper.cli.files import OUTPUT, printed_to
+from piper.cli.help import Command
 from piper.cli.terminal import Devices, Steps, show_rows, window_of
 from piper.directives import Strategy
 from piper.errors import Problem, StrategyError
@@ -29,7 +30,7 @@ class Format(StrEnum):
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("schedule")(schedule)
+    app.command("schedule", cls=Command)(schedule)
 
 
 def schedule(

@@ -180,7 +180,8 @@ def simulated_lines(compiled: Compiled, machine: SimulatedMachine) -> str:
     """The figure that `piper simulate` and `piper view` give with the same --device."""
     step, _ = machine.price(compiled)
     found = report(step)
-    idle = f"{idle_text(found)}, on {machine.words(compiled)}: `piper simulate` says why"
+    costs = f"on {machine.words(compiled)}, with communication"
+    idle = f"{costs}: {idle_text(found)}; `piper simulate` says why"
     return f"{idle}\n{waits_text(found)}".rstrip()
 
 

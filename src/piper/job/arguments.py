@@ -135,12 +135,12 @@ def refuse_unmatched(model: torch.nn.Module, patterns: Sequence[str]) -> None:
         fix = f"the model has {', '.join(names[:3])}, ...: write a part of such a name"
         raise InputError.of("no_decay", what, fix)
     if missed:
-        warn_unmatched(words, id(model))
+        warn_unmatched(words)
 
 
 @lru_cache(maxsize=64)
-def warn_unmatched(words: str, _: int) -> None:
-    """Once for each model: a Trainer makes several jobs of it."""
+def warn_unmatched(words: str) -> None:
+    """Once: a Trainer makes several jobs, of copies of its model."""
     LOG.warning("no_decay: no parameter has %s in its name", words)
 
 

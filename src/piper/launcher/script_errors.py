@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
+from difflib import get_close_matches
 from pathlib import Path
 
 PIPER = str(Path(__file__).parents[1])
-HIDDEN = ("<frozen", "runpy.py")
+HIDDEN = ("<frozen", "<string>", "runpy.py")  # `<string>`: methods that a dataclass generates
+NO_BACKWARD = "leave it out: a step of the Trainer includes the backward and the optimizer's step"
+SUGGESTS = sys.version_info >= (3, 12)  # tracebacks suggest names by themselves
+ALIKE = 0.8  # of difflib: `los` is 0.86 like `loss`
 LIBRARY = sysconfig.get_paths()["stdlib"]  # of Python, also from a virtual environment
 INSTALLED = ("site-packages", "dist-packages", str(Path(sys.prefix) / "lib"), LIBRARY)
 
@@ -23,7 +27,31 @@ def shortened(error: BaseException) -> str:
         last = len(one.stack) - 1
         kept = [row for k, row in enumerate(one.stack) if k == last or is_own(row.filename)]
         one.stack = traceback.StackSummary.from_list(kept)
-    return "".join(whole.format()).rstrip("\n")
+    return "".join(whole.format()).rstrip("\n") + hint(error)
+
+
+def hint(error: BaseException) -> str:
+    """What to write instead, below an error of Python's own that newcomers often make.
+
+    >>> hint(AttributeError("...", name="backward", obj=2.5))
+    "\\n  fix: leave it out: a step of the Trainer includes the backward and the optimizer's step"
+    """
+    match error:
+        case AttributeError(name="backward", obj=float()):
+            return f"\n  fix: {NO_BACKWARD}"
+        case AttributeError(name=str() as name) if not SUGGESTS:
+            near = get_close_matches(name, dir(error.obj), 1, ALIKE)
+        case NameError(name=str() as name) if not SUGGESTS:
+            near = get_close_matches(name, visible(error), 1, ALIKE)
+        case _:
+            near = []
+    return f". Did you mean: {near[0]!r}?" if near else ""
+
+
+def visible(error: BaseException) -> list[str]:
+    """The names where an error came up."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [*frames[-1].f_locals, *frames[-1].f_globals] if frames else []
 
 
 def line_of(error: BaseException) -> str:

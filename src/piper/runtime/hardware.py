@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import torch
 
 from piper.errors import InputError, Problem
 
 KINDS = ("cpu", "cuda")
+NO_BF16 = "mkldnn_matmul failed, switching to BLAS"  # torch, on a CPU without bf16 instructions
 SHARED = "PIPER_SHARE_GPU"  # set if several processes share one GPU
 
 
@@ -25,6 +27,7 @@ def chosen_device(wanted: str | None = None) -> torch.device:
     if name not in KINDS:
         raise InputError.of("device", f"{name!r} is not a device", 'write "cuda" or "cpu"')
     if name == "cpu":
+        warnings.filterwarnings("ignore", NO_BF16)  # pages of C++ frames; the numbers are the same
         return torch.device("cpu")
     if not torch.cuda.is_available():
         problem = Problem("there is no GPU that torch can use", 'write device="cpu"')

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from piper.names import COMPUTE, Device
 from piper.plan.analyse.trace import Span
-from piper.plan.instructions import Instruction, Run
+from piper.plan.instructions import Instruction, Run, Send
 from piper.sim.clock import Simulated
 from piper.sim.message_queue import START, Event
 
@@ -106,8 +106,28 @@ def device_report(found: Simulated, index: int) -> DeviceReport:
             add_up(exposed, waited(found, causes[span.at], free, span.start))
         busy += span.end - span.start
         free = max(free, span.end)
+    add_up(exposed, waited_at_end(found, index, free))
     bubble = found.seconds - busy - sum(exposed.values())
     return DeviceReport(plan.device, busy, exposed, max(0.0, bubble))
+
+
+def waited_at_end(found: Simulated, index: int, free: float) -> dict[str, float]:
+    """By stream: how long messages to a device are in flight after its last computation.
+
+    Those that it sends are not waited for.
+    """
+    plan = found.plans[index]
+    ends = [
+        (span.end, span.at)
+        for span in found.trace.spans[plan.device]
+        if is_awaited(plan.instructions[span.at])
+    ]
+    end, at = max(ends, default=(0.0, 0))
+    return waited(found, (index, at), free, end)
+
+
+def is_awaited(one: Instruction) -> bool:
+    return one.stream != COMPUTE and not isinstance(one, Send)
 
 
 def waited(found: Simulated, event: Event, begin: float, end: float) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from piper.ir.by_device.schedule_rows import OVERLAP, Cell, Rows, idle, label, length
+from piper.ir.by_device.schedule_rows import OVERLAP, STEPS, Cell, Rows, idle, label, length
 from piper.names import BI, BW, B, Device, F, Phase, amount
 from piper.view.kinds import colour, ink, word
 from piper.view.reports.footprint import devices_text
@@ -164,12 +164,22 @@ def summary(rows: Rows, machine: bool = False) -> str:
 
     Without a machine, also how long devices are idle. With one, the simulator knows it better.
     """
-    layers = any(len(cell.nodes) > 1 for row in rows.values() for cell in row)
     waits = "" if machine else f", idle {100 * idle(rows):.0f} %"
+    drawn = "drawn in " if machine else ""
     return (
-        f"{amount(length(rows), 'time step')}{waits}: F, BI and BW"
-        f"{' of a layer' if layers else ''} take 1 each, B takes 2, communication takes none"
+        f"{drawn}{amount(length(rows), 'time step')}{waits}: F, BI and BW{unit(rows)} take 1 each, "
+        "B takes 2, communication takes none"
     )
+
+
+def unit(rows: Rows) -> str:
+    """The layers that take one time step, if stages have different numbers of them."""
+    cells = [cell for row in rows.values() for cell in row if cell.nodes]
+    long = [cell for cell in cells if cell.steps > STEPS[cell.phases[0]]]
+    if not long:
+        return ""
+    layers = len(long[0].nodes) * STEPS[long[0].phases[0]] // long[0].steps
+    return f" of {layers} layers" if layers > 1 else " of a layer"
 
 
 def legend(rows: Rows) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from piper.ir.by_device.roles import Present, Roles, roles
 from piper.ir.dag import Dag
@@ -59,7 +60,18 @@ def dag_rows(dag: Dag, known: Roles | None = None) -> Rows:
         text = label(stage_of(node) if several else None, node.phase, node.microbatch)
         end = start + STEPS[node.phase]
         cells[device].append(Cell(start, end, (text,), (node.phase,), (node.id,)))
-    return {tuple(sorted(known.devices(one))): list(joined(row)) for one, row in cells.items()}
+    rows = {tuple(sorted(known.devices(one))): list(joined(row)) for one, row in cells.items()}
+    return in_largest_steps(rows)
+
+
+def in_largest_steps(rows: Rows) -> Rows:
+    """If all stages have two layers, a time step is that of two layers."""
+    cells = [cell for row in rows.values() for cell in row]
+    step = gcd(*(time for cell in cells for time in (cell.start, cell.end))) or 1
+    return {
+        devices: [replace(one, start=one.start // step, end=one.end // step) for one in row]
+        for devices, row in rows.items()
+    }
 
 
 def stage_of(node: Compute) -> int | None:

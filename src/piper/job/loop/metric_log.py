@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import importlib
+import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +17,7 @@ from piper.job.loop.live_line import live_line
 from piper.runtime.metrics import NAMES, Metrics, Readings
 
 KINDS = 'log="print", "tensorboard", "wandb", "runs/a.csv", a function of Metrics, or a list'
+LOG = logging.getLogger("piper")
 Log = str | Path | Callable[[Metrics], None] | Sequence[Any] | None
 
 
@@ -136,10 +139,19 @@ class Printed(Sink):
 
 
 class CsvFile(Sink):
-    """One row for each step. A run that resumes adds rows, with the columns that are there."""
+    """One row for each step. A run that resumes adds rows, with the columns that are there.
+
+    A run that begins at its first step has a file of its own: the one of an earlier run stays,
+    under another name.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.open()
+
+    def open(self) -> None:
+        path = self.path
         columns = columns_of(path)
         self.file = path.open("a", newline="")
         self.rows = csv.DictWriter(self.file, columns or NAMES, extrasaction="ignore")
@@ -147,6 +159,10 @@ class CsvFile(Sink):
             self.rows.writeheader()
 
     def write(self, metrics: Metrics) -> None:
+        if metrics.step == 1 and has_rows(self.path):
+            self.file.close()
+            keep(self.path)
+            self.open()
         self.rows.writerow(metrics.asdict())
         self.file.flush()
 
@@ -180,6 +196,20 @@ def columns_of(path: Path) -> list[str]:
         return []
     with path.open(newline="") as file:
         return next(csv.reader(file), [])
+
+
+def has_rows(path: Path) -> bool:
+    """Besides the one that names the columns."""
+    with path.open(newline="") as file:
+        return len([*zip(range(2), file, strict=False)]) == 2
+
+
+def keep(path: Path) -> None:
+    """Give a file the first name that is free: a.csv becomes a.1.csv."""
+    names = (path.with_name(f"{path.stem}.{k}{path.suffix}") for k in count(1))
+    old = next(name for name in names if not name.exists())
+    path.rename(old)
+    LOG.info("log: the rows of an earlier run in %s are now in %s", path, old.name)
 
 
 class TensorBoard(Sink):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from piper.names import Device
+from piper.names import BI, BW, Device
 from piper.sim.prediction import Prediction, StageTags
 from piper.sim.report import HOST, Report
 from piper.view.reports.units import percent, time_text
@@ -24,7 +24,7 @@ def bound(found: Report, stages: Mapping[Device, StageTags]) -> str:
     >>> from piper.sim.report import Step
     >>> steps = (Step(1, 0, 2.0, 3.0, "pp"), Step(0, 0, 0.0, 2.0, "F", "PP0"))
     >>> bound(Report(3.0, (), steps, {}), {0: (("PP", 0),)})
-    'bound by stage PP=0 on device 0 (67 %), messages on pp (33 %)'
+    'critical path: stage PP=0 on device 0 (67 %), messages on pp (33 %)'
     """
     parts: dict[str, float] = {}
     for (device, _, what), seconds in found.bounds.items():
@@ -36,7 +36,7 @@ def bound(found: Report, stages: Mapping[Device, StageTags]) -> str:
     shown = [f"{name} ({percent(seconds / whole)})" for name, seconds in rows[:SHOWN]]
     rest = sum(seconds for _, seconds in rows[SHOWN:])
     shown += [f"others ({percent(rest / whole)})"] if rest else []
-    return "bound by " + ", ".join(shown)
+    return "critical path: " + ", ".join(shown)
 
 
 def what_of(name: str) -> str:
@@ -96,10 +96,18 @@ def advice(found: Prediction) -> str:
         )
     if uneven(found) > report.bubble / 2:
         return uneven_text(found)
-    return (
-        "advice: the bubble bounds the step; use more microbatches, or a schedule with a smaller "
-        "bubble (interleaved, zero-bubble)"
-    )
+    waits = f"advice: devices wait {percent(report.bubble)} of the step for the compute of others"
+    *ways, last = smaller_bubbles(found)
+    return f"{waits} (the bubble); use " + " or ".join([", ".join(ways), last][not ways :])
+
+
+def smaller_bubbles(found: Prediction) -> Iterator[str]:
+    """What makes a bubble smaller, and the strategy does not have yet."""
+    yield "more microbatches"
+    if all(len(set(tags)) < 2 for tags in found.stages.values()):
+        yield "an interleaved schedule"
+    if not {BI, BW} & {step.what for step in found.report.critical}:
+        yield "a zero-bubble schedule"
 
 
 def uneven(found: Prediction) -> float:
