@@ -143,11 +143,13 @@ def kinds(one: Contender) -> dict[str, int]:
         states_of_all = nbytes(states(one.optimizers))
         return {"parameters": 0, "masters": nbytes(one.parameters), "optimizer": states_of_all}
     buckets = list(one.trainer._programs.state.buckets.values())
-    finer = [master for bucket in buckets for _, master in bucket.copies]
+    wide = [bucket for bucket in buckets if bucket.optimizer is not None]
+    masters = [master for bucket in wide for master in bucket.parameters]
     optimizers = [bucket.optimizer for bucket in buckets if bucket.optimizer is not None]
+    held = [tensor for bucket in buckets for tensor in bucket.tensors]
     return {
-        "parameters": nbytes([tensor for bucket in buckets for tensor in bucket.tensors]),
-        "masters": nbytes(finer),
+        "parameters": nbytes([*held, *masters]) - nbytes(masters),
+        "masters": nbytes(masters),
         "optimizer": nbytes(states(optimizers)),
     }
 

@@ -36,7 +36,7 @@ from piper.job.job import Job
 from piper.job.options import Options
 from piper.job.programs.rehearsal import Rehearsal
 from piper.plan.analyse.memory import BUFFERS, MASTERS, OPTIMIZER, PARAMETERS, lasting
-from piper.plan.instructions import Send
+from piper.plan.instructions import Gather, Send
 from piper.runtime.checkpoint.resume import reader_of
 from piper.runtime.state.device_state import DeviceState
 from piper.strategies import BUILDERS
@@ -200,7 +200,8 @@ def test_shards_of_processes_go_on_as_copies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("zero", LEVELS)
 def test_bytes_are_those_of_the_closed_form(zero: int) -> None:
     """Two bytes for a parameter, four for its master, eight for the moments; gathers in two bytes,
-    reductions in four. What a device really holds is what the table says."""
+    reductions in four. Of a shard only its master is held. What a device really holds is what the
+    table says."""
     model = nn.Linear(8, 8, bias=False)
     params, n, rows = 64, 2, torch.zeros(4, 8)
     strategy = Strategy([Place(where(), [0, 1]), Replicate(where(), [0, 1], zero=zero)])
@@ -211,7 +212,7 @@ def test_bytes_are_those_of_the_closed_form(zero: int) -> None:
     mine = assignment(captured, compiled, 0)
     held = dict(lasting(compiled.dag, mine.plan, 2.0))
     shards = n if zero else 1
-    assert held[PARAMETERS] == 2 * params // shards
+    assert held[PARAMETERS] == (0 if zero else 2 * params)
     assert held[MASTERS] == 4 * params // shards
     assert held[OPTIMIZER] == 8 * params // shards
     assert held[BUFFERS] == (2 * params if zero else 0)
@@ -222,8 +223,23 @@ def test_bytes_are_those_of_the_closed_form(zero: int) -> None:
         mine.plan.states, mine.part.contents, mine.part.trainable.__getitem__, job.initial, ADAMW
     )
     (bucket,) = state.buckets.values()
-    assert sum(one.nbytes for one in bucket.tensors) == held[PARAMETERS]
+    kept = {one.data_ptr(): one.nbytes for one in (*bucket.tensors, *bucket.parameters)}
+    assert sum(kept.values()) == held[PARAMETERS] + held[MASTERS]
     assert sum(one.nbytes for one in bucket.parameters) == held[MASTERS]
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_shards_are_read_by_gathers_only(zero: int) -> None:
+    """A shard is in the type of its masters, so nothing else may send or use it: also where stages
+    share a parameter."""
+    _, _, known = captured("uneven", 2, TIGHT)
+
+    compiled = compile_strategy(known.model, legal("1f1b", 2, dp=2, zero=zero).directives)
+
+    shards = [state.value for state in compiled.plan(0).states if state.rounded_late]
+    code = compiled.plan(0).instructions
+    readers = {type(one) for one in code if not set(shards).isdisjoint((*one.uses, *one.defines))}
+    assert "w:PP0+PP1" in shards and readers == {Gather}
 
 
 def test_activations_travel_in_the_compute_type() -> None:

@@ -35,7 +35,8 @@ from piper.plan.instructions import (
 )
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.activity import activity
-from piper.runtime.comm.flat_messages import message_views, packed, unpacked, whole_shapes
+from piper.runtime.comm.flat_messages import packed, unpacked
+from piper.runtime.comm.gather_buffers import GatherViews
 from piper.runtime.comm.gloo import Comm, Handle, Tensors
 from piper.runtime.comm.in_flight import Arrived, Shards, Single
 from piper.runtime.comm.redistribution import redistribute, sliced
@@ -299,14 +300,13 @@ class Program:
 
     def gather(self, k: int, gather: Gather) -> Act:
         slots, value = self.slots, self.slot(gather.value)
-        flats = message_views(self.buffers[gather.buffer], gather.messages)
-        views = unpacked(flats, gather.messages, whole_shapes(gather.shapes))
-        self.gathered[k] = views
+        views = GatherViews.of(self.buffers[gather.buffer], gather, self.plan.device)
+        self.gathered[k] = views.parameters
 
         def act() -> None:
-            pairs = zip(flats, slots[value], strict=True)
+            pairs = views.sent(slots[value])
             works = [self.comm.all_gather(f, s, gather.stream, gather.group) for f, s in pairs]
-            self.handles[k] = Arrived(works, views)
+            self.handles[k] = Arrived(works, views.parameters)
 
         return act
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from piper.ir.dag import Dag
-from piper.ir.model import Specs
+from piper.ir.model import Bucket, Specs
 from piper.ir.naming import weights
 from piper.ir.values import Role, TensorSpec
 from piper.names import BucketId, Phase, RegionId, ValueId
@@ -99,19 +99,27 @@ def holders(dag: Dag, plan: Plan, at: int, staging: int = 1) -> list[tuple[str, 
 
 def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]:
     """Memory that outlives the step."""
-    held = {state.value: dag.values[ValueId(state.value)].specs for state in plan.states}
-    trained = [
-        (dag.model.buckets[BucketId(state.bucket)], held[state.value])
-        for state in updated_states(plan)
-        if not state.host
-    ]
+    trained = [bucket_of(dag, state) for state in updated_states(plan) if not state.host]
     masters = sum(total_bytes(bucket.masters(specs)) for bucket, specs in trained)
     stepped = sum(total_bytes(bucket.updated(specs)) for bucket, specs in trained)
-    yield PARAMETERS, sum(total_bytes(held[one.value]) for one in plan.states if not one.on_host)
+    yield PARAMETERS, sum(parameter_bytes(dag, one) for one in plan.states if not one.on_host)
     if masters:
         yield MASTERS, masters
     yield OPTIMIZER, int(optimizer * stepped)
     yield BUFFERS, sum(plan.buffers)
+
+
+def bucket_of(dag: Dag, state: State) -> tuple[Bucket, Specs]:
+    """The bucket of a state, and what the state holds of it."""
+    return dag.model.buckets[BucketId(state.bucket)], dag.values[ValueId(state.value)].specs
+
+
+def parameter_bytes(dag: Dag, state: State) -> int:
+    """Without masters. If these are all that is held, it is what has the type of a master."""
+    bucket, specs = bucket_of(dag, state)
+    if not (state.rounded_late and bucket.trainable):
+        return total_bytes(specs)
+    return total_bytes(bucket.updated(specs)) - total_bytes(bucket.masters(specs))
 
 
 def updated_states(plan: Plan) -> list[State]:
@@ -124,8 +132,7 @@ def kept_on_host(dag: Dag, plan: Plan, optimizer: float) -> Iterator[int]:
     for one in (one for one in plan.states if one.on_host):
         yield total_bytes(dag.values[ValueId(one.value)].specs)
     for state in (state for state in updated_states(plan) if state.host):
-        bucket = dag.model.buckets[BucketId(state.bucket)]
-        held = dag.values[ValueId(state.value)].specs
+        bucket, held = bucket_of(dag, state)
         yield int(optimizer * total_bytes(bucket.updated(held)))
         yield total_bytes(bucket.masters(held))
 

@@ -86,6 +86,14 @@ class State:
     host: bool = False  # the state of its optimizer is in host memory
     on_host: bool = False  # it is in host memory itself: what reads it fetches it first
 
+    @property
+    def rounded_late(self) -> bool:
+        """Whether masters are all that is held of it.
+
+        Only gathers read a shard, and they can round it: in their buffer, where it goes anyway.
+        """
+        return self.home and self.ways > 1 and not (self.host or self.on_host)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

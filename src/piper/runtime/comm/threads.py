@@ -167,7 +167,9 @@ class ThreadComm:
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, stream: str, group: Group
     ) -> Handle:
-        return self.meet(shard, stream, group, lambda parts: whole.copy_(torch.cat(parts)))
+        """Of a copy: the shard may be in a gather buffer that is used again before all have it."""
+        given = shard.clone()
+        return self.meet(given, stream, group, lambda parts: whole.copy_(torch.cat(parts)))
 
     def all_to_all_single(
         self, arrived: torch.Tensor, given: torch.Tensor, stream: str, group: Group

@@ -48,7 +48,8 @@ class BucketState:
     """One bucket on one device, whole or a shard. It has an optimizer if it is at home here.
 
     `tensors` is the memory that plans use. `parameters` are views of it for the optimizer; or
-    masters, where the optimizer has its own copy in a finer type.
+    masters, where the optimizer has its own copy in a finer type. A shard that gathers round is in
+    the type of its masters.
     """
 
     bucket: str
@@ -339,7 +340,10 @@ def make_shard(
     for piece in found:
         whole = orders[piece.tensor].flat(wholes[piece.tensor][1].detach())
         piece.of(masters).copy_(whole[piece.start : piece.stop])
-    flats = [m.to(getattr(torch, dtype)) for m, (dtype, *_) in zip(masters, layout, strict=True)]
+    flats = masters
+    if not state.rounded_late:
+        pairs = zip(masters, layout, strict=True)
+        flats = [master.to(getattr(torch, dtype)) for master, (dtype, *_) in pairs]
     parameters = tuple(torch.nn.Parameter(p.of(masters), requires_grad=trained) for p in found)
     optimizer = None
     if trained and wholes:
