@@ -6,7 +6,7 @@ Clipping is left out. Its packages for data and logs are not needed, so they are
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterable
@@ -24,6 +24,7 @@ NOT_CALLED = (
     "torch.utils.tensorboard", "datasets", "datasets.distributed", "tokenizers", "wandb",
     "torchdata", "torchdata.stateful_dataloader", "tyro", "tomli", "PIL", "safetensors", "absl",
 )  # fmt: skip
+EXPERT_KERNELS = "torchtitan.models.moe.kernels"  # in Triton
 NAMED = ("flex_attention", "inductor_compiled_code")  # in a list of what to save
 MESHES: dict[int, Any] = {}
 
@@ -47,6 +48,8 @@ def importable() -> None:
             importlib.import_module(name)
         except Exception:
             sys.modules[name] = NotCalled(name)
+    if importlib.util.find_spec("triton") is None:  # on a CPU
+        sys.modules[EXPERT_KERNELS] = NotCalled(EXPERT_KERNELS)
     operators: Any = torch._higher_order_ops
     for name in NAMED:
         if not hasattr(operators, name):
