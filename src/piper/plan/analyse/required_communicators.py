@@ -10,6 +10,7 @@ from piper.names import Device, Share
 from piper.plan.analyse.mailbox_sizes import Link, MailboxSize, mailbox_sizes
 from piper.plan.binding import Grouping, JobGroups, RolePlan
 from piper.plan.instructions import Exchange, Gather, Plan, Reduce, Send, Total, is_dynamic
+from piper.plan.instructions.sizes import shape_bytes
 
 Team = tuple[str, tuple[Device, ...]]  # a stream, and the process group on it
 Holder = tuple[Device, Grouping, Grouping]  # a role, how its shards and shares of experts lie
@@ -19,13 +20,14 @@ Holder = tuple[Device, Grouping, Grouping]  # a role, how its shards and shares 
 class RequiredCommunicators:
     """All communicators of a job, the same on every device.
 
-    Only `token_groups` and `mailboxes` are of one device.
+    Only `token_groups`, `token_bytes` and `mailboxes` are of one device.
     """
 
     streams: Sequence[str] = ()
     teams: Sequence[Team] = ()
     links: Sequence[Link] = ()
     token_groups: Sequence[Team] = ()
+    token_bytes: Mapping[Team, int] = field(default_factory=dict)  # of the largest all-to-all
     shares: Sequence[Share] = ()  # SMs and priorities of streams
     dynamic_links: Sequence[Link] = ()  # links that carry values of dynamic size
     totals: Team | None = None  # whose communicator adds up the loss and norm; None: its own
@@ -77,6 +79,7 @@ def required_communicators(met: RoleMeetings, job: JobGroups, plan: Plan) -> Req
         teams=tuple(sorted(groups)),
         links=tuple(in_all_replicas(met.links, job)),
         token_groups=tuple(token_groups(plan)),
+        token_bytes=token_bytes(plan),
         shares=plan.streams,
         dynamic_links=tuple(in_all_replicas(met.dynamic_links, job)),
         totals=totals_team(job, plan),
@@ -112,6 +115,19 @@ def in_all_replicas(links: Sequence[Link], job: JobGroups) -> list[Link]:
 def token_groups(plan: Plan) -> list[Team]:
     """The streams and groups of a device's token all-to-alls."""
     return sorted({(o.stream, o.group) for o in plan.instructions if isinstance(o, Exchange)})
+
+
+def token_bytes(plan: Plan) -> dict[Team, int]:
+    """By group, the bytes of all rows that a device brings to its largest token all-to-all.
+
+    Rows whose number depends on data count as nothing.
+    """
+    found = dict[Team, int]()
+    for one in plan.instructions:
+        if isinstance(one, Exchange):
+            team, size = (one.stream, one.group), sum(map(shape_bytes, one.shapes))
+            found[team] = max(found.get(team, 0), size)
+    return found
 
 
 def state_turns(

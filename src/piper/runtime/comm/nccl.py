@@ -1,6 +1,7 @@
 """Messages between GPUs: one NCCL communicator per stream and group, made before the first step.
 
-Processes that share a GPU have mailboxes instead of communicators for point-to-point messages.
+Processes that share a GPU have mailboxes instead of communicators for point-to-point messages, and
+copy the rows of token all-to-alls into each other's memory.
 
 Waiting for an NCCL work never blocks the host. It makes the current stream wait. A message in
 flight keeps its tensors alive until then, so that their memory is not reused too early.
@@ -34,8 +35,15 @@ from piper.runtime.comm.gloo import (
     gather_flat,
 )
 from piper.runtime.comm.mailbox import Delivery
-from piper.runtime.comm.mailboxes import Mailboxes, are_used
-from piper.runtime.comm.token_routes import by_source, refuse_uncounted
+from piper.runtime.comm.mailboxes import Mailboxes, are_used, are_used_for_tokens
+from piper.runtime.comm.shared_rows import SharedGroups, SharedRows
+from piper.runtime.comm.token_routes import (
+    by_expert,
+    by_source,
+    expert_by_expert,
+    refuse_uncounted,
+    totals,
+)
 from piper.runtime.comm.world import patience
 from piper.runtime.gpu.stream_shares import few_ctas, group_options, priority_of, share_of
 from piper.runtime.torch_private import pytree
@@ -90,11 +98,54 @@ class CudaTokenAllToAll(TokenAllToAll):
 
 
 @dataclass
+class SharedTokenAllToAll(CudaTokenAllToAll):
+    """A token all-to-all between processes that share a GPU. Rows that do not fit go by NCCL."""
+
+    shared: SharedRows = field(kw_only=True)
+
+    def prepare(self) -> None:
+        """Rows are sorted from where they arrive into memory that is made then."""
+
+    def __call__(self) -> tuple[Any, ...]:
+        if self.way == "counted":
+            return self.counted()
+        given, taken = self.where if self.way == "out" else self.where[::-1]
+        _, fit = self.met(given, given[:, :0])
+        return self.crossed(given, taken, fit)
+
+    def counted(self) -> tuple[Any, ...]:
+        sent = self.counts_on_host()
+        got, fit = self.met(sent, sent)
+        here = self.counts_on_device(got)
+        return (*self.crossed(sent, got, fit), here, (sent, got))
+
+    def met(self, given: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """Put rows where they go. Then members tell each other so, and their counts."""
+        fits = self.shared.put(self.rows, totals(given))
+        mine = torch.cat([counts, counts.new_full((len(counts), 1), int(fits))], 1)
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine, group=self.team)
+        return theirs[:, :-1].contiguous(), bool(theirs[:, -1].all())
+
+    def crossed(self, given: torch.Tensor, taken: torch.Tensor, fit: bool) -> Tensors:
+        """By NCCL unless the rows of all members fit."""
+        back = self.way == "back"
+        if not fit:
+            moved = (self.moved(r, given, taken) for r in self.rows)
+            return tuple(r if back else by_expert(r, taken) for r in moved)
+        parts = self.shared.come(self.rows, totals(given), totals(taken))
+        found = tuple(torch.cat(r if back else expert_by_expert(r, taken)) for r in parts)
+        self.shared.done()
+        return found
+
+
+@dataclass
 class CudaComm(ProcessComm):
     """Processes with a GPU each, or a share of one."""
 
     has_added: bool = False  # whether the communicator of the loss and norm exists
     mailboxes: Mailboxes | None = None  # if processes share a GPU
+    shared_groups: SharedGroups | None = None  # the same, for token all-to-alls
 
     def extend(self, needs: RequiredCommunicators) -> None:
         """Make the communicators in the same order on all processes, and use each of them once.
@@ -128,6 +179,9 @@ class CudaComm(ProcessComm):
         if are_used() and needs.links:
             self.mailboxes = self.mailboxes or Mailboxes(self.device)
             self.mailboxes.extend(needs.mailboxes)
+        if are_used_for_tokens() and needs.teams:
+            self.shared_groups = self.shared_groups or SharedGroups(self.device)
+            self.shared_groups.extend(needs.token_bytes)
 
     def is_new(self, link: Link) -> bool:
         return link not in self.groups and not self.has_mailbox(link)
@@ -173,7 +227,9 @@ class CudaComm(ProcessComm):
         assert isinstance(thread, CudaExchangeThread)
         if way == "back":
             rows = tuple(by_source(r, where[1]) for r in rows)
-        return CudaTokenAllToAll(rows, where, way, self.groups[team], thread.counts_stream)
+        made = rows, where, way, self.groups[team], thread.counts_stream
+        shared = self.shared_groups and self.shared_groups.groups.get(team)
+        return SharedTokenAllToAll(*made, shared=shared) if shared else CudaTokenAllToAll(*made)
 
     def new_thread(self, name: str) -> ExchangeThread:
         return CudaExchangeThread(name, priority_of(self.share_of_thread(name)))

@@ -50,6 +50,17 @@ def transposed(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts[k] for k in order])
 
 
+def expert_by_expert(parts: Sequence[torch.Tensor], got: torch.Tensor) -> list[torch.Tensor]:
+    """Rows of each device, cut so that those of the first expert come first.
+
+    >>> [one.tolist() for one in expert_by_expert(
+    ...     [torch.tensor([1, 2]), torch.tensor([3, 4])], torch.tensor([[1, 1], [2, 0]]))]
+    [[1], [3, 4], [2], []]
+    """
+    cut = [part.split(counts) for part, counts in zip(parts, got.tolist(), strict=True)]
+    return [one for expert in zip(*cut, strict=True) for one in expert]
+
+
 def local_counts(got: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The number of rows for each expert of this device."""
     return got.sum(0).to(like.device, like.dtype)
