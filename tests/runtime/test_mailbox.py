@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from piper.plan.analyse.mailbox_sizes import Link, MailboxSize
-from piper.runtime.comm import mailbox, mailboxes
-from piper.runtime.comm.mailbox import Delivery, Mailbox
-from piper.runtime.comm.mailboxes import Mailboxes
+from piper.runtime.comm.shared_gpu import mailbox, mailboxes
+from piper.runtime.comm.shared_gpu.mailbox import Delivery, Mailbox
+from piper.runtime.comm.shared_gpu.mailboxes import Mailboxes
 
 SIZE = MailboxSize(slots=3, slot_bytes=1000)
 LINK: Link = ("pp", 0, 1)

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from piper.runtime.comm import shared_rows
 from piper.runtime.comm.nccl import SharedTokenAllToAll
-from piper.runtime.comm.shared_rows import SharedGroups, SharedRows, slot_bytes
+from piper.runtime.comm.shared_gpu import shared_rows
+from piper.runtime.comm.shared_gpu.shared_rows import SharedGroups, SharedRows, slot_bytes
 from piper.runtime.comm.token_routes import by_source
 
 WAYS, EXPERTS, ROWS = 3, 2, 12  # members, experts of each, rows of each

@@ -34,9 +34,9 @@ from piper.runtime.comm.gloo import (
     TokenAllToAll,
     gather_flat,
 )
-from piper.runtime.comm.mailbox import Delivery
-from piper.runtime.comm.mailboxes import Mailboxes, are_used, are_used_for_tokens
-from piper.runtime.comm.shared_rows import SharedGroups, SharedRows
+from piper.runtime.comm.shared_gpu.mailbox import Delivery
+from piper.runtime.comm.shared_gpu.mailboxes import Mailboxes, are_used, are_used_for_tokens
+from piper.runtime.comm.shared_gpu.shared_rows import SharedGroups, SharedRows
 from piper.runtime.comm.token_routes import (
     by_expert,
     by_source,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from piper.plan.analyse.mailbox_sizes import Link, MailboxSize
 from piper.runtime.comm.gathering import everyone
-from piper.runtime.comm.mailbox import Mailbox, Outbox
+from piper.runtime.comm.shared_gpu.mailbox import Mailbox, Outbox
 from piper.runtime.hardware import SHARED
 from piper.runtime.torch_private import opened_memory, shared_memory
 

@@ -1,0 +1,1 @@
+"""Messages between processes that share a GPU: through memory that they open for each other."""
