@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from piper.ir.dag import Dag
-from piper.ir.graph import Topology, topology
+from piper.ir.graph import Topology
 from piper.ir.maker import Maker
 from piper.ir.nodes import Compute
 from piper.names import NodeId
@@ -24,7 +24,7 @@ def note_crossings(
     They order each device by itself, so this is legal. But the list does not say what happens.
     """
     several = [one for one in orders if len(lanes_of(one[1], lane_of)) > 1]
-    graph = topology(dag.nodes, ()) if several else None
+    graph = dag.data_flow if several else None
     for name, slots in several[:CHECKED]:
         assert graph is not None
         lane = {node.id: lane_of[node.devices] for slot in slots for node in slot if node.devices}

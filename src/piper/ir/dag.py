@@ -11,7 +11,7 @@ from math import prod
 from operator import eq
 
 from piper.ir.filters import ANY, Both, Either, Filter, Not, Tag, Wanted, accepts, fits
-from piper.ir.graph import Topology, topology
+from piper.ir.graph import Topology, data_flow, with_precedences
 from piper.ir.host_copies import HostCopies, Offloaded
 from piper.ir.lanes import lanes_of
 from piper.ir.maker import Maker
@@ -31,7 +31,7 @@ from piper.names import PASS, RUN, BucketId, Device, NodeId, RegionId, Share, Va
 Key = tuple[Tag, ...]
 ABOUT_NODES = (
     "producers", "consumers", "origins", "computes", "devices", "tag_names", "_indices", "_places",
-    "proven",
+    "proven", "data_flow",
 )  # fmt: skip
 
 
@@ -95,7 +95,13 @@ class Dag:
     @cached_property
     def topology(self) -> Topology:
         """The graph of all dependencies, with integers as vertices."""
-        return topology(self.nodes, self.precedences)
+        flow = self.data_flow
+        return with_precedences(flow, self.precedences) if self.precedences else flow
+
+    @cached_property
+    def data_flow(self) -> Topology:
+        """The same graph without precedences."""
+        return data_flow(self.nodes)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -164,9 +170,10 @@ class Dag:
         """Compute nodes by their values of these keys. Built once per set of keys."""
         if keys not in self._indices:
             groups: dict[Key, list[Compute]] = {}
+            runs = {r.id: r.run for r in self.model.regions} if RUN in keys else {}
             for node in self.computes:
-                run = self.model.by_id[node.region].run if RUN in keys else 0
-                groups.setdefault(tag_values(node, keys, run), []).append(node)
+                key = tag_values(node, keys, runs.get(node.region, 0))
+                groups.setdefault(key, []).append(node)
             self._indices[keys] = groups
         return self._indices[keys]
 
@@ -317,7 +324,7 @@ def tag_values(node: Compute, keys: tuple[str, ...], run: int) -> Key:
         tags[PASS] = str(node.phase)
     if RUN in keys:
         tags.setdefault(RUN, run)
-    return tuple(tags.get(key) for key in keys)
+    return tuple([tags.get(key) for key in keys])
 
 
 def matching(groups: Mapping[Key, object], wanted: tuple[Wanted, ...]) -> Iterable[Key]:

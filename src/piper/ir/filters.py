@@ -28,7 +28,7 @@ class Filter:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(key for key, _ in self.items)
+        return tuple([key for key, _ in self.items])
 
     def __or__(self, other: Filter) -> Filter:
         return either(self, other) if isinstance(other, Filter) else NotImplemented

@@ -37,11 +37,11 @@ class Topology:
         return set(range(size)).difference(done) if len(done) < size else set()
 
 
-def topology(nodes: Mapping[NodeId, Node], precedences: Sequence[Precedence]) -> Topology:
+def data_flow(nodes: Mapping[NodeId, Node]) -> Topology:
+    """The graph without precedences."""
     writer = written_by(nodes)
-    size = len(nodes) + len(precedences)
-    successors: list[list[int]] = [[] for _ in range(size)]
-    indegree = [0] * size
+    successors: list[list[int]] = [[] for _ in nodes]
+    indegree = [0] * len(nodes)
     for k, node in enumerate(nodes.values()):
         for total in node.reads:
             for value in total:
@@ -49,8 +49,6 @@ def topology(nodes: Mapping[NodeId, Node], precedences: Sequence[Precedence]) ->
                 if maker is not None:
                     successors[maker].append(k)
                     indegree[k] += 1
-    if precedences:
-        link(nodes, precedences, successors, indegree)
     return Topology(tuple(nodes), successors, indegree)
 
 
@@ -58,18 +56,15 @@ def written_by(nodes: Mapping[NodeId, Node]) -> dict[ValueId, int]:
     return {value: k for k, node in enumerate(nodes.values()) for value in node.writes}
 
 
-def link(
-    nodes: Mapping[NodeId, Node],
-    precedences: Sequence[Precedence],
-    successors: list[list[int]],
-    indegree: list[int],
-) -> None:
+def with_precedences(flow: Topology, precedences: Sequence[Precedence]) -> Topology:
     """Each precedence is a vertex between the nodes before and after it."""
-    number = {node: k for k, node in enumerate(nodes)}
-    for k, precedence in enumerate(precedences, start=len(nodes)):
+    successors = [*map(list, flow.successors), *([] for _ in precedences)]
+    indegree = [*flow.indegree, *(len(one.before) for one in precedences)]
+    number = {node: k for k, node in enumerate(flow.ids)}
+    for k, precedence in enumerate(precedences, start=len(flow.ids)):
         for before in precedence.before:
             successors[number[before]].append(k)
-        indegree[k] = len(precedence.before)
         for after in precedence.after:
             successors[k].append(number[after])
             indegree[number[after]] += 1
+    return Topology(flow.ids, successors, indegree)

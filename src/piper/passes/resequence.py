@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from piper.errors import Problem, Refused
 from piper.ir.dag import Dag
-from piper.ir.graph import Topology, topology
+from piper.ir.graph import Topology, with_precedences
 from piper.ir.maker import Maker
 from piper.ir.nodes import Collective, Compute, Precedence, Update
 from piper.ir.rules.flow import nothing_waits_for_itself
@@ -23,7 +23,7 @@ def resequenced(dag: Dag) -> Dag:
     if dag.topology.stuck:
         return dag  # a cycle, which the rules draw
     fixed = (*dag.precedences, *pass_order(dag), *buffer_order(dag))
-    graph = topology(dag.nodes, fixed)
+    graph = with_precedences(dag.data_flow, fixed)
     if graph.stuck:
         raise Refused(*map(in_use, nothing_waits_for_itself(replace(dag, precedences=fixed))))
     return dag.known_to(replace(dag, sequence=tuple(in_old_order(dag, graph))))

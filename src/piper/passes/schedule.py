@@ -39,6 +39,7 @@ from piper.passes.upward_ranks import upward_ranks
 
 RANK = {B: 0, BI: 0, F: 1, BW: 2}
 ASYNCHRONOUS = -1  # the lane of all communication
+IN_TURN = (Exchange, Redistribute)  # messages of a stream that wait for each other
 WORTH = 0.98  # of the time with less freedom
 Priority = tuple[float, float, int]
 
@@ -135,7 +136,7 @@ class ListScheduler:
 
     def link_free(self, node: Node, now: float, cost: float) -> float:
         """When it can start. Such messages of a stream run one after the other."""
-        if not isinstance(node, Exchange | Redistribute):
+        if not isinstance(node, IN_TURN):
             return now
         link = self.table[node.devices], node.stream
         start = max(now, self.links.get(link, 0.0))

@@ -70,7 +70,7 @@ def every_gradient_is_counted_once(dag: Dag) -> Iterator[Problem]:
                         yield Problem(f"{value} is added up {len(readers)} times", BUG)
 
 
-ADDING = Update | Transfer | Collective  # what adds gradients up
+ADDING = (Update, Transfer, Collective)  # what adds gradients up
 
 
 def adds(node: Node) -> bool:

@@ -30,9 +30,10 @@ def meaning(value: Value) -> Meaning:
 def every_node_fits_its_region(dag: Dag) -> Iterator[Problem]:
     """Number, order, microbatch and sizes of reads and writes are those of the region's graph."""
     graphs = Graphs(dag)
+    of, values_of = graphs.of, graphs.values
     for node in dag.computes:
-        graph = graphs.of(node)
-        values = graphs.values(node, graph)
+        graph = of(node)
+        values = values_of(node, graph)
         if values is None or values != graph.fitting:
             problems = list(graph.problems(dag, node))
             graph.fitting = graph.fitting if problems or values is None else values

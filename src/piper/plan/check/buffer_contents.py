@@ -128,13 +128,14 @@ class BufferChecks(Interpreter[DeviceBuffers]):
 
     def read(self, device: DeviceBuffers, buffer: str) -> set[str]:
         """What a buffer holds. It must not be empty, and its write must be ordered before this."""
-        if buffer not in device.holds:
+        content = device.holds.get(buffer)
+        if content is None:
             end = last_end(device.plan, buffer, device.at)
             self.refuse(device, f"{buffer} is read but it is empty", end)
         made = device.made.get(buffer)
         if made is not None and not device.order.is_after(device.stream, made):
             self.refuse(device, f"{buffer} is read before it is written", made)
-        return device.holds[buffer]
+        return content
 
     def take(self, device: DeviceBuffers, buffer: str) -> set[str]:
         content = self.read(device, buffer)
@@ -154,11 +155,11 @@ class BufferChecks(Interpreter[DeviceBuffers]):
             self.refuse(
                 device, f"it reads {amount(len(buffers), 'value')} instead of {len(wanted)}"
             )
-        for buffer, parts in zip(buffers, wanted, strict=True):
+        for buffer, parts in zip(buffers, map(set, wanted), strict=True):
             found = self.read(device, buffer)
-            if found != set(parts):
-                what = f"{buffer} {difference(found, set(parts))}"
-                self.refuse(device, what, *self.makers(device, found ^ set(parts)))
+            if found != parts:
+                what = f"{buffer} {difference(found, parts)}"
+                self.refuse(device, what, *self.makers(device, found ^ parts))
 
     def makers(self, device: DeviceBuffers, values: set[str]) -> list[int]:
         """Where this device made the values that are missing or extra, at most two positions."""

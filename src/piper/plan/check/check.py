@@ -72,16 +72,28 @@ def unmatched_text(communicator: Communicator) -> str:
 
 
 def everything_ran_once(execution: SymbolicExecution) -> Iterator[Problem]:
+    ran = {device: one.ran.keys() for device, one in execution.devices.items()}
     for dag, here in execution.required():
-        ran = {device: one.ran for device, one in execution.devices.items()}
+        wanted = wanted_on(dag, here)
+        if all(names <= ran.get(device, set()) for device, names in wanted.items()):
+            continue
         for node in dag.nodes.values():
-            missing = [d for d in here.of(node.devices) if node.id not in ran.get(d, ())]
-            if isinstance(node, Transfer):
-                name = sent(node.id)
-                missing += [d for d in here.of(node.source) if name not in ran.get(d, ())]
-            for device in missing:
+            names = {node.id, sent(node.id)}
+            for device in (d for d in wanted if names & wanted[d] - ran.get(d, set())):
                 place = needed_at(execution, dag, node, device)
                 yield Problem(f"{node.id} never runs on device {device}{place}", BUG)
+
+
+def wanted_on(dag: Dag, here: Present) -> dict[Device, set[str]]:
+    """What each device must do: its nodes, and its sends."""
+    found: dict[Device, set[str]] = {}
+    for node in dag.nodes.values():
+        for device in here.of(node.devices):
+            found.setdefault(device, set()).add(node.id)
+        if isinstance(node, Transfer):
+            for device in here.of(node.source):
+                found.setdefault(device, set()).add(sent(node.id))
+    return found
 
 
 def needed_at(execution: SymbolicExecution, dag: Dag, node: Node, device: Device) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from piper.names import COMPUTE, TOTALS_STREAM
-from piper.plan.instructions import Instruction, Plan
+from piper.plan.instructions import Instruction, Plan, Waits
 
 
 def stream_of(instruction: Instruction) -> str:
@@ -29,9 +30,8 @@ class StreamOrder:
     compute: dict[str, int] = field(default_factory=dict)  # by stream: last compute it waited for
     joined: dict[int, int] = field(default_factory=dict)  # message -> where compute waited for it
 
-    def wait(self, at: int, instruction: Instruction) -> None:
-        stream = stream_of(instruction)
-        for position in instruction.waits:
+    def wait(self, stream: str, at: int, waits: Waits) -> None:
+        for position in waits:
             self.order_after(stream, position, at)
 
     def order_after(self, stream: str, position: int, at: int) -> None:
@@ -51,9 +51,8 @@ class StreamOrder:
 
     def is_after(self, stream: str, position: int) -> bool:
         """Whether the next instruction on a stream is ordered after an earlier instruction."""
-        last = self.compute.get(stream, -1)
         if self.plan.instructions[position].stream == COMPUTE:
-            return stream == COMPUTE or position <= last
+            return stream == COMPUTE or position <= self.compute.get(stream, -1)
         if position in self.waited.get(stream, ()):
             return True
-        return position in self.joined and self.joined[position] <= last
+        return self.joined.get(position, inf) <= self.compute.get(stream, -1)

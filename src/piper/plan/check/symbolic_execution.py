@@ -59,9 +59,9 @@ class SymbolicExecution(CommunicationChecks, OrderChecks):
             raise PlanError("plans", self.deadlock(stuck))
 
     def do(self, device: DeviceBuffers, one: Instruction) -> None:
-        device.stream = stream_of(one)
+        device.stream = stream = stream_of(one)
         if one.waits:
-            device.order.wait(device.at, one)
+            device.order.wait(stream, device.at, one.waits)
         if one.node in device.wanted.orders:
             self.keep_orders(device, one)
         match one:

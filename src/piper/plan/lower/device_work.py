@@ -86,7 +86,7 @@ class DeviceWork:
     def exchanges(self) -> list[Exchange | Redistribute | Fetch]:
         """Token all-to-alls, conversions and fetches: what they read may have other readers."""
         nodes = chain.from_iterable(self.starts.values())
-        return [node for node in nodes if isinstance(node, Exchange | Redistribute | Fetch)]
+        return [node for node in nodes if isinstance(node, (Exchange, Redistribute, Fetch))]
 
     @cached_property
     def stores(self) -> list[tuple[int, Store]]:

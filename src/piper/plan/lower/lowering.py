@@ -129,11 +129,10 @@ class Lowering(Arrivals):
 
     def receive(self, transfer: Transfer) -> None:
         value, known = self.storage(transfer.writes[0]), self.dag.values[transfer.writes[0]]
-        peer = sender(transfer, self.work.device)
-        waits = self.free_of_readers(value, transfer.stream)
-        shapes, stream = wire_shapes(known), transfer.stream
+        peer, stream = sender(transfer, self.work.device), transfer.stream
+        waits = self.free_of_readers(value, stream)
         self.arriving[value] = self.emit(
-            Recv(transfer.id, value, shapes, peer, stream, known.bundle, waits)
+            Recv(transfer.id, value, wire_shapes(known), peer, stream, known.bundle, waits)
         )
 
     def start(self, position: int) -> None:
@@ -386,7 +385,9 @@ class Lowering(Arrivals):
 
     def free_of_readers(self, memory: str, stream: str) -> Waits:
         """The readers to wait for before this memory is overwritten; of compute, only the last."""
-        found = self.readers.pop(memory, [])
+        found = self.readers.pop(memory, None)
+        if found is None:  # most memory is new
+            return ()
         compute = [k for k in found if self.code[k].stream == COMPUTE][-1:]
         others = [k for k in found if self.code[k].stream != COMPUTE]
         return self.not_yet_waited([*others, *(compute if stream != COMPUTE else ())], stream)

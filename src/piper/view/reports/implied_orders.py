@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from piper.ir.dag import Dag
-from piper.ir.graph import topology
 from piper.ir.maker import Maker
 from piper.ir.nodes import Precedence
 from piper.names import NodeId
@@ -63,7 +62,7 @@ def is_implied(asked: Precedence, bits: dict[NodeId, int], needs: dict[NodeId, i
 
 def ancestors(dag: Dag, bits: dict[NodeId, int]) -> dict[NodeId, int]:
     """For each node, the bits of those that it needs, directly or not."""
-    graph = topology(dag.nodes, ())
+    graph = dag.data_flow
     indegree, found = list(graph.indegree), [0] * len(graph.ids)
     ready = [k for k, degree in enumerate(indegree) if not degree]
     for k in ready:  # grows
