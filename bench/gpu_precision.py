@@ -81,6 +81,9 @@ def contenders(
         found["piper, each"] = partial(arena.ours, model, each, data, precision="bf16")
         found["fsdp2"] = partial(peer, each=False)
         found["fsdp2, each"] = partial(peer, each=True)
+    if zero == 3:  # as DeepSpeed does by default, which keeps parameters that it soon needs again
+        held = replicated(arena, parts, zero, gather_buffers=3 * arena.size.layers // 4)
+        found["piper, most held"] = partial(arena.ours, model, held, data, precision="bf16")
     found |= other_systems(arena, model, data, parts, zero) if SITE.is_dir() else {}
     skip = arena.chosen.skip
     return {name: make for name, make in found.items() if not any(s in name for s in skip)}
