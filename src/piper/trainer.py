@@ -59,26 +59,26 @@ from piper.runtime.steps_in_flight import steps_on
 class Trainer:
     """Trains a model under a strategy. The same script runs on every device.
 
-    `example` is one whole batch of a replica, as `step` gets it; every process gives the batch of
-    its replica (`trainer.replica` of `trainer.replicas`). The loss is
-    `loss_fn(model(*batch[:-1]), batch[-1])`, or `model(*batch)` (or its `.loss`) when `loss_fn` is
-    None. Batches may be tuples, lists, dicts or keyword arguments (docs/trainer.md). Piper reads
-    from the graph of the loss how microbatches add up. Where it cannot, say `reduction="mean"` or
-    `"sum"`, or give `loss_weight(*microbatch)`.
+    `example` is one whole batch of a replica, as `step` gets it. Every process gives the batch of
+    its replica (`trainer.replica` of `trainer.replicas`). Batches may be tuples, lists, dicts or
+    keyword arguments. The loss is `loss_fn(model(*batch[:-1]), batch[-1])`. If `loss_fn` is None,
+    it is `model(*batch)`, or its `.loss`. docs/trainer.md has more.
 
-    `optimizer` is called with the named parameters of each bucket, `lr_scheduler` with each such
-    optimizer; `max_norm` clips by the norm over all devices; `ema` is the decay of averages of the
-    parameters (`averaged`); `on_nan` is "stop", "skip" or "report" for a loss or norm that is not
-    finite; `precision` is "bf16", "fp16" or a `Precision` (docs/precision.md); `compiled` runs the
-    regions through Inductor, `graphs` as CUDA graphs on GPUs ("auto": if they are faster);
-    `init(name, tensor)` fills parameters of a model on `meta`; `seed` is for dropout and such
-    models; `costs` is what `tune` gave, a file of it, or a data sheet ("h200"). `memory_gib` is the
-    memory of a device: a strategy that needs more is an error, with a table of what would fit.
-    `no_decay` names parameters without weight decay. `log` is where the metrics of all steps go:
-    "print", "tensorboard", "wandb", a .csv file, or your function. `device` is "cuda" or "cpu", by
-    default a GPU if there is one. At most `max_programs` programs for different shapes of batches
-    are kept. `whole` names inputs that are not cut into microbatches. Waiting for another process
-    fails after `timeout` seconds.
+    - `optimizer`: makes one from named parameters; `lr_scheduler`: makes one from an optimizer
+    - `no_decay`: parts of names of parameters without weight decay
+    - `reduction`, `loss_weight`: how losses of microbatches add up, where their graph hides it
+    - `max_norm`: of gradients on all devices, to clip them; `ema`: decay of averages (`averaged`)
+    - `on_nan`: "stop", "skip" or "report" if a loss or norm is not finite
+    - `precision`: "bf16", "fp16" or a `Precision`
+    - `compiled`, `graphs`: regions run through Inductor, as CUDA graphs ("auto": if that is faster)
+    - `seed`: of dropout; `init(name, tensor)`, or else `seed`, fills a model on `meta`
+    - `costs`: what `tune` returned, a file of it, or the name of a data sheet ("h200")
+    - `memory_gib`: memory of a device; a strategy that needs more is an error
+    - `device`: "cuda" or "cpu"; by default a GPU if there is one
+    - `log`: where metrics go: "print", "tensorboard", "wandb", a .csv file, or your function
+    - `whole`: names of inputs that are not cut into microbatches
+    - `max_programs`: how many programs for different shapes of batches are kept
+    - `timeout`: seconds to wait for another process
     """
 
     _broken = False  # whether a step failed

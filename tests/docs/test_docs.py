@@ -46,6 +46,26 @@ def test_every_error_is_on_the_page_of_errors() -> None:
     assert not missing
 
 
+def test_every_public_name_of_the_trainer_is_on_its_page() -> None:
+    page = (DOCS / "trainer.md").read_text()
+    rows = page.split("## Attributes and methods")[1].split("## Batches")[0]
+    names = [name for name in dir(piper.Trainer) if not name.startswith("_")]
+
+    missing = [name for name in [*names, "rank"] if not re.search(rf"`{name}[`(]", rows)]
+
+    assert len(names) > 15 and not missing
+
+
+def test_every_option_of_the_trainer_is_on_its_page_and_in_its_docstring() -> None:
+    rows = (DOCS / "trainer.md").read_text().split("## Arguments")[1].split("## Attributes")[0]
+    options = list(signature(piper.Trainer).parameters)
+
+    missing = [name for name in options if f"| `{name}` |" not in rows]
+    unsaid = [name for name in options[3:] if f"`{name}" not in (piper.Trainer.__doc__ or "")]
+
+    assert len(options) > 20 and not missing and not unsaid
+
+
 def sections(page: Path) -> list[str]:
     """The names under which links find the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
