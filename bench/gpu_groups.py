@@ -30,7 +30,7 @@ REPLICAS = {  # zero: peers that do the same, or the same with less communicatio
 
 WAYS: dict[int, dict[str, dict[str, Any]]] = {  # as each peer does it
     **{zero: {"piper": {}} for zero in (0, 1, 2)},
-    3: {"piper": {}, "piper once": {"reduce": "once"}},
+    3: {"piper": {}, "piper once": {"reduce": "once", "gather_buffers": 2}},
 }
 
 

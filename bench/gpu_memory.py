@@ -34,7 +34,9 @@ def memory(arena: Arena) -> None:
     build = piper.strategies.BUILDERS[SCHEDULE]
     makers: dict[str, Callable[[Size], Contender]] = {}
     for zero in (2, 3):
-        strategy = build(pp=PP, microbatches=parts, dp=dp, zero=zero, reduce="each")
+        strategy = build(
+            pp=PP, microbatches=parts, dp=dp, zero=zero, reduce="each", gather_buffers=2
+        )
         makers[f"piper zero={zero}"] = partial(ours, arena, parts, strategy)
     once = {"reduce": "once", "gather_buffers": arena.size.layers // PP}  # as FSDP2 does
     strategy = build(pp=PP, microbatches=parts, dp=dp, zero=3, **once)

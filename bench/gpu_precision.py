@@ -77,8 +77,11 @@ def contenders(
         found["piper, reduced in bf16"] = partial(ours, precision=coarse)
         found["fsdp2"] = partial(peer, each=False)
     else:
-        each = replicated(arena, parts, zero, reduce="each")
+        each = replicated(arena, parts, zero, reduce="each", gather_buffers=2)
         found["piper, each"] = partial(arena.ours, model, each, data, precision="bf16")
+        if zero == 3:  # as FSDP2 does it
+            again = replicated(arena, parts, zero, reduce="once", gather_buffers=2)
+            found["piper, 2 layers"] = partial(arena.ours, model, again, data, precision="bf16")
         found["fsdp2"] = partial(peer, each=False)
         found["fsdp2, each"] = partial(peer, each=True)
     if zero == 3:  # as DeepSpeed does by default, which keeps parameters that it soon needs again

@@ -20,11 +20,12 @@ import piper
 STEPS = {"rows": 1, "length": 256, "layers": PP}  # what varies, and by how much
 MOST = {"rows": 32, "length": 32, "layers": 8}  # times the size at the start
 ALL = ["activations", "optimizer", "parameters"]
+FEW: dict[str, Any] = {"reduce": "each", "gather_buffers": 2}  # as little as possible
 OURS: dict[str, dict[str, Any]] = {
     "piper zero=2": {"zero": 2, "reduce": "each"},
-    "piper zero=3": {"zero": 3, "reduce": "each"},
-    "piper zero=3, remat": {"zero": 3, "reduce": "each", "remat": True},
-    "piper zero=3, remat, offload": {"zero": 3, "reduce": "each", "remat": True, "offload": ALL},
+    "piper zero=3": {"zero": 3, **FEW},
+    "piper zero=3, remat": {"zero": 3, **FEW, "remat": True},
+    "piper zero=3, remat, offload": {"zero": 3, **FEW, "remat": True, "offload": ALL},
 }
 THEIRS: dict[str, dict[str, bool]] = {
     "torch x fsdp2": {"reshard": False},

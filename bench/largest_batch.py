@@ -23,12 +23,13 @@ from piper.models.qwen3_moe import PRESETS, Qwen3Moe, moe_loss
 from piper.plan.analyse.memory import peak
 
 CONFIG = PRESETS["9B"]
+FEW: dict[str, Any] = {"reduce": "each", "gather_buffers": 2}  # as little as possible
 WAYS: dict[str, dict[str, Any]] = {
     "zero=2": {"zero": 2, "reduce": "each"},
-    "zero=3": {"zero": 3, "reduce": "each"},
-    "zero=3, remat": {"zero": 3, "reduce": "each", "remat": True},
+    "zero=3": {"zero": 3, **FEW},
+    "zero=3, remat": {"zero": 3, **FEW, "remat": True},
     "whole gradients and parameters": {"zero": 1},
-    "whole gradients": {"zero": 3, "reduce": "once"},
+    "whole gradients": {"zero": 3, "reduce": "once", "gather_buffers": 2},
 }
 
 

@@ -92,7 +92,7 @@ def test_a_tied_bucket_belongs_to_the_replicate_of_its_first_region() -> None:
 def test_it_prints_as_it_was_written() -> None:
     assert str(Replicate(where(PP=0), [[0, 1], [2, 3]], zero=3)) == (
         "Replicate(filter=where(PP=0), devices=((0, 1), (2, 3)), zero=3, bucket_mb=25.0, "
-        "reduce_stream='dp', gather_stream='dp', gather_ahead=1, gather_buffers=2)"
+        "reduce_stream='dp', gather_stream='dp', gather_ahead=1)"
     )
 
 

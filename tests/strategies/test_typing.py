@@ -152,4 +152,4 @@ def test_help_shows_every_option_with_its_default() -> None:
         "(pp: int, microbatches: int, virtual: int = 2, dp: int | "
         "collections.abc.Sequence[int] = 1, *, "
     )
-    assert "bucket_mb: float = 25.0, gather_ahead: int = 1, gather_buffers: int = 2" in shown
+    assert "gather_ahead: int = 1, gather_buffers: int | None = None" in shown

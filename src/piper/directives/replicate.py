@@ -29,6 +29,7 @@ LEVELS = {
     2: "gradients too",
     3: "parameters too",
 }
+BUFFERS = 2  # if no memory is known: one that is used, one that is filled
 LEVEL_KEYS = ("shard_grads", "shard_params")
 RENAMED = {"bucket_size": "bucket_mb", "prefetch_distance": "gather_ahead"}
 
@@ -48,7 +49,11 @@ def from_published(given: JsonObject) -> JsonObject:
     return ours | renamed
 
 
-@directive(omit_defaults=("reduce",), published=(*LEVEL_KEYS, *RENAMED), translate=from_published)
+@directive(
+    omit_defaults=("gather_buffers", "reduce"),
+    published=(*LEVEL_KEYS, *RENAMED),
+    translate=from_published,
+)
 @dataclass(frozen=True, slots=True)
 class Replicate(Directive):
     """Replicas of the matching regions stay equal: their gradients are averaged.
@@ -58,7 +63,8 @@ class Replicate(Directive):
     state is sharded within each inner list and replicated across them.
 
     A message has up to `bucket_mb` megabytes. With zero=3, parameters are gathered `gather_ahead`
-    passes before they are used, for at most `gather_buffers` regions at once.
+    passes before they are used, for at most `gather_buffers` regions at once. If you do not say,
+    that is for all regions where a known memory allows it, or else for 2.
 
     `reduce` says when gradients are reduced: for "each" microbatch (zero=2 and 3), or "once" per
     step (zero=0 and 1). zero=3 also allows "once": it sends less, and keeps whole gradients until
@@ -84,7 +90,7 @@ class Replicate(Directive):
     reduce_stream: str = "dp"
     gather_stream: str = "dp"
     gather_ahead: int = 1
-    gather_buffers: int = 2
+    gather_buffers: int | None = None
     reduce: Reduce | None = None
 
     def __post_init__(self) -> None:
@@ -92,7 +98,8 @@ class Replicate(Directive):
         require_level(self.zero)
         require_size(self.bucket_mb)
         require_count("gather_ahead", self.gather_ahead, 0)
-        require_count("gather_buffers", self.gather_buffers, 1)
+        if self.gather_buffers is not None:
+            require_count("gather_buffers", self.gather_buffers, 1)
         require_reduce(self.zero, self.reduce)
         require_free_stream(self.reduce_stream, 'reduce_stream="dp"')
         require_free_stream(self.gather_stream, 'gather_stream="dp"')
@@ -103,7 +110,8 @@ class Replicate(Directive):
             groups=sorted_groups(self.devices), zero=self.zero,
             message_bytes=int(self.bucket_mb * 2**20), reduce_stream=self.reduce_stream,
             gather_stream=self.gather_stream, gather_ahead=self.gather_ahead,
-            gather_buffers=self.gather_buffers, once=self.zero < 2 or self.reduce == "once",
+            gather_buffers=self.gather_buffers or BUFFERS,
+            once=self.zero < 2 or self.reduce == "once",
         )  # fmt: skip
 
     def rewrite(self, dag: Dag) -> Dag:

@@ -46,8 +46,8 @@ from piper.job.loss.mean_loss_check import refuse_no_mean
 from piper.job.loss.microbatch_trial import MicrobatchTrials
 from piper.job.memory.memory_check import refuse_too_large
 from piper.job.memory.memory_limit import MemoryLimit, memory_limit, require_limit
-from piper.job.memory.reduction_choice import reduced_once_if_it_fits, reduction_lines
 from piper.job.memory.remat_choice import fitted
+from piper.job.memory.zero_choice import choice_lines, fewest_messages_that_fit
 from piper.job.options import Loss, Options
 from piper.job.processes.consistency import flags
 from piper.job.python_state import PythonState
@@ -325,7 +325,7 @@ class Job:
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
         if first:
             self.cut.append(with_stages(self.strategy, compiled.program))
-            chosen = reduction_lines(self.strategy.directives, compiled, self.memory)
+            chosen = choice_lines(self.strategy.directives, compiled, self.memory)
             loss = self.reduction(captured.form).lines()
             whole = undivided_lines(captured.undivided)
             for line in (*stage_lines(compiled), *chosen, *loss, *whole):
@@ -350,7 +350,7 @@ class Job:
 
         program = self.rows.written((self.cut[0] if self.cut else self.strategy).directives, batch)
         if not any(isinstance(one, Remat) and one.is_auto for one in program):
-            return reduced_once_if_it_fits(program, compile, self.memory)
+            return fewest_messages_that_fit(program, compile, self.memory, len(model.regions))
         limit = require_limit(self.memory)
         return fitted(program, compile, limit.peaks, limit.usable, costs)
 

@@ -131,7 +131,8 @@ class Pool:
             [b for b in sharded_reads(self.dag, node) if self.dag.residencies[b] == self.how]
             for node in self.order
         ]
-        self.size = self.how.gather_buffers * max(map(len, self.needs))
+        together = self.how.gather_buffers * max(map(len, self.needs))
+        self.size = min(together, len({bucket for buckets in self.needs for bucket in buckets}))
         self.slots = BufferSlots(self.size, self.how.gather_ahead, self.needs)
         self.latest: dict[BucketId, ValueId] = {}  # the result of the last gather
         self.homes = bucket_homes(self.dag)

@@ -41,7 +41,7 @@ def assemble(
     reduce: Reduce | None = None,
     bucket_mb: float = 25.0,
     gather_ahead: int = 1,
-    gather_buffers: int = 2,
+    gather_buffers: int | None = None,
     tp: int = 1,
     cp: int = 1,
     cp_attention: Attention | None = None,

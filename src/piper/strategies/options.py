@@ -58,8 +58,9 @@ class PipelineOptions(TypedDict, total=False):
     gather_ahead: int
     """With zero=3, how many passes before their use parameters are gathered. Default: 1."""
 
-    gather_buffers: int
-    """With zero=3, for how many regions gathered parameters are held at once. Default: 2."""
+    gather_buffers: int | None
+    """With zero=3, for how many regions gathered parameters are held at once. Default: None, which
+    is all of them where a known memory allows it, or else 2."""
 
     tp: int
     """How many devices divide the weights of each stage (tensor parallelism). They get the same

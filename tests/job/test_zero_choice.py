@@ -1,4 +1,4 @@
-"""When zero=2 and 3 reduce gradients: once where whole ones fit, unless said otherwise."""
+"""What zero=2 and 3 choose by memory: reduce once and hold what was gathered, where that fits."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from piper.job.job import Job
 from piper.job.memory.memory_limit import fullest
 from piper.job.options import Options
 from piper.job.programs.rehearsal import rehearsed
+from piper.plan.instructions import Gather, Reduce
 from piper.strategies import BUILDERS
 
 GIB = 2**30
@@ -39,8 +40,10 @@ class Net(nn.Module):
         return x
 
 
-def strategy(reduce: str | None, microbatches: int = 4, zero: int = 3) -> Strategy:
-    more: dict[str, Any] = {"reduce": reduce} if reduce else {}
+def strategy(
+    reduce: str | None, microbatches: int = 4, zero: int = 3, buffers: int | None = 2
+) -> Strategy:
+    more: dict[str, Any] = {"reduce": reduce, "gather_buffers": buffers}
     return Strategy(BUILDERS["1f1b"](pp=2, dp=2, zero=zero, microbatches=microbatches, **more))
 
 
@@ -53,13 +56,16 @@ def data() -> Batch:
 JOB = Job(Net(), functional.mse_loss, strategy(None), Options(optimizer=SGD, device="cpu"))
 
 
-def job(reduce: str | None, gib: float | None, microbatches: int = 4, zero: int = 3) -> Job:
+def job(
+    reduce: str | None, gib: float | None, microbatches: int = 4, zero: int = 3,
+    buffers: int | None = 2,
+) -> Job:  # fmt: skip
     options = replace(JOB.options, memory_gib=gib)
-    return replace(JOB.under(strategy(reduce, microbatches, zero)), options=options)
+    return replace(JOB.under(strategy(reduce, microbatches, zero, buffers)), options=options)
 
 
-def peak(reduce: str | None, zero: int = 3) -> float:
-    one = job(reduce, gib=1.0, zero=zero)
+def peak(reduce: str | None, zero: int = 3, buffers: int | None = 2) -> float:
+    one = job(reduce, gib=1.0, zero=zero, buffers=buffers)
     assert one.memory is not None
     return fullest(one.memory.peaks(compiled(one)))[1] / GIB
 
@@ -109,6 +115,77 @@ def test_nothing_is_chosen_without_a_limit_or_with_one_microbatch() -> None:
     assert reduces(job(None, gib=1.0, microbatches=1)) == {None}
     assert levels(job(None, gib=None, zero=2)) == {2}
     assert levels(job(None, gib=1.0, microbatches=1, zero=2)) == {2}
+
+
+REGIONS = len(Net().layers)
+
+
+def chosen(gib: float | None, microbatches: int = 4, **given: Any) -> tuple[str | None, int | None]:
+    one = job(given.get("reduce"), gib, microbatches, buffers=given.get("buffers"))
+    (found,) = {
+        (d.reduce, d.gather_buffers) for d in compiled(one).program if isinstance(d, Replicate)
+    }
+    return found
+
+
+WAYS = (("once", REGIONS), (None, REGIONS), ("once", None), (None, None))
+
+
+def test_what_sends_least_is_chosen_of_what_fits() -> None:
+    peaks = [peak(reduce or "each", buffers=buffers or 2) for reduce, buffers in WAYS]
+    sent = [sent_bytes(reduce or "each", buffers or 2) for reduce, buffers in WAYS]
+
+    assert sent == sorted(sent) and len(set(sent)) == 4
+    for limit in peaks:
+        fitting = (way for way, needs in zip(WAYS, peaks, strict=True) if needs <= limit)
+        assert chosen(limit) == next(fitting)
+
+
+def test_what_is_held_and_sent_is_its_closed_form() -> None:
+    """A device has 6 layers of 72 numbers. It gathers and reduces half of them from its peer."""
+    layer, layers, parts = 72 * 8, 6, 4
+    few, many = (
+        compiled(job("each", None, buffers=buffers)).plans[0].buffers for buffers in (2, REGIONS)
+    )
+
+    assert few == (layer,) * 2 and many == (layer,) * layers
+    assert sent_by_replicas("once", REGIONS) == 2 * layers * layer // 2
+    assert sent_by_replicas("each", REGIONS) == (1 + parts) * layers * layer // 2
+
+
+def sent_by_replicas(reduce: str, buffers: int) -> int:
+    code = compiled(job(reduce, None, buffers=buffers)).plans[0].instructions
+    return sum(one.sent for one in code if isinstance(one, Gather | Reduce))
+
+
+def sent_bytes(reduce: str, buffers: int) -> int:
+    plan = compiled(job(reduce, None, buffers=buffers)).plans[0]
+    return sum(one.sent for one in plan.instructions)
+
+
+def test_a_device_holds_what_was_gathered_also_with_one_microbatch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "piper"):
+        assert chosen(1.0, microbatches=1) == (None, REGIONS)
+        assert "zero=3 gathers parameters once per step: whole ones fit" in caplog.text
+        assert chosen(peak("each") + 1e-9) == (None, None)
+        assert "zero=3 gathers parameters before each use: whole ones would not" in caplog.text
+
+
+def test_what_a_strategy_says_of_buffers_stays() -> None:
+    assert chosen(1.0, buffers=2) == ("once", 2)
+    assert chosen(1.0, reduce="each") == ("each", REGIONS)
+    assert chosen(None) == (None, None)
+
+
+def test_what_is_held_trains_alike() -> None:
+    few, all_held = (
+        rehearsed(job(None, gib=gib, buffers=None), [data()] * 3) for gib in (None, 1.0)
+    )
+
+    torch.testing.assert_close(all_held.losses, few.losses, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(all_held.parameters, few.parameters, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
