@@ -14,6 +14,7 @@ from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.loss_scale import ready
 from piper.runtime.state.offloaded_parameters import updating
 from piper.runtime.state.optimizers import is_elementwise
+from piper.runtime.state.partial_steps import step
 from piper.runtime.torch_private import has_own_step
 
 
@@ -45,7 +46,7 @@ class BucketUpdate:
             return
         with updating(self.bucket, grads, self.fetched):
             if self.bucket.optimizer is not None and self.is_allowed:
-                self.bucket.optimizer.step()
+                step(self.bucket)
                 self.bucket.round_masters()
             self.program.watch(self.bucket)
 

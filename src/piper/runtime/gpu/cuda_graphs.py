@@ -307,6 +307,7 @@ class Recording:
         """Check once that the optimizer keeps no gradients, which the next step overwrites."""
         act, checked = self.program.acts[k], False
         bucket = self.program.home(update.bucket)
+        bucket.in_parts = True
         grad = self.program.slot(update.grad)
 
         def update_and_look() -> None:

@@ -66,6 +66,7 @@ class BucketState:
     copies: list[tuple[torch.Tensor, torch.nn.Parameter]] = field(init=False)  # and their masters
     copying: Copying | None = None  # the last copy of what the optimizer keeps, to the host or back
     pages: Pages = field(default_factory=dict)  # of the host, for what the optimizer keeps
+    in_parts: bool = False  # whether the optimizer steps on some parameters after others
     storing: Copying | None = None  # the last copy of new parameters to the host
     device: torch.device = torch.device("cpu")  # where it is used and updated
     optimizer_on_host: bool = False  # between updates
