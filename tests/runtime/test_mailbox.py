@@ -15,6 +15,7 @@ from piper.plan.analyse.mailbox_sizes import Link, MailboxSize
 from piper.runtime.comm.shared_gpu import mailbox, mailboxes
 from piper.runtime.comm.shared_gpu.mailbox import Delivery, Mailbox
 from piper.runtime.comm.shared_gpu.mailboxes import Mailboxes
+from piper.runtime.hardware import SHARED, chosen_device
 
 SIZE = MailboxSize(slots=3, slot_bytes=1000)
 LINK: Link = ("pp", 0, 1)
@@ -101,6 +102,42 @@ def test_a_sender_waits_until_its_slot_is_empty(memory: None) -> None:
     inbox.take(*inbox.next(), into)
     second.join()
     assert into.item() == 1
+
+
+@pytest.mark.parametrize(
+    ("shared", "choice", "links", "tokens"),
+    [
+        (False, None, False, False),  # a GPU each
+        (True, None, True, True),
+        (True, "links", True, False),
+        (True, "0", False, False),
+    ],
+)
+def test_only_processes_that_share_a_gpu_have_mailboxes(
+    monkeypatch: pytest.MonkeyPatch, shared: bool, choice: str | None, links: bool, tokens: bool
+) -> None:
+    monkeypatch.setattr(mailboxes.dist, "is_initialized", lambda: True)
+    for name, value in ((SHARED, "1" if shared else None), (mailboxes.CHOICE, choice)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+    assert mailboxes.are_used() == links
+    assert mailboxes.are_used(for_tokens=True) == tokens
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_processes_that_share_a_gpu_are_all_on_the_first(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    if shared:
+        monkeypatch.setenv(SHARED, "1")
+
+    assert chosen_device("cuda").index == (0 if shared else 3)
 
 
 class Ends:

@@ -37,8 +37,9 @@ def chosen_device(wanted: str | None = None) -> torch.device:
         what = f"process {index} of this host has no GPU of its own: the host has {count}"
         fix = 'share one GPU with `piper run --share-gpu`, use fewer processes, or device="cpu"'
         raise InputError.of("device", what, fix)
-    torch.cuda.set_device(index % count)
-    return torch.device("cuda", index % count)
+    chosen = 0 if SHARED in os.environ else index  # all share the first one that is visible
+    torch.cuda.set_device(chosen)
+    return torch.device("cuda", chosen)
 
 
 def best() -> str:

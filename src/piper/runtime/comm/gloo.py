@@ -113,8 +113,9 @@ class TokenAllToAll:
     team: dist.ProcessGroup | None
 
     def __call__(self) -> tuple[Any, ...]:
-        if self.way == "counted":
-            return self.counted()
+        return self.counted() if self.way == "counted" else self.routed()
+
+    def routed(self) -> Tensors:
         sent, got = self.where
         if self.way == "out":
             return tuple(by_expert(self.moved(r, sent, got), got) for r in self.rows)

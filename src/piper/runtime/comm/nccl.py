@@ -35,7 +35,7 @@ from piper.runtime.comm.gloo import (
     gather_flat,
 )
 from piper.runtime.comm.shared_gpu.mailbox import Delivery
-from piper.runtime.comm.shared_gpu.mailboxes import Mailboxes, are_used, are_used_for_tokens
+from piper.runtime.comm.shared_gpu.mailboxes import Mailboxes, are_used
 from piper.runtime.comm.shared_gpu.shared_rows import SharedGroups, SharedRows
 from piper.runtime.comm.token_routes import (
     by_expert,
@@ -106,9 +106,7 @@ class SharedTokenAllToAll(CudaTokenAllToAll):
     def prepare(self) -> None:
         """Rows are sorted from where they arrive into memory that is made then."""
 
-    def __call__(self) -> tuple[Any, ...]:
-        if self.way == "counted":
-            return self.counted()
+    def routed(self) -> Tensors:
         given, taken = self.where if self.way == "out" else self.where[::-1]
         _, fit = self.met(given, given[:, :0])
         return self.crossed(given, taken, fit)
@@ -179,7 +177,7 @@ class CudaComm(ProcessComm):
         if are_used() and needs.links:
             self.mailboxes = self.mailboxes or Mailboxes(self.device)
             self.mailboxes.extend(needs.mailboxes)
-        if are_used_for_tokens() and needs.teams:
+        if are_used(for_tokens=True) and needs.teams:
             self.shared_groups = self.shared_groups or SharedGroups(self.device)
             self.shared_groups.extend(needs.token_bytes)
 

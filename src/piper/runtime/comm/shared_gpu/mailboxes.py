@@ -17,17 +17,15 @@ from piper.runtime.hardware import SHARED
 from piper.runtime.torch_private import opened_memory, shared_memory
 
 CHOICE = "PIPER_MAILBOXES"  # 0: processes that share a GPU talk through NCCL, as others do
-TOKENS = "tokens"  # token all-to-alls use each other's memory, too
+ONLY_LINKS = "links"  # token all-to-alls use NCCL
 WHAT = "the sharing of mailboxes"
 Offer = tuple[Link, int, tuple[Any, ...]]  # slots, and how to open their memory; (): not at all
 
 
-def are_used() -> bool:
-    return SHARED in os.environ and os.environ.get(CHOICE) != "0" and dist.is_initialized()
-
-
-def are_used_for_tokens() -> bool:
-    return are_used() and os.environ.get(CHOICE) == TOKENS
+def are_used(for_tokens: bool = False) -> bool:
+    """Whether processes use each other's memory: for links, or for token all-to-alls, too."""
+    others = ("0", ONLY_LINKS) if for_tokens else ("0",)
+    return SHARED in os.environ and os.environ.get(CHOICE) not in others and dist.is_initialized()
 
 
 @dataclass
