@@ -24,8 +24,8 @@ from gpu_models import SIZES, Shelf, Size
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import piper
-from piper.runtime.comm.world import join
 from piper.runtime.hardware import chosen_device
+from piper.runtime.processes.world import join
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float32: 1e-4}  # relative tolerance of a loss

@@ -23,8 +23,8 @@ from gpu_peers import SCHEDULES, pipelined
 import piper
 from piper.names import Share
 from piper.plan.instructions import Add, Free, Instruction, Keep, Load, Plan, Recv, Send
-from piper.runtime.comm.world import patience
-from piper.runtime.gpu.stream_shares import few_ctas, group_options
+from piper.runtime.comm.stream_shares import few_ctas, group_options
+from piper.runtime.processes.world import patience
 
 Message = Send | Recv
 

@@ -21,10 +21,10 @@ from models import Staged, batch, cross_entropy
 import piper
 from piper.models.llama import LlamaConfig
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.world import gather
 from piper.runtime.execute import Program
 from piper.runtime.observe.clocks import offset_to_first
 from piper.runtime.observe.recorder import Recorder, merged
+from piper.runtime.processes.world import gather
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 CASES = {  # dim, layers, length, microbatches, strategy

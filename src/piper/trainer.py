@@ -46,9 +46,9 @@ from piper.runtime.checkpoint.folder import Keep
 from piper.runtime.checkpoint.model_names import Names, model_tensors
 from piper.runtime.checkpoint.save import Run
 from piper.runtime.checkpoint.weights import Rename
-from piper.runtime.comm.world import join, processes, world
 from piper.runtime.execute import Program
 from piper.runtime.metrics import Metrics
+from piper.runtime.processes.world import join, processes, world
 from piper.runtime.state import replica_digests
 from piper.runtime.state.averages import advance
 from piper.runtime.state.initial_values import Init

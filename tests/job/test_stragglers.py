@@ -25,10 +25,10 @@ from piper.job.processes.stragglers import (
     straggler,
     typical,
 )
-from piper.runtime.comm.activity import waiting
 from piper.runtime.metrics import Metrics, Readings, Slowest
 from piper.runtime.observe.gpu_time import EVERY
 from piper.runtime.observe.own_time import OwnTime, now
+from piper.runtime.processes.activity import waiting
 
 
 def steps(

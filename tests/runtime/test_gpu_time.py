@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from piper.plan.instructions import Fetch, Recv, Run
-from piper.runtime.comm.activity import activity
 from piper.runtime.execute import waited
 from piper.runtime.gpu.graph_choice import GraphChoice
 from piper.runtime.joined_runs import JoinedRuns, Together
 from piper.runtime.observe import own_time
 from piper.runtime.observe.gpu_time import EVERY, GpuTime
+from piper.runtime.processes.activity import activity
 
 AHEAD = 2  # steps
 

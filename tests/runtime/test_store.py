@@ -17,7 +17,7 @@ from scripts.faulty import sockets
 from piper.launcher import local
 from piper.launcher.local import free_port
 from piper.launcher.on_ray import LOCAL, meeting_place
-from piper.runtime.comm.store import open_store
+from piper.runtime.processes.store import open_store
 
 SOON = timedelta(seconds=5)
 HELLO = b"\0" + (0x3C85F7CE).to_bytes(4, "little")  # what torch's own clients say first

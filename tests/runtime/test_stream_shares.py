@@ -18,9 +18,8 @@ from piper.errors import StrategyError
 from piper.names import Share
 from piper.plan.analyse.required_communicators import RequiredCommunicators
 from piper.plan.instructions import Plan
-from piper.runtime.comm import nccl
+from piper.runtime.comm import nccl, stream_shares
 from piper.runtime.comm.nccl import CudaComm
-from piper.runtime.gpu import stream_shares
 
 GPU = torch.device("cuda", 0)
 FEW = stream_shares.FEW

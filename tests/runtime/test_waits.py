@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from piper.errors import PeerLost
 from piper.plan.instructions import Plan, Recv, Run
-from piper.runtime.comm import arrivals, waits
-from piper.runtime.comm.activity import Activity, Status, activity, main_thread_text, waiting
-from piper.runtime.comm.waits import Board, held_up_by, lines, lost
 from piper.runtime.plan_values import waited_for
+from piper.runtime.processes import arrivals, waits
+from piper.runtime.processes.activity import Activity, Status, activity, main_thread_text, waiting
+from piper.runtime.processes.waits import Board, held_up_by, lines, lost
 
 LATE = timedelta(seconds=0.02)
 

@@ -17,8 +17,8 @@ from sources import nodes
 
 from piper.runtime.checkpoint.description import Contents
 from piper.runtime.checkpoint.index import Piece, StoredPiece
-from piper.runtime.comm.wire_format import from_bytes, to_bytes, travels
 from piper.runtime.observe.recorder import Notes
+from piper.runtime.processes.wire_format import from_bytes, to_bytes, travels
 from piper.runtime.state.device_state import Part
 from piper.runtime.state.element_order import ElementOrder
 

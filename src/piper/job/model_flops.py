@@ -10,7 +10,7 @@ from piper.job.batch.batch import Batch
 from piper.job.device_costs import kind_of
 from piper.job.job import Job
 from piper.names import B, F
-from piper.runtime.comm.world import world
+from piper.runtime.processes.world import world
 
 
 def best_seconds(job: Job, batch: Batch, feed: int) -> float | None:

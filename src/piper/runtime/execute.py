@@ -34,7 +34,6 @@ from piper.plan.instructions import (
     line,
 )
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.activity import activity
 from piper.runtime.comm.flat_messages import packed, unpacked
 from piper.runtime.comm.gather_buffers import GatherViews
 from piper.runtime.comm.gloo import Comm, Handle, Tensors
@@ -44,6 +43,7 @@ from piper.runtime.comm.token_routes import refuse_uncounted
 from piper.runtime.gradient_norm import as_tuple, square
 from piper.runtime.host_memory import host_memory
 from piper.runtime.plan_values import counted, ending, exchanged, picked, results, waited_for
+from piper.runtime.processes.activity import activity
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.offloaded_optimizer import fetch_state, store_state
 from piper.runtime.state.offloaded_parameters import BucketMemory

@@ -61,3 +61,9 @@ def peak_gib(device: torch.device) -> float:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -9,7 +9,7 @@ import torch
 
 from piper.errors import RunError, is_out_of_memory
 from piper.plan.instructions import Plan, line
-from piper.runtime.comm.waits import lost
+from piper.runtime.processes.waits import lost
 from piper.runtime.torch_private import pytree
 
 LARGEST = 3  # buffers that are named

@@ -8,7 +8,7 @@ import torch
 
 from piper.job.batch.batch import Batch, Shapes
 from piper.job.processes.different_lengths import alike
-from piper.runtime.comm.gathering import everyone
+from piper.runtime.processes.gathering import everyone
 
 
 def as_in_first(example: Batch) -> Batch:

@@ -26,7 +26,7 @@ from piper.job.compile.assignment import (
 )
 from piper.job.compile.compiler import Compiled
 from piper.names import Device, Phase
-from piper.runtime.comm.broadcast_text import FIRST, broadcast_text, relay_text
+from piper.runtime.processes.broadcast_text import FIRST, broadcast_text, relay_text
 
 Make = Callable[[], tuple[Captured, Compiled]]
 PLAIN = (

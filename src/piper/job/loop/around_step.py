@@ -11,8 +11,8 @@ import torch.distributed as dist
 from piper.capture.torch_private import own_tensors, version_of
 from piper.errors import InputError
 from piper.job.processes.consistency import Digests, digest, digests, sample
-from piper.runtime.comm.broadcast_text import broadcast_text
-from piper.runtime.comm.world import world
+from piper.runtime.processes.broadcast_text import broadcast_text
+from piper.runtime.processes.world import world
 
 FIRST, EVERY = 3, 100  # steps before which all values are compared: the first, and every so many
 

@@ -19,12 +19,12 @@ from piper.names import amount
 from piper.plan.analyse.interference import interference, interference_text
 from piper.plan.analyse.trace import Trace
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.gathering import gather
 from piper.runtime.execute import Program
 from piper.runtime.observe.clocks import Clock, Offset, offset_to_first
 from piper.runtime.observe.device_times import Times, device_times
 from piper.runtime.observe.profiler import Profiler, uses_accelerator
 from piper.runtime.observe.recorder import Recorder, beginning, merged, on_devices, title
+from piper.runtime.processes.gathering import gather
 from piper.view.run_file import save_run
 
 LOG = logging.getLogger("piper")

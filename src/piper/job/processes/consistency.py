@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from piper.errors import InputError, Problem, StrategyError
 from piper.job.processes.different_lengths import BatchForm, Lengths, together
-from piper.runtime.comm.gathering import everyone
-from piper.runtime.comm.waits import peers_needed
+from piper.runtime.processes.gathering import everyone
+from piper.runtime.processes.waits import peers_needed
 
 SAMPLE = 1024  # elements of each parameter that are compared: enough to tell two random ones apart
 SHORT = 60  # characters that a message can show; a digest is longer

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from piper.runtime.comm.wire_format import travels
+from piper.runtime.processes.wire_format import travels
 
 Shapes = tuple[Any, ...]  # shape and dtype (or text) of each leaf of a batch, then their nesting
 

@@ -17,12 +17,12 @@ from statistics import mean, median
 import torch
 
 from piper.job.processes.consistency import DeviceTimes
-from piper.runtime.comm.gathering import everyone
+from piper.runtime.comm.stream_shares import on_compute_stream
 from piper.runtime.execute import Program
-from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import BETWEEN, Slowest
 from piper.runtime.observe.gpu_time import GpuTime
 from piper.runtime.observe.own_time import OwnTime, Seconds
+from piper.runtime.processes.gathering import everyone
 
 LOG = logging.getLogger("piper")
 WINDOW = 20  # steps that are compared

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from piper.errors import InputError
 from piper.job.programs.programs import Programs
 from piper.runtime.checkpoint.peers import Peers
-from piper.runtime.comm.world import world
-from piper.runtime.observe.measure import settle
+from piper.runtime.hardware import settle
+from piper.runtime.movement.movement import move
+from piper.runtime.processes.world import world
 from piper.runtime.state.averages import swap
 from piper.runtime.state.device_state import DeviceState
-from piper.runtime.state.movement import move
 
 INSIDE = ("evaluate", "predict", "state_dict", "export")  # what uses weights, and changes nothing
 

@@ -25,11 +25,11 @@ from piper.job.programs.step_programs import (
     evaluated_reduction,
     evaluation_prepared,
 )
-from piper.runtime.comm.gathering import gather
-from piper.runtime.comm.world import world
+from piper.runtime.comm.stream_shares import on_compute_stream
 from piper.runtime.execute import Program
-from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.metrics import rate_text
+from piper.runtime.processes.gathering import gather
+from piper.runtime.processes.world import world
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 

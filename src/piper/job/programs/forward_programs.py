@@ -25,9 +25,9 @@ from piper.job.job import BatchKind, Job
 from piper.job.loop.recent import recent
 from piper.job.programs.programs import Programs
 from piper.names import PASS, F, Phase
-from piper.runtime.comm.world import world
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.forward_program import OutputProgram
+from piper.runtime.processes.world import world
 from piper.runtime.state.device_state import DeviceState
 from piper.runtime.state.shared_state import shared_state
 

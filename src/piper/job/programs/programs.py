@@ -28,10 +28,9 @@ from piper.names import Device, F, Phase
 from piper.plan.analyse import kernel_sequences
 from piper.plan.analyse.kernel_sequences import KernelSequence
 from piper.plan.instructions import Run
-from piper.runtime.comm.gathering import gather
 from piper.runtime.comm.gloo import Comm, ProcessComm
+from piper.runtime.comm.stream_shares import on_compute_stream
 from piper.runtime.comm.transport import communicators
-from piper.runtime.comm.world import refuse_wrong_world, world
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.gpu.cuda_graphs import Graphs, record_graphs
 from piper.runtime.gpu.graph_choice import (
@@ -41,9 +40,10 @@ from piper.runtime.gpu.graph_choice import (
     free_memory,
     is_suited,
 )
-from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
+from piper.runtime.processes.gathering import gather
+from piper.runtime.processes.world import refuse_wrong_world, world
 from piper.runtime.state.averages import start_late
 from piper.runtime.state.device_state import DeviceState, assembled
 from piper.runtime.state.loss_scale import DynamicLossScale

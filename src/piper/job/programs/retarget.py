@@ -15,8 +15,8 @@ from piper.job.programs.programs import Programs
 from piper.names import amount
 from piper.runtime.checkpoint.description import names_of
 from piper.runtime.checkpoint.peers import Peers
-from piper.runtime.state.held_pieces import keep_unused
-from piper.runtime.state.movement import move
+from piper.runtime.movement.held_pieces import keep_unused
+from piper.runtime.movement.movement import move
 
 LOG = logging.getLogger("piper")
 

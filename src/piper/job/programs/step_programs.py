@@ -16,7 +16,7 @@ from piper.job.processes.different_lengths import BatchForm, Lengths
 from piper.job.programs.forward_programs import ForwardPrograms
 from piper.job.programs.programs import Programs
 from piper.plan.instructions import Gather, Plan, Reduce, Total
-from piper.runtime.comm.gathering import everyone
+from piper.runtime.processes.gathering import everyone
 
 
 def agreed_step(

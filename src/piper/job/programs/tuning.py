@@ -14,10 +14,10 @@ from piper.job.job import BatchKind
 from piper.job.programs.programs import Programs
 from piper.names import Phase
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.wire_format import travels
+from piper.runtime.comm.stream_shares import on_compute_stream
 from piper.runtime.execute import Program
-from piper.runtime.gpu.stream_shares import on_compute_stream
 from piper.runtime.observe.measure import Measured, gathered, measure
+from piper.runtime.processes.wire_format import travels
 
 travels(Work)
 

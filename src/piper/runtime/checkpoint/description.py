@@ -10,7 +10,7 @@ import torch
 
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.index import Described, Index
-from piper.runtime.comm.wire_format import travels
+from piper.runtime.processes.wire_format import travels
 from piper.runtime.state.device_state import DeviceState
 
 LOG = logging.getLogger("piper")

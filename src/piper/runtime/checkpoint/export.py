@@ -25,7 +25,7 @@ from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Turns, chunks, shifts_of
 from piper.runtime.checkpoint.save import refuse_unseen
 from piper.runtime.checkpoint.weights import MAP, Rename
-from piper.runtime.observe.measure import settle
+from piper.runtime.hardware import settle
 from piper.runtime.state.device_state import DeviceState
 from piper.runtime.state.element_runs import ElementRun, Overlap, element_runs
 

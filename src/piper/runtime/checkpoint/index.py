@@ -13,7 +13,7 @@ import torch
 from piper.runtime.checkpoint.format.problems import damaged
 from piper.runtime.checkpoint.format.sealed_json import sealed, unsealed
 from piper.runtime.checkpoint.format.strict_values import WRONG, count, plain_name, text
-from piper.runtime.comm.wire_format import travels
+from piper.runtime.processes.wire_format import travels
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 
 INDEX = "index.json"

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from piper.runtime.checkpoint.format.problems import SPACE, refused
-from piper.runtime.comm.gathering import everyone
-from piper.runtime.comm.world import patience, world
+from piper.runtime.processes.gathering import everyone
+from piper.runtime.processes.world import patience, world
 
 Found = TypeVar("Found")
 

@@ -10,7 +10,7 @@ import torch
 
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.index import NUMBER, PARAMETER, WHOLE, Piece
-from piper.runtime.observe.measure import settle
+from piper.runtime.hardware import settle
 from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
 from piper.runtime.state.optimizers import SCHEDULED, settings
 

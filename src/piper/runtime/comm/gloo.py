@@ -16,7 +16,7 @@ from piper.plan.analyse.required_communicators import RequiredCommunicators, Tea
 from piper.plan.instructions import Shape, is_dynamic
 from piper.runtime.comm.exchange_thread import ExchangeThread
 from piper.runtime.comm.token_routes import by_device, by_expert, by_source, local_counts, totals
-from piper.runtime.comm.world import patience
+from piper.runtime.processes.world import patience
 
 Tensors = tuple[torch.Tensor, ...]
 Group = tuple[int, ...]  # devices of a collective, in rising order

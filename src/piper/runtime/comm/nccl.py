@@ -37,6 +37,7 @@ from piper.runtime.comm.gloo import (
 from piper.runtime.comm.shared_gpu.mailbox import Delivery
 from piper.runtime.comm.shared_gpu.mailboxes import Mailboxes, are_used
 from piper.runtime.comm.shared_gpu.shared_rows import SharedGroups, SharedRows
+from piper.runtime.comm.stream_shares import few_ctas, group_options, priority_of, share_of
 from piper.runtime.comm.token_routes import (
     by_expert,
     by_source,
@@ -44,8 +45,7 @@ from piper.runtime.comm.token_routes import (
     refuse_uncounted,
     totals,
 )
-from piper.runtime.comm.world import patience
-from piper.runtime.gpu.stream_shares import few_ctas, group_options, priority_of, share_of
+from piper.runtime.processes.world import patience
 from piper.runtime.torch_private import pytree
 
 

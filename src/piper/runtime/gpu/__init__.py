@@ -1,1 +1,1 @@
-"""For GPUs only: CUDA graphs, shares of SMs, warm-up."""
+"""For GPUs only: CUDA graphs, warm-up."""

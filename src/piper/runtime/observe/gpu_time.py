@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import torch
 
 from piper.plan.instructions import Fetch, Store
-from piper.runtime.comm.activity import activity
 from piper.runtime.comm.gloo import Handle
 from piper.runtime.execute import Act, Program
 from piper.runtime.observe.own_time import Seconds, timed_by
+from piper.runtime.processes.activity import activity
 
 EVERY = 4  # steps, of which one is timed
 KNOWN = 3  # steps later: the host is at most two steps ahead of the GPU

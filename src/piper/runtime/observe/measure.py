@@ -11,10 +11,11 @@ import torch
 
 from piper.plan.instructions import Exchange, Run, Shape, Update, is_message
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.gathering import everyone
 from piper.runtime.comm.gloo import Tensors
-from piper.runtime.comm.wire_format import travels
 from piper.runtime.execute import Act, Program
+from piper.runtime.hardware import settle
+from piper.runtime.processes.gathering import everyone
+from piper.runtime.processes.wire_format import travels
 from piper.runtime.state.device_state import BucketState
 
 T = TypeVar("T")
@@ -58,12 +59,6 @@ def measure(program: Program, batch: StepInputs, rounds: int) -> Measured:
 def changing(bucket: BucketState) -> tuple[torch.Tensor, ...]:
     """Tensors that a forward may change: buffers, never trained parameters."""
     return () if bucket.trained else bucket.tensors
-
-
-def settle(device: torch.device) -> None:
-    """Wait until the device is idle."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def timed(program: Program, seen: dict[RegionPhase, list[Lap]]) -> Iterator[Act]:

@@ -15,9 +15,9 @@ import torch
 
 from piper.plan.instructions import Load, Run, is_message
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.gathering import everyone
-from piper.runtime.comm.wire_format import travels
 from piper.runtime.execute import Act, Program
+from piper.runtime.processes.gathering import everyone
+from piper.runtime.processes.wire_format import travels
 from piper.runtime.torch_private import pytree
 
 

@@ -10,11 +10,11 @@ from time import monotonic
 
 from piper.plan.instructions import Instruction, Run
 from piper.runtime.batch import StepInputs
-from piper.runtime.comm.activity import activity
 from piper.runtime.execute import Act, Faster, Program
 from piper.runtime.gpu.graph_choice import GraphChoice
 from piper.runtime.joined_runs import JoinedRuns, Together
 from piper.runtime.observe.recorder import title
+from piper.runtime.processes.activity import activity
 
 Seconds = dict[str, float]  # by what an instruction does
 

@@ -27,10 +27,10 @@ from piper.runtime.batch import StepInputs
 from piper.runtime.comm.exchange_thread import Task
 from piper.runtime.comm.gloo import SumOfPieces, Works
 from piper.runtime.comm.in_flight import Arrived, Shards
-from piper.runtime.comm.wire_format import travels
 from piper.runtime.execute import Act, Program
 from piper.runtime.observe.clocks import Clock
 from piper.runtime.observe.device_times import Times
+from piper.runtime.processes.wire_format import travels
 
 AT_ONCE = 20_000  # nanoseconds: a shorter wait counts as no wait
 

@@ -7,7 +7,8 @@ from functools import partial
 
 from piper.runtime.batch import StepInputs
 from piper.runtime.execute import Act, Program
-from piper.runtime.observe.measure import Lap, on_gpu, settle
+from piper.runtime.hardware import settle
+from piper.runtime.observe.measure import Lap, on_gpu
 from piper.runtime.observe.recorder import Recorder, merged
 
 Step = Callable[[StepInputs], list[float]]  # runs one; gives the seconds of each instruction

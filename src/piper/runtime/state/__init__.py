@@ -1,1 +1,1 @@
-"""State that outlives a step: parameters, shards, optimizers, checkpoints."""
+"""State that outlives a step: parameters, shards, optimizers."""

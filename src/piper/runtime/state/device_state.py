@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
-from piper.runtime.comm.wire_format import travels
 from piper.runtime.host_memory import Copying, Pages, host_memory
+from piper.runtime.processes.wire_format import travels
 from piper.runtime.state import offloaded_optimizer, offloaded_parameters
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.loss_scale import DynamicLossScale

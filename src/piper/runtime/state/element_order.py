@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from piper.runtime.comm.wire_format import travels
+from piper.runtime.processes.wire_format import travels
 
 
 @travels

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from piper.errors import ReplicaError
-from piper.runtime.comm.gathering import everyone
+from piper.runtime.processes.gathering import everyone
 from piper.runtime.state.device_state import BucketState, DeviceState
 
 EVERY = 100  # steps between two comparisons: each one waits for the device

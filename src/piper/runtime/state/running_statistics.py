@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from piper.names import Device
-from piper.runtime.comm.gathering import everyone
-from piper.runtime.observe.measure import settle
+from piper.runtime.hardware import settle
+from piper.runtime.processes.gathering import everyone
 from piper.runtime.state.device_state import DeviceState
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from piper.plan.analyse.mailbox_sizes import MailboxSize
-from piper.runtime.gpu.stream_values import wait_for_value, write_value
+from piper.runtime.comm.shared_gpu.stream_values import wait_for_value, write_value
 
 ALIGNED = 256  # bytes
 View = tuple[int, torch.Size, torch.dtype]  # of a slot

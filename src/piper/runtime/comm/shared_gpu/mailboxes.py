@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from piper.plan.analyse.mailbox_sizes import Link, MailboxSize
-from piper.runtime.comm.gathering import everyone
 from piper.runtime.comm.shared_gpu.mailbox import Mailbox, Outbox
 from piper.runtime.hardware import SHARED
+from piper.runtime.processes.gathering import everyone
 from piper.runtime.torch_private import opened_memory, shared_memory
 
 CHOICE = "PIPER_MAILBOXES"  # 0: processes that share a GPU talk through NCCL, as others do

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from piper.plan.analyse.required_communicators import Team
-from piper.runtime.comm.gathering import everyone
+from piper.runtime.processes.gathering import everyone
 from piper.runtime.torch_private import opened_memory, shared_memory
 
 ALIGNED = 256  # bytes

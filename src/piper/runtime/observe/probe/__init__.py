@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from piper.runtime.comm.gathering import everyone
+from piper.runtime.processes.gathering import everyone
 
 LARGE, SMALL = 4 * 2**20, 1  # elements of four bytes
 TRIES = 9

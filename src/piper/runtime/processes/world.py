@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from piper.errors import StrategyError
 from piper.names import amount
-from piper.runtime.comm.arrivals import wait_for_all
-from piper.runtime.comm.store import open_store, second_connection
-from piper.runtime.comm.waits import open_board
+from piper.runtime.processes.arrivals import wait_for_all
+from piper.runtime.processes.store import open_store, second_connection
+from piper.runtime.processes.waits import open_board
 
 _patience = timedelta(minutes=10)  # what the last Trainer was given
 

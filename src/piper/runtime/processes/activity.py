@@ -1,7 +1,7 @@
 """What the main thread of this process is doing: it waits for others, or it works by itself.
 
 Marking a wait costs two assignments, so every message can be marked. The text is made only if
-another process asks (runtime/comm/waits.py).
+another process asks (runtime/processes/waits.py).
 """
 
 from __future__ import annotations

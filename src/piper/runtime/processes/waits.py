@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from piper.errors import PeerLost
 from piper.names import amount
-from piper.runtime.comm.activity import Status, activity, waiting
-from piper.runtime.comm.store import ATTEMPT
+from piper.runtime.processes.activity import Status, activity, waiting
+from piper.runtime.processes.store import ATTEMPT
 
 Found = TypeVar("Found")
 ASKED = "piper/who waits"

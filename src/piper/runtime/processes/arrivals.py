@@ -9,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from piper.errors import PeerLost
-from piper.runtime.comm.store import FILE
+from piper.runtime.processes.store import FILE
 
 OFTEN = 0.02  # seconds between two looks
 WHAT = "the start of the run"

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from piper.runtime.comm.waits import peers_needed
-from piper.runtime.comm.wire_format import from_bytes, to_bytes
+from piper.runtime.processes.waits import peers_needed
+from piper.runtime.processes.wire_format import from_bytes, to_bytes
 
 Found = TypeVar("Found")
 FIRST = 0

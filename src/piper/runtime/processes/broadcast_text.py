@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from piper.runtime.comm.waits import peers_needed
+from piper.runtime.processes.waits import peers_needed
 
 FIRST = 0
 SENDING = "the sending of plans"

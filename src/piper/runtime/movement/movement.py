@@ -17,8 +17,8 @@ from piper.runtime.checkpoint.index import NUMBER, PARAMETER, Piece
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Turns, bucket_pieces
 from piper.runtime.checkpoint.reader import States, put
-from piper.runtime.comm.wire_format import travels
-from piper.runtime.observe.measure import settle
+from piper.runtime.hardware import settle
+from piper.runtime.processes.wire_format import travels
 from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
 from piper.runtime.state.element_runs import ElementRun, Overlap, element_runs, overlaps, without
 
