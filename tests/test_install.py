@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import piper
+from piper.capture.torch_version import FIRST, FIX, LAST, refuse_untested
+from piper.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,6 +50,19 @@ def test_a_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert found.stdout.startswith(str(tmp_path / "site"))
+
+
+def test_pip_installs_a_torch_that_piper_takes() -> None:
+    """Newer ones have other private parts, and fail."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    (torch,) = [one for one in project["dependencies"] if one.startswith("torch")]
+
+    assert f"pip install '{torch}'" == FIX
+    assert torch == f"torch>=2.{FIRST[1]},<2.{LAST[1] + 1}"
+    for version in ("2.10.1", "2.14.0", "3.0.0"):
+        with pytest.raises(InputError, match=f"not tested with version {version}"):
+            refuse_untested(version)
 
 
 def test_the_version_is_written_once() -> None:

@@ -1,5 +1,6 @@
 """From a PyTorch model to regions with explicit forward and backward graphs."""
 
+from piper.capture import torch_version as torch_version  # refuses untested versions
 from piper.capture.captured import Captured, capture
 from piper.capture.kernels.dropout import dropout_mask
 from piper.capture.precision import LossScale, Precision
