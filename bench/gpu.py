@@ -29,7 +29,7 @@ from gpu_memory import host, memory
 from gpu_models import SIZES
 from gpu_peers import SCHEDULES
 from gpu_precision import precision
-from gpu_room import STEPS, room
+from gpu_room import STEPS, room, room_of_replicas
 from gpu_waits import waits
 
 GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
@@ -46,6 +46,7 @@ GROUPS: dict[str, tuple[Callable[[Arena], None], Callable[[int], bool]]] = {
     "waits": (waits, lambda world: world == 4),
     "memory": (memory, lambda world: world == 4),
     "room": (room, lambda world: world == 4),
+    "room-dp": (room_of_replicas, lambda world: world > 1),
     "host": (host, lambda world: True),
 }
 

@@ -106,13 +106,7 @@ def other_systems(
     arena: Arena, model: Whole, data: Data, parts: int, zero: int
 ) -> dict[str, Callable[[], Contender]]:
     """DeepSpeed at every level, and Megatron-Core's distributed optimizer, which is ZeRO-1."""
-    if str(SITE) not in sys.path:
-        sys.path.append(str(SITE))
-    os.environ |= {"DS_BUILD_OPS": "0", "DS_SKIP_CUDA_CHECK": "1"}
-    os.environ |= {"DS_ACCELERATOR": arena.device.type}
-    if arena.on_gpu:  # all ranks share it
-        os.environ["LOCAL_RANK"] = "0"
-    deepspeed, megatron = map(importlib.import_module, ("real_deepspeed", "real_megatron"))
+    deepspeed, megatron = (imported(arena, name) for name in ("real_deepspeed", "real_megatron"))
     make = partial(deepspeed.zero, arena, model, data, parts, zero, master=True)
     found: dict[str, Callable[[], Contender]] = {"deepspeed": make}
     if zero == 1:
@@ -120,6 +114,17 @@ def other_systems(
         way = megatron.Way(1, sharded=True)
         found["megatron"] = partial(megatron.megatron, arena, rounded, arena.size, parts, way)
     return found
+
+
+def imported(arena: Arena, name: str) -> Any:
+    """A module of this folder that uses packages of the folder .peers."""
+    if str(SITE) not in sys.path:
+        sys.path.append(str(SITE))
+    os.environ |= {"DS_BUILD_OPS": "0", "DS_SKIP_CUDA_CHECK": "1"}
+    os.environ |= {"DS_ACCELERATOR": arena.device.type}
+    if arena.on_gpu:  # all ranks share it
+        os.environ["LOCAL_RANK"] = "0"
+    return importlib.import_module(name)
 
 
 def weighed(

@@ -1,6 +1,7 @@
 """Group of bench/gpu.py: the most rows, the longest sequence, the most layers in a given memory.
 
-PP=2 x DP=2, beside torch's pipelining with FSDP2, with and without checkpointed layers.
+PP=2 x DP=2, beside torch's pipelining with FSDP2, with and without checkpointed layers; and DP=4,
+beside FSDP2 and DeepSpeed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 from gpu_arena import Arena, Contender
 from gpu_memory import PP, SCHEDULE, Found, measured, ours, warm_up
 from gpu_models import Size
-from gpu_peers import pipelined, replica
+from gpu_peers import fsdp2, pipelined, replica
+from gpu_precision import SITE, imported, replicated
 
 import piper
 
@@ -36,6 +38,7 @@ Make = Callable[[Size], Contender]
 
 
 def room(arena: Arena) -> None:
+    """PP=2 x DP=2."""
     parts = arena.chosen.microbatches or 4
     makers: dict[str, Make] = {}
     for name, options in OURS.items():
@@ -44,6 +47,36 @@ def room(arena: Arena) -> None:
         makers[name] = partial(ours, arena, parts, strategy)
     for name, options in THEIRS.items():
         makers[name] = partial(theirs, arena, parts, options)
+    grow(arena, makers)
+
+
+def room_of_replicas(arena: Arena) -> None:
+    """All ranks are replicas, a layer is a region or a unit. Everyone shards all state, and reduces
+    for each microbatch. DeepSpeed runs if its packages are there."""
+    parts = arena.chosen.microbatches or 4
+    makers: dict[str, Make] = {}
+    few = replicated(arena, parts, 3, **FEW)
+    ways = {"piper zero=3": few, "piper zero=3, remat": [*few, piper.Remat(piper.where())]}
+    for name, strategy in ways.items():
+        makers[name] = partial(replicas, arena, parts, partial(arena.ours, strategy=strategy))
+    peer: Any = partial(fsdp2, arena, parts=parts, reshard=True, each=True)
+    makers["fsdp2 reshard, each"] = partial(replicas, arena, parts, peer)
+    if SITE.is_dir():
+        zero = imported(arena, "real_deepspeed").zero
+        peer = partial(zero, arena, parts=parts, stage=3)
+        makers["deepspeed zero=3"] = partial(replicas, arena, parts, peer)
+    grow(arena, makers)
+
+
+def replicas(arena: Arena, parts: int, make: Any, size: Size) -> Contender:
+    one: Contender = make(
+        model=arena.shelf.get(size, size.layers), data=size.batch(arena.rank, parts)
+    )
+    return one
+
+
+def grow(arena: Arena, makers: dict[str, Make]) -> None:
+    """One number after the other, as far as the budget allows."""
     warm_up(arena)
     budget = arena.chosen.budget_gib * 2**30 if arena.on_gpu else 2**20
     for what in arena.chosen.vary:
