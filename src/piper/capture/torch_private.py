@@ -1,14 +1,16 @@
-"""Every private API of PyTorch that capture and the models use. The same in 2.11 and 2.13."""
+"""Private APIs of PyTorch that capture and the models use. The same in 2.11 and 2.13.
+
+Those of tracing are in tracing_private.
+"""
 
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverload
 from torch._subclasses.fake_tensor import (
@@ -17,16 +19,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch._subclasses.functional_tensor import (
-    FunctionalTensor,
-    FunctionalTensorMode,
-    dispatch_functionalize,
-)
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.amp import autocast_mode
 from torch.autograd.function import _SingleLevelFunction
-from torch.fx import traceback
-from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     PendingUnbackedSymbolNotFound,
@@ -36,8 +32,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from piper.capture.source_lines import current_line
 
 __all__ = [  # re-exported
     "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "is_lazy", "pytree",
@@ -60,9 +54,6 @@ VALUE_WANTED = (
 
 FOREIGN_WRITE = "mutating a non-functional tensor"  # in the text of a RuntimeError
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
-
-# Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
-_KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
 
 
 def apply_function(function: type, *args: Any) -> Any:
@@ -98,37 +89,9 @@ def fake_errors_unlogged() -> Iterator[None]:
         logger.disabled = before
 
 
-def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
-    """The functional graph of `function`: no in-place operations, marks and lines on its nodes.
-
-    Traced above autograd, so that each region can be differentiated separately later.
-    """
-    functional = dispatch_functionalize(
-        function, FunctionalTensorMode(pre_dispatch=True, export=True)
-    )
-    traced = make_fx(
-        functional, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
-    )
-    with _tracing(torch.is_grad_enabled()), _as_if_exporting(), _lines_recorded():
-        return traced(*args)
-
-
-@contextmanager
-def _tracing(gradients: bool = True) -> Iterator[None]:
-    grad = torch.set_grad_enabled(gradients)
-    with _use_lazy_graph_module(True), traceback.preserve_node_meta(), grad:
-        yield
-
-
 def was_updated(tensor: Tensor) -> bool:
     """Whether an argument of a function under `trace_forward` was written to."""
     return bool(torch._functionalize_has_data_mutation(tensor.elem))
-
-
-def trace_joint(function: Callable, args: Sequence[Any], backward: bool) -> fx.GraphModule:
-    """(args, gradients of differentiable outputs) -> (outputs, gradients of args) as one graph."""
-    with _tracing(), _kept_whole():
-        return aot_export_joint_simple(function, tuple(args), trace_joint=backward)
 
 
 def graph_module(root: nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
@@ -147,6 +110,10 @@ def is_backward(node: fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward" or bool(
         node.meta.get("autograd_backward")
     )
+
+
+def mark_backward(node: fx.Node) -> None:
+    node.meta["autograd_backward"] = True
 
 
 def is_unfinished(value: object) -> bool:
@@ -246,6 +213,30 @@ def is_mutable(node: fx.Node) -> bool:
     return schema is not None and bool(schema.is_mutable)
 
 
+_WRITE_INSIDE = {torch.ops.aten.rms_norm.default}  # to a tensor of their own
+
+
+def is_functional(graph: fx.Graph) -> bool:
+    """Whether all it does is to compute results: it writes to no tensor and checks no values.
+
+    Sizes are known, and operators are those of torch and Piper.
+    """
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    return is_plain(graph) and all(map(_is_functional_call, nodes))
+
+
+def _is_functional_call(node: fx.Node) -> bool:
+    if not isinstance(node.target, OpOverload):
+        return node.target is operator.getitem
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    writes = is_mutable(node) or node.target in _WRITE_INSIDE
+    return bool(leaves) and not writes and all(map(_has_known_sizes, leaves))
+
+
+def _has_known_sizes(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and all(type(size) is int for size in leaf.shape)
+
+
 def argument_names(node: fx.Node) -> list[str]:
     """The names of an operator's arguments, in order."""
     return [argument.name for argument in node.target._schema.arguments]
@@ -337,46 +328,6 @@ def checkpoints_as(mark: Callable[[], AbstractContextManager[None]]) -> Iterator
         yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = original
-
-
-@contextmanager
-def _as_if_exporting() -> Iterator[None]:
-    """Make the model think that it is being exported: libraries then avoid reading values."""
-    flags = torch.compiler
-    before = flags._is_compiling_flag, flags._is_exporting_flag
-    flags._is_compiling_flag = flags._is_exporting_flag = True
-    try:
-        yield
-    finally:
-        flags._is_compiling_flag, flags._is_exporting_flag = before
-
-
-@contextmanager
-def _lines_recorded() -> Iterator[None]:
-    """torch can record stacks too, but slowly, as text, and only in functions named forward."""
-    original = PythonKeyTracer.create_node
-
-    def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> fx.Node:
-        node = original(self, *args, **kwargs)
-        node.meta[LINE] = current_line()
-        return node
-
-    PythonKeyTracer.create_node = create_node
-    try:
-        yield
-    finally:
-        PythonKeyTracer.create_node = original
-
-
-@contextmanager
-def _kept_whole() -> Iterator[None]:
-    for op in _KEPT_WHOLE:
-        op.decompose = lambda *args, **kwargs: NotImplemented
-    try:
-        yield
-    finally:
-        for op in _KEPT_WHOLE:
-            del op.decompose
 
 
 @contextmanager

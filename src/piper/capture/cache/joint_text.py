@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.capture.cache.torch_private import fake_like, mark_backward
+from piper.capture.cache.torch_private import fake_like
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.joint import Joint
 from piper.capture.graphs.recomputation import checkpoint_of, mark_checkpoint
 from piper.capture.kernels.shipping import dtype_named, graph_from, graph_rows, name_of_dtype
-from piper.capture.torch_private import is_backward, storage_id
+from piper.capture.torch_private import is_backward, mark_backward, storage_id
 
 META = torch.device("meta")
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor, fx, library
+from torch import Tensor, library
 from torch._functorch import config as aot_config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as fx_config
@@ -42,7 +42,3 @@ def fake_like(mode: FakeTensorMode, meta: Tensor, device: str) -> Tensor:
     kind = torch.device(device)
     index = torch.cuda.current_device() if kind.type == "cuda" else kind.index
     return FakeTensor(mode, meta, torch.device(kind.type, index))
-
-
-def mark_backward(node: fx.Node) -> None:
-    node.meta["autograd_backward"] = True

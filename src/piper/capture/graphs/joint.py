@@ -1,6 +1,6 @@
 """The joint graph of a region: its forward and its derivative in one graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture import refusals, torch_private
-from piper.capture.fx_nodes import line, value
+from piper.capture.fx_nodes import line, storages, value
 from piper.capture.regions.cut import Chunk
+from piper.capture.tracing_private import trace_functional_joint, trace_joint
 
 aten = torch.ops.aten
 _CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -53,7 +54,8 @@ def differentiate(
         return tuple(map(_result, results, given))
 
     with mode:
-        module = torch_private.trace_joint(forward, given_arguments, backward=any(given))
+        traced = None if arguments else _functional(chunk, forward, given_arguments, given)
+        module = traced or trace_joint(forward, given_arguments, backward=any(given))
         _correct_types(module.graph)
     if torch_private.has_effects(module.graph):
         raise refusals.checked_values(line(next(iter(chunk.graph.graph.find_nodes(op="output")))))
@@ -68,6 +70,29 @@ def differentiate(
         results=outputs[: len(given)],
         gradients=_aligned(outputs[len(given) :], wants),
     )
+
+
+def _functional(
+    chunk: Chunk, forward: Callable, arguments: Sequence[Tensor], given: Sequence[bool]
+) -> fx.GraphModule | None:
+    """The joint graph of a region that only computes, and whose results have their own memory."""
+    if not torch_private.is_functional(chunk.graph.graph):
+        return None
+    results = map(value, chunk.graph.graph.output_node().args[0])
+    tangents = [torch.empty_like(one) for one, wants in zip(results, given, strict=True) if wants]
+    module = trace_functional_joint(forward, arguments, tangents)
+    if module is None or _shares_memory(module.graph, len(arguments), len(given)):
+        return None
+    return module
+
+
+def _shares_memory(graph: fx.Graph, arguments: int, results: int) -> bool:
+    """Whether a result is a view of an argument or of another result."""
+    own = graph.find_nodes(op="placeholder")[:arguments]
+    made = list(graph.output_node().args[0])[:results]
+    memories = [memory for node in made for memory in storages(node)]
+    before = {memory for node in own for memory in storages(node)}
+    return len(set(memories)) < len(made) or not before.isdisjoint(memories)
 
 
 def _arguments(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from piper.capture import torch_private
+from piper.capture import torch_private, tracing_private
 from piper.capture.fx_nodes import arguments, value
 from piper.capture.loss.counts import Count, count_of
 from piper.capture.loss.domain import (
@@ -173,7 +173,7 @@ def _traced_loss(
         pairs = zip(sizes, described, strict=True)
         made = [torch.empty(size, dtype=kind) for size, (_, kind) in pairs]
         with torch.enable_grad():
-            return torch_private.trace_forward(call, *made)
+            return tracing_private.trace_forward(call, *made)
 
 
 def _times(size: tuple[int, ...], rows: int, times: int) -> tuple[int, ...]:

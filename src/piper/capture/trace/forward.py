@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from piper.capture import refusals, torch_private
+from piper.capture import refusals, torch_private, tracing_private
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
@@ -327,7 +327,7 @@ def _refuse_updated_inputs(batch: list[Tensor]) -> None:
 
 def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
     try:
-        root = torch_private.trace_forward(forward, *args)
+        root = tracing_private.trace_forward(forward, *args)
         side_effects.refuse_transforms(root.graph)
         return root
     except CaptureError:

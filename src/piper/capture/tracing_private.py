@@ -1,0 +1,158 @@
+"""How torch traces: the private APIs for it. The same in 2.11 and 2.13."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.fx import _symbolic_trace, traceback
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, get_proxy_mode, make_fx
+
+from piper.capture.source_lines import current_line
+from piper.capture.torch_private import LINE, is_mutable, mark_backward
+
+# Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
+_KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
+
+
+def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
+    """The functional graph of `function`: no in-place operations, marks and lines on its nodes.
+
+    Traced above autograd, so that each region can be differentiated separately later.
+    """
+    functional = dispatch_functionalize(
+        function, FunctionalTensorMode(pre_dispatch=True, export=True)
+    )
+    traced = make_fx(
+        functional, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
+    )
+    with _tracing(torch.is_grad_enabled()), _as_if_exporting(), _lines_recorded():
+        return traced(*args)
+
+
+@contextmanager
+def _tracing(gradients: bool = True) -> Iterator[None]:
+    grad = torch.set_grad_enabled(gradients)
+    with _use_lazy_graph_module(True), _modules_unpatched(), traceback.preserve_node_meta(), grad:
+        yield
+
+
+@contextmanager
+def _modules_unpatched() -> Iterator[None]:
+    """fx would see each call of a module and each read of its attributes, and do nothing.
+
+    To patch `nn.Module` takes time for every class of modules that the program has.
+    """
+    patcher = _symbolic_trace._Patcher
+    original = patcher.patch_method
+    skipped = iter(("__getattr__", "__call__"))  # the first ones; a model may trace by itself
+
+    def patch_method(self: Any, cls: type, name: str, *args: Any, **kwargs: Any) -> None:
+        if next(skipped, None) != name:
+            original(self, cls, name, *args, **kwargs)
+
+    patcher.patch_method = patch_method
+    try:
+        yield
+    finally:
+        patcher.patch_method = original
+
+
+def trace_joint(function: Callable, args: Sequence[Any], backward: bool) -> fx.GraphModule:
+    """(args, gradients of differentiable outputs) -> (outputs, gradients of args) as one graph."""
+    with _tracing(), _kept_whole():
+        return aot_export_joint_simple(function, tuple(args), trace_joint=backward)
+
+
+class _Writes(Exception):
+    """A function that is traced without a mode for it writes to a tensor."""
+
+
+def trace_functional_joint(
+    function: Callable, args: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> fx.GraphModule | None:
+    """The same graph in half the time, if no kernel that torch calls writes to a tensor; or None.
+
+    `tangents`: like the outputs that get a gradient, which are the ones with a history.
+    """
+    forward: list[fx.Node] = []
+
+    def joint(primals: list[Tensor], tangents: list[Tensor]) -> list[Tensor | None]:
+        outputs = function(*primals)
+        forward.extend(get_proxy_mode().tracer.graph.nodes)
+        if any(map(is_mutable, forward)):
+            raise _Writes
+        return [*outputs, *_gradients(outputs, primals, tangents)]
+
+    traced = make_fx(joint, _disable_torch_fn_metadata_mode=True)
+    with _tracing(bool(tangents)), _kept_whole(), enable_python_dispatcher():
+        try:
+            module = traced(list(args), list(tangents))
+        except _Writes:
+            return None
+    _mark_backward(module.graph, forward, len(args))
+    module.graph.eliminate_dead_code()
+    return None if any(map(is_mutable, module.graph.nodes)) else module
+
+
+def _gradients(
+    outputs: Sequence[Tensor], primals: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> list[Tensor | None]:
+    wanted = [one for one in primals if one.requires_grad]
+    if not tangents or not wanted:
+        return [None for _ in primals]
+    given = [one for one in outputs if one.requires_grad]
+    found = iter(torch.autograd.grad(given, wanted, tangents, allow_unused=True))
+    return [next(found) if one.requires_grad else None for one in primals]
+
+
+def _mark_backward(graph: fx.Graph, forward: Sequence[fx.Node], arguments: int) -> None:
+    own = {node for node in forward if node.op != "placeholder"}.union(forward[:arguments])
+    for node in graph.nodes:
+        if node not in own and node.op != "output":
+            mark_backward(node)
+
+
+@contextmanager
+def _as_if_exporting() -> Iterator[None]:
+    """Make the model think that it is being exported: libraries then avoid reading values."""
+    flags = torch.compiler
+    before = flags._is_compiling_flag, flags._is_exporting_flag
+    flags._is_compiling_flag = flags._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        flags._is_compiling_flag, flags._is_exporting_flag = before
+
+
+@contextmanager
+def _lines_recorded() -> Iterator[None]:
+    """torch can record stacks too, but slowly, as text, and only in functions named forward."""
+    original = PythonKeyTracer.create_node
+
+    def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> fx.Node:
+        node = original(self, *args, **kwargs)
+        node.meta[LINE] = current_line()
+        return node
+
+    PythonKeyTracer.create_node = create_node
+    try:
+        yield
+    finally:
+        PythonKeyTracer.create_node = original
+
+
+@contextmanager
+def _kept_whole() -> Iterator[None]:
+    for op in _KEPT_WHOLE:
+        op.decompose = lambda *args, **kwargs: NotImplemented
+    try:
+        yield
+    finally:
+        for op in _KEPT_WHOLE:
+            del op.decompose
