@@ -33,13 +33,13 @@ def forgetting() -> Iterator[None]:
 def function_caches() -> list[Any]:
     """Those in the user's modules, and in classes there, but for torch's and Python's.
 
-    Many modules import the same classes.
+    Many modules import the same classes. Each trace asks twice, so this must be fast.
     """
-    values = {id(one): one for module in own_modules() for one in list(vars(module).values())}
-    found = [one for one in values.values() if type(one) is _CACHE]
-    for one in values.values():
-        if isinstance(one, type) and is_users_class(one):
-            found += [inner for inner in list(vars(one).values()) if type(inner) is _CACHE]
+    values = [one for module in own_modules() for one in list(vars(module).values())]
+    found = [one for one in values if type(one) is _CACHE]
+    classes = {id(one): one for one in values if isinstance(one, type)}
+    for one in filter(is_users_class, classes.values()):
+        found += [inner for inner in list(vars(one).values()) if type(inner) is _CACHE]
     return found
 
 
