@@ -15,8 +15,8 @@ from piper.capture import Captured, annotate, capture
 from piper.capture.fx_nodes import closure
 from piper.capture.graphs.flops import bytes_of
 from piper.capture.graphs.partition import partition
-from piper.capture.graphs.recomputation import MAY_DIFFER
 from piper.capture.graphs.remat_policies import nodes_to_keep, price, producers
+from piper.capture.kernels.unrepeatable import MAY_DIFFER
 from piper.ir.model import Region
 from piper.ir.remat_policy import RematPolicy
 from piper.names import BI, BW, B, Phase

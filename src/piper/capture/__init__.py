@@ -3,12 +3,12 @@
 from piper.capture import torch_version as torch_version  # refuses untested versions
 from piper.capture.captured import Captured, capture
 from piper.capture.kernels.dropout import dropout_mask
+from piper.capture.marks.annotate import annotate
+from piper.capture.marks.tags import tag
 from piper.capture.precision import LossScale, Precision
 from piper.capture.python_state.description import described
 from piper.capture.python_state.watch import Watch
-from piper.capture.regions.annotate import annotate
 from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
-from piper.capture.regions.tags import tag
 
 __all__ = [
     "Captured",

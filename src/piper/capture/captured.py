@@ -10,17 +10,17 @@ import torch
 from torch import fx, nn
 
 from piper.capture import refusals
+from piper.capture.description.buckets import Bucketed, make_buckets
+from piper.capture.description.described_regions import DescribedRegions, RegionSource
+from piper.capture.description.description import number_tags, region_ids
+from piper.capture.description.experts import ExpertCode, ExpertGraphs
+from piper.capture.description.region_graphs import Lowered, lower
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.divide import divided
-from piper.capture.graphs.experts import ExpertCode, ExpertGraphs
-from piper.capture.graphs.region_graphs import Lowered, lower
 from piper.capture.kernels.callables import Kernels, RegionCode
 from piper.capture.loss import LossForm, meeting_rows, model_form
 from piper.capture.precision import Precision
-from piper.capture.regions.buckets import Bucketed, make_buckets
 from piper.capture.regions.cut import Chunk, cut
-from piper.capture.regions.described_regions import DescribedRegions, RegionSource
-from piper.capture.regions.description import number_tags, region_ids
 from piper.capture.trace.arguments.inputs import Inputs, spec_of
 from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.cleanup import clean

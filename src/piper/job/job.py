@@ -14,7 +14,7 @@ import torch
 from piper.capture import Captured, Watch, capture, tag_unannotated
 from piper.capture.loss import LossForm, function_form, growing_outputs
 from piper.capture.precision import TYPES, Precision, precision_of
-from piper.capture.trace.loss_state import loss_buffers
+from piper.capture.python_state.loss_state import loss_buffers
 from piper.capture.trace.trial_run import TrialRuns
 from piper.costs import Costs
 from piper.directives import Directive, Remat, Split, Strategy

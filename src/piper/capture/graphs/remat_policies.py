@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 from piper.capture.fx_nodes import closure
 from piper.capture.graphs.flops import bytes_of, flops_of
 from piper.capture.graphs.joint import Joint
-from piper.capture.graphs.recomputation import MAY_DIFFER, may_differ
+from piper.capture.kernels.unrepeatable import MAY_DIFFER, may_differ
 from piper.capture.torch_private import OpOverload, is_view
 from piper.ir.partition.knapsack import Option, best_options
 from piper.ir.remat_policy import ATTENTION, MATMULS, TOPK, RematPolicy

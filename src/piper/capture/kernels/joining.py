@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import value
-from piper.capture.graphs.recomputation import may_differ
 from piper.capture.kernels.codegen import FUNCTIONS, METHODS, OVERWRITES, release, release_bundles
+from piper.capture.kernels.unrepeatable import may_differ
 from piper.capture.torch_private import OpOverload, graph_module, is_mutable, new_fake_mode, pytree
 
 Source = int | tuple[int, int]  # an argument, or a result of an earlier graph

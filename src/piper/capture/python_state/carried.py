@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture import refusals
+from piper.capture.marks.runs import path_of
 from piper.capture.python_state.code_search import line_that_changes, only_counts
 from piper.capture.python_state.graph_equality import Numbering, depends_on_inputs, switches
 from piper.capture.python_state.leaves import is_generator
 from piper.capture.python_state.places import Place, put
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Change, Snapshot
-from piper.capture.regions.runs import path_of
 from piper.capture.torch_private import is_real
 from piper.errors import CaptureError
 

@@ -14,11 +14,11 @@ from torch import nn
 
 from piper.capture.python_state.description import text_of
 from piper.capture.python_state.leaves import SIMPLE, token
+from piper.capture.python_state.loss_state import reach_of_both
 from piper.capture.python_state.places import Place, below, children, get, is_leaf
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.torch_private import own_modules
-from piper.capture.trace.loss_state import reach_of_both
 from piper.errors import InputError
 
 LOG = logging.getLogger("piper")

@@ -1,1 +1,1 @@
-"""Regions: annotations and tags, the cut of the graph, and buckets of parameters."""
+"""Regions: the cut of the graph, and the layers of a model whose source you do not change."""

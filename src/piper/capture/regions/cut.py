@@ -8,9 +8,9 @@ from torch import fx
 
 from piper.capture.fx_nodes import insert, is_contiguous, is_symbolic, line, storages, value
 from piper.capture.kernels.random_operators import RANDOM_OPERATORS
+from piper.capture.marks.annotate import Path
+from piper.capture.marks.runs import Piece, Run, find_runs, path_of
 from piper.capture.regions import layouts
-from piper.capture.regions.annotate import Path
-from piper.capture.regions.runs import Piece, Run, find_runs, path_of
 from piper.capture.torch_private import graph_module, is_mutable
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import Mode, Switch, modes_of

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from piper.capture.regions.runs import EXPERTS
-from piper.capture.regions.tags import has_tags, tag
+from piper.capture.marks.runs import EXPERTS
+from piper.capture.marks.tags import has_tags, tag
 from piper.capture.trace.arguments.call_arguments import split
 from piper.capture.trace.module_calls import Call, Run, run_once
 from piper.errors import CaptureError, Problem

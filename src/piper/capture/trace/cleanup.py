@@ -15,7 +15,7 @@ from piper.capture.fx_nodes import (
     value,
 )
 from piper.capture.kernels.linear_algebra import WITHOUT_CHECK
-from piper.capture.regions.runs import path_of
+from piper.capture.marks.runs import path_of
 from piper.capture.torch_private import ENTER_AUTOCAST, MODE_SWITCHES, constant_of, is_view
 from piper.capture.trace.forward import Traced
 

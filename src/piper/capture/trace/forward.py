@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture import refusals, torch_private, tracing_private
+from piper.capture.marks.annotate import recording
+from piper.capture.marks.tags import tagging
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.python_state.graph_equality import Numbering
+from piper.capture.python_state.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.python_state.snapshot import Snapshot
-from piper.capture.regions.annotate import recording
-from piper.capture.regions.tags import tagging
 from piper.capture.source_lines import is_transformed, line_of
 from piper.capture.trace import float8, functions, side_effects
 from piper.capture.trace.arguments.batch_dimension import new_size
@@ -31,7 +32,6 @@ from piper.capture.trace.decisions.both_ways import with_both_ways
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.decisions.shared_draws import mark_shared
 from piper.capture.trace.decisions.ways import Way
-from piper.capture.trace.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.trace.model_copy import throw_away
 from piper.capture.trace.replaced_calls import ReplacedCalls
 from piper.errors import CaptureError

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from piper.capture.marks.annotate import recorded_names, recording
 from piper.capture.python_state.function_caches import forgetting
-from piper.capture.regions.annotate import recorded_names, recording
 from piper.capture.torch_private import fake_errors_unlogged, new_fake_mode, pytree
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.forward import fake

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piper.capture.python_state.function_caches import forgetting
+from piper.capture.python_state.loss_state import Loss, copied, reach_of_both
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
@@ -20,7 +21,6 @@ from piper.capture.torch_private import (
     pytree,
 )
 from piper.capture.trace.arguments.call_arguments import flatten, own_loss, split
-from piper.capture.trace.loss_state import Loss, copied, reach_of_both
 from piper.capture.trace.model_copy import throw_away
 
 ONES = frozenset({"bernoulli", "bernoulli_"})

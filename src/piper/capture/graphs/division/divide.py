@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from piper.capture.description.description import number_tags, region_ids
 from piper.capture.fx_nodes import insert, line, value
 from piper.capture.graphs.division import equivalents, refusals
 from piper.capture.graphs.division.calls import tensors
@@ -18,9 +19,8 @@ from piper.capture.graphs.division.ring import rewrite_attention
 from piper.capture.graphs.division.search.plan import search
 from piper.capture.graphs.division.search.space import Space, independent
 from piper.capture.graphs.division.undivided import undivided
+from piper.capture.marks.runs import REQUESTS
 from piper.capture.regions.cut import cut, runs_of
-from piper.capture.regions.description import number_tags, region_ids
-from piper.capture.regions.runs import REQUESTS
 from piper.capture.torch_private import MODE_SWITCHES
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import modes_of

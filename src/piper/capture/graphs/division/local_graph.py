@@ -22,8 +22,8 @@ from piper.capture.graphs.division.search.frontier import Read
 from piper.capture.graphs.division.search.plan import Plan
 from piper.capture.graphs.division.search.space import Space
 from piper.capture.kernels.conversion import CONVERT
-from piper.capture.regions.annotate import KEY
-from piper.capture.regions.runs import PIECE, REQUESTS, Piece, Run
+from piper.capture.marks.annotate import KEY
+from piper.capture.marks.runs import PIECE, REQUESTS, Piece, Run
 from piper.capture.torch_private import graph_module
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import Mode, Switch, autocast, modes_of

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from piper.capture.description.buckets import Part
+from piper.capture.description.region_graphs import Lowered
+from piper.capture.description.state_reads import read_buffers
 from piper.capture.fx_nodes import is_symbolic, number_dtype, value
 from piper.capture.graphs.phases import Layout
-from piper.capture.graphs.region_graphs import Lowered
-from piper.capture.graphs.state_reads import read_buffers
-from piper.capture.regions.annotate import Mark, Path
-from piper.capture.regions.buckets import Part
+from piper.capture.marks.annotate import Mark, Path
 from piper.capture.trace.arguments.inputs import name_of, spec_of
 from piper.ir.model import Region
 from piper.ir.values import TensorSpec

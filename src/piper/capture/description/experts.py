@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture import refusals, torch_private
+from piper.capture.description.expert_sizes import candidates
+from piper.capture.description.region_graphs import Lowered
 from piper.capture.fx_nodes import value
-from piper.capture.graphs.expert_sizes import candidates
 from piper.capture.graphs.joint import differentiate
 from piper.capture.graphs.partition import partition
 from piper.capture.graphs.phases import Layout, phase_graphs
-from piper.capture.graphs.region_graphs import Lowered
 from piper.capture.regions.cut import Chunk
 from piper.errors import CaptureError
 from piper.ir.sharding import Contract

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from piper.capture.regions.annotate import KEY, Path
+from piper.capture.marks.annotate import KEY, Path
 from piper.ir.placement.placements import Conversion
 
 EXPERTS = "EP"  # the tag of experts, which `Shard` divides: such a region holds nothing else

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from piper.capture.regions.annotate import annotate
+from piper.capture.marks.annotate import annotate
 from piper.errors import CaptureError, Problem
 
 _TABLE = "_piper_tags"  # an attribute of the model, so that copies of the model keep it

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from piper.capture.description.region_graphs import Lowered
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.phases import Layout
-from piper.capture.graphs.region_graphs import Lowered
 from piper.capture.precision import Precision
 from piper.capture.trace.arguments.inputs import spec_of
 from piper.capture.trace.forward import Traced

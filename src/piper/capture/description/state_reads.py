@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from piper.capture.graphs.region_graphs import Lowered
+from piper.capture.description.region_graphs import Lowered
 from piper.capture.torch_private import OpOverload, argument_types, result_names
 
 STATISTICS = {"running_mean", "running_var"}  # arguments of torch's batch norms and their backwards

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
+from piper.capture.description.buckets import Part
+from piper.capture.description.description import Cost, Tags, describe
+from piper.capture.description.region_graphs import Lowered
 from piper.capture.graphs import workspace
 from piper.capture.graphs.flops import GraphWork
 from piper.capture.graphs.phases import Layout, phase_graphs
-from piper.capture.graphs.region_graphs import Lowered
-from piper.capture.regions.buckets import Part
-from piper.capture.regions.description import Cost, Tags, describe
 from piper.ir.model import Region
 from piper.ir.remat_policy import Recomputation, RematPolicy
 from piper.ir.values import Role, Value

@@ -1,0 +1,1 @@
+"""Marks on a forward: which operation belongs to which region."""
