@@ -134,6 +134,8 @@ def test_processes_that_share_a_gpu_are_all_on_the_first(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setenv("LOCAL_RANK", "3")
+    for name in ("CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"):  # set, to be put back
+        monkeypatch.setenv(name, "")
     if shared:
         monkeypatch.setenv(SHARED, "1")
 
