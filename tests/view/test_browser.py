@@ -78,6 +78,20 @@ def test_a_strategy_is_drawn_where_and_in_the_colours_it_should_be(
     assert box(browser, "PP1:F@0", 1)["y"] > first["y"] + first["h"]
 
 
+def test_a_receive_is_not_called_a_send(browser: Browser, tmp_path: Path) -> None:
+    """Both ends of a transfer are one node, whose name begins with `send`."""
+    opened(browser, tmp_path, pipeline())
+
+    labels = browser.js(
+        """piper.S.views[0].devices.map((one) => [...one.kind.keys()]
+          .filter((b) => ["send", "recv"].includes(one.plan.kind[one.at[b]]))
+          .map((b) => [one.plan.kind[one.at[b]], longLabel(piper.S.views[0], one, b)])).flat()"""
+    )
+
+    starts = {(kind, label.split()[0]) for kind, label in labels}
+    assert starts == {("send", "send"), ("recv", "receive")}
+
+
 def test_what_streams_get_of_a_gpu_is_said_of_the_step_and_of_a_bar(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -318,5 +318,7 @@ function shortLabel(view, one, b) {
 function longLabel(view, one, b) {
   const at = one.at[b], node = one.plan.node[at];
   if (KIND_IDS[one.kind[b]] === "loss_norm") return shortLabel(view, one, b);
-  return node < 0 ? one.plan.text[at] : view.run.nodes.id[node];
+  if (node < 0) return one.plan.text[at];
+  const id = view.run.nodes.id[node]; // both ends of a transfer are one node, named by its send
+  return one.plan.kind[at] === "recv" ? id.replace(/^send /, "receive ") : id;
 }
