@@ -20,7 +20,7 @@ from piper.job.batch.shaped_batches import as_in_first
 from piper.job.inspection import inspected, is_inspecting
 from piper.job.job import BatchKind, Job
 from piper.job.loop.around_step import ModelWrites, refuse_modes
-from piper.job.loop.metric_log import Log, metric_log
+from piper.job.loop.metric_log import Log, log_makers, metric_log
 from piper.job.loop.on_nan import OnNan, after_step
 from piper.job.loop.stale_model import StaleModel
 from piper.job.loop.tracing import from_environment, recording
@@ -121,7 +121,7 @@ class Trainer:
             memory_gib=memory_gib, device=device, max_programs=max_programs, whole=whole,
         )  # fmt: skip
         job = Job(model, loss_fn, as_strategy(strategy, processes()), options)
-        first = job.example(example)
+        first, logs = job.example(example), log_makers(log)
         if is_inspecting():
             raise inspected(job, first)
         self.rank = join(timeout, job.device.type == "cuda")
@@ -135,7 +135,7 @@ class Trainer:
         self._programs.get(first, job.kind(self._example, 0), self.steps)
         taken = consistency.digests(model)  # of the values that were copied
         self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken)
-        self._slow, self._log = Stragglers(self.rank, job.device), metric_log(log, self.rank)
+        self._slow, self._log = Stragglers(self.rank, job.device), metric_log(logs, self.rank)
 
     @property
     def _job(self) -> Job:

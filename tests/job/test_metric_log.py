@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import piper
 from piper.errors import InputError
-from piper.job.loop.metric_log import Printed, metric_log
+from piper.job.loop.metric_log import Printed, log_makers, metric_log
 from piper.job.model_flops import model_flops
 from piper.runtime.metrics import NAMES, Metrics, Readings
 from piper.runtime.steps_in_flight import HostSteps
@@ -49,7 +49,7 @@ def test_a_run_writes_a_row_for_each_step(tmp_path: Path) -> None:
 
 def test_a_run_that_resumes_adds_rows(tmp_path: Path) -> None:
     for step in (1, 2):
-        log = metric_log(str(tmp_path / "a.csv"), rank=0)
+        log = metric_log(log_makers(str(tmp_path / "a.csv")), rank=0)
         log.add(metrics(step))
         log.close()
 
@@ -61,14 +61,14 @@ def test_a_run_that_resumes_adds_rows(tmp_path: Path) -> None:
 def test_steps_that_are_taken_again_have_one_row(tmp_path: Path) -> None:
     """A run that ended after step 3 resumes from its checkpoint of step 2."""
     file = tmp_path / "a.csv"
-    first = metric_log(file, rank=0)
+    first = metric_log(log_makers(file), rank=0)
     for step in (1, 2, 3):
         first.add(metrics(step))
     first.close()
     with file.open("a") as torn:
         torn.write("4,2.")  # the process was killed while it wrote
 
-    again = metric_log(file, rank=0)
+    again = metric_log(log_makers(file), rank=0)
     again.resume(2)
     for step in (3, 4):
         again.add(metrics(step))
@@ -82,7 +82,7 @@ def test_a_run_that_begins_anew_keeps_the_file_of_the_one_before_it(
 ) -> None:
     file = tmp_path / "a.csv"
     for steps in ((1, 2), (1, 2, 3), (1,)):
-        log = metric_log(file, rank=0)
+        log = metric_log(log_makers(file), rank=0)
         log.resume(0)
         with caplog.at_level("INFO", "piper"):
             for step in steps:
@@ -99,7 +99,7 @@ def test_a_run_that_begins_anew_keeps_the_file_of_the_one_before_it(
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
-    log = metric_log(tmp_path / "a.csv", rank=1)
+    log = metric_log(log_makers(tmp_path / "a.csv"), rank=1)
     log.add(metrics(1))
     log.close()
 
@@ -174,7 +174,7 @@ def test_a_file_keeps_the_columns_that_it_has(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     file.write_text("step,tokens,loss\r\n1,8,2.5\r\n")
 
-    log = metric_log(file, rank=0)
+    log = metric_log(log_makers(file), rank=0)
     log.add(metrics(2))
     log.close()
 
@@ -189,7 +189,7 @@ def test_weights_and_biases_gets_every_step(monkeypatch: pytest.MonkeyPatch) -> 
     fake = types.SimpleNamespace(run=None, init=lambda: run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
 
-    log = metric_log("wandb", rank=0)
+    log = metric_log(log_makers("wandb"), rank=0)
     log.add(metrics(1, lr=0.1, best_seconds=0.25))
     log.close()
 
@@ -203,15 +203,19 @@ def test_weights_and_biases_gets_every_step(monkeypatch: pytest.MonkeyPatch) -> 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_wrong_logs_are_an_error_on_every_process(
-    rank: int, monkeypatch: pytest.MonkeyPatch
+def test_wrong_logs_are_an_error_before_anything_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def untraceable(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("captured")
+
+    with pytest.raises(InputError, match="'prnit' is not a log"):
+        piper.Trainer(nn.Linear(3, 3), untraceable, example=(X, X), log="prnit")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match="wandb is not installed"):
-        metric_log("wandb", rank)
+        log_makers("wandb")
     with pytest.raises(InputError, match="'tensorbord' is not a log"):
-        metric_log("tensorbord", rank)
+        log_makers("tensorbord")
 
 
 def test_flops_are_those_of_forward_and_backward() -> None:

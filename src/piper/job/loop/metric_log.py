@@ -75,10 +75,16 @@ class MetricLog:
         self.sinks = ()
 
 
-def metric_log(given: Log, rank: int) -> MetricLog:
-    """Wrong names are an error on every process."""
+Makers = Sequence[Callable[[], Sink]]
+
+
+def log_makers(given: Log) -> Makers:
+    """Wrong names are an error on every process, before anything is captured."""
     several = list(given) if isinstance(given, list | tuple) else [given]
-    makers = [maker(one) for one in several if one is not None]
+    return [maker(one) for one in several if one is not None]
+
+
+def metric_log(makers: Makers, rank: int) -> MetricLog:
     return MetricLog([make() for make in makers] if rank == 0 else [])
 
 
