@@ -27,6 +27,7 @@ from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Traced, trace
 from piper.capture.trace.gpu_kernels import with_gpu_kernels
 from piper.capture.trace.randomness import make_reproducible
+from piper.capture.trace.recorded_calls import RecordedCall
 from piper.ir.model import Model, Region
 from piper.ir.naming import RANDOM, RANK, batch_input
 from piper.ir.placement.division import DivisionRequest
@@ -53,6 +54,7 @@ class Captured:
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
     described: DescribedRegions
+    calls: tuple[RecordedCall, ...] = ()  # of torch, in the forward and its loss
     meeting: str = ""  # where rows of a microbatch meet inside the model; empty: nowhere
     undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
     others: Mapping[int, "Captured"] = field(default_factory=dict)  # for microbatches of such rows
@@ -126,18 +128,17 @@ def capture(
     The loss is `loss_fn(model(*example[:-1]), example[-1])`, or `model(*example)` without
     loss_fn. Only shapes and dtypes matter. Weights may be on meta. Python numbers are constants.
 
-    With `divide`, some regions are divided over devices. Requests name the regions of the model
-    that is captured without it. Under a `precision`, parameters have its types, and the caller has
-    converted the example. With `trained`, no region has a backward: for evaluation. It names the
-    parameters that training updates, which keep to their buckets. `whole` tensors are not cut.
+    With `divide`, regions are divided over devices: those of the model that is captured without it.
+    Under a `precision`, parameters have its types, and the caller has converted the example.
+    `trained`: for evaluation, without backwards. It names the parameters that training updates,
+    which keep to their buckets. `whole` tensors are not cut.
     """
     _require(device)
     with torch.set_grad_enabled(trained is None):  # a forward may ask for it
         traced = trace(model, loss_fn, example, device, precision, whole)
     form, meeting = model_form(traced, own=loss_fn is None), meeting_rows(traced)
     traced = _cleaned(traced, divide)
-    chunks = cut(traced)
-    lowered = lower(traced, chunks, forward_only=trained is not None)
+    lowered = lower(traced, chunks := cut(traced), forward_only=trained is not None)
     tags = number_tags([chunk.path for chunk in chunks])
     ids, runs = region_ids(tags)
     _refuse_shared_updates(traced, chunks, ids)
@@ -153,11 +154,12 @@ def capture(
         unused=bucketed.unused,
         device=device,
         kernels=Kernels(made.graphs),
-        dropouts={id: chunk.first_dropout for id, chunk in zip(ids, chunks, strict=True)},
+        dropouts=dict(zip(ids, (chunk.first_dropout for chunk in chunks), strict=True)),
         form=form,
         experts=_experts(found, lowered, bucketed, traced.mode),
         output=traced.output,
         described=made,
+        calls=traced.calls,
         meeting=meeting,
         undivided=traced.undivided,
     )

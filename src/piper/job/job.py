@@ -44,6 +44,7 @@ from piper.job.loss.loss_reduction import (
 )
 from piper.job.loss.mean_loss_check import refuse_no_mean
 from piper.job.loss.microbatch_trial import MicrobatchTrials
+from piper.job.loss.whole_batch import WholeBatch
 from piper.job.memory.memory_check import refuse_too_large
 from piper.job.memory.memory_limit import MemoryLimit, memory_limit, require_limit
 from piper.job.memory.remat_choice import fitted
@@ -376,7 +377,8 @@ class Job:
             refuse_no_mean(self.loss_fn, found.output, batch, one.rows or 0)
         parts = batch.parts(self.microbatches, self.rows.microbatches(batch))
         said = self.options.reduction is not None or reduction.weight is not None
-        trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said)
+        whole = WholeBatch(self.rows.of_all_microbatches(batch), runs, self.precision)
+        trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said, whole)
         for line in (*reduction.warnings(parts), *trial):
             LOG.warning("%s", line)
 
@@ -390,10 +392,9 @@ class Job:
     ) -> StepInputs:
         """The inputs of a program for one step. Dropout is seeded by the step."""
         moved = self.converted(batch.map(move or (lambda tensor: tensor.to(self.device))))
-        seed = self.options.seed * 1_000_003 + step
-        first = feed * self.microbatches
-        options = self.options
+        options, first = self.options, feed * self.microbatches
+        seed = options.seed * 1_000_003 + step
         found = StepInputs(moved.tensors, tuple(shares), seed, options.max_norm, first)
-        if self.rows.unequal:
-            found = replace(found, first_row=self.rows.first_rows(batch.rows or 0, feed))
-        return replace(found, only_finite=options.on_nan is not None, whole=batch.whole)
+        rows = self.rows.first_rows(batch.rows or 0, feed) if self.rows.unequal else found.first_row
+        finite = options.on_nan is not None
+        return replace(found, first_row=rows, only_finite=finite, whole=batch.whole)

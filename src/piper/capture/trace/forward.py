@@ -1,7 +1,6 @@
 """Trace the whole forward pass, up to the loss, into one graph. Weights need no memory."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,30 +9,28 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture import refusals, torch_private, tracing_private
-from piper.capture.marks.annotate import recording
-from piper.capture.marks.tags import tagging
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
-from piper.capture.python_state.function_caches import forgetting
 from piper.capture.python_state.graph_equality import Numbering
 from piper.capture.python_state.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.source_lines import is_transformed, line_of
-from piper.capture.trace import float8, functions, side_effects
+from piper.capture.trace import float8, side_effects
 from piper.capture.trace.arguments.batch_dimension import new_size
 from piper.capture.trace.arguments.call_arguments import own_loss, split
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
 from piper.capture.trace.arguments.loss_call import called
 from piper.capture.trace.arguments.outputs import Output, joined
 from piper.capture.trace.attribute_buffers import make_buffers, plain_attributes, unmake_buffers
-from piper.capture.trace.conversions import converting, gradient_types, in_type, parameter_types
+from piper.capture.trace.conversions import gradient_types, in_type, parameter_types
 from piper.capture.trace.decisions.both_ways import with_both_ways
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.decisions.shared_draws import mark_shared
 from piper.capture.trace.decisions.ways import Way
 from piper.capture.trace.model_copy import throw_away
-from piper.capture.trace.replaced_calls import ReplacedCalls
+from piper.capture.trace.recorded_calls import RecordedCall, RecordedCalls
+from piper.capture.trace.tracing import tracing
 from piper.errors import CaptureError
 from piper.ir.placement.placements import Placement
 from piper.ir.values import TensorSpec
@@ -58,6 +55,7 @@ class Traced:
     inputs: Inputs
     device: str
     output: Output  # of the model, which the loss reads
+    calls: tuple[RecordedCall, ...]  # of the forward and its loss
     precision: Precision | None = None
     gradients: dict[str, str] = field(default_factory=dict)  # types of sums, if not their own
     random: fx.Node | None = None  # the placeholder of the random seed, behind the batch
@@ -122,6 +120,7 @@ def trace(
         inputs=attempt.inputs,
         device=device,
         output=attempt.seen[-1],
+        calls=tuple(attempt.calls),
         precision=precision,
         gradients=gradient_types(model, precision),
     )
@@ -144,20 +143,30 @@ def output_graph(
 
 
 def run_once(
-    model: nn.Module, loss_fn: Loss | None, inputs: Inputs, device: str, precision: Precision | None
-) -> None:
-    """Run the model and its loss on tensors without values. Raises what they raise."""
+    model: nn.Module,
+    loss_fn: Loss | None,
+    inputs: Inputs,
+    device: str,
+    precision: Precision | None,
+    lines: bool = False,
+) -> list[RecordedCall]:
+    """Run the model and its loss on tensors without values. Raises what they raise.
+
+    Returns what they called, with `lines` if asked.
+    """
     attempt = _Attempt(model, loss_fn, inputs, device, precision)
-    with _tracing(model, attempt.view, attempt.mode, precision), RandomDecisions():
+    calls = RecordedCalls(attempt.seen, lines)
+    with tracing(model, attempt.view, attempt.mode, precision), RandomDecisions(), calls:
         before = Snapshot(attempt.reach)
         weights, buffers, batch = attempt.fakes()
         named = zip([*attempt.parameters, *attempt.buffers], [*weights, *buffers], strict=True)
         output = TYPES[precision.output] if precision else None
         state, arguments = dict(named), inputs.join(batch)
         try:
-            _loss(attempt.view, state, attempt.loss.bound(state), arguments, [], output)
+            _loss(attempt.view, state, attempt.loss.bound(state), arguments, attempt.seen, output)
         finally:
             before.restore()
+    return calls.calls
 
 
 def _find_carried(attempt: "_Attempt", given: Given, error: RuntimeError) -> None:
@@ -200,6 +209,7 @@ class _Attempt:
         self.carried_by_loss: list[str] = []  # buffers of the loss that it updates
         self.decisions: Callable[[], RandomDecisions] = RandomDecisions
         self.numbering = Numbering()
+        self.calls: list[RecordedCall] = []  # of the last trace
 
     def root(self) -> fx.GraphModule:
         """The graph of one step, if the next step computes the same."""
@@ -263,10 +273,11 @@ class _Attempt:
             left.append(Snapshot(self.reach))
             return [*found, *(place.value for place in left[-1].traced()), *decisions.marks]
 
-        with _tracing(self.model, self.view, self.mode, self.precision), decisions:
+        calls = RecordedCalls(self.seen)
+        with tracing(self.model, self.view, self.mode, self.precision), decisions, calls:
             before = Snapshot(self.reach)
             root = _trace(forward, *self.fakes())
-        kept, count = left[-1].traced(), len(decisions.marks)
+        kept, count, self.calls = left[-1].traced(), len(decisions.marks), calls.calls
         return Once(root, tuple(self.updated), before, left[-1], kept, count)
 
     def fakes(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -294,29 +305,6 @@ class _Attempt:
         _refuse_updated_parameters([name for name in self.updated if name in self.parameters])
         _refuse_updated_inputs(batch)
         return [loss, *(after[name] for name in self.updated)]
-
-
-@contextmanager
-def _tracing(
-    model: nn.Module, view: nn.Module, mode: Any, precision: Precision | None
-) -> Iterator[None]:
-    """While this is open, the view can be traced, and the model must not change."""
-    with ExitStack() as stack:
-        stack.enter_context(functions.intercepted())
-        stack.enter_context(forgetting())
-        stack.enter_context(side_effects.unchanged(model))
-        stack.enter_context(side_effects.no_python_randomness())
-        stack.enter_context(side_effects.no_inference_mode())
-        stack.enter_context(torch_private.unchecked_distributions())
-        stack.enter_context(recording())
-        stack.enter_context(converting(view, precision))  # first, to end inside the tags
-        stack.enter_context(tagging(view))
-        stack.enter_context(mode)
-        stack.enter_context(side_effects.PropertiesAsInEager())
-        stack.enter_context(side_effects.DropoutIsCopied())
-        stack.enter_context(side_effects.NoGradients())
-        stack.enter_context(ReplacedCalls())
-        yield
 
 
 def _refuse_updated_inputs(batch: list[Tensor]) -> None:

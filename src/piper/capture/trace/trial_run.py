@@ -54,6 +54,7 @@ class Trial:
     coarsest: torch.dtype
     calls: list[Result] = field(default_factory=list)
     own_derivatives: list[str] = field(default_factory=list)  # lines with those of the user's
+    rounded: dict[torch.dtype, str] = field(default_factory=dict)  # coarse types, and first lines
 
 
 @dataclass
@@ -85,13 +86,16 @@ class TrialRuns:
         found = self._run(arguments, dtype, calls, self.state(dtype))
         return replace(found, loss=found.loss.detach())
 
+    @property
+    def trained(self) -> list[str]:
+        return [name for name, one in self.model.named_parameters() if one.requires_grad]
+
     def gradients(
         self, arguments: tuple[Any, ...], dtype: torch.dtype | None, factor: float
     ) -> Tensor:
         """The derivative of so much of the loss by all parameters, as one vector."""
         state = self.state(dtype)
-        trained = [name for name, one in self.model.named_parameters() if one.requires_grad]
-        leaves = {name: state[name].detach().requires_grad_() for name in trained}
+        leaves = {name: state[name].detach().requires_grad_() for name in self.trained}
         with torch.enable_grad():
             found = factor * self._run(arguments, dtype, False, state | leaves).loss.sum()
             given = found, list(leaves.values())
@@ -126,7 +130,7 @@ def _called(
     found = own_loss(output) if loss_fn is None else loss_fn(output, arguments[-1])
     seen.kept = False
     leaves = [leaf.detach() for leaf in flatten(output)[0] if isinstance(leaf, Tensor)]
-    return Trial(leaves, found, types.coarsest, seen.results, types.own_derivatives)
+    return Trial(leaves, found, types.coarsest, seen.results, types.own_derivatives, types.rounded)
 
 
 def _moved(tensor: Tensor) -> Tensor:
@@ -170,6 +174,7 @@ class SameDraws(TorchDispatchMode):
     def __init__(self, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.dtype, self.coarsest, self.own_derivatives = dtype, torch.float64, list[str]()
+        self.rounded = dict[torch.dtype, str]()
 
     def apply(self, function: type, *args: Any) -> Any:
         self.own_derivatives.append(current_line())
@@ -178,7 +183,9 @@ class SameDraws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is aten._to_copy.default and kwargs.get("dtype") in COARSER:
-            kwargs["dtype"] = self.dtype or kwargs["dtype"]  # rounding would hide what differs
+            if (coarse := kwargs["dtype"]) not in self.rounded:
+                self.rounded[coarse] = current_line()
+            kwargs["dtype"] = self.dtype or coarse  # rounding would hide what differs
         name, found = func.overloadpacket.__name__, func(*args, **kwargs)
         if is_custom(func):
             self.own_derivatives.append(current_line())

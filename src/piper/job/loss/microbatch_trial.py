@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from piper.capture import Captured
-from piper.capture.trace.trial_run import Result, Trial, TrialRuns, in_type
+from piper.capture.trace.trial_run import Trial, TrialRuns, in_type
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.random_batches import drawn
+from piper.job.batch.replica_batches import with_rows
 from piper.job.loss.loss_reduction import (
     OWN_ROWS,
     LossReduction,
@@ -23,7 +24,14 @@ from piper.job.loss.loss_reduction import (
     unknown_lines,
 )
 from piper.job.loss.mean_loss_check import ROUNDING
+from piper.job.loss.rows_compared import (
+    is_among,
+    is_in_another_order,
+    rows_apart,
+    where_rows_meet,
+)
 from piper.job.loss.trial_size import TrialSize, trial_size
+from piper.job.loss.whole_batch import WholeBatch
 
 LOG = logging.getLogger("piper")
 DRAWS = 3  # pairs of random microbatches: one may be equal by chance
@@ -35,6 +43,19 @@ class Verdict:
 
     warnings: tuple[str, ...] = ()
     untried: str = ""
+    times: int | None = None  # so many microbatches were compared with a whole, and none differs
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A pair of random microbatches, which a batch has in turn, so many times.
+
+    `backward`: also compare gradients, though no derivative is the user's own.
+    """
+
+    seed: int
+    times: int = 2
+    backward: bool = False
 
 
 UNTRIED = (
@@ -57,11 +78,15 @@ class MicrobatchTrials:
         one: Batch,
         reduction: LossReduction,
         said: bool,
+        batch: WholeBatch,
     ) -> Iterator[str]:
         """Warnings that are new. Where rows are proved to meet, another one says so."""
-        if kind in self.verdicts:
+        if (kind, batch.sizes) in self.verdicts:
             return
-        found = self.verdicts[kind] = tried(runs, captured, one, reduction, said)
+        found = tried(runs, captured, one, reduction, said, batch.times or 2)
+        if not captured.meeting and not found.warnings and found.times != batch.times:
+            found = replace(found, warnings=tuple(batch.warnings(captured)))
+        self.verdicts[kind, batch.sizes] = found
         yield from () if captured.meeting else found.warnings
         if found.untried:
             LOG.info(UNTRIED, found.untried)
@@ -76,8 +101,10 @@ def tried(
     one: Batch,
     reduction: LossReduction,
     said: bool,
+    times: int,
 ) -> Verdict:
-    """Compare the loss of two random microbatches like this one with that of both together.
+    """Compare the loss of two random microbatches like this one with that of both together, and
+    with a batch of so many `times` a microbatch, if that is small.
 
     Raises an error if these differ for another reason than rows that meet. `said`: the user says
     how losses are put together, so only rows count.
@@ -87,16 +114,24 @@ def tried(
         return Verdict(untried="it would take seconds")
     if not size.is_whole:
         LOG.info("comparing the loss of microbatches with that of a whole batch, on %s", size)
-    draws = range(DRAWS if size.is_whole else 1)
-    found = (once(runs, one, size, reduction, said, seed) for seed in draws)
-    return next((verdict for verdict in found if verdict != Verdict()), Verdict())
+    most = times if size.is_whole and size.takes(times) else 2
+    draws = [Draw(seed) for seed in range(DRAWS - 1)] if size.is_whole else []
+    draws.append(Draw(DRAWS, most, backward=size.is_whole))
+    found = (once(runs, one, size, reduction, said, draw) for draw in draws)
+    done = Verdict(times=most if size.is_whole and not said else None)
+    return next((verdict for verdict in found if verdict != Verdict()), done)
 
 
 def once(
-    runs: TrialRuns, one: Batch, size: TrialSize, reduction: LossReduction, said: bool, seed: int
+    runs: TrialRuns,
+    one: Batch,
+    size: TrialSize,
+    reduction: LossReduction,
+    said: bool,
+    draw: Draw,
 ) -> Verdict:
     """A trial on one pair of random microbatches."""
-    found = halves_and_whole(runs, size.cut(one), size.rows, seed)
+    found = parts_and_whole(runs, size.cut(one), size.rows, draw)
     if isinstance(found, str):
         return Verdict(untried=found)
     if reduction.weight is not None and not found.rows_differ():
@@ -108,19 +143,20 @@ def once(
     if together is None and not (found.rows_differ() or found.rows_moved()):
         return Verdict()
     if together is not None and found.same(together, found.whole.loss):
-        return found.judged_backward(reduction)
+        return found.judged_types() or found.judged_backward(reduction, draw.backward)
     seen = found.with_calls()
     if not seen.same(seen.whole.loss, found.whole.loss):
         return Verdict(untried="it gives other numbers when it runs again")
     return Verdict(tuple(seen.judged(reduction, together, said)))
 
 
-def halves_and_whole(runs: TrialRuns, one: Batch, rows: int, seed: int) -> Comparison | str:
+def parts_and_whole(runs: TrialRuns, one: Batch, rows: int, draw: Draw) -> Comparison | str:
     """Both microbatches and the whole, in float64 if the model runs in it. Otherwise, why not."""
     why = ""
     for dtype, varied in product((torch.float64, None), (True, False)):
         try:
-            made = Comparison.of(runs, two_like(one, rows, varied, seed), dtype, calls=False)
+            pair = two_like(one, rows, varied, draw.seed)
+            made = Comparison.of(runs, pair, draw.times, dtype, calls=False)
         except Exception as error:  # whatever it is, there is no trial
             why = f"{type(error).__name__} {str(error).partition(chr(10))[0]}".rstrip()
             continue
@@ -145,25 +181,37 @@ def two_like(one: Batch, rows: int, varied: bool, seed: int) -> Batch:
     return one.change_rows(draw).map(lambda tensor: tensor.cpu())
 
 
+def in_turn(pair: Batch, times: int) -> Batch:
+    """So many microbatches: those of a pair, in turn."""
+    return with_rows(pair, times * ((pair.rows or 0) // 2)) if times != 2 else pair
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """A whole batch, and its two halves."""
+    """A whole batch of so many microbatches: the two of a pair, in turn."""
 
     runs: TrialRuns
-    batch: Batch
+    pair: Batch
+    times: int
     dtype: torch.dtype | None
     whole: Trial
     halves: tuple[Trial, Trial]
 
     @staticmethod
-    def of(runs: TrialRuns, batch: Batch, dtype: torch.dtype | None, calls: bool) -> Comparison:
-        batch = batch.map(lambda tensor: in_type(tensor, dtype))
-        parts = (batch, *batch.parts(2))
+    def of(
+        runs: TrialRuns, pair: Batch, times: int, dtype: torch.dtype | None, calls: bool
+    ) -> Comparison:
+        pair = pair.map(lambda tensor: in_type(tensor, dtype))
+        parts = (in_turn(pair, times), *pair.parts(2))
         whole, one, other = (runs.run(part.arguments, dtype, calls) for part in parts)
-        return Comparison(runs, batch, dtype, whole, (one, other))
+        return Comparison(runs, pair, times, dtype, whole, (one, other))
 
     def with_calls(self) -> Comparison:
-        return Comparison.of(self.runs, self.batch, self.dtype, calls=True)
+        return Comparison.of(self.runs, self.pair, self.times, self.dtype, calls=True)
+
+    @property
+    def batch(self) -> Batch:
+        return in_turn(self.pair, self.times)
 
     @property
     def is_finite(self) -> bool:
@@ -179,30 +227,40 @@ class Comparison:
         return one.numel() == other.numel() and is_among(a[None], b[None], self.tolerance)
 
     def together(self, reduction: LossReduction, is_whole: bool) -> Tensor | None:
-        """The loss of both halves, as Piper puts them together.
+        """The loss of all microbatches, as Piper puts them together.
 
-        None if it depends on what halves count: that is known for whole microbatches only.
+        None if it depends on what they count: that is known for whole microbatches only.
         """
         if reduction.form.counts and not is_whole:
             return None
         pairs = zip(self.shares(reduction), self.halves, strict=True)
         return torch.stack([share * one.loss.double().sum() for share, one in pairs]).sum()
 
-    def shares(self, reduction: LossReduction) -> tuple[float, ...]:
-        own = reduction.weights(self.batch, 2)
-        return reduction.shares(own, sum(own))
+    def shares(self, reduction: LossReduction) -> tuple[float, float]:
+        """Of the first of the pair and of the second, each as often as it comes."""
+        own = reduction.weights(self.batch, self.times)
+        shares = reduction.shares(own, sum(own))
+        return sum(shares[::2]), sum(shares[1::2])
 
-    def judged_backward(self, reduction: LossReduction) -> Verdict:
-        """The loss adds up. Gradients do, too, unless the user's own derivatives mix rows."""
+    def judged_types(self) -> Verdict | None:
+        """Results are rounded to the same types, which the trial itself does not do."""
+        found = [one.rounded for one in (self.whole, *self.halves)]
+        every = {kind: line for one in reversed(found) for kind, line in one.items()}
+        apart = [line for kind, line in every.items() if any(kind not in one for one in found)]
+        return Verdict((own_rows(apart[0]),)) if apart else None
+
+    def judged_backward(self, reduction: LossReduction, wanted: bool) -> Verdict:
+        """The loss adds up. Gradients do, too, unless the user's own derivatives mix rows, or a
+        value is detached for some numbers of rows only."""
         lines = self.whole.own_derivatives
-        if not lines:
+        if not (lines or wanted) or not self.runs.trained:
             return Verdict()
-        parts = zip((self.batch, *self.batch.parts(2)), (1.0, *self.shares(reduction)), strict=True)
+        parts = zip((self.batch, *self.pair.parts(2)), (1.0, *self.shares(reduction)), strict=True)
         try:
             found = [self.runs.gradients(one.arguments, self.dtype, f) for one, f in parts]
         except Exception as error:  # whatever it is, there is no trial
             return Verdict(untried=f"{type(error).__name__} in its backward")
-        if self.same(found[0], found[1] + found[2]):
+        if self.same(found[0], found[1] + found[2]) or not found[0].isfinite().all():
             return Verdict()
         return Verdict((gradients_meet(", ".join(dict.fromkeys(filter(None, lines)))),))
 
@@ -210,7 +268,8 @@ class Comparison:
         self, reduction: LossReduction, together: Tensor | None, said: bool
     ) -> Iterator[str]:
         """Warnings. What differs is rows, a number that the model returns, or else the loss."""
-        lines = (where_rows_meet(self.whole.calls, h.calls, self.tolerance) for h in self.halves)
+        how = self.times, self.tolerance
+        lines = (where_rows_meet(self.whole.calls, one.calls, *how) for one in self.halves)
         where = next(filter(None, lines), "")
         if self.rows_differ() or self.rows_moved() or (self.is_own_loss and where):
             yield own_rows(where or self.where_rows_move())
@@ -229,7 +288,7 @@ class Comparison:
     def rows_differ(self) -> bool:
         """Whether a row of the output of a half is no row of the output of the whole."""
         return any(
-            rows_apart(whole, half, self.tolerance)
+            rows_apart(whole, half, self.times, self.tolerance)
             for one in self.halves
             for whole, half in zip(self.whole.output, one.output, strict=True)
         )
@@ -237,7 +296,7 @@ class Comparison:
     def rows_moved(self) -> bool:
         """Whether rows depend on the others for their place, as if sorted. Labels do not move."""
         return any(
-            is_in_another_order(whole, one, other, self.tolerance)
+            is_in_another_order(whole, one, other, self.times, self.tolerance)
             for whole, one, other in self.outputs
         )
 
@@ -247,7 +306,7 @@ class Comparison:
         if len({tuple(result.line for result in one) for one in calls}) > 1:
             return ""
         moved = [
-            is_in_another_order(whole.tensor, one.tensor, other.tensor, self.tolerance)
+            is_in_another_order(whole.tensor, one.tensor, other.tensor, self.times, self.tolerance)
             for whole, one, other in zip(*calls, strict=True)
         ]
         results = list(zip(self.whole.calls, moved, strict=True))
@@ -264,8 +323,9 @@ class Comparison:
         for position, (whole, one, other) in enumerate(self.outputs):
             if whole.shape != one.shape or position in sums:
                 continue
-            total = one.double() + other.double()
-            if self.same(whole, total / 2):
+            total = one.double() * (self.times - self.times // 2)
+            total += other.double() * (self.times // 2)
+            if self.same(whole, total / self.times):
                 continue
             where = self.line_of(whole)
             if self.same(whole, total):
@@ -282,67 +342,11 @@ class Comparison:
         return next(found, "")
 
 
-def where_rows_meet(whole: Sequence[Result], half: Sequence[Result], tolerance: float) -> str:
-    """The first line whose result for a half is no part of its result for the whole."""
-    if [one.line for one in whole] != [one.line for one in half]:  # as in a loop over rows
-        whole, half = last_of_each_line(whole), last_of_each_line(half)
-    pairs = zip(whole, half, strict=False)
-    apart = (a.line for a, b in pairs if rows_apart(a.tensor, b.tensor, tolerance))
-    return next(apart, "")
-
-
-def last_of_each_line(results: Sequence[Result]) -> list[Result]:
-    """In the order in which they first ran."""
-    return list({one.line: one for one in results}.values())
-
-
-def rows_apart(whole: Tensor, half: Tensor, tolerance: float) -> bool:
-    """Whether a row of one tensor is missing in the other, which has twice as many rows."""
-    dim = growing(whole, half)
-    if dim is None:
-        return False
-    some, rows = (plain(one.movedim(dim, 0)) for one in (half, whole))
-    return not is_among(some, rows, tolerance)
-
-
-def is_in_another_order(whole: Tensor, one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether the rows of both halves, one after the other, are not those of the whole."""
-    dim = growing(whole, one)
-    if dim is None or one.shape != other.shape:
-        return False
-    joined, rows = (plain(t.movedim(dim, 0)) for t in (torch.cat([one, other], dim), whole))
-    return not is_among(joined.reshape(1, -1), rows.reshape(1, -1), tolerance)
-
-
-def growing(whole: Tensor, half: Tensor) -> int | None:
-    """The dimension of rows, of which one tensor has twice as many."""
-    if whole.dim() != half.dim() or whole.dtype is torch.bool or not half.numel():
-        return None
-    pairs = list(zip(whole.shape, half.shape, strict=True))
-    grows = [dim for dim, (a, b) in enumerate(pairs) if a != b]
-    return (
-        grows[0] if len(grows) == 1 and whole.shape[grows[0]] == 2 * half.shape[grows[0]] else None
-    )
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """Rows of real and finite numbers."""
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.double().reshape(len(tensor), -1).nan_to_num(0.0, 1.0, -1.0)
-
-
-def is_among(some: Tensor, rows: Tensor, tolerance: float) -> bool:
-    """Whether each of some rows is one of the others, up to rounding."""
-    size = float(max(some.abs().max(), rows.abs().max())) if some.numel() else 0.0
-    apart = torch.cdist(some[None], rows[None], p=float("inf"))[0]
-    return bool((apart.amin(1) <= tolerance * size).all())
-
-
 def gradients_meet(where: str) -> str:
-    at = f" ({where})" if where else ""
+    at = f", in the backward of your own functions ({where})" if where else ""
     return (
-        "the gradients of rows depend on other rows of the batch, or on their number, in the "
-        f"backward of your own functions{at}: each microbatch uses its own rows, as in a loop that "
+        "the gradients of rows depend on other rows of the batch, or on their number"
+        f"{at}: each microbatch uses its own rows, as in a loop that "
         "accumulates gradients; use one microbatch and one replica to make them equal"
     )
 

@@ -28,6 +28,11 @@ class TrialSize:
     is_whole: bool = True  # all of the microbatch
     tokens: int | None = None
     length: int | None = None
+    flops: float = 0.0  # of the microbatch, if it is whole
+
+    def takes(self, times: int) -> bool:
+        """Whether so many microbatches together are a small trial, too."""
+        return bool(times * self.flops <= MOST * torch.get_num_threads())
 
     def __str__(self) -> str:
         return f"{self.rows} rows" + (f" of {self.tokens} tokens" if self.tokens else "")
@@ -54,7 +59,7 @@ def trial_size(captured: Captured, one: Batch) -> TrialSize | None:
     if needed_bytes(captured) > min(LIMIT, free_memory() // SHARE):
         return None
     if flops <= WHOLE:
-        return TrialSize(rows)
+        return TrialSize(rows, flops=flops)
     fewer, limit = min(ROWS, rows), MOST * torch.get_num_threads()
     flops *= fewer / rows
     if flops <= limit:

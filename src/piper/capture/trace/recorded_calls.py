@@ -1,0 +1,186 @@
+"""What a forward calls, to tell whether it calls the same with another number of rows.
+
+Python code may branch on the number of rows: `if len(x) > 5`, `min(len(x), 6)`, `x[:6]`. A graph
+shows only the way that its microbatch takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from piper.capture.source_lines import current_line
+from piper.capture.torch_private import is_real
+
+ARITHMETIC = frozenset({
+    "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "truediv",
+    "floordiv", "floor_divide", "pow", "float_power", "mod", "remainder", "fmod", "radd", "rmul",
+    "rtruediv", "rfloordiv", "rpow", "rmod", "iadd", "isub", "imul", "itruediv", "ipow", "clamp",
+    "clamp_min", "clamp_max", "clip", "addcmul", "addcdiv", "lerp", "masked_fill", "fill",
+    "full_like", "where", "softplus", "leaky_relu", "dropout",
+})  # fmt: skip
+SMALL = 64  # elements of a constant that are compared
+PLAIN = (str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One call of torch: which function, on what, and the sizes of its results."""
+
+    function: Any
+    given: tuple[Any, ...]  # where tensors come from, and all else that is no number
+    numbers: tuple[Number, ...]
+    sizes: tuple[Any, ...]  # of the results, with their types
+    gradients: bool
+    in_loss: bool
+    line: str = ""
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", "").strip("_")
+
+
+class RecordedCalls(torch.overrides.TorchFunctionMode):
+    """Records calls, with `lines` if a user will see them. `outputs` grows before the loss."""
+
+    def __init__(self, outputs: Sequence[Any], lines: bool = False) -> None:
+        super().__init__()
+        self.outputs, self.before, self.lines = outputs, len(outputs), lines
+        self.calls = list[RecordedCall]()
+        self.places = dict[int, Any]()  # of tensors, by id: the call that gave it, or its number
+        self.alive = list[Tensor]()  # ids are used again for others
+
+    def __exit__(self, *error: Any) -> None:
+        self.places, self.alive = {}, []
+        super().__exit__(*error)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        results = list(flat(found))
+        if found is None or any(isinstance(one, Tensor) for one in results):
+            self.keep(func, list(flat((args, kwargs))), results)
+        return found
+
+    def keep(self, func: Any, given: list[Any], results: list[Any]) -> None:
+        place = len(self.calls)
+        given = [*given, *self.constants(given)]
+        numbers = tuple(one for one in given if is_number(one))
+        others = tuple(self.source(one) for one in given if not is_number(one))
+        sizes = tuple(described(one) for one in results)
+        how = torch.is_grad_enabled(), len(self.outputs) > self.before
+        line = current_line() if self.lines else ""
+        self.calls.append(RecordedCall(func, others, numbers, sizes, *how, line))
+        for k, one in enumerate(results):
+            if isinstance(one, Tensor):
+                self.places[id(one)] = (place, k)
+                self.alive.append(one)
+
+    def constants(self, given: list[Any]) -> Iterator[Any]:
+        """The elements of small constants that no call gave."""
+        for one in given:
+            if isinstance(one, Tensor) and id(one) not in self.places and is_real(one):
+                yield from flat(one.tolist()) if 0 < one.numel() <= SMALL else ()
+
+    def source(self, one: Any) -> Any:
+        """Where a tensor comes from. Those that no call gave are numbered by their first use."""
+        if not isinstance(one, Tensor):
+            return one if isinstance(one, PLAIN) else repr(type(one))
+        if id(one) not in self.places:
+            self.places[id(one)] = f"given {len(self.places)}"
+            self.alive.append(one)
+        return self.places[id(one)]
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """The leaves of arguments, through lists, dicts and slices."""
+    match value:
+        case list() | tuple():
+            for one in value:
+                yield from flat(one)
+        case dict():
+            for name, one in value.items():
+                yield name
+                yield from flat(one)
+        case slice():
+            yield from ("slice", value.start, value.stop, value.step)
+        case numpy.ndarray() | numpy.generic() if value.size <= SMALL:
+            yield from flat(value.tolist())
+        case _:
+            yield value
+
+
+def is_number(one: Any) -> bool:
+    return isinstance(one, int | float) and not isinstance(one, bool)
+
+
+def described(one: Any) -> Any:
+    """The type and the sizes of a tensor. Sizes that depend on values are not known."""
+    if not isinstance(one, Tensor):
+        return None
+    return str(one.dtype), tuple(n if isinstance(n, int) else None for n in one.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """The rows of a microbatch, and those of the whole batch."""
+
+    own: int
+    all: int
+
+    def first_difference(
+        self, one: Sequence[RecordedCall], other: Sequence[RecordedCall]
+    ) -> RecordedCall | None:
+        """The first call, of all rows, that is another one than that of the microbatch."""
+        for a, b in zip(one, other, strict=False):
+            if not self.same(a, b):
+                return b
+        longer = max(one, other, key=len)
+        return longer[min(len(one), len(other))] if len(one) != len(other) else None
+
+    def same(self, a: RecordedCall, b: RecordedCall) -> bool:
+        if a == b:
+            return True
+        if (a.function, a.given, a.gradients) != (b.function, b.given, b.gradients):
+            return False
+        return self.same_sizes(a.sizes, b.sizes) and self.same_numbers(a, b)
+
+    def same_sizes(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
+        return len(one) == len(other) and all(map(self.same_tensor, one, other))
+
+    def same_tensor(self, one: Any, other: Any) -> bool:
+        if one is None or other is None:
+            return one is other
+        kinds, dims = one[0] == other[0], len(one[1]) == len(other[1])
+        return kinds and dims and all(map(self.follows, one[1], other[1]))
+
+    def same_numbers(self, a: RecordedCall, b: RecordedCall) -> bool:
+        """A number that scales rows is none of their sizes. Where no rows are, it makes a mean."""
+        if len(a.numbers) != len(b.numbers):
+            return False
+        if a.name not in ARITHMETIC:
+            return all(map(self.follows, a.numbers, b.numbers))
+        if a.sizes != b.sizes and not a.in_loss:
+            return a.numbers == b.numbers
+        return all(map(self.is_scaled, a.numbers, b.numbers))
+
+    def follows(self, one: Number | None, other: Number | None) -> bool:
+        """Whether a size is one of so many rows: a multiple of them, and something beside it."""
+        if one == other:
+            return True
+        if not isinstance(one, int) or not isinstance(other, int):
+            return False
+        return (other - one) % (self.all - self.own) == 0 or one * self.all == other * self.own
+
+    def is_scaled(self, one: Number, other: Number) -> bool:
+        """Whether a number is the same, or in proportion to rows, or to their inverse."""
+        if one == other:
+            return True
+        most = 1e-9 * max(abs(one * self.all), abs(other * self.all))
+        pairs = (one * self.all, other * self.own), (one * self.own, other * self.all)
+        return any(abs(x - y) <= most for x, y in pairs)

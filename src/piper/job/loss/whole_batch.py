@@ -1,0 +1,82 @@
+"""Whether a model does with the rows of the whole batch what it does with those of a microbatch.
+
+Python code may branch on their number, between two microbatches, which a trial compares, and all.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from piper.capture import Captured, Precision
+from piper.capture.torch_private import VALUE_WANTED, fake_errors_unlogged
+from piper.capture.trace.forward import run_once
+from piper.capture.trace.recorded_calls import RecordedCall, RowCounts
+from piper.capture.trace.trial_run import TrialRuns
+from piper.errors import CaptureError
+from piper.job.batch.batch import Sizes
+
+LOG = logging.getLogger("piper")
+
+
+@dataclass(frozen=True)
+class WholeBatch:
+    """The rows of each microbatch of all replicas, and the model that should not care."""
+
+    sizes: Sizes
+    runs: TrialRuns
+    precision: Precision | None
+
+    @property
+    def rows(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def times(self) -> int | None:
+        """So many equal microbatches. None: they have different sizes."""
+        return len(self.sizes) if len(set(self.sizes)) == 1 else None
+
+    def warnings(self, captured: Captured) -> Iterator[str]:
+        """For each size of microbatches that calls something else than the whole batch does."""
+        for own in dict.fromkeys(self.sizes):
+            if own < self.rows:
+                yield from self._compared(captured, RowCounts(own, self.rows))
+
+    def _compared(self, captured: Captured, rows: RowCounts) -> Iterator[str]:
+        """With lines, and once more for the microbatch, only if something differs."""
+        known = captured.calls if rows.own == captured.inputs.rows else ()
+        try:
+            if rows.first_difference(known, self._calls(captured, rows.all)) is None:
+                return
+            own, found = (self._calls(captured, n, True) for n in (rows.own, rows.all))
+            differs = rows.first_difference(own, found)
+        except (CaptureError, *VALUE_WANTED) as error:
+            yield other_code(rows, first_line(error))
+        except Exception as error:  # plain training on the whole batch fails, too
+            what = f"{type(error).__name__} {first_line(error)}"
+            LOG.info("the model does not run with the %d rows of the batch: %s", rows.all, what)
+        else:
+            if differs is not None:
+                yield other_code(rows, differs.line)
+
+    def _calls(self, captured: Captured, rows: int, lines: bool = False) -> list[RecordedCall]:
+        given = captured.inputs.with_rows(rows), captured.device, self.precision
+        with fake_errors_unlogged(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the trace gave them
+            return run_once(self.runs.model, self.runs.loss_fn, *given, lines)
+
+
+def other_code(rows: RowCounts, where: str) -> str:
+    at = f" ({where})" if where else ""
+    return (
+        f"with the {rows.all} rows of the whole batch, the model or its loss calls something else "
+        f"than with the {rows.own} of a microbatch{at}: each microbatch uses its own rows, as in a "
+        "loop that accumulates gradients, so the loss may differ from that of one batch; do not "
+        "branch on the number of rows, or use one microbatch and one replica to make them equal"
+    )
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition(chr(10))[0]
