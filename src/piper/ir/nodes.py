@@ -18,14 +18,37 @@ Tags = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
-    """One annotated region of the model, in one phase, on one microbatch."""
+class Base:
+    """What all nodes have."""
 
     id: NodeId
+    tags: Tags = ()
+    reads: tuple[Sum, ...]
+    writes: tuple[ValueId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asynchronous(Base):
+    """What is asynchronous, and runs in order on its stream."""
+
+    devices: tuple[Device, ...]
+    stream: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped(Asynchronous):
+    """What the devices of each group do together."""
+
+    groups: tuple[tuple[Device, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute(Base):
+    """One annotated region of the model, in one phase, on one microbatch."""
+
     region: RegionId
     phase: Phase
     microbatch: int | None = None  # None until `Split`
-    tags: Tags = ()
     reads: tuple[Sum, ...] = ()
     writes: tuple[ValueId, ...] = ()
     devices: tuple[Device, ...] | None = None  # None until `Place`
@@ -33,16 +56,10 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(Asynchronous):
     """Send a value point to point: replica i of `source` sends to replica i of `devices`."""
 
-    id: NodeId
-    tags: Tags = ()
-    reads: tuple[Sum, ...]
-    writes: tuple[ValueId, ...]
     source: tuple[Device, ...]
-    devices: tuple[Device, ...]
-    stream: str
 
 
 class Kind(StrEnum):
@@ -54,17 +71,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(Grouped):
     """A collective on a bundle of tensors, within each group of devices."""
 
-    id: NodeId
     kind: Kind
-    tags: Tags = ()
-    reads: tuple[Sum, ...]
-    writes: tuple[ValueId, ...]
-    devices: tuple[Device, ...]
-    groups: tuple[tuple[Device, ...], ...]
-    stream: str
     messages: tuple[Message, ...]
     slot: int | None = None  # ALL_GATHER: which buffer it fills; None until the gathers pass
 
@@ -78,21 +88,14 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(Grouped):
     """A token all-to-all in each group: tokens go to the devices of their experts, or come back.
 
     Reads tokens (one value or several, with rows in the same order), then counts or the route.
     Writes tokens. COUNTED also writes the counts of the local experts, and the route.
     """
 
-    id: NodeId
     way: Way
-    tags: Tags = ()
-    reads: tuple[Sum, ...]
-    writes: tuple[ValueId, ...]
-    devices: tuple[Device, ...]
-    groups: tuple[tuple[Device, ...], ...]
-    stream: str
 
     @property
     def rows(self) -> tuple[ValueId, ...]:
@@ -101,23 +104,16 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redistribute:
+class Redistribute(Grouped):
     """A value changes its placement: one pass of a conversion between parts of a divided region.
 
     The devices of each group do it together, unless each takes its slice of what it has.
     """
 
-    id: NodeId
     region: RegionId  # of the conversion
     phase: Phase
     step: Step
     microbatch: int | None = None
-    tags: Tags = ()
-    reads: tuple[Sum, ...]
-    writes: tuple[ValueId, ...]
-    devices: tuple[Device, ...]
-    groups: tuple[tuple[Device, ...], ...]
-    stream: str
     onward: str  # the stream of the transfers of what it writes
 
     @property
@@ -126,54 +122,34 @@ class Redistribute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class Store(Asynchronous):
     """Copy a value to the memory of the host. The device's copy is freed `lag` passes later."""
 
-    id: NodeId
-    tags: Tags = ()
-    reads: tuple[Sum, ...]
-    writes: tuple[ValueId, ...]
-    devices: tuple[Device, ...]
-    stream: str
     lag: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
+class Fetch(Asynchronous):
     """Copy a value from the memory of the host back to the device."""
 
-    id: NodeId
-    tags: Tags = ()
-    reads: tuple[Sum, ...]
-    writes: tuple[ValueId, ...]
-    devices: tuple[Device, ...]
-    stream: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(Base):
     """The all-reduce of the loss and the gradient norm over all devices.
 
     The first read is the losses of all microbatches. The others are the gradients that updates
     read. Each device first adds up what it holds.
     """
 
-    id: NodeId
-    tags: Tags = ()
-    reads: tuple[Sum, ...]
-    writes: tuple[ValueId, ...]
     devices: tuple[Device, ...] | None = None  # None until all regions are placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class Update(Base):
     """The optimizer's step on one bucket of parameters."""
 
-    id: NodeId
     bucket: BucketId
-    tags: Tags = ()
-    reads: tuple[Sum, ...]
-    writes: tuple[ValueId, ...]
     devices: tuple[Device, ...] | None = None  # None until its first region is placed
 
 
