@@ -301,3 +301,41 @@ def test_nobody_takes_a_name_apart() -> None:
     }
 
     assert not wrong
+
+
+def defined(path: Path) -> Iterator[str]:
+    """Names at the top of a module. A decorator may register a function, which is a use of it."""
+    module = nodes(path)[0]
+    assert isinstance(module, ast.Module)
+    for node in module.body:
+        match node:
+            case ast.FunctionDef(name=name, decorator_list=[]) | ast.ClassDef(name=name):
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
+def used(path: Path) -> Iterator[str]:
+    for node in nodes(path):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
+                yield name
+            case ast.ImportFrom(names=names):
+                yield from (alias.name for alias in names)
+            case ast.Constant(value=str(text)) if " " not in text:
+                yield from text.replace("[", ".").replace("]", ".").split(".")
+
+
+def test_what_only_tests_use_is_not_in_the_source() -> None:
+    """Models are there to be imported by users."""
+    known = {name for path in FILES for name in used(path)}
+
+    unused = {
+        f"{module_of(path)}.{name}"
+        for path in FILES
+        if layer_of(module_of(path)) != "models"
+        for name in defined(path)
+        if name not in known and not name.startswith("__")
+    }
+
+    assert not unused

@@ -237,7 +237,7 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
     print("measuring every region in one process, then links between processes ...", flush=True)
     new = profile(found.job, found.example)
     known = read_as(into, Costs.from_json, MEASURE).figures if into.exists() else {}
-    write_text(into, replace(new, figures={**known, **new.figures}).to_json())
+    write_text(into, replace(new, figures=known).with_figures(new.figures).to_json())
     print(f"wrote {into}: {amount(len(new.figures), 'cost')} of regions and phases", flush=True)
     return network or kind_of(found.job.device)
 

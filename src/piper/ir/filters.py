@@ -97,9 +97,6 @@ class Not(Filter):
         return f"~({self.part})" if isinstance(self.part, Either | Both) else f"~{self.part}"
 
 
-Combined = Either | Both | Not
-
-
 def keys_of(parts: Iterable[Filter]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for part in parts for key in part.keys))
 

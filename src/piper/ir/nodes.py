@@ -133,7 +133,6 @@ class Fetch(Asynchronous):
     """Copy a value from the memory of the host back to the device."""
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals(Base):
     """The all-reduce of the loss and the gradient norm over all devices.

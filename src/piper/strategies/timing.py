@@ -50,16 +50,6 @@ def cell(slot: Slot, joined: list[Action], starts: Starts, several: bool) -> Cel
     return Cell(start, end, names, tuple(action.phase for action in written))
 
 
-def step_length(table: Table) -> int:
-    """How many time steps all passes of a table take.
-
-    >>> from piper.strategies.schedules import one_f_one_b
-    >>> step_length(one_f_one_b(pp=2, microbatches=3))
-    12
-    """
-    return max(start + STEPS[action.phase] for action, start in start_times(table).items())
-
-
 def start_times(table: Table) -> Starts:
     """Run all ranks of a table that `check` accepts, each pass as soon as it can.
 

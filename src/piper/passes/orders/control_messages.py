@@ -55,14 +55,14 @@ def with_control_messages(
 
 
 def gaps(dag: Dag, found: Sequence[Sequence[ResolvedSlot]]) -> Iterator[Gap]:
-    apart = [gap for number, slots in enumerate(found) for gap in neighbours(dag, number, slots)]
+    apart = [gap for number, slots in enumerate(found) for gap in neighbours(number, slots)]
     pairs = [(gap.one.all_nodes(), gap.other.all_nodes()) for gap in apart]
     for gap, missing in zip(apart, unreached(dag, pairs), strict=True):
         if missing or gap.one.uses or gap.other.uses:
             yield gap
 
 
-def neighbours(dag: Dag, number: int, slots: Sequence[ResolvedSlot]) -> Iterator[Gap]:
+def neighbours(number: int, slots: Sequence[ResolvedSlot]) -> Iterator[Gap]:
     """Passes of two devices that an order names one after the other are only in its order."""
     here = [(k, slot) for k, slot in enumerate(slots) if slot.lanes]
     for (_, one), (k, other) in pairwise(here):

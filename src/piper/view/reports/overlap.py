@@ -42,10 +42,10 @@ def lines(dag: Dag) -> Iterator[str]:
                 f"{devices_text(names)}  {amount(len(spans), 'token all-to-all')}, "
                 f"{time_text(total)} predicted, {100 * hidden / total:.0f} % hidden behind compute"
             )
-        yield from slot_lines(dag, lane, table, busy)
+        yield from slot_lines(dag, lane, table)
 
 
-def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int], busy: Busy) -> Iterator[str]:
+def slot_lines(dag: Dag, lane: int, table: dict[tuple[int, ...], int]) -> Iterator[str]:
     """The first few kinds of slots. Slots that differ only in microbatches are of one kind."""
     found: dict[Pattern, list[tuple[NodeId, ...]]] = {}
     for slot in overlapped(dag):

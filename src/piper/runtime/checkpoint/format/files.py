@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from piper.runtime.checkpoint.format.problems import damaged
 
 SLICE = 1 << 22  # bytes that are written at once, without the lock of the interpreter
-Seen = Callable[[memoryview], None]  # what else to do with bytes that are written
 
 
 def digest_of(content: bytes | bytearray | memoryview) -> str:
