@@ -213,9 +213,6 @@ def is_mutable(node: fx.Node) -> bool:
     return schema is not None and bool(schema.is_mutable)
 
 
-_WRITE_INSIDE = {torch.ops.aten.rms_norm.default}  # to a tensor of their own
-
-
 def is_functional(graph: fx.Graph) -> bool:
     """Whether all it does is to compute results: it writes to no tensor and checks no values.
 
@@ -227,10 +224,9 @@ def is_functional(graph: fx.Graph) -> bool:
 
 def _is_functional_call(node: fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
-        return node.target is operator.getitem
+        return node.target is operator.getitem or node.target in MODE_SWITCHES
     leaves = pytree.tree_leaves(node.meta.get("val"))
-    writes = is_mutable(node) or node.target in _WRITE_INSIDE
-    return bool(leaves) and not writes and all(map(_has_known_sizes, leaves))
+    return bool(leaves) and not is_mutable(node) and all(map(_has_known_sizes, leaves))
 
 
 def _has_known_sizes(leaf: Any) -> bool:

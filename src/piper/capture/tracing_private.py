@@ -14,7 +14,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, get_proxy_mode, make_fx
 
 from piper.capture.source_lines import current_line
-from piper.capture.torch_private import LINE, is_mutable, mark_backward
+from piper.capture.torch_private import LINE, OpOverload, is_mutable, is_view, mark_backward
 
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
 _KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
@@ -76,7 +76,7 @@ class _Writes(Exception):
 def trace_functional_joint(
     function: Callable, args: Sequence[Tensor], tangents: Sequence[Tensor]
 ) -> fx.GraphModule | None:
-    """The same graph in half the time, if no kernel that torch calls writes to a tensor; or None.
+    """The same graph in half the time; None if a kernel that torch calls writes to a tensor.
 
     `tangents`: like the outputs that get a gradient, which are the ones with a history.
     """
@@ -85,7 +85,7 @@ def trace_functional_joint(
     def joint(primals: list[Tensor], tangents: list[Tensor]) -> list[Tensor | None]:
         outputs = function(*primals)
         forward.extend(get_proxy_mode().tracer.graph.nodes)
-        if any(map(is_mutable, forward)):
+        if not all(map(_has_functional_form, filter(is_mutable, forward))):
             raise _Writes
         return [*outputs, *_gradients(outputs, primals, tangents)]
 
@@ -97,7 +97,37 @@ def trace_functional_joint(
             return None
     _mark_backward(module.graph, forward, len(args))
     module.graph.eliminate_dead_code()
-    return None if any(map(is_mutable, module.graph.nodes)) else module
+    writes = [node for node in module.graph.nodes if is_mutable(node)]
+    if not all(map(_has_functional_form, writes)):
+        return None
+    for node in writes:
+        node.target = _functional_form(node.target)
+        node.meta["val"] = torch.empty_like(node.meta["val"])  # its own memory
+    return module
+
+
+def _has_functional_form(node: fx.Node) -> bool:
+    """Whether it changes, by numbers, floats that a kernel has just made and nothing else reads.
+
+    As in rms_norm, which is `x.pow(2).mean(-1).add_(eps)` and more.
+    """
+    written: Any = node.args[0]
+    return (
+        isinstance(written, fx.Node)
+        and isinstance(written.target, OpOverload)
+        and list(written.users) == [node]
+        and written.meta["val"].is_floating_point()
+        and node.all_input_nodes == [written]
+        and not any(map(is_view, [written, *node.users]))
+        and _functional_form(node.target) is not None
+    )
+
+
+def _functional_form(target: OpOverload) -> OpOverload | None:
+    """`aten.add.Scalar` of `aten.add_.Scalar`."""
+    name = target.overloadpacket.__name__
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    return getattr(packet, target._overloadname, None)
 
 
 def _gradients(
