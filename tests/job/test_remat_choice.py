@@ -91,7 +91,7 @@ def gap(seed: int, fraction: float) -> tuple[float, float]:
     least = outcome(compile([*strategy, Remat(where())]))
     limit = int(least[1] + fraction * (most[1] - least[1]))
 
-    made = fitted([*strategy, Remat(where(), "auto")], compile, ALL.peaks, limit, Costs())
+    made = fitted(compile([*strategy, Remat(where(), "auto")]), compile, ALL.peaks, limit, Costs())
 
     seconds, peak = outcome(made)
     assert peak <= limit

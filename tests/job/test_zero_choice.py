@@ -173,6 +173,20 @@ def test_a_device_holds_what_was_gathered_also_with_one_microbatch(
         assert "zero=3 gathers parameters before each use: whole ones would not" in caplog.text
 
 
+def test_with_automatic_remat_too_where_nothing_is_recomputed() -> None:
+    auto = strategy(None, buffers=None) + piper.Remat(piper.where(), "auto")
+    limits = 1.0, peak("each") - 1e-9
+    large, small = (
+        compiled(replace(JOB.under(auto), options=replace(JOB.options, memory_gib=gib))).program
+        for gib in limits
+    )
+
+    assert {(d.reduce, d.gather_buffers) for d in large if isinstance(d, Replicate)} == {WAYS[0]}
+    assert {(d.reduce, d.gather_buffers) for d in small if isinstance(d, Replicate)} == {WAYS[3]}
+    assert not any(isinstance(d, piper.Remat) for d in large)
+    assert any(isinstance(d, piper.Remat) for d in small)
+
+
 def test_what_a_strategy_says_of_buffers_stays() -> None:
     assert chosen(1.0, buffers=2) == ("once", 2)
     assert chosen(1.0, reduce="each") == ("each", REGIONS)

@@ -350,10 +350,10 @@ class Job:
             )
 
         program = self.rows.written((self.cut[0] if self.cut else self.strategy).directives, batch)
-        if not any(isinstance(one, Remat) and one.is_auto for one in program):
-            return fewest_messages_that_fit(program, compile, self.memory, len(model.regions))
-        limit = require_limit(self.memory)
-        return fitted(program, compile, limit.peaks, limit.usable, costs)
+        auto = any(isinstance(one, Remat) and one.is_auto for one in program)
+        limit = require_limit(self.memory) if auto else self.memory
+        kept = fewest_messages_that_fit(program, compile, limit, len(model.regions))
+        return fitted(kept, compile, limit.peaks, limit.usable, costs) if auto and limit else kept
 
     def compile_under(self, batch: Batch, costs: Costs, strategy: Strategy) -> Compiled:
         """Another strategy for the same batch, by role, whether or not it fits."""

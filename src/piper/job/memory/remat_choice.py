@@ -28,19 +28,17 @@ OPTIONS: tuple[RematPolicy | None, ...] = (*LADDER, None)  # None keeps everythi
 ROUNDS = 4  # how often the choice is corrected by what it needs in truth
 
 
-def fitted(
-    program: Sequence[Directive], compile: Compile, peaks: Peaks, limit: int, costs: Costs
-) -> Compiled:
-    """The program with the fastest choice found for its automatic `Remat` that fits.
+def fitted(kept: Compiled, compile: Compile, peaks: Peaks, limit: int, costs: Costs) -> Compiled:
+    """The fastest choice found for the automatic `Remat` of a program that fits.
 
-    If no choice fits, everything they match is recomputed. `costs` say what is fast.
+    `kept` has everything kept, as an automatic `Remat` that nobody has chosen for has. If no choice
+    fits, everything they match is recomputed. `costs` say what is fast.
 
     First everything is recomputed, which gives the least peak of each device. What a region keeps
     in addition adds at most its bytes times the microbatches that are alive at once. Within this
     bound, the choice is a knapsack problem for each device. Then the choice is compiled, and the
     room of each device is corrected by what is left or missing.
     """
-    kept = compile(program)
     fixed = [one for one in kept.program if not (isinstance(one, Remat) and one.is_auto)]
     if max(peaks(kept).values()) <= limit:
         return replace(kept, program=tuple(fixed))
