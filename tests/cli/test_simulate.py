@@ -69,6 +69,55 @@ def test_a_step_is_told_on_one_screen() -> None:
     assert any(line == "simulated on the data sheet of h200" for line in lines)
 
 
+OPTIMIZERS = """import sys
+from functools import partial
+
+import piper, torch
+
+make = {"plain": partial(torch.optim.SGD, lr=0.1),
+        "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        "adam": torch.optim.Adam}[sys.argv[1]]
+x, ema = torch.ones(4, 16), 0.9 if "ema" in sys.argv else None
+loss = torch.nn.functional.mse_loss
+piper.Trainer(torch.nn.Linear(16, 16), loss, example=(x, x), optimizer=make, ema=ema)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [(["plain"], 0), (["momentum"], 1), (["adam"], 2), (["adam", "ema"], 3), (["plain", "ema"], 1)],
+)
+def test_the_state_is_that_of_the_optimizer_of_the_script(
+    words: list[str], state: int, tmp_path: Path
+) -> None:
+    script, page = tmp_path / "train.py", tmp_path / "a.html"
+    script.write_text(OPTIMIZERS)
+    held = f"optimizer {state * 1088 / 1024:.1f} KiB" if state else "parameters 1.1 KiB"
+
+    shown = CliRunner().invoke(app, ["show", str(script), *words], catch_exceptions=False).output
+    timed = (
+        CliRunner()
+        .invoke(app, ["simulate", str(script), *words, "--json", str(tmp_path / "a.json")])
+        .output
+    )
+    CliRunner().invoke(app, ["view", str(script), *words, "-o", str(page)], catch_exceptions=False)
+
+    assert held in " ".join(shown.split()) and held in " ".join(timed.split())
+    (device,) = json.loads((tmp_path / "a.json").read_text())["devices"]
+    assert device["held_bytes"].get("optimizer", 0) == state * 1088
+    assert ("optimizer" in shown.split("peak")[1]) == (state > 0)
+    assert re.search(rf'"optimizer": ?{state * 1088}\b', page.read_text())
+
+
+def test_the_size_of_the_state_can_be_given(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OPTIMIZERS)
+
+    found = CliRunner().invoke(app, ["simulate", str(script), "plain", "--optimizer", "2"])
+
+    assert "optimizer 2.1 KiB" in found.output
+
+
 def test_show_simulate_and_view_have_one_idle_figure(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["show", SCRIPT], catch_exceptions=False).output
     found = call("--json", str(tmp_path / "step.json"))

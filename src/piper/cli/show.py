@@ -141,7 +141,8 @@ def show_sections(compiled: Compiled, window: Window) -> None:
     """What is there to say of the strategy, besides its schedule."""
     dag, plans = compiled.dag, compiled.plans
     show_lines(stage_table(compiled).splitlines(), window)
-    show_lines(footprint(dag, plans, compiled.roles, window.devices).splitlines(), window)
+    held = footprint(dag, plans, compiled.roles, window.devices, compiled.optimizer)
+    show_lines(held.splitlines(), window)
     for section in (division(dag.model), message_orders(dag), recomputation(dag)):
         show_text(section, window)
     orders = orders_of_passes(compiled.program), orders_of_messages(compiled.program)

@@ -70,6 +70,13 @@ CostsOption = Annotated[
 ]
 NetworkOption = Annotated[str | None, typer.Option(help="a name like those of --device, or a file")]
 PerNodeOption = Annotated[int | None, typer.Option(help="devices per node", min=1)]
+StateOption = Annotated[
+    float | None,
+    typer.Option(
+        help="size of its state, in multiples of the parameters (Adam: 2); else the script's",
+        min=0.0,
+    ),
+]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
@@ -86,7 +93,7 @@ class SimulatedMachine:
     kinds: tuple[tuple[DeviceKind, Listed], ...] = ()  # from data sheets
     costs: tuple[tuple[Costs, Listed], ...] = ()  # measured; they replace data sheets
     network: Network | None = None
-    optimizer: float = 2.0
+    optimizer: float | None = None  # size of its state; None: that of the script's
     label: str = OWN_COSTS
     compiled_with: Costs | str | None = None  # stages are cut by them, as by `Trainer(costs=...)`
     names: tuple[tuple[str, Listed], ...] = ()  # of kinds or files, where there are several
@@ -122,10 +129,15 @@ class SimulatedMachine:
         ahead = next(iter(device_costs(compiled, costs).values())).ahead
         staging = 0 if ahead else 1  # only gloo copies gradients
         memory = self.memory(count)
-        prediction = predict(compiled, found, costs, memory, self.optimizer, staging, self.network)
+        state = self.state(compiled)
+        prediction = predict(compiled, found, costs, memory, state, staging, self.network)
         notes = (*prediction.notes, *self.kind_notes(compiled, costs, prediction))
         peak = self.peak_flops(compiled.dag.model, count)
         return found, replace(prediction, peak_flops=peak, notes=notes)
+
+    def state(self, compiled: Compiled) -> float:
+        """The size of the optimizer's state, in multiples of the parameters."""
+        return compiled.optimizer if self.optimizer is None else self.optimizer
 
     def kind_notes(
         self, compiled: Compiled, costs: JobCosts | None, found: Prediction
@@ -196,10 +208,7 @@ def simulate(
         Path | None, typer.Option(help="write a trace for Perfetto, in this .json file")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="write all numbers to this file")] = None,
-    optimizer: Annotated[
-        float,
-        typer.Option(help="size of its state, in multiples of the parameters (Adam: 2)", min=0.0),
-    ] = 2.0,
+    optimizer: StateOption = None,
     output: OutputOption = None,
 ) -> None:
     """Predict how long a step of SCRIPT takes, what bounds it, and how much memory it needs.
@@ -253,7 +262,7 @@ def machine_of(
     costs: str | None,
     network: str | None,
     per_node: int | None,
-    optimizer: float = 2.0,
+    optimizer: float | None = None,
 ) -> SimulatedMachine:
     """The machine that the options describe. A device implies the network of its kind."""
     measured = tuple(measured_costs(costs)) if costs else ()
@@ -347,7 +356,7 @@ def show_step(
     if files.chrome is not None or files.page is not None:
         data = view_data(
             target.stem, compiled.dag, step.plans, [step.trace], notes=found.notes,
-            machine=machine.words(compiled),
+            machine=machine.words(compiled), optimizer=machine.state(compiled),
         )  # fmt: skip
         write_views(files, data)
     if files.numbers is not None:

@@ -130,7 +130,8 @@ def data_of(target: Path, words: list[str], machine: SimulatedMachine) -> ViewDa
     name = " ".join([target.stem, *words])
     steps, notes = [step.trace], prediction.notes
     on = machine.words(found)
-    return view_data(name, found.dag, step.plans, steps, notes=notes, machine=on)
+    state = found.optimizer
+    return view_data(name, found.dag, step.plans, steps, notes=notes, machine=on, optimizer=state)
 
 
 def is_strategy(target: Path) -> bool:

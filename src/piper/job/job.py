@@ -46,7 +46,7 @@ from piper.job.loss.mean_loss_check import refuse_no_mean
 from piper.job.loss.microbatch_trial import MicrobatchTrials
 from piper.job.loss.whole_batch import WholeBatch
 from piper.job.memory.memory_check import refuse_too_large
-from piper.job.memory.memory_limit import MemoryLimit, memory_limit, require_limit
+from piper.job.memory.memory_limit import MemoryLimit, memory_limit, optimizer_state, require_limit
 from piper.job.memory.remat_choice import fitted
 from piper.job.memory.zero_choice import choice_lines, fewest_messages_that_fit
 from piper.job.options import Loss, Options
@@ -126,11 +126,11 @@ class Job:
     def memory(self) -> MemoryLimit | None:
         """The memory of a device that counts. None: it is not known."""
         wanted = [one.memory_gib for one in self.strategy if isinstance(one, Remat)]
-        given = [self.options.memory_gib, *wanted]
-        found = memory_limit(self.device, given, self.options.optimizer)
-        if found is None or self.options.ema is None:
-            return found
-        return replace(found, optimizer=found.optimizer + 1.0)  # averages are as large as weights
+        return memory_limit(self.device, [self.options.memory_gib, *wanted], self.optimizer_state)
+
+    @cached_property
+    def optimizer_state(self) -> float:
+        return optimizer_state(self.options.optimizer, self.options.ema is not None)
 
     @property
     def replicas(self) -> int:
@@ -339,14 +339,14 @@ class Job:
         """The strategy, with whatever it leaves to the memory of a device."""
         refuse_synchronised_norms(self.model, len(self.feeds.teams))
         model = captured.model_with(policies_of(self.strategy))
-        options, late = self.options, self.device.type == "cuda"
+        options, late, state = self.options, self.device.type == "cuda", self.optimizer_state
         clip = options.max_norm is not None or options.on_nan is not None
         if self.precision is not None and self.precision.loss_scale is not None:
             clip = True  # updates wait for the norm, which says whether gradients are finite
 
         def compile(program: Sequence[Directive]) -> Compiled:
             return compile_strategy(
-                model, program, clip=clip, costs=costs, by_role=by_role, late=late
+                model, program, clip=clip, costs=costs, by_role=by_role, late=late, optimizer=state
             )
 
         program = self.rows.written((self.cut[0] if self.cut else self.strategy).directives, batch)

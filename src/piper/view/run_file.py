@@ -11,7 +11,7 @@ from piper.ir.dag import Dag
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan
 from piper.view.chrome_trace import events
-from piper.view.view_data import ViewData, view_data
+from piper.view.view_data import OPTIMIZER_STATE, ViewData, view_data
 
 VERSION = 1
 RECORD = "record a run with `piper run train.py -n 4 --trace run.json`"
@@ -25,9 +25,11 @@ def save_run(
     traces: Sequence[Trace],
     machine: str = "",
     notes: Sequence[str] = (),
+    optimizer: float = OPTIMIZER_STATE,
 ) -> None:
     """Write a run: the DAG and plans of its strategy, and the traces of some steps."""
-    save_view(path, view_data(name, dag, plans, traces, notes=notes, machine=machine))
+    data = view_data(name, dag, plans, traces, notes=notes, machine=machine, optimizer=optimizer)
+    save_view(path, data)
 
 
 def save_view(path: Path, data: ViewData) -> None:

@@ -143,6 +143,7 @@ def view_data(
     most: int = DEVICES,
     notes: Sequence[str] = (),
     machine: str = "",
+    optimizer: float = OPTIMIZER_STATE,
 ) -> ViewData:
     """The data of a compiled strategy. Without a trace, it has the compiler's predicted times."""
     shown = different_first(plans, most)
@@ -152,7 +153,7 @@ def view_data(
         name,
         node_columns(dag, index),
         order_columns(dag, index),
-        tuple(device_view(dag, plan, index) for plan in shown),
+        tuple(device_view(dag, plan, index, optimizer) for plan in shown),
         (),
         max(len(plans), len(dag.devices)) - len(shown),
         {share.stream: str(share) for share in dag.streams},
@@ -277,8 +278,8 @@ def order_columns(dag: Dag, index: Mapping[NodeId, int]) -> Columns:
     }
 
 
-def device_view(dag: Dag, plan: Plan, index: Mapping[NodeId, int]) -> DeviceView:
-    moments, worst = timeline(dag, plan), peak(dag, plan, OPTIMIZER_STATE)
+def device_view(dag: Dag, plan: Plan, index: Mapping[NodeId, int], optimizer: float) -> DeviceView:
+    moments, worst = timeline(dag, plan), peak(dag, plan, optimizer)
     kinds = dict.fromkeys(kind for moment in moments for kind in moment.held)
     memory = {kind: [moment.held.get(kind, 0) for moment in moments] for kind in kinds}
     largest = [list(row) for row in holders(dag, plan, worst.at)[:LARGEST]]
@@ -286,7 +287,7 @@ def device_view(dag: Dag, plan: Plan, index: Mapping[NodeId, int]) -> DeviceView
         plan.device,
         instruction_columns(plan, index),
         {"at": [moment.at for moment in moments], **memory},
-        dict(lasting(dag, plan, OPTIMIZER_STATE)),
+        dict(lasting(dag, plan, optimizer)),
         {"total": worst.total, "at": worst.at, "held": dict(worst.held), "largest": largest},
     )
 

@@ -33,6 +33,7 @@ class Compiled:
     roles: Roles
     costs: Costs  # by which overlapping work was ordered, and stages were cut
     program: tuple[Directive, ...]  # with all that the compiler has chosen
+    optimizer: float = 2.0  # size of its state, in multiples of the parameters; 2 for Adam
 
     @cached_property
     def by_role(self) -> tuple[JobGroups, Mapping[Device, RolePlan]]:
@@ -57,12 +58,14 @@ def compile_strategy(
     costs: Costs | None = None,
     by_role: bool = False,
     late: bool = False,
+    optimizer: float = 2.0,
 ) -> Compiled:
     """Compile a model and a strategy to plans.
 
     `by_role`: make and check plans for one device of each role only. Other devices make theirs from
     it (`Compiled.plan`), so that a job with very many devices costs what its roles cost. `late`:
-    post receives when their messages are about to be sent, as is best on GPUs.
+    post receives when their messages are about to be sent, as is best on GPUs. `optimizer`: the
+    size of its state, in multiples of the parameters, for reports.
     """
     with collector_off():
         known = Costs() if costs is None else costs
@@ -72,7 +75,7 @@ def compile_strategy(
         found = roles(dag) if by_role else own_roles(dag.devices)
         plans = lowered(dag, found, late)
         check(dag, plans, found.first)
-    return Compiled(dag, plans, found, known, program)
+    return Compiled(dag, plans, found, known, program, optimizer)
 
 
 def lowered(dag: Dag, found: Roles, late: bool = False) -> tuple[Plan, ...]:

@@ -133,7 +133,8 @@ class Recording:
             machine, plans = machine_name(self.recorder), made.device_plans
             slowed = interference_text(interference(plans, self.traces))
             notes = [slowed] if slowed else []
-            save_run(self.window.path, name, made.dag, plans, self.traces, machine, notes)
+            rest = machine, notes, made.optimizer
+            save_run(self.window.path, name, made.dag, plans, self.traces, *rest)
         except OSError as error:
             LOG.warning("the recorded steps are lost: %s", error)
             return

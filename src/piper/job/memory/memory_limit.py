@@ -41,15 +41,15 @@ class MemoryLimit:
 
 
 def memory_limit(
-    device: torch.device, given: Iterable[float | None], make: MakeOptimizer
+    device: torch.device, given: Iterable[float | None], optimizer: float
 ) -> MemoryLimit | None:
     """The smallest limit that the user gave in GiB, or else the memory of a GPU."""
     wanted = [gib for gib in given if gib is not None]
     staging = 0 if device.type == "cuda" else 1
     if wanted:
-        return MemoryLimit(int(min(wanted) * GIB), True, optimizer_state(make), staging)
+        return MemoryLimit(int(min(wanted) * GIB), True, optimizer, staging)
     found = gpu_memory(device)
-    return MemoryLimit(found, False, optimizer_state(make), staging) if found else None
+    return MemoryLimit(found, False, optimizer, staging) if found else None
 
 
 def require_limit(limit: MemoryLimit | None) -> MemoryLimit:
@@ -65,11 +65,16 @@ def fullest(peaks: Mapping[Device, int]) -> tuple[Device, int]:
     return max(peaks.items(), key=lambda found: found[1])
 
 
-def optimizer_state(make: MakeOptimizer) -> float:
+def optimizer_state(make: MakeOptimizer, averages: bool = False) -> float:
     """The size of an optimizer's state, in multiples of the parameters, from a step on a small one.
 
-    An optimizer that does not take that step is assumed to be like Adam.
+    An optimizer that does not take that step is assumed to be like Adam. `averages` of the weights
+    are as large as the weights.
     """
+    return state_of_a_step(make) + (1.0 if averages else 0.0)
+
+
+def state_of_a_step(make: MakeOptimizer) -> float:
     parameter = torch.nn.Parameter(torch.zeros(8, 8))
     parameter.grad = torch.zeros(8, 8)
     try:

@@ -94,7 +94,7 @@ def widest(model: torch.nn.Module) -> torch.dtype:
 
 def refuse_large(compiled: Compiled, free: int) -> None:
     """Memory for all devices at once in float64, and for plain training."""
-    peaks = sum(peak(compiled.dag, plan).total for plan in compiled.plans)
+    peaks = sum(peak(compiled.dag, plan, compiled.optimizer).total for plan in compiled.plans)
     buckets = compiled.dag.model.buckets.values()
     model = sum(spec.nbytes for bucket in buckets for spec in bucket.specs)
     needed = 2 * (peaks + 6 * model)

@@ -13,9 +13,13 @@ from piper.plan.instructions import Plan
 
 
 def footprint(
-    dag: Dag, plans: Sequence[Plan], roles: Roles, chosen: Container[Device] | None = None
+    dag: Dag,
+    plans: Sequence[Plan],
+    roles: Roles,
+    chosen: Container[Device] | None = None,
+    optimizer: float = 2.0,
 ) -> str:
-    """Peak memory and bytes sent in a step. The optimizer is assumed to be Adam.
+    """Peak memory and bytes sent in a step. `optimizer` is the size of its state, 2 for Adam.
 
     There is a plan for one device of each role. `chosen`: only of these devices.
     """
@@ -23,7 +27,7 @@ def footprint(
     for plan in plans:
         mine = [d for d in roles.devices(plan.device) if chosen is None or d in chosen]
         if mine:
-            alike.setdefault(line(peak(dag, plan), traffic(plan)), []).extend(mine)
+            alike.setdefault(line(peak(dag, plan, optimizer), traffic(plan)), []).extend(mine)
     return "\n".join(f"{devices_text(sorted(some))}  {text}" for text, some in alike.items())
 
 
