@@ -4,6 +4,7 @@ import inspect
 import random
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -75,6 +76,18 @@ def test_tolist_in_python() -> None:
         return sum(y[:, i].mean() for i in range(y.argmax(1).tolist()[0]))
 
     assert refusal(forward) == VALUE
+
+
+@pytest.mark.parametrize("how", [lambda y: y.numpy(), numpy.asarray, lambda y: y.tolist()])
+def test_values_as_arrays_and_lists(how: Callable[[Tensor], Any]) -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        found = torch.as_tensor(how(x.detach()))
+        return self.layer(x).mean() + found.sum()
+
+    text = refusal(forward)
+
+    assert "Python code needs the value of a tensor" in text, text
+    assert "fix: keep the decision in tensors" in text
 
 
 def test_a_tensor_as_a_python_float() -> None:

@@ -16,9 +16,9 @@ def refusal(where: str, what: str, fix: str) -> CaptureError:
     return CaptureError.of(where or UNKNOWN, what, fix)
 
 
-def value_wanted(error: BaseException) -> CaptureError:
+def value_wanted(where: str) -> CaptureError:
     return refusal(
-        line_of(error.__traceback__),
+        where,
         "Python code needs the value of a tensor, which differs from batch to batch",
         "keep the decision in tensors (torch.where, masking, indexing), or pass the value "
         "as a Python number in `example`, where it becomes a constant",

@@ -126,6 +126,12 @@ def is_real(tensor: Tensor) -> bool:
     return not isinstance(tensor, FakeTensor | FunctionalTensor)
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Whether its values can be read now: it is a plain tensor, also not one inside of a trace."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and not torch._is_functional_tensor(tensor)
+    return plain and not tensor.is_meta and tensor.layout == torch.strided
+
+
 def inside_trace(tensor: Tensor) -> Tensor:
     """The tensor behind the one that a model sees while it is traced. It has a history."""
     if isinstance(tensor, FunctionalTensor):

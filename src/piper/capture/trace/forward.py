@@ -321,7 +321,7 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
     except CaptureError:
         raise
     except torch_private.VALUE_WANTED as error:
-        raise refusals.value_wanted(error) from error
+        raise refusals.value_wanted(line_of(error.__traceback__)) from error
     except Exception as error:
         at = line_of(error.__traceback__)
         if torch_private.is_generator_error(error):

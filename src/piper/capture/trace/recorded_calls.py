@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from piper.capture.source_lines import current_line
-from piper.capture.torch_private import is_real
+from piper.capture.torch_private import has_values
 
 ARITHMETIC = frozenset({
     "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "truediv",
@@ -84,8 +84,8 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
     def constants(self, given: list[Any]) -> Iterator[Any]:
         """The elements of small constants that no call gave."""
         for one in given:
-            if isinstance(one, Tensor) and id(one) not in self.places and is_real(one):
-                yield from flat(one.tolist()) if 0 < one.numel() <= SMALL else ()
+            if isinstance(one, Tensor) and id(one) not in self.places:
+                yield from elements(one)
 
     def source(self, one: Any) -> Any:
         """Where a tensor comes from. Those that no call gave are numbered by their first use."""
@@ -113,6 +113,12 @@ def flat(value: Any) -> Iterator[Any]:
             yield from flat(value.tolist())
         case _:
             yield value
+
+
+def elements(one: Tensor) -> Iterator[Any]:
+    """Of a small constant. Tensors of a trace have no values."""
+    if has_values(one) and 0 < one.numel() <= SMALL:
+        yield from flat(one.tolist())
 
 
 def is_number(one: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Functions of torch that a trace replaces by others that compute the same."""
+"""Functions of torch that a trace replaces by others that compute the same, or refuses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +11,7 @@ from piper.capture import refusals
 from piper.capture.kernels.ctc import CTC
 from piper.capture.kernels.lstm import LSTM
 from piper.capture.source_lines import current_line
+from piper.capture.torch_private import is_real
 
 Layer = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Sequence[Tensor]]]
 
@@ -133,6 +134,19 @@ def ctc(
     return losses[0] if single else losses
 
 
+# Values in Python
+
+
+def as_python(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Lists and arrays of a tensor that has no values: torch raises errors of its own."""
+    try:
+        return func(tensor, *args, **kwargs)
+    except (RuntimeError, TypeError) as error:
+        if is_real(tensor):
+            raise
+        raise refusals.value_wanted(current_line()) from error
+
+
 REPLACED: dict[str, Callable[..., Any]] = {
     "lstm": lstm,
     "gru": other,
@@ -140,4 +154,7 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "rnn_relu": other,
     "ctc_loss": ctc,
     "_pack_padded_sequence": packed,
+    "tolist": as_python,
+    "numpy": as_python,
+    "__array__": as_python,
 }
