@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import getitem
+
 from torch import fx
 
 from piper.capture.fx_nodes import line
@@ -39,6 +41,10 @@ def _note(space: Space, made: fx.Node, reader: fx.Node | None) -> str:
 
 
 def shown(node: fx.Node) -> str:
-    name = str(packet(node)).removeprefix("aten.")
+    """An operator and its line. One of several results has the name of what computed them all."""
+    source = node
+    while source.target is getitem and isinstance(source.args[0], fx.Node):
+        source = source.args[0]
+    name = str(packet(source)).removeprefix("aten.")
     where = line(node)
     return f"{name} ({where})" if where else name
