@@ -209,7 +209,6 @@ def with_regions(dag: Dag, changed: Mapping[RegionId, Region]) -> Dag:
 def split_backward(dag: Dag, node: Compute) -> tuple[Compute, Compute]:
     """Replace B by BI, which writes input gradients and a carry, and BW, which reads the carry."""
     region, part = dag.model.by_id[node.region], node.microbatch
-    read = dict(zip(backward_reads(region), node.reads, strict=True))
     kept = of_microbatch(carry(region.id), part)
     inputs = len(region.input_grads)
     bi = Compute(
@@ -220,11 +219,22 @@ def split_backward(dag: Dag, node: Compute) -> tuple[Compute, Compute]:
     bw = Compute(
         id=node_id(region.id, BW, part), region=region.id, phase=BW, microbatch=part,
         tags=node.tags,
-        reads=tuple((kept,) if key == CARRIED else read[key] for key in weight_reads(region)),
+        reads=tuple(
+            [(kept,) if k is None else node.reads[k] for k in weight_places(dag.model, region)]
+        ),
         writes=node.writes[inputs:],
         devices=node.devices, stream=node.stream,
     )  # fmt: skip
     return bi, bw
+
+
+def weight_places(model: Model, region: Region) -> list[int | None]:
+    """For each read of BW, its position among those of B; None for the carry, which BI makes."""
+    known: dict[RegionId, list[int | None]] = model.derived.setdefault(weight_places, {})
+    if region.id not in known:
+        read, wanted = backward_reads(region), weight_reads(region)
+        known[region.id] = [None if one == CARRIED else read.index(one) for one in wanted]
+    return known[region.id]
 
 
 class Argument(StrEnum):
