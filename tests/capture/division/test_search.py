@@ -15,7 +15,9 @@ from piper.capture.graphs.division import equivalents
 from piper.capture.graphs.division.calls import operands
 from piper.capture.graphs.division.search import hubs
 from piper.capture.graphs.division.search.chain import cheapest
+from piper.capture.graphs.division.search.conversions import Conversions
 from piper.capture.graphs.division.search.frontier import Frontier
+from piper.capture.graphs.division.search.moves import Moves
 from piper.capture.graphs.division.search.order import depth_first
 from piper.capture.graphs.division.search.plan import search
 from piper.capture.graphs.division.search.segments import (
@@ -86,16 +88,15 @@ def divided_space(traced: Traced, ways: int, what: What = "weights") -> Space:
 def test_what_is_left_out_is_never_better(ways: int, monkeypatch: pytest.MonkeyPatch) -> None:
     space, result = space_of(1, ways)
     last = last_uses(space, result)
-    frontier = Frontier(space, {})
     segment = max(segments_of(space, last), key=lambda one: len(one.nodes))
+    frontier = Frontier(Moves(Conversions(space), {}), segment.entry, segment.nodes, last)
     entries = {option.output for option in space.options[segment.entry]}
 
     for entry in entries:
-        state = ((segment.entry, frozenset({entry})),)
-        quick = frontier.run(segment.nodes, state, last)
+        quick = frontier.run(entry)
         with monkeypatch.context() as patch:
-            patch.setattr(Frontier, "_pruned", lambda self, found, width: found)
-            every, _ = frontier._run(segment.nodes, state, last, math.inf, 0)
+            patch.setattr(Frontier, "_pruned", lambda self, step, found, width: found)
+            every, _ = frontier._run(entry, math.inf, 0)
         best = min(cost for cost, _ in every.values())
         assert min(cost for cost, _ in quick.values()) == pytest.approx(best, rel=1e-12)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from piper.capture.graphs.division.calls import operands
-from piper.capture.graphs.division.search.frontier import Read
+from piper.capture.graphs.division.search.conversions import Read
 from piper.capture.graphs.division.search.plan import Plan
 from piper.capture.graphs.division.search.space import Space
 from piper.capture.kernels.ring import BLOCK, PASSING

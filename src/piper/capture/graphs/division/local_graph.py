@@ -18,7 +18,7 @@ from piper.capture.graphs.division.levels import Form, hosts_of, is_message, lev
 from piper.capture.graphs.division.notes import notes_of
 from piper.capture.graphs.division.pieces import own_piece, pack, unpack
 from piper.capture.graphs.division.rules import localized
-from piper.capture.graphs.division.search.frontier import Read
+from piper.capture.graphs.division.search.conversions import Read
 from piper.capture.graphs.division.search.plan import Plan
 from piper.capture.graphs.division.search.space import Space
 from piper.capture.kernels.conversion import CONVERT

@@ -12,7 +12,9 @@ from torch import fx
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Option, operands
 from piper.capture.graphs.division.search.chain import cheapest
-from piper.capture.graphs.division.search.frontier import WIDTHS, Frontier, Read
+from piper.capture.graphs.division.search.conversions import Conversions, Read
+from piper.capture.graphs.division.search.frontier import WIDTHS, Frontier
+from piper.capture.graphs.division.search.moves import Moves
 from piper.capture.graphs.division.search.prices import conversion_price
 from piper.capture.graphs.division.search.segments import (
     Matrix,
@@ -43,29 +45,36 @@ class Plan:
 
 @dataclass
 class _Search:
+    """`frontiers`: by a segment's key and what is fixed in it, where a run may go on from."""
+
     space: Space
     result: fx.Node
-    widths: tuple[int, ...] = WIDTHS
 
     def __post_init__(self) -> None:
         self.last = last_uses(self.space, self.result)
         self.segments = segments_of(self.space, self.last)
+        self.conversions = Conversions(self.space)
+        self.frontiers: dict[tuple, tuple[Segment, Frontier]] = {}
         self.solved: dict[tuple, Matrix] = {}
         self.fixed: dict[fx.Node, list[fx.Node]] = {}
 
-    def cheapest(self, every: Iterable[Fixed]) -> Plan:
-        found = (self.plan(fixed) for fixed in every)
+    def cheapest(self, every: Iterable[Fixed], widths: tuple[int, ...] = WIDTHS) -> Plan:
+        found = (self.plan(fixed, widths) for fixed in every)
         return min((plan for plan in found if plan is not None), key=lambda plan: plan.cost)
 
-    def plan(self, fixed: Fixed) -> Plan | None:
+    def plan(self, fixed: Fixed, widths: tuple[int, ...]) -> Plan | None:
         """The cheapest plan with shared parameters and hubs placed so, if there is one."""
-        frontier = Frontier(self.space, fixed, self.widths)
+        moves = Moves(self.conversions, fixed)
 
         def matrix(segment: Segment) -> Matrix:
             key = segment.key, tuple(fixed[node] for node in self._fixed(segment))
-            if key not in self.solved:
-                self.solved[key] = solve(frontier, segment, self.last)
-            return self.solved[key]
+            if key not in self.frontiers:
+                made = Frontier(moves, segment.entry, segment.nodes, self.last)
+                self.frontiers[key] = segment, made
+            if (key, widths) not in self.solved:
+                known, frontier = self.frontiers[key]
+                self.solved[key, widths] = solve(frontier, known, widths)
+            return self.solved[key, widths]
 
         ends = cheapest(self.segments, matrix)
         found = [
@@ -163,20 +172,22 @@ def search(space: Space, result: fx.Node) -> Plan:
     found = _Search(space, result)
     if not space.hubs:
         return found.cheapest(found.combinations())
-    rough = _Search(space, result, WIDTHS[:1])
-    return found.cheapest([_with_hubs(rough).fixed])
+    return found.cheapest([_with_hubs(found).fixed])
 
 
-def _with_hubs(rough: _Search) -> Plan:
-    """Each hub in turn gets the placement in which the rest is cheapest."""
-    hubs = rough.space.hubs
-    best = rough.cheapest(
-        {**held, **dict.fromkeys(hubs, whole)}
-        for whole in (Replicated(), Invariant())
-        for held in rough.combinations()
+def _with_hubs(search: _Search) -> Plan:
+    """Each hub in turn gets the placement in which the rest is cheapest, roughly."""
+    hubs, rough = search.space.hubs, WIDTHS[:1]
+    best = search.cheapest(
+        (
+            {**held, **dict.fromkeys(hubs, whole)}
+            for whole in (Replicated(), Invariant())
+            for held in search.combinations()
+        ),
+        rough,
     )
     for hub in hubs:
         # Parts of a sum are added up once, not by each reader.
-        every = [p for p in placements_of(rough.space, hub) if not isinstance(p, Partial)]
-        best = rough.cheapest({**best.fixed, hub: one} for one in every)
+        every = [p for p in placements_of(search.space, hub) if not isinstance(p, Partial)]
+        best = search.cheapest(({**best.fixed, hub: one} for one in every), rough)
     return best

@@ -15,8 +15,10 @@ from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import operands, tensors
-from piper.capture.graphs.division.search.frontier import Choice, Frontier, Read, State
+from piper.capture.graphs.division.search.conversions import Read
+from piper.capture.graphs.division.search.frontier import Frontier
 from piper.capture.graphs.division.search.space import Space
+from piper.capture.graphs.division.search.steps import Choice
 from piper.ir.placement.placements import Placement
 
 
@@ -126,33 +128,25 @@ def _types(node: fx.Node) -> str:
     return str([(tuple(tensor.shape), tensor.dtype) for tensor in tensors(node)])
 
 
-def solve(frontier: Frontier, segment: Segment, last: dict[fx.Node, fx.Node]) -> Matrix:
+def solve(frontier: Frontier, segment: Segment, widths: tuple[int, ...]) -> Matrix:
     """The cheapest way from each placement of the entry to each of the exit."""
     matrix: Matrix = {}
-    for entry, state in _entries(frontier, segment.entry):
+    held = frontier.moves.held
+    for entry in [None] if segment.entry is None else _ends(frontier, segment.entry):
         found: dict[Placement, Solution] = {}
-        for _, (cost, trail) in frontier.run(segment.nodes, state, last).items():
+        for cost, trail in frontier.run(entry, widths).values():
             assert trail is not None
             choices = trail.choices()
-            end = frontier.held.get(segment.exit, choices[-1].option.output)
+            end = held.get(segment.exit, choices[-1].option.output)
             found[end] = Solution(segment, cost, tuple(choices))
         matrix[entry] = _with_conversions(frontier, segment, found)
     return matrix
 
 
-def _entries(frontier: Frontier, entry: fx.Node | None) -> Iterator[tuple[Placement | None, State]]:
-    if entry is None:
-        yield None, ()
-    else:
-        for placement in _ends(frontier, entry):
-            yield placement, ((entry, frozenset({placement})),)
-
-
 def _ends(frontier: Frontier, node: fx.Node) -> list[Placement]:
     """Placements in which a value may be between two segments."""
-    if node in frontier.held:
-        return [frontier.held[node]]
-    return placements_of(frontier.space, node)
+    held = frontier.moves.held
+    return [held[node]] if node in held else placements_of(frontier.moves.space, node)
 
 
 def _with_conversions(
@@ -162,7 +156,7 @@ def _with_conversions(
     every = dict(found)
     for target in _ends(frontier, segment.exit):
         for source, solution in found.items():
-            price = frontier.price(segment.exit, source, target)
+            price = frontier.moves.conversions.price(segment.exit, source, target)
             if price is not None:
                 cost = solution.cost + price
                 if target not in every or cost < every[target].cost:

@@ -1,0 +1,93 @@
+"""One node of a stretch: what it does to the values that are alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from piper.capture.graphs.division.calls import Option
+from piper.capture.graphs.division.search.conversions import Available, Read
+from piper.capture.graphs.division.search.moves import Move, Moves
+
+State = tuple[Available, ...]  # of each value that is alive, in an order that all states share
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The option of one node, and the conversions that it is the first to need."""
+
+    option: Option
+    reads: tuple[Read, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A move, and what it costs with the conversions of what it reads.
+
+    `after`: where the values it has read, if they stay alive, and its result are then available.
+    """
+
+    move: Move
+    cost: float
+    reads: tuple[Read, ...]
+    after: State
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(self.move.option, (*self.reads, *self.move.hubs))
+
+
+class Step:
+    """A node among values that are alive: those it does not read keep where they are available.
+
+    Many states differ in these only, so transitions are found once for what the node reads.
+    """
+
+    def __init__(
+        self, moves: Moves, node: fx.Node, alive: Sequence[fx.Node], last: dict[fx.Node, fx.Node]
+    ) -> None:
+        self.moves, self.node = moves, node
+        self.least = moves.least(node)
+        wanted = {operand for move in moves.of(node) for operand, _ in move.reads}
+        places = range(len(alive))
+        self.read = [k for k in places if alive[k] in wanted]
+        self.rest = [k for k in places if alive[k] not in wanted and last[alive[k]] is not node]
+        self.operands = [alive[k] for k in self.read]
+        self.kept = [operand for operand in self.operands if last[operand] is not node]
+        self.alive = [*(alive[k] for k in self.rest), *self.kept, node]
+        self.known: dict[State, list[Transition]] = {}
+
+    def after(self, state: State) -> Iterator[tuple[State, Transition]]:
+        given = tuple([state[k] for k in self.read])
+        rest = tuple([state[k] for k in self.rest])
+        if given not in self.known:
+            self.known[given] = self._transitions(given)
+        for transition in self.known[given]:
+            yield rest + transition.after, transition
+
+    def _transitions(self, given: State) -> list[Transition]:
+        """Of those that end alike, the cheapest."""
+        found: dict[State, Transition] = {}
+        for move in self.moves.of(self.node):
+            one = self._transition(move, dict(zip(self.operands, given, strict=True)))
+            if one and (one.after not in found or one.cost < found[one.after].cost):
+                found[one.after] = one
+        return list(found.values())
+
+    def _transition(self, move: Move, live: dict[fx.Node, Available]) -> Transition | None:
+        """None: an argument cannot be converted."""
+        conversions, cost, reads = self.moves.conversions, 0.0, list[Read]()
+        for operand, target in move.reads:
+            bit = conversions.bit(target)
+            if not live[operand] & bit:
+                source = conversions.cheapest(operand, live[operand], target)
+                if source is None:
+                    return None
+                cost += source[0]
+                reads.append(Read(operand, source[1], target))
+                live[operand] |= bit
+        made = conversions.bit(self.moves.output(self.node, move))
+        after = (*(live[operand] for operand in self.kept), made)
+        return Transition(move, cost + move.work, tuple(reads), after)
