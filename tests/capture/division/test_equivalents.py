@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from capture.division.trials import Trial
@@ -39,13 +41,29 @@ TRIALS = [
     trial(aten.log_softmax.int, x(3, 12), -1),
     trial(aten.cross_entropy_loss.default, x(5, 12) * 9, labels(5)),
     trial(aten.cross_entropy_loss.default, x(5, 12), labels(5).clamp(0), None, 2, 0),
+    trial(aten.cross_entropy_loss.default, x(5, 12), labels(5), None, 1, -100, 0.1),
+    trial(aten.cross_entropy_loss.default, x(5, 12, 2, 3), labels(5, 2, 3)),
+    trial(aten.cross_entropy_loss.default, x(5, 12, 2), labels(5, 2).clamp(0), None, 2, 0, 0.2),
     trial(aten.nll_loss_nd.default, x(5, 12), labels(5)),
+    trial(aten.nll_loss_nd.default, x(5, 12, 2), labels(5, 2)),
+    trial(aten.conv1d.default, x(2, 4, 5), x(6, 2, 3), x(6), [2], [1], [1], 2),
+    trial(aten.conv2d.default, x(2, 4, 5, 5), x(6, 4, 3, 3), bias=x(6), padding=[1]),
+    trial(aten.conv3d.padding, x(2, 4, 3, 3, 3), x(6, 4, 3, 3, 3), x(6), [1], "same"),
+    trial(aten.glu.default, x(3, 4, 2), 1),
+    trial(aten.glu.default, x(3, 4)),
+    trial(aten.linalg_norm.default, x(3, 4), None, [-1]),
+    trial(aten.linalg_norm.default, x(3, 4), 3, [0], True),
+    trial(aten.linalg_norm.default, x(3, 4)),
+    trial(aten.baddbmm.default, x(2, 3, 5), x(2, 3, 4), x(2, 4, 5)),
 ]  # fmt: skip
 KEPT = [  # these work on whole tensors, then
     trial(aten.cross_entropy_loss.default, x(5, 12), labels(5), x(12).abs()),
-    trial(aten.cross_entropy_loss.default, x(5, 12), labels(5), None, 1, -100, 0.1),
-    trial(aten.cross_entropy_loss.default, x(5, 12, 2), labels(5, 2).clamp(0)),
     trial(aten.cross_entropy_loss.default, x(5, 12), labels(5), None, 0),
+    trial(aten.cross_entropy_loss.default, x(5, 12), x(5, 12).softmax(1)),
+    trial(aten.cross_entropy_loss.default, x(12), labels(2)[0]),
+    trial(aten.conv1d.default, x(4, 5), x(6, 4, 3), x(6)),
+    trial(aten.linalg_norm.default, x(3, 4), 1, [0, 1]),
+    trial(aten.baddbmm.default, x(2, 3, 5), x(2, 3, 4), x(2, 4, 5), alpha=2),
     trial(aten.scaled_dot_product_attention.default, *(x(2, 12, 4, 2) for _ in range(3))),
     trial(aten.log_softmax.int, x(3, 12), 0),
 ]
@@ -89,8 +107,43 @@ def test_what_has_no_equivalent_stays(one: Trial) -> None:
     assert node.target in {found.target for found in module.graph.nodes}
 
 
+FILLED = [
+    trial(aten.new_zeros.default, x(3, 4), [2, 5]),
+    trial(aten.new_ones.default, x(3, 4), [2], dtype=torch.float32),
+    trial(aten.new_full.default, x(3, 4), [2, 3], 7.0),
+]
+
+
+@pytest.mark.parametrize("one", FILLED, ids=lambda one: str(one.target))
+def test_a_tensor_that_takes_its_type_from_another_does_not_read_it(one: Trial) -> None:
+    module, node = rewritten(one, 2)
+
+    (made,) = (found for found in module.graph.nodes if found.op == "call_function")
+    assert not made.all_input_nodes
+    wanted = one.target(*one.args, **one.kwargs)
+    torch.testing.assert_close(module(*(a for a in one.args if isinstance(a, Tensor))), wanted)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_tensors_that_are_broadcast_together_are_expanded_each_by_itself(place: int) -> None:
+    call = trial(aten.broadcast_tensors.default, [x(3, 1), x(4)]).call(2)
+    graph = call.node.graph
+    one = graph.call_function(operator.getitem, (call.node, place))
+    one.meta["val"] = call.node.meta["val"][place]
+    graph.output(one)
+    tensors = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+    wanted = torch.broadcast_tensors(*tensors)[place]
+
+    rewrite({one: Mode()}, 2, "weights")
+
+    graph.eliminate_dead_code()
+    assert [n.target for n in graph.nodes if n.op == "call_function"] == [aten.expand.default]
+    assert fx.GraphModule({}, graph)(*tensors).equal(wanted)
+
+
 def test_every_equivalent_is_tried() -> None:
-    assert {one.call(2).packet for one in TRIALS} == set(EQUIVALENTS)
+    tried = {one.call(2).packet for one in (*TRIALS, *FILLED)}
+    assert {*tried, operator.getitem} == set(EQUIVALENTS)
 
 
 def test_a_loss_of_short_numbers_is_summed_in_float32() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from capture.division.draws import flags, index, trial, with_padding, x
+from capture.division.more_trials import MORE
 from capture.division.trials import Trial, local_module, piece, run_option
 from draws import SOAK, drawn
 from torch import Tensor
@@ -19,31 +21,6 @@ from piper.capture.graphs.division.rules import RULES, options_of
 from piper.ir.placement.placements import Cut, Invariant, Partial, Replicated
 
 aten = torch.ops.aten
-draw = torch.Generator().manual_seed(0)
-
-
-def x(*shape: int) -> Tensor:
-    """Positive numbers, so that logarithms and roots exist."""
-    return torch.rand(shape, generator=draw, dtype=torch.float64) + 0.1
-
-
-def index(high: int, *shape: int) -> Tensor:
-    return torch.randint(0, high, shape, generator=draw)
-
-
-def with_padding(token: int, tokens: Tensor) -> Tensor:
-    tokens[0, 0] = tokens[1, 1] = token
-    return tokens
-
-
-def flags(*shape: int) -> Tensor:
-    return torch.rand(shape, generator=draw) > 0.5
-
-
-def trial(target: Any, *args: Any, blocks: tuple[int, ...] = (1,), **kwargs: Any) -> Trial:
-    return Trial(target, args, kwargs, blocks)
-
-
 RANDOM = torch.tensor([3, 1, 1, 2])
 UNARY = [
     aten.abs.default, aten.cos.default, aten.elu.default, aten.erf.default, aten.exp.default,
@@ -159,6 +136,7 @@ TRIALS = [
     trial(torch.ops.piper.largest_scores.default, index(9, 12, 12, 12, 5)),
     trial(torch.ops.piper.attend.default, x(1, 12, 4, 2), x(1, 12, 4, 2), x(1, 12, 4, 2), None,
           True, 0.7),
+    *MORE,
 ]  # fmt: skip
 
 

@@ -125,10 +125,14 @@ def differentiable(found: Any) -> list[Tensor]:
     return [tensor for tensor in every if tensor.requires_grad]
 
 
+def has_gradient(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and not hasattr(tensor, "is_buffer")
+
+
 def leaves_of(call: Call) -> dict[fx.Node, Tensor]:
     nodes = dict.fromkeys(call.operands)
     return {
-        node: value(node).detach().clone().requires_grad_(value(node).is_floating_point())
+        node: value(node).detach().clone().requires_grad_(has_gradient(value(node)))
         for node in nodes
     }
 
@@ -160,7 +164,7 @@ def device(call, module, inputs, option, rank, cotangents):
     """(Leaves with their gradients, results) of one device."""
     leaves = {
         node: piece(value(node), placement, call.ways, rank)
-        .detach().clone().requires_grad_(value(node).is_floating_point())
+        .detach().clone().requires_grad_(has_gradient(value(node)))
         for node, placement in inputs.items()
     }  # fmt: skip
     results = module(*leaves.values(), torch.tensor(rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,12 +11,12 @@ from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Call, Emitter, packet, shape
+from piper.capture.graphs.division.equivalent_losses import cross_entropy, log_softmax, nll_loss
+from piper.capture.graphs.division.rules.convolutions import DIMENSIONS
 from piper.capture.trace.grad_modes import Mode, autocast
 from piper.ir.placement.division import What
 
 aten = torch.ops.aten
-MEAN, SUM = 1, 2  # reductions of losses
-SHORT = (torch.bfloat16, torch.float16)  # torch sums these in float32
 Rewrite = Callable[[Call, Emitter], fx.Node | None]  # None: leave it as it is
 
 
@@ -81,78 +82,66 @@ def _repeated(emit: Emitter, node: Any, times: int) -> fx.Node:
     return emit(aten.reshape.default, every, [batch, heads * times, tokens, features])
 
 
-def _long(emit: Emitter, node: fx.Node) -> fx.Node:
-    """In a type that sums can be kept in."""
-    if value(node).dtype not in SHORT:
-        return node
-    return emit(aten._to_copy.default, node, dtype=torch.float32)
-
-
-def _log_sum(emit: Emitter, node: fx.Node, ways: int) -> fx.Node:
-    """Logarithm of the sum of exponentials along the last dimension: of slices, then of these."""
-    *rows, words = shape(node)
-    slices = ways if words % ways == 0 else 1
-    cut = emit(aten.view.default, node, [*rows, slices, words // slices])
-    return emit(aten.logsumexp.default, emit(aten.logsumexp.default, cut, [-1]), [-1])
-
-
-def _log_softmax(call: Call, emit: Emitter) -> fx.Node | None:
-    given = call.node.args[0]
-    last = call.argument("dim") % len(call.shape) == len(call.shape) - 1
-    if not last or call.argument("dtype") is not None or value(given).dtype in SHORT:
+def _convolution(call: Call, emit: Emitter) -> fx.Node | None:
+    """A bias is added to each channel, once."""
+    bias = call.argument("bias")
+    if bias is None or len(call.shape) != DIMENSIONS[call.packet] + 2:
         return None
-    total = emit(aten.unsqueeze.default, _log_sum(emit, given, call.ways), -1)
-    return emit(aten.sub.Tensor, given, total)
+    kwargs = {key: item for key, item in call.node.kwargs.items() if key != "bias"}
+    args = (
+        call.node.args
+        if len(call.node.args) < 3
+        else (*call.node.args[:2], None, *call.node.args[3:])
+    )
+    made = emit(call.node.target, *args, **kwargs)
+    column = [-1] + [1] * DIMENSIONS[call.packet]
+    return emit(aten.add.Tensor, made, emit(aten.view.default, bias, column))
 
 
-def _cross_entropy(call: Call, emit: Emitter) -> fx.Node | None:
-    """No device needs whole logits: only sums of exponentials, and the logit of the label."""
-    if not _is_plain_loss(call) or call.argument("label_smoothing", 0.0):
+def _glu(call: Call, emit: Emitter) -> fx.Node | None:
+    """Two halves of a fused product."""
+    both = emit(aten.chunk.default, call.node.args[0], 2, call.argument("dim", -1))
+    value_, gate = (emit(operator.getitem, both, k) for k in range(2))
+    return emit(aten.mul.Tensor, value_, emit(aten.sigmoid.default, gate))
+
+
+def _norm(call: Call, emit: Emitter) -> fx.Node | None:
+    """Of vectors, where it is not one of matrices."""
+    order, dims = call.argument("ord"), call.argument("dim")
+    vectors = order is None or (
+        isinstance(order, int | float) and dims is not None and len(dims) == 1
+    )
+    if not vectors or call.argument("dtype") is not None:
         return None
-    logits = _long(emit, call.node.args[0])
-    labels, kept = _labels(call, emit)
-    total = _log_sum(emit, logits, call.ways)
-    each = emit(aten.sub.Tensor, total, _picked(emit, logits, labels))
-    return _reduced(call, emit, each, kept)
+    how = 2 if order is None else order
+    keep = call.argument("keepdim", False)
+    return emit(aten.linalg_vector_norm.default, call.node.args[0], how, dims, keep)
 
 
-def _nll_loss(call: Call, emit: Emitter) -> fx.Node | None:
-    if not _is_plain_loss(call):
+def _filled(call: Call, emit: Emitter) -> fx.Node | None:
+    """A tensor that takes only its type from another does not depend on where that is."""
+    known = {aten.new_zeros: 0, aten.new_ones: 1}
+    number = known[call.packet] if call.packet in known else call.argument("fill_value")
+    if isinstance(number, fx.Node):
         return None
-    labels, kept = _labels(call, emit)
-    each = emit(aten.neg.default, _picked(emit, _long(emit, call.node.args[0]), labels))
-    return _reduced(call, emit, each, kept)
+    made = value(call.node)
+    return emit(aten.full.default, list(call.shape), number, dtype=made.dtype, device=made.device)
 
 
-def _is_plain_loss(call: Call) -> bool:
-    rows = len(call.shapes[0]) == 2 and len(call.shapes[1]) == 1
-    reduced = call.argument("reduction", MEAN) in (MEAN, SUM)
-    return rows and reduced and call.argument("weight") is None
+def _expanded(call: Call, emit: Emitter) -> fx.Node | None:
+    """One of several tensors that are broadcast together."""
+    several, place = call.node.args
+    if not isinstance(several, fx.Node) or packet(several) is not aten.broadcast_tensors:
+        return None
+    given: Any = several.args[0]
+    return emit(aten.expand.default, given[place], list(call.shape))
 
 
-def _labels(call: Call, emit: Emitter) -> tuple[fx.Node, fx.Node]:
-    """Labels that exist, and which of them count."""
-    labels = call.node.args[1]
-    kept = emit(aten.ne.Scalar, labels, call.argument("ignore_index", -100))
-    return emit(aten.mul.Tensor, labels, kept), kept
-
-
-def _picked(emit: Emitter, rows: fx.Node, labels: fx.Node) -> fx.Node:
-    column = emit(aten.unsqueeze.default, labels, 1)
-    return emit(aten.squeeze.dim, emit(aten.gather.default, rows, 1, column), 1)
-
-
-def _reduced(call: Call, emit: Emitter, each: fx.Node, kept: fx.Node) -> fx.Node:
-    kept = emit(aten._to_copy.default, kept, dtype=value(each).dtype)
-    loss = emit(aten.sum.default, emit(aten.where.self, *_masked(emit, kept, each)))
-    if call.argument("reduction", MEAN) == MEAN:
-        loss = emit(aten.div.Tensor, loss, emit(aten.sum.default, kept))
-    return loss
-
-
-def _masked(emit: Emitter, kept: fx.Node, each: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
-    """Rows that do not count give 0, even if they are infinite."""
-    return emit(aten.ne.Scalar, kept, 0), each, emit(aten.zeros_like.default, kept)
+def _added_product(call: Call, emit: Emitter) -> fx.Node | None:
+    if call.node.kwargs:
+        return None
+    added, left, right = call.node.args
+    return emit(aten.add.Tensor, emit(aten.bmm.default, left, right), added)
 
 
 EQUIVALENTS: dict[Any, Rewrite] = {
@@ -160,7 +149,13 @@ EQUIVALENTS: dict[Any, Rewrite] = {
     aten.addmm: _addmm,
     aten.cat: _cat,
     aten.scaled_dot_product_attention: _attention,
-    aten.log_softmax: _log_softmax,
-    aten.cross_entropy_loss: _cross_entropy,
-    aten.nll_loss_nd: _nll_loss,
+    aten.log_softmax: log_softmax,
+    aten.cross_entropy_loss: cross_entropy,
+    aten.nll_loss_nd: nll_loss,
+    **dict.fromkeys(DIMENSIONS, _convolution),
+    aten.glu: _glu,
+    aten.linalg_norm: _norm,
+    **dict.fromkeys((aten.new_zeros, aten.new_ones, aten.new_full), _filled),
+    operator.getitem: _expanded,
+    aten.baddbmm: _added_product,
 }

@@ -2,14 +2,28 @@
 
 from piper.capture.graphs.division.rules import (
     conversions,
+    convolutions,
+    einsum,
     elementwise,
     lookups,
     products,
     reductions,
     ring,
+    rows,
     views,
 )
 from piper.capture.graphs.division.rules.table import RULES, has_rule, localized, options_of
 
 __all__ = ["RULES", "has_rule", "localized", "options_of"]
-TABLES = (conversions, elementwise, lookups, products, reductions, ring, views)  # each fills RULES
+TABLES = (
+    conversions,
+    convolutions,
+    einsum,
+    elementwise,
+    lookups,
+    products,
+    reductions,
+    ring,
+    rows,
+    views,
+)  # fmt: skip  each fills RULES

@@ -20,12 +20,22 @@ LINEAR = (
     aten.type_as, aten.lift_fresh_copy,
 )  # fmt: skip
 OTHERS = (
-    aten.abs, aten.cos, aten.clamp, aten.clamp_max, aten.clamp_min, aten.elu, aten.eq, aten.erf,
-    aten.exp, aten.ge, aten.gelu, aten.gt, aten.hardtanh, aten.isinf, aten.isnan, aten.le,
-    aten.leaky_relu, aten.log, aten.log1p, aten.logical_and, aten.logical_not, aten.logical_or,
-    aten.lt, aten.masked_fill, aten.maximum, aten.minimum, aten.mish, aten.ne, aten.pow,
-    aten.reciprocal, aten.relu, aten.rsqrt, aten.rsub, aten.sigmoid, aten.sign, aten.silu,
-    aten.sin, aten.softplus, aten.sqrt, aten.square, aten.tanh, aten.zeros_like, aten.ones_like,
+    aten.abs, aten.acos, aten.acosh, aten.addcdiv, aten.addcmul, aten.asin, aten.asinh, aten.atan,
+    aten.atan2, aten.atanh, aten.bitwise_and, aten.bitwise_not, aten.bitwise_or, aten.bitwise_xor,
+    aten.ceil, aten.celu, aten.clamp, aten.clamp_max, aten.clamp_min, aten.cos,
+    aten.cosh, aten.digamma, aten.elu, aten.eq, aten.erf, aten.erfc, aten.erfinv, aten.exp,
+    aten.exp2, aten.expm1, aten.floor, aten.floor_divide, aten.fmax, aten.fmin, aten.fmod,
+    aten.frac, aten.full_like, aten.ge, aten.gelu, aten.gt, aten.hardshrink, aten.hardsigmoid,
+    aten.hardswish, aten.hardtanh, aten.heaviside, aten.hypot, aten.isfinite, aten.isinf,
+    aten.isnan, aten.le, aten.leaky_relu, aten.lerp, aten.lgamma, aten.log, aten.log10, aten.log1p,
+    aten.log2, aten.log_sigmoid, aten.logaddexp, aten.logical_and, aten.logical_not,
+    aten.logical_or, aten.logical_xor, aten.logit, aten.lt, aten.masked_fill, aten.maximum,
+    aten.minimum, aten.mish, aten.nan_to_num, aten.ne, aten.ones_like, aten.pow, aten.reciprocal,
+    aten.relu, aten.relu6, aten.remainder, aten.round, aten.rsqrt, aten.rsub, aten.selu,
+    aten.sgn, aten.sigmoid, aten.sign, aten.silu, aten.sin, aten.sinc, aten.sinh,
+    aten.softplus, aten.softshrink, aten.special_expit, aten.sqrt, aten.square, aten.tan, aten.tanh,
+    aten.threshold, aten.trunc, aten.xlogy, aten.zeros_like, aten.__and__, aten.__or__,
+    aten.__xor__,
 )  # fmt: skip
 
 
@@ -74,6 +84,20 @@ def chosen(call: Call) -> Iterator[Option]:
     yield from elementwise(call)
     if len(call.operands) == 3:
         yield Option((Replicated(), Partial(), Partial()), Partial())
+
+
+@rule(aten.prelu)
+def by_channel(call: Call) -> Iterator[Option]:
+    """One weight for everything, or one for each element of dimension 1."""
+    many = call.shapes[1] != (1,) and len(call.shape) > 1
+    for cut in call.cuts(range(len(call.shape))):
+        yield Option((cut, Cut(0, cut.blocks) if many and cut.dim == 1 else Replicated()), cut)
+
+
+@rule(aten.one_hot)
+def one_hot(call: Call) -> Iterator[Option]:
+    if call.argument("num_classes", -1) > 0:  # otherwise it depends on all indices
+        yield from (Option((cut,), cut) for cut in call.cuts(range(len(call.shape) - 1)))
 
 
 def _divided_dropout(

@@ -1,4 +1,4 @@
-"""Operators that look up rows: embedding, gather, index_select."""
+"""Operators that look up rows, or write them: embedding, gather, index, scatter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.capture.graphs.division.calls import Call, Emitter, Option
+from piper.capture.fx_nodes import value
+from piper.capture.graphs.division.calls import Call, Emitter, Option, shape
 from piper.capture.graphs.division.rules.table import rule
 from piper.ir.placement.placements import Cut, Partial, Replicated
 
@@ -91,3 +92,56 @@ def index_select(call: Call) -> Iterator[Option]:
     for blocks in call.blocks:
         yield Option((Replicated(), Cut(0, blocks)), Cut(dim, blocks))
     yield Option((Partial(), Replicated()), Partial())
+
+
+@rule(aten.index)
+def indexed(call: Call) -> Iterator[Option]:
+    """By dimensions without an index, or by those of the only index. Masks are not divided."""
+    given, indices = call.shapes[0], call.argument("indices")
+    places = [k for k, index in enumerate(indices) if index is not None]
+    counts = [len(shape(node)) for node in call.operands[1:]]
+    if places != list(range(places[0], places[0] + len(places))) or _has_mask(call):
+        return  # the dimensions of the indices come first
+    wide, rest = max(counts), (Replicated(),) * len(places)
+    for cut in call.cuts(d for d in range(len(given)) if d not in places):
+        moved = cut.dim if cut.dim < places[0] else cut.dim - len(places) + wide
+        yield Option((cut, *rest), Cut(moved, cut.blocks))
+    if len(places) == 1:
+        for cut in call.cuts(range(wide)):
+            yield Option((Replicated(), cut), Cut(places[0] + cut.dim, cut.blocks))
+    yield Option((Partial(), *rest), Partial())
+
+
+def _has_mask(call: Call) -> bool:
+    return any(value(node).dtype in (torch.bool, torch.uint8) for node in call.operands[1:])
+
+
+@rule(aten.take_along_dim)
+def taken(call: Call) -> Iterator[Option]:
+    dim, (given, index) = call.argument("dim"), call.shapes
+    if dim is None:
+        return  # of all elements in a row
+    other = (d for d in range(len(index)) if d != dim % len(index) and given[d] == index[d])
+    for cut in call.cuts(other):
+        yield Option((cut, cut), cut)
+    yield Option((Partial(), Replicated()), Partial())
+
+
+@rule(aten.scatter, aten.scatter_add)
+def scattered(call: Call) -> Iterator[Option]:
+    """By other dimensions, if all of a tensor is written along them."""
+    dim = call.argument("dim") % len(call.shape)
+    count = len(call.operands)
+    alike = (d for d in range(len(call.shape)) if len({one[d] for one in call.shapes}) == 1)
+    for cut in call.cuts(d for d in alike if d != dim):
+        yield Option((cut,) * count, cut)
+    if count == 3 and call.argument("reduce") is None:
+        yield Option((Partial(), Replicated(), Partial()), Partial())
+
+
+@rule(aten.index_add, aten.index_copy)
+def written_rows(call: Call) -> Iterator[Option]:
+    dim = call.argument("dim") % len(call.shape)
+    for cut in call.cuts(d for d in range(len(call.shape)) if d != dim):
+        yield Option((cut, Replicated(), cut), cut)
+    yield Option((Partial(), Replicated(), Partial()), Partial())

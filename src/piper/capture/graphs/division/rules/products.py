@@ -46,7 +46,8 @@ def product(call: Call) -> Iterator[Option]:
     left, right = call.shapes
     rows, columns = len(left) - 1, len(right) - 1  # the last dimension of each
     if not rows or not columns:
-        return  # vectors
+        yield from _with_vector(call)
+        return
     last = len(call.shape) - 1
     for blocks in call.blocks:
         yield Option((Cut(rows, blocks), Cut(columns - 1, blocks)), Partial())
@@ -60,6 +61,18 @@ def product(call: Call) -> Iterator[Option]:
     elif rows == columns:
         for cut in call.cuts(d for d in range(rows - 1) if left[d] == right[d]):
             yield Option((cut, cut), cut)
+    yield from _bilinear()
+
+
+def _with_vector(call: Call) -> Iterator[Option]:
+    """A matrix, or several, times a vector."""
+    rows, columns = (len(one) - 1 for one in call.shapes)
+    if columns:
+        return
+    for blocks in call.blocks:
+        yield Option((Cut(rows, blocks), Cut(0, blocks)), Partial())
+    for cut in call.cuts(range(rows)):
+        yield Option((cut, Replicated()), cut)
     yield from _bilinear()
 
 

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Call, Emitter, Option
+from piper.capture.graphs.division.rules.elementwise import elementwise
 from piper.capture.graphs.division.rules.table import rule
 from piper.ir.placement.placements import Cut, Partial, Replicated
 
 aten = torch.ops.aten
+NONE, MEAN = 0, 1  # reductions of losses
 
 
 @rule(aten.rms_norm, aten.layer_norm)
@@ -38,14 +41,53 @@ def reduced_dims(call: Call) -> list[int]:
     return [dim % size for dim in ([dims] if isinstance(dims, int) else dims)]
 
 
-@rule(aten.amax, aten.amin, aten.logsumexp, aten.var)
-def reduced(call: Call) -> Iterator[Option]:
-    """By dimensions that stay."""
+def rows_kept(call: Call, keep: bool) -> Iterator[tuple[Cut, Cut]]:
+    """Cuts along dimensions that are not worked along, before and after."""
     gone = reduced_dims(call)
-    keep = call.argument("keepdim", False)
     for cut in call.cuts(d for d in range(len(call.shapes[0])) if d not in gone):
         shift = 0 if keep else sum(dim < cut.dim for dim in gone)
-        yield Option((cut,), Cut(cut.dim - shift, cut.blocks))
+        yield cut, Cut(cut.dim - shift, cut.blocks)
+
+
+@rule(
+    aten.all, aten.amax, aten.amin, aten.any, aten.argmax, aten.argmin, aten.linalg_vector_norm,
+    aten.logsumexp, aten.nansum, aten.prod, aten.std, aten.var,
+)  # fmt: skip
+def reduced(call: Call) -> Iterator[Option]:
+    """By dimensions that stay."""
+    for before, after in rows_kept(call, call.argument("keepdim", False)):
+        yield Option((before,), after)
+
+
+@rule(aten.aminmax, aten.std_mean, aten.var_mean)
+def reduced_to_several(call: Call) -> Iterator[Option]:
+    """The placement of several results is that of the argument. See `item`."""
+    for before, _ in rows_kept(call, call.argument("keepdim", False)):
+        yield Option((before,), before)
+
+
+@rule(aten.max, aten.min)
+def largest(call: Call) -> Iterator[Option]:
+    """Of two tensors, or along a dimension, with the index."""
+    if len(call.operands) == 2:
+        yield from elementwise(call)
+    elif isinstance(value(call.node), tuple):
+        yield from reduced_to_several(call)
+
+
+@rule(aten.cosine_similarity, aten.pairwise_distance)
+def compared(call: Call) -> Iterator[Option]:
+    """Two tensors along a dimension. What is broadcast stays whole."""
+    left, right = call.shapes
+    dim = call.argument("dim", 1) if call.packet is aten.cosine_similarity else -1
+    if len(left) != len(right):
+        return
+    keep = call.argument("keepdim", False)
+    gone = dim % len(left)
+    for cut in call.cuts(d for d in range(len(left)) if d != gone):
+        full = max(left[cut.dim], right[cut.dim])
+        read = tuple(cut if one[cut.dim] == full else Replicated() for one in (left, right))
+        yield Option(read, Cut(cut.dim - (not keep and cut.dim > gone), cut.blocks))
 
 
 @rule(aten.sum)
@@ -62,7 +104,7 @@ def _mean(
 ) -> fx.Node:
     """The mean of one piece counts as much as that of any other."""
     found = emit(call.node.target, *args, **kwargs)
-    if option.output != Partial():
+    if option.output != Partial() or call.argument("reduction", MEAN) != MEAN:
         return found
     return emit(aten.div.Tensor, found, call.ways)
 
@@ -70,3 +112,15 @@ def _mean(
 @rule(aten.mean, local=_mean)
 def mean(call: Call) -> Iterator[Option]:
     yield from summed(call)
+
+
+@rule(aten.mse_loss, aten.l1_loss, aten.smooth_l1_loss, aten.huber_loss, aten.kl_div,
+      aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, local=_mean)  # fmt: skip
+def loss(call: Call) -> Iterator[Option]:
+    """Of each element by itself, and then perhaps their sum or mean."""
+    given = call.shapes
+    if any(one != given[0] for one in given):
+        return  # broadcast, or with weights
+    for cut in call.cuts(range(len(given[0]))):
+        each = call.argument("reduction", MEAN) == NONE
+        yield Option((cut,) * len(given), cut if each else Partial())

@@ -11,12 +11,15 @@ import torch
 from torch import fx
 
 from piper.capture.graphs.division.calls import Call, Emitter, Option, packet, shape, tensors
+from piper.capture.graphs.division.rules.reductions import rows_kept
 from piper.capture.graphs.division.rules.table import rule
 from piper.capture.kernels import attention_block, ring
 from piper.ir.placement.placements import Cut, Partial, local_shape
 
 aten = torch.ops.aten
 PAIRS = (torch.ops.piper.ring_passing, torch.ops.piper.attend_and_pass)  # cut alike
+ALIKE = (aten.sort, aten.topk, aten.cummax, aten.cummin)  # results have the dimensions of one
+REDUCED = (aten.max, aten.min, aten.aminmax, aten.std_mean, aten.var_mean)
 
 assert ring.PASSING and attention_block.ATTEND  # which registers the operators
 
@@ -153,6 +156,13 @@ def item(call: Call) -> Iterator[Option]:
         yield from (Option((cut,), cut) for cut in call.cuts(range(len(call.shape) - 1)))
         return
     made = Call(several, call.ways, call.blocks)
+    if packet(several) in ALIKE:
+        yield from (Option((cut,), cut) for cut in call.cuts(range(len(call.shape))))
+        return
+    if packet(several) in REDUCED:
+        keep = made.argument("keepdim", False)
+        yield from (Option((before,), after) for before, after in rows_kept(made, keep))
+        return
     if packet(several) not in (aten.split, aten.chunk, aten.split_with_sizes, aten.unbind):
         return
     given = shape(several.all_input_nodes[0])

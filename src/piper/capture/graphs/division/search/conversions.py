@@ -83,6 +83,8 @@ class Conversions:
         request = self.space.requests.get(node) or self._reader(node)
         if request is None or isinstance(value(node), list | tuple):
             return 0.0 if source == target else None  # several tensors: their items are converted
+        if value(node).is_complex() and source != target:
+            return None  # messages are of real numbers
         size = value(node).nbytes
         price = conversion_price(self.space.start, source, target, size, request.ways)
         gathered = request.what == "tokens" and is_whole(target) and not is_whole(source)

@@ -8,7 +8,9 @@ from math import prod
 import torch
 from torch import fx
 
-from piper.capture.graphs.division.calls import packet, shape
+from piper.capture.graphs.division.calls import operands, packet, shape
+from piper.capture.graphs.division.rules.convolutions import DIMENSIONS
+from piper.capture.graphs.division.rules.einsum import letters
 from piper.ir.placement.placements import LOCAL, Conversion, Placement, exists, sent
 
 aten = torch.ops.aten
@@ -43,9 +45,22 @@ def conversion_price(
 
 
 def flops(node: fx.Node) -> float:
-    """Of a whole product or attention."""
+    """Of a whole product, convolution or attention."""
     if packet(node) in PRODUCTS:
         return 2.0 * prod(shape(node)) * shape(node.all_input_nodes[0])[-1]
     if packet(node) is aten.scaled_dot_product_attention:
         return 4.0 * prod(shape(node)) * shape(node.all_input_nodes[1])[-2]
+    if packet(node) in DIMENSIONS:
+        return 2.0 * prod(shape(node)) * prod(shape(node.all_input_nodes[1])[1:])
+    if packet(node) is aten.einsum:
+        return 2.0 * prod(_sizes(node).values())
     return 0.0
+
+
+def _sizes(node: fx.Node) -> dict[str, int]:
+    """The size of each letter of an `einsum`. Dimensions without one are left out."""
+    given, _ = letters(str(node.args[0]))
+    found: dict[str, int] = {}
+    for names, one in zip(given, operands(node), strict=False):
+        found.update(zip(names, shape(one), strict=False))
+    return found
