@@ -48,10 +48,11 @@ def differentiate(
     `arguments` replace those of the trace.
     """
     given_arguments = _arguments(chunk, wants, arguments)
+    shared = _share_memory(chunk.graph.graph.output_node().args[0])
 
     def forward(*arguments: Tensor) -> tuple[Tensor, ...]:
         results = fx.Interpreter(chunk.graph).run(*arguments)  # keeps the marks on nodes
-        return tuple(map(_result, results, given))
+        return tuple(map(_result, results, given, shared))
 
     with mode:
         traced = None if arguments else _functional(chunk, forward, given_arguments, given)
@@ -102,13 +103,23 @@ def _arguments(
     return [tensor.detach().requires_grad_(want) for tensor, want in zip(found, wants, strict=True)]
 
 
-def _result(result: Tensor, given: bool) -> Tensor:
-    if not given:
-        return result.detach()
+def _share_memory(results: Any) -> list[bool]:
+    """Whether each result is a view of another one, or of the same tensor."""
+    bases = [_base(node) for node in results]
+    return [bases.count(base) > 1 for base in bases]
+
+
+def _base(node: Any) -> Any:
+    while isinstance(node, fx.Node) and torch_private.is_view(node):
+        node = node.args[0]
+    return node
+
+
+def _result(result: Tensor, given: bool, shared: bool) -> Tensor:
     # Autograd treats a view as its base plus a recipe. Callers do not need that.
-    if torch_private.is_view_tensor(result):
-        return aten._unsafe_view.default(result, result.shape)
-    return result
+    if torch_private.is_view_tensor(result) and (given or shared):
+        result = aten._unsafe_view.default(result, result.shape)
+    return result if given else result.detach()
 
 
 def _aligned(gradients: list, wants: Sequence[bool]) -> list[fx.Node | None]:

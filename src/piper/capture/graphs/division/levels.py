@@ -65,7 +65,8 @@ def hosts_of(space: Space, plan: Plan, run_of: dict[fx.Node, int]) -> dict[Read,
         source = run_of[read.value]
         first = min(readers.get((read.value, read.target), [source]))
         early = isinstance(read.source, Partial) or isinstance(read.target, Cut)
-        hosts[read] = source if early and read.value in space.requests else first
+        dense = read.value in space.requests and not space.is_expert(read.value)
+        hosts[read] = source if early and dense else first  # experts send rows, and nothing else
         readers.setdefault((read.value, read.source), []).append(hosts[read])
     made = {(read.value, read.target): read for read in plan.reads}
     for read in plan.reads:  # not before what it is made from
