@@ -85,6 +85,7 @@ def forgotten(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]
     return [(where, kind) for where, kind in re.findall(missing, done.stdout)]
 
 
+@pytest.mark.soak  # mypy reads all of Piper again
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_mypy_names_every_place_that_forgot_it(kind: str, forgotten: list[tuple[str, str]]) -> None:
     assert {where for where, forgot in forgotten if kind in forgot} == EXPECTED[kind]
