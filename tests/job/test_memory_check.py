@@ -18,9 +18,11 @@ from piper.directives import Strategy
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.job import Job
+from piper.job.memory.memory_check import worth_showing
 from piper.job.memory.memory_limit import GIB, MemoryLimit, optimizer_state
 from piper.job.options import Options
 from piper.strategies import BUILDERS, one_f_one_b
+from piper.view.reports.memory_table import MemoryRow
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 WIDTH = 32
@@ -134,6 +136,18 @@ def test_the_memory_of_a_gpu_is_a_warning(
     assert caplog.messages[0].endswith(
         "fix: use more devices or stages, a smaller batch, or a smaller model"
     )
+
+
+def test_if_nothing_fits_only_what_comes_nearest_is_shown() -> None:
+    peaks = {"zero=1": 9, "remat=True": 5, "zero=3": 5, "zero=2": 8, "microbatches=8": 7}
+    found = [MemoryRow(name, peak, False, 1.0) for name, peak in peaks.items()]
+    rows = [MemoryRow("as it is", 10, False, 1.0), *found]
+    one_fits = [*rows, MemoryRow("smaller", 1, True, 2.0)]
+
+    assert [row.change for row in worth_showing(rows)] == [
+        "as it is", "remat=True", "microbatches=8", "zero=2",
+    ]  # fmt: skip
+    assert worth_showing(one_fits) == one_fits
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.6])

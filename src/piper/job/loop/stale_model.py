@@ -14,8 +14,9 @@ from piper.job.processes.consistency import Digests, digests
 
 MESSAGE = (
     "this model still has the weights that it had when the Trainer was made: the Trainer trains "
-    "its own copy. Use trainer.evaluate(batches), trainer.predict(x) or trainer.state_dict(), or "
-    "first model.load_state_dict(trainer.state_dict())"
+    "its own copy. Use trainer.evaluate(batches), trainer.predict(x) or trainer.state_dict(). All "
+    "processes call these, and the first one gets the weights: `weights = trainer.state_dict()`, "
+    "`if weights is not None: model.load_state_dict(weights)`"
 )
 
 

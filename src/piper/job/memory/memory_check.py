@@ -15,6 +15,7 @@ from piper.strategies.smaller import smaller
 from piper.view.reports.footprint import size_text
 from piper.view.reports.memory_table import MemoryRow, memory_table
 
+NEAREST = 3  # rows of the table if nothing fits
 LOG = logging.getLogger("piper")
 Compile = Callable[[Strategy], Compiled]
 
@@ -32,12 +33,21 @@ def refuse_too_large(
     rows = [row_of("as it is", compiled, limit), *alternatives(strategy, limit, compile)]
     what = (
         f"device {device} needs {size_text(most)}, and has {size_text(limit.bytes)}\n"
-        f"{memory_table(rows)}"
+        f"{memory_table(worth_showing(rows))}"
     )
     problem = Problem(what, fix_of(rows))
     if limit.is_given:
         raise InputError("memory", problem)
     LOG.warning("memory: %s", problem)
+
+
+def worth_showing(rows: list[MemoryRow]) -> list[MemoryRow]:
+    """All rows; or, if none fits, what there is and the few that come nearest."""
+    if any(row.fits for row in rows):
+        return rows
+    nearest = sorted(rows[1:], key=lambda row: (row.peak, row.seconds))
+    distinct = {row.peak: row for row in reversed(nearest)}
+    return [rows[0], *sorted(distinct.values(), key=lambda row: row.peak)[:NEAREST]]
 
 
 def alternatives(strategy: Strategy, limit: MemoryLimit, compile: Compile) -> Iterator[MemoryRow]:

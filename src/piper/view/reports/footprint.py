@@ -6,10 +6,12 @@ from collections.abc import Container, Sequence
 
 from piper.ir.by_device.roles import Roles
 from piper.ir.dag import Dag
-from piper.names import Device
+from piper.names import WEIGHTS_STREAM, Device
 from piper.plan.analyse.memory import Peak, peak
 from piper.plan.analyse.traffic import traffic
 from piper.plan.instructions import Plan
+
+MEANING = {WEIGHTS_STREAM: " (tied parameters)"}
 
 
 def footprint(
@@ -33,7 +35,10 @@ def footprint(
 
 def line(found: Peak, sent: dict[str, int]) -> str:
     held = ", ".join(f"{what} {size_text(size)}" for what, size in found.held.items() if size)
-    moved = ", ".join(f"{size_text(size)} on {stream}" for stream, size in sorted(sent.items()))
+    moved = ", ".join(
+        f"{size_text(size)} on {stream}{MEANING.get(stream, '')}"
+        for stream, size in sorted(sent.items())
+    )
     host = f" and {size_text(found.host)} of the host" if found.host else ""
     return f"peak {size_text(found.total)} ({held}){host}; sends {moved or 'nothing'}"
 
