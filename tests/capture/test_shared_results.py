@@ -1,0 +1,30 @@
+"""Two results of a region may be one tensor, of which only one gets a gradient."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from piper.capture.fx_nodes import insert
+from piper.capture.graphs.joint import differentiate
+
+aten = torch.ops.aten
+
+
+def test_a_result_without_a_gradient_may_be_a_view_of_one_with_a_gradient() -> None:
+    mode, graph = FakeTensorMode(), fx.Graph()
+    with mode:
+        x = graph.placeholder("x")
+        x.meta["val"] = torch.empty(4, 6)
+        made = insert(graph, x, aten.exp.default, x)
+        rows = insert(graph, x, aten.view.default, made, [1, 4, 6])
+        rows = insert(graph, x, aten.permute.default, rows, [1, 0, 2])
+        graph.output((made, insert(graph, x, aten.view.default, rows, [4, 6])))
+    chunk = SimpleNamespace(graph=fx.GraphModule({}, graph))
+
+    joint = differentiate(chunk, mode, wants=(True,), given=(True, False))
+
+    assert [tuple(node.meta["val"].shape) for node in joint.results] == [(4, 6), (4, 6)]
