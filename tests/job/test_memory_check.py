@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from draws import drawn, draws
 from torch import Tensor, nn
 
 from piper import Remat, annotate, rehearse, where
-from piper.directives import Strategy
+from piper.directives import Directive, Strategy
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.job import Job
 from piper.job.memory.memory_check import worth_showing
 from piper.job.memory.memory_limit import GIB, MemoryLimit, optimizer_state
+from piper.job.memory.zero_choice import fewest_messages_that_fit
 from piper.job.options import Options
 from piper.strategies import BUILDERS, one_f_one_b
 from piper.view.reports.memory_table import MemoryRow
@@ -136,6 +138,24 @@ def test_the_memory_of_a_gpu_is_a_warning(
     assert caplog.messages[0].endswith(
         "fix: use more devices or stages, a smaller batch, or a smaller model"
     )
+
+
+def test_the_figure_of_what_does_not_fit_is_that_of_the_choice_that_needs_least() -> None:
+    """As if reducing once needed 5 bytes, and everything else 6: 5 is accepted, 4 is not."""
+
+    def peaks(program: list[Directive]) -> dict[int, int]:
+        return {0: 5 if any(getattr(one, "reduce", None) == "once" for one in program) else 6}
+
+    program = one_f_one_b(pp=1, dp=2, zero=3, microbatches=2).directives
+    accepted, refused, gpu = (
+        fewest_messages_that_fit(
+            program, list, SimpleNamespace(peaks=peaks, usable=room, is_given=given), 4
+        )
+        for room, given in ((5, True), (4, True), (4, False))
+    )
+
+    assert peaks(accepted) == peaks(refused) == {0: 5}
+    assert gpu == list(program), "a warning; it runs as it was written"
 
 
 def test_if_nothing_fits_only_what_comes_nearest_is_shown() -> None:

@@ -24,7 +24,11 @@ CHOICES = ((True, True), (False, True), (True, False))  # reduce once, hold; few
 def fewest_messages_that_fit(
     program: Program, compile: Compile, limit: MemoryLimit | None, regions: int
 ) -> Compiled:
-    """The program that sends least, of those for which every device has the memory."""
+    """The program that sends least, of those for which every device has the memory.
+
+    If none fits in what the user gave, it is the one that needs least: the error shows its figure.
+    """
+    tried: list[Compiled] = []
     for choice in choices(program, regions) if limit is not None else ():
         try:
             made = compile(choice)
@@ -32,7 +36,11 @@ def fewest_messages_that_fit(
             continue
         if limit is not None and fullest(limit.peaks(made))[1] <= limit.usable:
             return made
-    return compile(program)
+        tried.append(made)
+    tried.append(compile(program))
+    if limit is None or not limit.is_given:
+        return tried[-1]
+    return min(reversed(tried), key=lambda one: fullest(limit.peaks(one))[1])
 
 
 def choices(program: Program, regions: int) -> Iterator[Program]:
