@@ -90,6 +90,21 @@ def test_values_as_arrays_and_lists(how: Callable[[Tensor], Any]) -> None:
     assert "fix: keep the decision in tensors" in text
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
+        lambda x: torch.nested.as_nested_tensor(list(x)),
+        lambda x: torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, 4])),
+    ],
+)
+def test_nested_tensors(make: Callable[[Tensor], Tensor]) -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return torch.nested.to_padded_tensor(self.layer(make(x)), 0.0).mean()
+
+    assert "nested tensors are not supported" in refusal(forward)
+
+
 def test_a_tensor_as_a_python_float() -> None:
     def forward(self: Model, x: Tensor) -> Tensor:
         y = self.layer(x)

@@ -236,10 +236,10 @@ def hidden_update(where: str) -> CaptureError:
     )
 
 
-def packed(where: str) -> CaptureError:
+def packed(where: str, what: str = "packed sequences") -> CaptureError:
     return refusal(
         where,
-        "packed sequences are not supported: their sizes differ from batch to batch",
+        f"{what} are not supported: their sizes differ from batch to batch",
         "give the layer padded tensors, and mask what comes after the end of a sequence",
     )
 

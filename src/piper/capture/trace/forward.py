@@ -15,7 +15,7 @@ from piper.capture.python_state.carried import Once
 from piper.capture.python_state.graph_equality import Numbering
 from piper.capture.python_state.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.python_state.snapshot import Snapshot
-from piper.capture.source_lines import is_transformed, line_of
+from piper.capture.source_lines import is_nested, is_transformed, line_of
 from piper.capture.trace import float8, side_effects
 from piper.capture.trace.arguments.batch_dimension import new_size
 from piper.capture.trace.arguments.call_arguments import own_loss, split
@@ -328,6 +328,8 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
             raise refusals.own_generator(at) from error
         if is_transformed(error.__traceback__):
             raise refusals.transformed(at) from error
+        if is_nested(error.__traceback__):
+            raise refusals.packed(at, "nested tensors") from error
         error.add_note(f"{at}: raised while Piper traced the model on tensors without values")
         raise
 
