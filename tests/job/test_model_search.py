@@ -28,6 +28,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "scripts")]
 
 import searched_python  # noqa: F401 (more blocks)
+import searched_rows  # noqa: F401 (more blocks)
 import torch
 from draws import drawn, draws
 from searched_blocks import BLOCKS, IDS, D, Layer, T
