@@ -62,6 +62,8 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
+        if torch.compiler.is_dynamo_compiling():  # it traces this inside torch.cond
+            return found
         results = list(flat(found))
         if found is None or any(isinstance(one, Tensor) for one in results):
             self.keep(func, list(flat((args, kwargs))), results)
