@@ -4,7 +4,6 @@ A trace has tensors without values. A function must not remember these.
 """
 
 import functools
-import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +45,7 @@ def function_caches() -> list[Any]:
 def own_modules() -> list[ModuleType]:
     """A program has thousands of modules: they are looked at again if there are others."""
     modules = list(sys.modules.values())
-    if len(modules) != len(_SEEN) or not all(map(operator.is_, modules, _SEEN)):
+    if modules != _SEEN:  # modules are equal if they are the same
         _SEEN[:] = modules
         _OWN[:] = [one for one in modules if isinstance(one, ModuleType) and is_own_module(one)]
     return _OWN
