@@ -171,8 +171,11 @@ def test_a_batch_that_cannot_be_cut_is_refused(batch: tuple, message: str) -> No
 
 
 def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
+    """Before the capture: the model never runs."""
+    net = Net()
+    net.register_forward_pre_hook(lambda *_: pytest.fail("captured"))
     with pytest.raises(StrategyError) as refused:
-        Trainer(Net(), functional.mse_loss, TWO, example=data()[0])
+        Trainer(net, functional.mse_loss, TWO, example=data()[0])
 
     assert str(refused.value) == (
         "strategy: it uses devices [0, 1], but the run has 1 process\n"

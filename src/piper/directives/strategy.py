@@ -56,6 +56,12 @@ class Strategy:
         return len(self.directives)
 
     @property
+    def devices(self) -> tuple[int, ...]:
+        """Where something is placed."""
+        places = (one for one in self.directives if isinstance(one, Place))
+        return tuple(sorted({device for place in places for device in place.devices}))
+
+    @property
     def microbatches(self) -> int:
         """The number of parts into which the batch is split."""
         return next((d.n for d in self.directives if isinstance(d, Split)), 1)

@@ -131,6 +131,8 @@ class Programs:
             return self.shipping.other(self.rank)
 
         def make() -> tuple[Captured, Compiled]:
+            if len(self.job.strategy.devices) > world():  # known before the capture
+                refuse_wrong_world(self.job.strategy.devices)
             compiling = partial(self.job.compile, batch, self.costs, by_role=True)
             captured, compiled = counting_arguments(compiling, batch, self.arguments)
             refuse_wrong_world(compiled.dag.devices)
