@@ -27,7 +27,6 @@ from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Traced, trace
 from piper.capture.trace.gpu_kernels import with_gpu_kernels
 from piper.capture.trace.randomness import make_reproducible
-from piper.capture.trace.recorded_calls import RecordedCall
 from piper.ir.model import Model, Region
 from piper.ir.naming import RANDOM, RANK, batch_input
 from piper.ir.placement.division import DivisionRequest
@@ -54,7 +53,6 @@ class Captured:
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
     described: DescribedRegions
-    calls: tuple[RecordedCall, ...] = ()  # of torch, in the forward and its loss
     meeting: str = ""  # where rows of a microbatch meet inside the model; empty: nowhere
     undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
     others: Mapping[int, "Captured"] = field(default_factory=dict)  # for microbatches of such rows
@@ -159,7 +157,6 @@ def capture(
         experts=_experts(found, lowered, bucketed, traced.mode),
         output=traced.output,
         described=made,
-        calls=traced.calls,
         meeting=meeting,
         undivided=traced.undivided,
     )

@@ -55,7 +55,6 @@ class Traced:
     inputs: Inputs
     device: str
     output: Output  # of the model, which the loss reads
-    calls: tuple[RecordedCall, ...]  # of the forward and its loss
     precision: Precision | None = None
     gradients: dict[str, str] = field(default_factory=dict)  # types of sums, if not their own
     random: fx.Node | None = None  # the placeholder of the random seed, behind the batch
@@ -120,7 +119,6 @@ def trace(
         inputs=attempt.inputs,
         device=device,
         output=attempt.seen[-1],
-        calls=tuple(attempt.calls),
         precision=precision,
         gradients=gradient_types(model, precision),
     )
@@ -209,7 +207,6 @@ class _Attempt:
         self.carried_by_loss: list[str] = []  # buffers of the loss that it updates
         self.decisions: Callable[[], RandomDecisions] = RandomDecisions
         self.numbering = Numbering()
-        self.calls: list[RecordedCall] = []  # of the last trace
 
     def root(self) -> fx.GraphModule:
         """The graph of one step, if the next step computes the same."""
@@ -273,11 +270,10 @@ class _Attempt:
             left.append(Snapshot(self.reach))
             return [*found, *(place.value for place in left[-1].traced()), *decisions.marks]
 
-        calls = RecordedCalls(self.seen)
-        with tracing(self.model, self.view, self.mode, self.precision), decisions, calls:
+        with tracing(self.model, self.view, self.mode, self.precision), decisions:
             before = Snapshot(self.reach)
             root = _trace(forward, *self.fakes())
-        kept, count, self.calls = left[-1].traced(), len(decisions.marks), calls.calls
+        kept, count = left[-1].traced(), len(decisions.marks)
         return Once(root, tuple(self.updated), before, left[-1], kept, count)
 
     def fakes(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -64,9 +64,10 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         found = func(*args, **(kwargs or {}))
         if torch.compiler.is_dynamo_compiling():  # it traces this inside torch.cond
             return found
-        results = list(flat(found))
-        if found is None or any(isinstance(one, Tensor) for one in results):
-            self.keep(func, list(flat((args, kwargs))), results)
+        results, given = list(flat(found)), list(flat((args, kwargs)))
+        touched = given if found is None else results  # no_grad and the like touch no tensor
+        if any(isinstance(one, Tensor) for one in touched):
+            self.keep(func, given, results)
         return found
 
     def keep(self, func: Any, given: list[Any], results: list[Any]) -> None:

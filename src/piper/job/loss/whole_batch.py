@@ -45,12 +45,8 @@ class WholeBatch:
                 yield from self._compared(captured, RowCounts(own, self.rows))
 
     def _compared(self, captured: Captured, rows: RowCounts) -> Iterator[str]:
-        """With lines, and once more for the microbatch, only if something differs."""
-        known = captured.calls if rows.own == captured.inputs.rows else ()
         try:
-            if rows.first_difference(known, self._calls(captured, rows.all)) is None:
-                return
-            own, found = (self._calls(captured, n, True) for n in (rows.own, rows.all))
+            own, found = (self._calls(captured, n) for n in (rows.own, rows.all))
             differs = rows.first_difference(own, found)
         except (CaptureError, *VALUE_WANTED) as error:
             yield other_code(rows, first_line(error))
@@ -61,11 +57,11 @@ class WholeBatch:
             if differs is not None:
                 yield other_code(rows, differs.line)
 
-    def _calls(self, captured: Captured, rows: int, lines: bool = False) -> list[RecordedCall]:
+    def _calls(self, captured: Captured, rows: int) -> list[RecordedCall]:
         given = captured.inputs.with_rows(rows), captured.device, self.precision
         with fake_errors_unlogged(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the trace gave them
-            return run_once(self.runs.model, self.runs.loss_fn, *given, lines)
+            return run_once(self.runs.model, self.runs.loss_fn, *given, lines=True)
 
 
 def other_code(rows: RowCounts, where: str) -> str:
