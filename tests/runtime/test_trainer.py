@@ -165,7 +165,7 @@ def test_no_strategy_is_one_device() -> None:
 )
 def test_a_batch_that_cannot_be_cut_is_refused(batch: tuple, message: str) -> None:
     with pytest.raises(InputError) as refused:
-        Trainer(Net(), functional.mse_loss, [*TWO, Split("MB", 4)], example=batch)
+        Trainer(Net(), functional.mse_loss, [Place(where(), [0]), Split("MB", 4)], example=batch)
 
     assert str(refused.value) == message
 
