@@ -228,6 +228,7 @@ class Scaled:
 LOGITS += [Centred(), SCALED := Scaled(0.3), Scaled(0.7).method, ENTROPY := partial(entropy)]
 
 Counts = Callable[[dict[str, Tensor]], Tensor]
+SUMS = (plain_sum,)  # over rows: microbatches are added up
 COUNTS: dict[Any, Counts] = {  # what a loss divides by, if these are not its rows
     **dict.fromkeys(
         map(id, (ignored, SCALED, ENTROPY)), lambda given: (given["labels"] >= 0).sum()

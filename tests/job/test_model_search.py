@@ -32,7 +32,7 @@ import searched_rows  # noqa: F401 (more blocks)
 import torch
 from draws import drawn, draws
 from searched_blocks import BLOCKS, IDS, D, Layer, T
-from searched_losses import COUNTS, HEADS, C
+from searched_losses import COUNTS, HEADS, SUMS, C
 from torch import Tensor, nn
 
 import piper
@@ -157,7 +157,8 @@ def plainly(case: Case, parts: int) -> Result:
         count = COUNTS.get(id(case.loss), lambda _: 1)
         weights = [float(count(one)) for one in wanted]
         found = [case.loss(model(*a), b) for a, b in zip(pieces, wanted, strict=True)]
-        loss = sum(w * one for w, one in zip(weights, found, strict=True)) / sum(weights)
+        total = 1.0 if case.loss in SUMS else sum(weights)
+        loss = sum(w * one for w, one in zip(weights, found, strict=True)) / total
         loss.backward()
         if "max_norm" in case.options:
             torch.nn.utils.clip_grad_norm_(trained, case.options["max_norm"])
