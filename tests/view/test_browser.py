@@ -134,7 +134,7 @@ def test_waiting_is_striped_and_says_what_for(browser: Browser, tmp_path: Path) 
     row = {pixel(browser, before["x"] - 20 + k, before["y"] + 8) for k in range(16)}
     assert len(row) > 1
     assert selected(browser) == "device 1 is idle"
-    assert "receive: send h0@0>1" in panel(browser)
+    assert "receive: receive h0@0>1" in panel(browser)
 
 
 def test_a_bar_that_is_clicked_says_where_it_comes_from(browser: Browser, tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_what_a_bar_waits_for_can_be_followed_to_another_device(
     opened(browser, tmp_path, pipeline())
     browser.click(*middle(browser, "PP1:F@1", 1))
 
-    for _ in range(2):  # to the receive, and from there to the send
+    for message in ("receive h0@1>1", "send h0@1>1"):
         browser.js(
             "[...document.querySelectorAll('#panel .link')]"
-            ".find((link) => link.innerText.includes('send h0@1>1')).click()"
+            f".find((link) => link.innerText.includes('{message}')).click()"
         )
 
     assert selected(browser) == "send h0@1>1"

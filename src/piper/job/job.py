@@ -126,10 +126,9 @@ class Job:
     def memory(self) -> MemoryLimit | None:
         """The memory of a device that counts. None: it is not known."""
         wanted = [one.memory_gib for one in self.strategy if isinstance(one, Remat)]
-        return memory_limit(self.device, [self.options.memory_gib, *wanted], self.optimizer_state)
+        return memory_limit(self.device, [self.options.memory_gib, *wanted], self.state_size)
 
-    @cached_property
-    def optimizer_state(self) -> float:
+    def state_size(self) -> float:  # tries the optimizer, so only if one must know
         return optimizer_state(self.options.optimizer, self.options.ema is not None)
 
     @property
@@ -339,15 +338,16 @@ class Job:
         """The strategy, with whatever it leaves to the memory of a device."""
         refuse_synchronised_norms(self.model, len(self.feeds.teams))
         model = captured.model_with(policies_of(self.strategy))
-        options, late, state = self.options, self.device.type == "cuda", self.optimizer_state
+        options, late = self.options, self.device.type == "cuda"
         clip = options.max_norm is not None or options.on_nan is not None
         if self.precision is not None and self.precision.loss_scale is not None:
             clip = True  # updates wait for the norm, which says whether gradients are finite
 
         def compile(program: Sequence[Directive]) -> Compiled:
             return compile_strategy(
-                model, program, clip=clip, costs=costs, by_role=by_role, late=late, optimizer=state
-            )
+                model, program, clip=clip, costs=costs, by_role=by_role, late=late,
+                state=self.state_size,
+            )  # fmt: skip
 
         program = self.rows.written((self.cut[0] if self.cut else self.strategy).directives, batch)
         auto = any(isinstance(one, Remat) and one.is_auto for one in program)

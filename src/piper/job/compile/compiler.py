@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +24,11 @@ from piper.plan.lower.role_plans import role_plans
 from piper.strategies.cuts import with_cuts
 
 
+def adam() -> float:
+    """The size of Adam's state, in multiples of the parameters."""
+    return 2.0
+
+
 @dataclass(frozen=True)
 class Compiled:
     """The final DAG and the checked plans of all devices, or of one device per role."""
@@ -33,7 +38,12 @@ class Compiled:
     roles: Roles
     costs: Costs  # by which overlapping work was ordered, and stages were cut
     program: tuple[Directive, ...]  # with all that the compiler has chosen
-    optimizer: float = 2.0  # size of its state, in multiples of the parameters; 2 for Adam
+    state: Callable[[], float] = adam  # tries the optimizer, so only reports call it
+
+    @cached_property
+    def optimizer(self) -> float:
+        """The size of the optimizer's state, in multiples of the parameters."""
+        return self.state()
 
     @cached_property
     def by_role(self) -> tuple[JobGroups, Mapping[Device, RolePlan]]:
@@ -58,14 +68,14 @@ def compile_strategy(
     costs: Costs | None = None,
     by_role: bool = False,
     late: bool = False,
-    optimizer: float = 2.0,
+    state: Callable[[], float] = adam,
 ) -> Compiled:
     """Compile a model and a strategy to plans.
 
     `by_role`: make and check plans for one device of each role only. Other devices make theirs from
     it (`Compiled.plan`), so that a job with very many devices costs what its roles cost. `late`:
-    post receives when their messages are about to be sent, as is best on GPUs. `optimizer`: the
-    size of its state, in multiples of the parameters, for reports.
+    post receives when their messages are about to be sent, as is best on GPUs. `state`: the size
+    of the optimizer's, in multiples of the parameters, for reports.
     """
     with collector_off():
         known = Costs() if costs is None else costs
@@ -75,7 +85,7 @@ def compile_strategy(
         found = roles(dag) if by_role else own_roles(dag.devices)
         plans = lowered(dag, found, late)
         check(dag, plans, found.first)
-    return Compiled(dag, plans, found, known, program, optimizer)
+    return Compiled(dag, plans, found, known, program, state)
 
 
 def lowered(dag: Dag, found: Roles, late: bool = False) -> tuple[Plan, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,15 +41,15 @@ class MemoryLimit:
 
 
 def memory_limit(
-    device: torch.device, given: Iterable[float | None], optimizer: float
+    device: torch.device, given: Iterable[float | None], optimizer: Callable[[], float]
 ) -> MemoryLimit | None:
     """The smallest limit that the user gave in GiB, or else the memory of a GPU."""
     wanted = [gib for gib in given if gib is not None]
     staging = 0 if device.type == "cuda" else 1
     if wanted:
-        return MemoryLimit(int(min(wanted) * GIB), True, optimizer, staging)
+        return MemoryLimit(int(min(wanted) * GIB), True, optimizer(), staging)
     found = gpu_memory(device)
-    return MemoryLimit(found, False, optimizer, staging) if found else None
+    return MemoryLimit(found, False, optimizer(), staging) if found else None
 
 
 def require_limit(limit: MemoryLimit | None) -> MemoryLimit:
