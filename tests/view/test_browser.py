@@ -134,7 +134,7 @@ def test_waiting_is_striped_and_says_what_for(browser: Browser, tmp_path: Path) 
     row = {pixel(browser, before["x"] - 20 + k, before["y"] + 8) for k in range(16)}
     assert len(row) > 1
     assert selected(browser) == "device 1 is idle"
-    assert "receive: receive h0@0>1" in panel(browser)
+    assert "receive h0@0>1" in panel(browser)
 
 
 def test_a_bar_that_is_clicked_says_where_it_comes_from(browser: Browser, tmp_path: Path) -> None:

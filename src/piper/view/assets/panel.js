@@ -245,7 +245,7 @@ function linkList(title, bars, mark) {
 }
 
 function barName(view, one, b) {
-  return `${one.plan.kind[one.at[b]] === "recv" ? "receive: " : ""}${longLabel(view, one, b)}`;
+  return longLabel(view, one, b);
 }
 
 function link(view, one, b, last) {
