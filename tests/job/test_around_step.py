@@ -1,5 +1,6 @@
 """What a training loop does around its steps has an effect, or is an error."""
 
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -104,6 +105,68 @@ def test_weights_of_the_trainer_may_be_loaded_now_or_later(case: Case) -> None:
         model.load_state_dict(weights)
         trainer._writes.stepped = 0
         trainer.step(X, Y)
+
+
+def emptied(model: Net) -> None:
+    model.state.zero_()
+
+
+def assigned_again(model: Net) -> None:
+    model.state = torch.zeros(3)
+
+
+@torch.no_grad()
+def zeroed_parameter(model: Net) -> None:
+    model.shift.zero_()
+
+
+def rewound(model: Net) -> None:
+    model.load_state_dict(model.before)
+
+
+@torch.no_grad()
+def one_row(model: Net) -> None:
+    model.table[9] = 1.0  # no row of which the digest has an element
+
+
+class Stateful(Net):
+    """What is at zero at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(3))
+        self.shift = nn.Parameter(torch.zeros(6))
+        self.table = nn.Parameter(torch.zeros(2000, 4))
+        self.before = copy.deepcopy(self.state_dict())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.shift + self.table.sum() + self.state.sum()
+
+
+AGAIN = [emptied, assigned_again, zeroed_parameter, rewound, one_row]
+
+
+@pytest.mark.parametrize("write", AGAIN, ids=lambda write: write.__name__)
+def test_values_that_are_written_again_are_warned_of(
+    write: Callable[[Net], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model still has them, so that nothing seems to change: training has others."""
+    torch.manual_seed(0)
+    model = Stateful()
+    strategy = [piper.Place(where(), [0])]
+    trainer = Trainer(model, nn.functional.mse_loss, strategy, example=(X, Y), device="cpu")
+    trainer.step(X, Y)
+    trainer.step(X, Y)
+    assert "was written" not in caplog.text
+
+    write(model)
+    trainer.step(X, Y)
+    assert caplog.text.count("was written, with values that it had before") == 1
+    trainer.step(X, Y)
+    model.load_state_dict(trainer.state_dict())
+    trainer.step(X, Y)
+    assert caplog.text.count("was written") == 1
+    trainer.close()
 
 
 def test_modes_around_a_step_are_refused(case: Case) -> None:

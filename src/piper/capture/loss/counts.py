@@ -69,7 +69,10 @@ class _Anywhere(fx.Interpreter):
 
 
 def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divisor) -> Count | None:
-    """A divisor as a function of the batch. None if it depends on parameters or buffers too."""
+    """A divisor as a function of the batch. None if it is not one number, or is not of the batch.
+
+    It may also depend on parameters or buffers, and be one number for each column.
+    """
     needed = closure(_ends(found), ())
     if any(node.op == "placeholder" and node not in batch for node in needed):
         return None
@@ -95,6 +98,8 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
             return None
         case _:
             assert_never(found)
+    if isinstance(found, Total) and value_of(found.total).numel() > 1:
+        return None
     return Count(what, _text(root, graph), scale, full, empty)
 
 

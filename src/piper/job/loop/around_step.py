@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -14,6 +15,7 @@ from piper.job.processes.consistency import Digests, digest, digests, sample
 from piper.runtime.processes.broadcast_text import broadcast_text
 from piper.runtime.processes.world import world
 
+LOG = logging.getLogger("piper")
 FIRST, EVERY = 3, 100  # steps before which all values are compared: the first, and every so many
 
 
@@ -37,14 +39,18 @@ def refuse_modes() -> None:
 class ModelWrites:
     """Sees writes to parameters and buffers of the user's model after the Trainer has copied it.
 
-    Values that came from `trainer.state_dict()` may be loaded, to evaluate. Versions are compared
-    before every step. They miss writes to `.data`, so values are compared from time to time.
+    Values that came from `trainer.state_dict()` may be loaded, to evaluate. If they are older than
+    training is, or those at the start, the writer may believe that training goes on from them, so
+    he is warned. Versions are compared before every step. They miss writes to `.data`, so values
+    are compared from time to time.
     """
 
     def __init__(self, model: torch.nn.Module, taken: Digests) -> None:
         self.stepped = 0  # steps since the Trainer was made
         self.modules = list(model.modules())
         self.known: dict[str, set[str]] = {}  # digests that a tensor may have
+        self.warned = False
+        self.newest: tuple[int, Digests] = (-1, {})  # given last, and after which step
         self.allow(taken)
         self.look()
 
@@ -69,7 +75,9 @@ class ModelWrites:
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         pairs = ((name, own[name], one) for name, one in (values or {}).items() if name in own)
         mine = {name: digest([sample(one.to(like.dtype))]) for name, like, one in pairs}
-        self.allow(from_first(mine))
+        given = from_first(mine)
+        self.newest = self.stepped, given
+        self.allow(given)
 
     def refuse(self, model: torch.nn.Module) -> None:
         """Refuse a write that training would not see."""
@@ -77,10 +85,32 @@ class ModelWrites:
         same = len(now) == len(self.held) and all(map(same_tensor, now, self.held))
         if same and [*map(version, now)] == self.versions and not is_due(now, self.stepped):
             return
-        for name, found in digests(model).items():
-            if found not in self.known.get(name, ()):
+        found = digests(model)
+        for name, one in found.items():
+            if one not in self.known.get(name, ()):
                 raise changed(name)
+        self.warn(model, found)
         self.look()
+
+    def warn(self, model: torch.nn.Module, found: Digests) -> None:
+        """Of values that were written again, but are not those with which training goes on."""
+        seen = {id(one): at for one, at in zip(self.held, self.versions, strict=True)}
+        named = [*model.named_parameters(), *model.named_buffers()]
+        written = [name for name, one in named if seen.get(id(one)) != version(one)]
+        given, newest = self.newest
+        old = [n for n in written if given != self.stepped or found.get(n) != newest.get(n)]
+        if self.stepped and old and not self.warned:
+            self.warned = True
+            names = old[0] if len(old) == 1 else f"{old[0]} and {len(old) - 1} more"
+            LOG.warning(ignored_write(names))
+
+
+def ignored_write(names: str) -> str:
+    return (
+        f"{names} of the model was written, with values that it had before: training does not see "
+        "that, and goes on with its own. To start again from them, make a new Trainer or use "
+        "trainer.resume(...); reset a state by an argument of the batch"
+    )
 
 
 def from_first(mine: Digests) -> Digests:
