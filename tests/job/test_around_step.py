@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 import piper
 from piper import Trainer, where
-from piper.errors import InputError
+from piper.errors import CaptureError, InputError
 
 X, Y = torch.linspace(-1, 1, 24).view(4, 6), torch.ones(4, 6)
 
@@ -105,6 +106,29 @@ def test_weights_of_the_trainer_may_be_loaded_now_or_later(case: Case) -> None:
         model.load_state_dict(weights)
         trainer._writes.stepped = 0
         trainer.step(X, Y)
+
+
+HOOKS: list[Callable[[Net], RemovableHandle]] = [
+    lambda model: model.a.weight.register_hook(lambda grad: 2 * grad),
+    lambda model: model.a.weight.register_post_accumulate_grad_hook(lambda weight: None),
+    lambda model: model.b.register_full_backward_hook(lambda *_: None),
+    lambda model: model.b.register_full_backward_pre_hook(lambda *_: None),
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_on_gradients_that_come_later_are_refused(
+    case: Case, hook: Callable[[Net], RemovableHandle]
+) -> None:
+    model, trainer = case
+    trainer.step(X, Y)
+
+    handle = hook(model)
+
+    with pytest.raises(CaptureError, match="it has a hook on gradients"):
+        trainer.step(X, Y)
+    handle.remove()
+    trainer.step(X, Y)
 
 
 def emptied(model: Net) -> None:

@@ -269,10 +269,14 @@ def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
-def has_hooks(owner: nn.Module | nn.Parameter) -> bool:
+def has_hooks(owner: nn.Module | Tensor) -> bool:
     """Whether autograd would call the user's hooks on its gradients."""
-    names = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
-    return any(getattr(owner, name, None) for name in names)
+    if isinstance(owner, nn.Module):
+        kept = vars(
+            owner
+        )  # called in every step, and modules are slow to say what they do not have
+        return bool(kept.get("_backward_hooks") or kept.get("_backward_pre_hooks"))
+    return bool(owner._backward_hooks or getattr(owner, "_post_accumulate_grad_hooks", None))
 
 
 def is_compiled(module: nn.Module) -> bool:

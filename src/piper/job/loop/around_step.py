@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 
-from piper.capture.torch_private import own_tensors, version_of
+from piper.capture.torch_private import has_hooks, own_tensors, version_of
+from piper.capture.trace.side_effects import refuse_hooks
 from piper.errors import InputError
 from piper.job.processes.consistency import Digests, digest, digests, sample
 from piper.runtime.processes.broadcast_text import broadcast_text
@@ -47,14 +48,14 @@ class ModelWrites:
 
     def __init__(self, model: torch.nn.Module, taken: Digests) -> None:
         self.stepped = 0  # steps since the Trainer was made
-        self.modules = list(model.modules())
         self.known: dict[str, set[str]] = {}  # digests that a tensor may have
         self.warned = False
         self.newest: tuple[int, Digests] = (-1, {})  # given last, and after which step
         self.allow(taken)
-        self.look()
+        self.look(model)
 
-    def look(self) -> None:
+    def look(self, model: torch.nn.Module) -> None:
+        self.modules = list(model.modules())
         self.held = self.tensors()
         self.versions = [*map(version, self.held)]
 
@@ -82,6 +83,8 @@ class ModelWrites:
     def refuse(self, model: torch.nn.Module) -> None:
         """Refuse a write that training would not see."""
         now = self.tensors()
+        if any(map(has_hooks, [*self.modules, *(one for one in now if one is not None)])):
+            refuse_hooks(model)
         same = len(now) == len(self.held) and all(map(same_tensor, now, self.held))
         if same and [*map(version, now)] == self.versions and not is_due(now, self.stepped):
             return
@@ -90,7 +93,7 @@ class ModelWrites:
             if one not in self.known.get(name, ()):
                 raise changed(name)
         self.warn(model, found)
-        self.look()
+        self.look(model)
 
     def warn(self, model: torch.nn.Module, found: Digests) -> None:
         """Of values that were written again, but are not those with which training goes on."""
