@@ -147,6 +147,8 @@ def name(one: Trial) -> str:
 @drawn
 @pytest.mark.parametrize("one", TRIALS, ids=name)
 def test_devices_together_give_what_one_gives(one: Trial) -> None:
+    if one.target is torch.ops.aten.aminmax.default and torch.__version__ < "2.13":
+        pytest.skip("PyTorch has no derivative of it yet")
     torch.manual_seed(0)
 
     for ways, zigzag in product((2, 3, 4), (False, True)) if SOAK else ((3, False), (2, True)):

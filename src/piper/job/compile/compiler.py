@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from piper.costs import Costs
@@ -38,7 +38,9 @@ class Compiled:
     roles: Roles
     costs: Costs  # by which overlapping work was ordered, and stages were cut
     program: tuple[Directive, ...]  # with all that the compiler has chosen
-    state: Callable[[], float] = adam  # tries the optimizer, so only reports call it
+    state: Callable[[], float] = field(
+        default=adam, compare=False, repr=False
+    )  # tries the optimizer, so only reports call it
 
     @cached_property
     def optimizer(self) -> float:
