@@ -40,10 +40,10 @@ def refuse_modes() -> None:
 class ModelWrites:
     """Sees writes to parameters and buffers of the user's model after the Trainer has copied it.
 
-    Values that came from `trainer.state_dict()` may be loaded, to evaluate. If they are older than
-    training is, or those at the start, the writer may believe that training goes on from them, so
-    he is warned. Versions are compared before every step. They miss writes to `.data`, so values
-    are compared from time to time.
+    Values that came from `trainer.state_dict()` may be loaded, to evaluate. Older values, and those
+    at the start, get a warning: somebody may believe that training goes on from them. Versions are
+    compared before every step. They miss writes to `.data`, so values are compared from time to
+    time.
     """
 
     def __init__(self, model: torch.nn.Module, taken: Digests) -> None:
