@@ -308,9 +308,9 @@ def gradient_faults(dag: Dag, node: Update, regions: list[RegionId]) -> Iterator
 
 def totals_faults(dag: Dag, node: Totals, steps: Sequence[Update]) -> Iterator[str]:
     if len(node.reads) != 1 + len(steps):
-        buckets = ", ".join(step.bucket for step in steps)
-        found = amount(len(node.reads), "value")
-        yield f"reads {found} (expected the loss, and gradients of {buckets})"
+        wanted = ["the loss", *(f"the gradient of {step.bucket}" for step in steps)]
+        found = f"{amount(len(node.reads), 'value')} for {', '.join(node.writes)}"
+        yield f"reads {found} (expected {', '.join(wanted)})"
         return
     for step, total in zip(steps, node.reads[1:], strict=True):
         if (total,) != step.reads[:1]:
