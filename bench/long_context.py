@@ -58,7 +58,7 @@ def measured(arena: Arena, make: Callable[[], Contender]) -> dict[str, Any]:
     """Losses, the most bytes of any rank, and the median time of a step."""
     left = torch.cuda.memory_allocated() if arena.on_gpu else 0
     one = make()
-    losses = arena.losses(one)
+    losses = arena.losses(one, arena.chosen.steps)
     if arena.on_gpu:
         torch.cuda.reset_peak_memory_stats()
     times = []
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=32.0, help="memory of a device")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3, help="whose losses are printed first")
     parser.add_argument("--size", choices=SIZES)
     parser.add_argument("--dtype", choices=["bf16", "fp32"])
     parser.add_argument("--match", nargs="*", default=[], help="only ways whose names have these")

@@ -4,12 +4,13 @@
     python bench/links.py -n 4 --rate 500mbit bench/tensor_parallel.py      (CPU, slowed links)
     PIPER_DEVICE=cpu piper run -n 4 bench/tensor_parallel.py                (CPU, tiny sizes)
 
-Entries: tp=4 beside `parallelize_module` (with and without sequence-parallel norms), tp=2 dp=2
-beside FSDP2 on top of that, tp=2 pp=2 beside torch.distributed.pipelining of divided stages, cp=4
-beside torch's context parallelism. Contenders live in the same processes and take steps in turn. A
-ratio is Piper's time over the peer's, turn by turn: median and middle half. Losses of the first
-steps are compared first. A contender that fails is named and left out: torch's context parallelism
-needs a GPU.
+Entries: tp=4 beside `parallelize_module` (with and without sequence-parallel norms), the same with
+compiled layers and torch's asynchronous tensor parallelism (which needs a GPU for each rank),
+tp=2 dp=2 beside FSDP2 on top of that, tp=2 pp=2 beside torch.distributed.pipelining of divided
+stages, cp=4 beside torch's context parallelism. Contenders live in the same processes and take
+steps in turn. A ratio is Piper's time over the peer's, turn by turn: median and middle half. Losses
+of the first steps are compared first. A contender that fails is named and left out: torch's context
+parallelism needs a GPU.
 
 "piper" runs one microbatch after the other, with messages that run ahead. "piper overlap" is
 DualPipeV on one rank: the forward of a microbatch hides the messages of another's backward.
@@ -60,6 +61,16 @@ def entries(arena: Arena, parts: int) -> dict[str, Callable[[], dict[str, Any]]]
         peers = {"torch tp, sp": peer, "torch tp": partial(peer, sequence=False)}
         return ours(arena, one, parts, tp=world) | peers
 
+    def compiled() -> dict[str, Any]:
+        peer = partial(tensor_parallel, arena, whole, one, parts, world)
+        strategy = strategies.one_f_one_b(pp=1, microbatches=parts, tp=world)
+        return {
+            "piper": partial(arena.ours, whole, strategy, one),
+            "piper compiled": partial(arena.ours, whole, strategy, one, compiled=True),
+            "torch tp, sp, compiled": partial(peer, compiled=True),
+            "torch tp, sp, asynchronous": partial(peer, asynchronous=True),
+        }
+
     def replicas() -> dict[str, Any]:
         peer = partial(tensor_parallel, arena, whole, mine, parts, 2)
         return ours(arena, mine, parts, tp=2, dp=2, zero=1) | {"torch tp x fsdp2": peer}
@@ -73,8 +84,12 @@ def entries(arena: Arena, parts: int) -> dict[str, Callable[[], dict[str, Any]]]
         return ours(arena, one, parts, cp=world) | {"torch cp": peer}
 
     return {
-        f"tp={world}": alone, "tp=2 dp=2": replicas, "tp=2 pp=2": stages, f"cp={world}": tokens,
-    }  # fmt: skip
+        f"tp={world}": alone,
+        f"compiled, tp={world}": compiled,
+        "tp=2 dp=2": replicas,
+        "tp=2 pp=2": stages,
+        f"cp={world}": tokens,
+    }
 
 
 def options() -> argparse.Namespace:

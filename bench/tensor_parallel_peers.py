@@ -111,13 +111,16 @@ def whole(loss: Tensor) -> Tensor:
 
 
 def tensor_parallel(
-    arena: Arena, model: Model, data: Data, parts: int, tp: int, sequence: bool = True
-) -> Contender:
+    arena: Arena, model: Model, data: Data, parts: int, tp: int, sequence: bool = True,
+    compiled: bool = False, asynchronous: bool = False,
+) -> Contender:  # fmt: skip
     """All ranks divide weights; or with FSDP2 over the replicas of each group."""
     mesh = arena.mesh(arena.world // tp, tp)
     mine = copy.deepcopy(model).to(arena.device)
     for part in mine.parts:
         divide(part, mesh["pp"], sequence)
+    if compiled or asynchronous:
+        compile_blocks(mine, mesh["pp"], asynchronous)
     if arena.world > tp:
         for block in blocks(mine):
             fully_shard(block, mesh=mesh["dp"])
@@ -130,6 +133,19 @@ def tensor_parallel(
         return loss_parallel()
 
     return step_of(arena, mine, list(mine.parameters()), data, parts, model.loss, entering)
+
+
+def compile_blocks(model: Model, mesh: DeviceMesh, asynchronous: bool) -> None:
+    """Each layer by itself, as torchtitan does. `asynchronous`: products in parts, whose messages
+    go through symmetric memory, which needs a GPU for each rank."""
+    import torch._inductor.config as inductor
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    inductor._micro_pipeline_tp = asynchronous
+    if asynchronous:
+        enable_symm_mem_for_group(mesh.get_group().group_name)
+    for block in blocks(model):
+        block.compile(fullgraph=True)
 
 
 def blocks(model: Model) -> Iterator[nn.Module]:
