@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import floor
 from typing import Any
 
 from gpu_arena import Arena, Contender
@@ -20,7 +21,7 @@ from gpu_precision import SITE, imported, replicated
 import piper
 
 STEPS = {"rows": 1, "length": 256, "layers": PP}  # what varies, and by how much
-MOST = {"rows": 32, "length": 32, "layers": 8}  # times the size at the start
+MOST = {"rows": 48, "length": 32, "layers": 8}  # times the size at the start
 ALL = ["activations", "optimizer", "parameters"]
 FEW: dict[str, Any] = {"reduce": "each", "gather_buffers": 2}  # as little as possible
 OURS: dict[str, dict[str, Any]] = {
@@ -97,7 +98,8 @@ def theirs(arena: Arena, parts: int, options: dict[str, bool], size: Size) -> Co
 
 
 def largest(arena: Arena, make: Make, what: str, budget: float) -> dict[str, Any]:
-    """Two measurements predict it, because memory grows linearly. The prediction is measured."""
+    """Two measurements predict it, because memory grows linearly. The prediction is measured. If it
+    needs more than the budget, the two largest measurements predict again."""
     step, small = STEPS[what], max(getattr(arena.size, what), STEPS[what])
     large, most = small + 2 * max(small, step), MOST[what] * small
     seen: dict[int, Found] = {}
@@ -108,13 +110,20 @@ def largest(arena: Arena, make: Make, what: str, budget: float) -> dict[str, Any
         return seen[value]["peak"]
 
     first = measure(small)
-    slope, left = (measure(large) - first) / (large - small), budget - first
-    value = min(small + int(left / slope) if slope > 0 else most, most) // step * step
+    slope = (measure(large) - first) / (large - small)
+    value = predicted(seen, budget, step, most)
     while value > 0 and value not in seen and measure(value) > budget:
-        value -= step
+        value = min(predicted(seen, budget, step, most), value - step)
     fits = [value for value, found in seen.items() if found["peak"] <= budget]
     return {"most": max(fits, default=0), "capped": max(fits, default=0) == most,
             "slope": slope, "budget": budget, "seen": seen}  # fmt: skip
+
+
+def predicted(seen: dict[int, Found], budget: float, step: int, most: int) -> int:
+    """The most that fits, by the line through the two largest measurements."""
+    (one, low), (two, high) = sorted((value, found["peak"]) for value, found in seen.items())[-2:]
+    slope = (high - low) / (two - one)
+    return min(two + floor((budget - high) / slope) if slope > 0 else most, most) // step * step
 
 
 def text(name: str, what: str, found: dict[str, Any]) -> str:
