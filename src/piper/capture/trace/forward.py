@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from piper.capture.python_state.loss_state import OWNER, LossCopy, loss_buffers,
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.source_lines import is_nested, is_transformed, line_of
 from piper.capture.trace import float8, side_effects
-from piper.capture.trace.arguments.batch_dimension import new_size
 from piper.capture.trace.arguments.call_arguments import own_loss, split
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
 from piper.capture.trace.arguments.loss_call import called
@@ -108,8 +108,7 @@ def trace(
         attempt = _Attempt(model, *given, attempt.carried_by_loss)
         root = attempt.root()
     side_effects.refuse_registered_constants(root, model)
-    mark_shared(root, partial(_with_other_rows, attempt, given))
-    return Traced(
+    traced = Traced(
         root=root,
         mode=attempt.mode,
         parameters={name: tensor.requires_grad for name, tensor in attempt.parameters.items()},
@@ -122,14 +121,19 @@ def trace(
         precision=precision,
         gradients=gradient_types(model, precision),
     )
+    again = partial(_with_other_rows, attempt, given)
+    cut = [node for k, node in enumerate(traced.batch) if k not in whole]
+    mark_shared(root, cut, attempt.inputs.rows or 1, again)
+    return traced
 
 
 def _with_other_rows(attempt: "_Attempt", given: Given) -> fx.GraphModule:
-    """The same for another number of rows, which is no other size by chance."""
+    """The same for several times the rows, which is no other size by chance."""
     loss_fn, inputs, device, precision = given
     known = [*attempt.parameters.values(), *attempt.buffers.values(), *inputs.tensors]
-    rows = new_size(inputs.rows or 1, {size for one in known for size in one.shape if size})
-    others = loss_fn, inputs.with_rows(rows), device, precision
+    taken, rows = {size for one in known for size in one.shape}, inputs.rows or 1
+    more = next(n * rows for n in count(3) if n * rows not in taken)
+    others = loss_fn, inputs.with_rows(more), device, precision
     return _Attempt(attempt.model, *others, list(attempt.loss.buffers)).root()
 
 

@@ -5,45 +5,73 @@ ones. Sizes alone do not say which these are: a tensor of [tokens] may have as m
 batch has rows. So the model is traced with another number of rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from piper.capture.fx_nodes import closure, value
-from piper.capture.torch_private import fake_errors_unlogged
+from piper.capture.fx_nodes import value
+from piper.capture.torch_private import fake_errors_unlogged, pytree
 
 ONCE = "piper_once"  # in the meta of random nodes: the same numbers for all rows of a step
+LIKE = ("_like", "new_empty", "new_full", "new_ones", "new_zeros")  # names end so: only sizes count
 
 
-def mark_shared(root: fx.GraphModule, other_rows: Callable[[], fx.GraphModule]) -> None:
+def mark_shared(
+    root: fx.GraphModule,
+    batch: Collection[fx.Node],
+    rows: int,
+    other_rows: Callable[[], fx.GraphModule],
+) -> None:
     """Mark the draws that all rows share. `other_rows` traces with another number of rows."""
     drawn = draws(root.graph)
-    sized = [node for node in drawn if value(node).dim()]
     for node in drawn:
-        if node not in sized:
+        if not sizes(node):
             node.meta[ONCE] = True
-    if not sized:
+    follow = depending(root.graph, batch)
+    if not any(may_be_shared(node, follow, rows) for node in drawn):
         return
     try:
         with fake_errors_unlogged():
-            others = [node for node in draws(other_rows().graph) if value(node).dim()]
+            others = draws(other_rows().graph)
     except Exception:  # the model takes only one number of rows
         return
-    if [node.target for node in sized] == [node.target for node in others]:
-        for node, other in zip(sized, others, strict=True):
-            if value(node).shape == value(other).shape:
+    if [node.target for node in drawn] == [node.target for node in others]:
+        for node, other in zip(drawn, others, strict=True):
+            if sizes(node) == sizes(other):
                 node.meta[ONCE] = True
 
 
+def may_be_shared(node: fx.Node, follow: Collection[fx.Node], rows: int) -> bool:
+    """Whether it takes another trace to know. Most draws follow the batch, and have its rows."""
+    return bool(sizes(node)) and not (
+        node in follow and any(has_rows(s, rows) for s in sizes(node))
+    )
+
+
+def has_rows(size: str, rows: int) -> bool:
+    """Whether a size looks like that of rows. Those of experts are known only when they run."""
+    return not size.isdigit() or size == "1" == str(rows) or (rows > 1 and int(size) % rows == 0)
+
+
+def depending(graph: fx.Graph, batch: Collection[fx.Node]) -> set[fx.Node]:
+    """The nodes whose values follow those of the batch."""
+    found = set(batch)
+    for node in graph.nodes:
+        like = str(node.target).rpartition(".")[0].endswith(LIKE)
+        if not like and any(one in found for one in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
 def draws(graph: fx.Graph) -> list[fx.Node]:
-    """Random operations on nothing that is given, so that their shape alone may be."""
-    random = [node for node in graph.nodes if is_random(node) and not node.meta.get(ONCE)]
-    return [
-        node
-        for node in random
-        if all(need.op != "placeholder" for need in closure([node], stop=()))
-    ]
+    return [node for node in graph.nodes if is_random(node) and not node.meta.get(ONCE)]
+
+
+def sizes(node: fx.Node) -> list[str]:
+    """Of the first tensor that it gives. Some are known only when the graph runs."""
+    leaves = [leaf for leaf in pytree.tree_leaves(value(node)) if isinstance(leaf, Tensor)]
+    return list(map(str, leaves[0].shape)) if leaves else []
 
 
 def is_random(node: fx.Node) -> bool:
