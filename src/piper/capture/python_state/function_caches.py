@@ -18,13 +18,14 @@ _OWN: list[ModuleType] = []  # those of the user among them
 
 
 @contextmanager
-def forgetting() -> Iterator[None]:
-    """What functions remember inside is forgotten at the end."""
-    before = {id(one): one.cache_info().misses for one in function_caches()}
+def forgetting(known: list[Any] | None = None) -> Iterator[None]:
+    """What functions remember inside is forgotten at the end. `known`: no others are there."""
+    first = function_caches() if known is None else known
+    before = {id(one): one.cache_info().misses for one in first}
     try:
         yield
     finally:
-        for one in function_caches():
+        for one in function_caches() if known is None else known:
             if one.cache_info().misses != before.get(id(one), 0):
                 one.cache_clear()
 

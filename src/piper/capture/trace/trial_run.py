@@ -1,7 +1,6 @@
 """Run a model and its loss once on numbers, as a plain loop would, and leave nothing behind."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piper.capture.python_state.function_caches import forgetting
-from piper.capture.python_state.loss_state import Loss, copied, reach_of_both
-from piper.capture.python_state.snapshot import Snapshot
+from piper.capture.python_state.loss_state import Loss
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
     TorchDispatchMode,
@@ -21,7 +18,7 @@ from piper.capture.torch_private import (
     pytree,
 )
 from piper.capture.trace.arguments.call_arguments import flatten, own_loss, split
-from piper.capture.trace.model_copy import throw_away
+from piper.capture.trace.trial_copy import TrialCopy
 
 ONES = frozenset({"bernoulli", "bernoulli_"})
 DRAWS = frozenset({
@@ -55,6 +52,7 @@ class Trial:
     calls: list[Result] = field(default_factory=list)
     own_derivatives: list[str] = field(default_factory=list)  # lines with those of the user's
     rounded: dict[torch.dtype, str] = field(default_factory=dict)  # coarse types, and first lines
+    graph: tuple[Tensor, list[Tensor]] | None = None  # the loss and what it is derived by, if asked
 
 
 @dataclass
@@ -65,6 +63,7 @@ class TrialRuns:
     loss_fn: Loss | None
     initial: Callable[[str], Tensor]  # the first value of a parameter or buffer, by name
     converted: dict[torch.dtype | None, dict[str, Tensor]] = field(default_factory=dict)
+    copies: dict[torch.dtype | None, TrialCopy] = field(default_factory=dict)
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
@@ -81,26 +80,28 @@ class TrialRuns:
         copies = {name: in_type(one, dtype, copy=True) for name, one in self.buffers.items()}
         return self.converted[dtype] | copies
 
-    def run(self, arguments: tuple[Any, ...], dtype: torch.dtype | None, calls: bool) -> Trial:
-        """`dtype`: what floating-point numbers are converted to. `calls`: keep what calls give."""
-        found = self._run(arguments, dtype, calls, self.state(dtype))
-        return replace(found, loss=found.loss.detach())
-
     @property
     def trained(self) -> list[str]:
         return [name for name, one in self.model.named_parameters() if one.requires_grad]
 
-    def gradients(
-        self, arguments: tuple[Any, ...], dtype: torch.dtype | None, factor: float
-    ) -> Tensor:
-        """The derivative of so much of the loss by all parameters, as one vector."""
-        state = self.state(dtype)
-        leaves = {name: state[name].detach().requires_grad_() for name in self.trained}
-        with torch.enable_grad():
-            found = factor * self._run(arguments, dtype, False, state | leaves).loss.sum()
-            given = found, list(leaves.values())
-            grads = torch.autograd.grad(*given, allow_unused=True, materialize_grads=True)
-        return torch.cat([grad.double().flatten() for grad in grads])
+    def run(
+        self,
+        arguments: tuple[Any, ...],
+        dtype: torch.dtype | None,
+        calls: bool,
+        derived: bool = False,
+    ) -> Trial:
+        """`dtype`: what floating-point numbers are converted to. `calls`: keep what calls give.
+
+        `derived`: such that `gradients` can follow.
+        """
+        state, leaves = self.state(dtype), dict[str, Tensor]()
+        if derived:
+            leaves = {name: state[name].detach().requires_grad_() for name in self.trained}
+        with torch.set_grad_enabled(derived or torch.is_grad_enabled()):
+            found = self._run(arguments, dtype, calls, state | leaves)
+        graph = (found.loss, list(leaves.values())) if leaves else None
+        return replace(found, loss=found.loss.detach(), graph=graph)
 
     def _run(
         self,
@@ -109,12 +110,23 @@ class TrialRuns:
         calls: bool,
         state: dict[str, Tensor],
     ) -> Trial:
-        view, loss_fn = throw_away(self.model), copied(self.loss_fn, self.model)
-        if isinstance(loss_fn, nn.Module) and loss_fn is not self.loss_fn and dtype is not None:
-            loss_fn = loss_fn.to(dtype)
-        modes = _alone(view, loss_fn, dtype), SameDraws(dtype), Calls(calls)
+        copy = self.copies.pop(dtype, None) or TrialCopy.of(self.model, self.loss_fn, dtype)
+        modes = copy.alone(), SameDraws(dtype), Calls(calls)
         with modes[0], modes[1] as types, modes[2] as seen, functions_as(types.apply):
-            return _called(view, loss_fn, state, arguments, types, seen)
+            found = _called(copy.view, copy.loss_fn, state, arguments, types, seen)
+        if copy.is_as_before():
+            self.copies[dtype] = copy
+        return found
+
+
+def gradients(trial: Trial, factor: float) -> Tensor:
+    """The derivative of so much of the loss by all parameters, as one vector."""
+    assert trial.graph is not None
+    loss, leaves = trial.graph
+    with torch.enable_grad():
+        given = factor * loss.sum(), leaves
+    grads = torch.autograd.grad(*given, allow_unused=True, materialize_grads=True)
+    return torch.cat([grad.double().flatten() for grad in grads])
 
 
 def _called(
@@ -148,20 +160,10 @@ def in_type(tensor: Tensor, dtype: torch.dtype | None, copy: bool = False) -> Te
     return tensor.to(tensor.dtype if stays else dtype, copy=copy)
 
 
-@contextmanager
-def _alone(view: nn.Module, loss_fn: Loss | None, dtype: torch.dtype | None) -> Iterator[None]:
-    """Python state, function caches, random numbers and the default type are as before, afterwards.
-
-    Constants of the model are of this type too, so that they do not limit its digits.
-    """
-    before = Snapshot(reach_of_both(view, loss_fn))
-    with ExitStack() as stack:
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(dtype or torch.get_default_dtype())
-        stack.enter_context(forgetting())
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.callback(before.restore)
-        yield
+def coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Of two types of results: the one with fewer digits, if both have some."""
+    fewer = other.is_floating_point and torch.finfo(other).eps > torch.finfo(one).eps
+    return other if fewer else one
 
 
 class SameDraws(TorchDispatchMode):
@@ -189,9 +191,9 @@ class SameDraws(TorchDispatchMode):
         name, found = func.overloadpacket.__name__, func(*args, **kwargs)
         if is_custom(func):
             self.own_derivatives.append(current_line())
-        for leaf in pytree.tree_leaves(found):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                self.coarsest = max(self.coarsest, leaf.dtype, key=lambda t: torch.finfo(t).eps)
+        for leaf in (found,) if isinstance(found, Tensor) else pytree.tree_leaves(found):
+            if isinstance(leaf, Tensor) and leaf.dtype is not self.coarsest:
+                self.coarsest = coarser(self.coarsest, leaf.dtype)
         if name == "randperm":
             return found.copy_(torch.arange(len(found) - 1, -1, -1))
         if name in DRAWS:

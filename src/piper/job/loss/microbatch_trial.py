@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from piper.capture import Captured
-from piper.capture.trace.trial_run import Trial, TrialRuns, in_type
+from piper.capture.trace.trial_run import Trial, TrialRuns, gradients, in_type
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.random_batches import drawn
@@ -144,7 +144,7 @@ def once(
         return Verdict()
     if together is not None and found.same(together, found.whole.loss):
         return found.judged_types() or found.judged_backward(reduction, draw.backward)
-    seen = found.with_calls()
+    seen = found.again(calls=True)
     if not seen.same(seen.whole.loss, found.whole.loss):
         return Verdict(untried="it gives other numbers when it runs again")
     return Verdict(tuple(seen.judged(reduction, together, said)))
@@ -156,13 +156,15 @@ def parts_and_whole(runs: TrialRuns, one: Batch, rows: int, draw: Draw) -> Compa
     for dtype, varied in product((torch.float64, None), (True, False)):
         try:
             pair = two_like(one, rows, varied, draw.seed)
-            made = Comparison.of(runs, pair, draw.times, dtype, calls=False)
+            made = Comparison.of(runs, pair, draw.times, dtype, derived=draw.backward)
         except Exception as error:  # whatever it is, there is no trial
             why = f"{type(error).__name__} {str(error).partition(chr(10))[0]}".rstrip()
             continue
         if made.is_finite:
             return made
         why = "its loss is not finite on random data"
+    if draw.backward:  # what fails may be only what a derivative needs
+        return parts_and_whole(runs, one, rows, replace(draw, backward=False))
     return why
 
 
@@ -199,15 +201,20 @@ class Comparison:
 
     @staticmethod
     def of(
-        runs: TrialRuns, pair: Batch, times: int, dtype: torch.dtype | None, calls: bool
+        runs: TrialRuns,
+        pair: Batch,
+        times: int,
+        dtype: torch.dtype | None,
+        calls: bool = False,
+        derived: bool = False,
     ) -> Comparison:
         pair = pair.map(lambda tensor: in_type(tensor, dtype))
         parts = (in_turn(pair, times), *pair.parts(2))
-        whole, one, other = (runs.run(part.arguments, dtype, calls) for part in parts)
+        whole, one, other = (runs.run(part.arguments, dtype, calls, derived) for part in parts)
         return Comparison(runs, pair, times, dtype, whole, (one, other))
 
-    def with_calls(self) -> Comparison:
-        return Comparison.of(self.runs, self.pair, self.times, self.dtype, calls=True)
+    def again(self, calls: bool = False, derived: bool = False) -> Comparison:
+        return Comparison.of(self.runs, self.pair, self.times, self.dtype, calls, derived)
 
     @property
     def batch(self) -> Batch:
@@ -255,9 +262,10 @@ class Comparison:
         lines = self.whole.own_derivatives
         if not (lines or wanted) or not self.runs.trained:
             return Verdict()
-        parts = zip((self.batch, *self.pair.parts(2)), (1.0, *self.shares(reduction)), strict=True)
         try:
-            found = [self.runs.gradients(one.arguments, self.dtype, f) for one, f in parts]
+            made = self if self.whole.graph else self.again(derived=True)
+            pairs = zip((made.whole, *made.halves), (1.0, *self.shares(reduction)), strict=True)
+            found = [gradients(one, factor) for one, factor in pairs]
         except Exception as error:  # whatever it is, there is no trial
             return Verdict(untried=f"{type(error).__name__} in its backward")
         if self.same(found[0], found[1] + found[2]) or not found[0].isfinite().all():
