@@ -1,9 +1,10 @@
-"""Two results of a region may be one tensor, of which only one gets a gradient."""
+"""Results of a region may share memory with each other or with an argument."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -28,3 +29,19 @@ def test_a_result_without_a_gradient_may_be_a_view_of_one_with_a_gradient() -> N
     joint = differentiate(chunk, mode, wants=(True,), given=(True, False))
 
     assert [tuple(node.meta["val"].shape) for node in joint.results] == [(4, 6), (4, 6)]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_the_only_result_may_be_a_view_of_an_argument_and_have_no_gradient(others: bool) -> None:
+    mode, graph = FakeTensorMode(), fx.Graph()
+    with mode:
+        x = graph.placeholder("x")
+        x.meta["val"] = torch.empty(4, 6)
+        rows = insert(graph, x, aten.view.default, x, [2, 2, 6])
+        graph.output((insert(graph, x, aten.permute.default, rows, [1, 0, 2]),))
+        arguments = [torch.empty(4, 6)] if others else None
+    chunk = SimpleNamespace(graph=fx.GraphModule({}, graph))
+
+    joint = differentiate(chunk, mode, (False,), (False,), arguments)
+
+    assert [tuple(node.meta["val"].shape) for node in joint.results] == [(2, 2, 6)]

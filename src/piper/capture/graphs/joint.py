@@ -104,9 +104,13 @@ def _arguments(
 
 
 def _share_memory(results: Any) -> list[bool]:
-    """Whether each result is a view of another one, or of the same tensor."""
+    """Whether each result is a view of another one, of the same tensor, or of an argument."""
     bases = [_base(node) for node in results]
-    return [bases.count(base) > 1 for base in bases]
+    return [bases.count(base) > 1 or _is_argument(base) for base in bases]
+
+
+def _is_argument(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "placeholder"
 
 
 def _base(node: Any) -> Any:

@@ -7,21 +7,26 @@ long. So it gets one placement from where it is made, and each reader converts t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import getitem
 
 from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import operands
+from piper.capture.kernels.ring import BLOCK, PASSING, SUM
 
 APART = 24  # nodes between two reads: a residual is read again sooner, or by another operator
 MOST = 6  # those that live longest: each takes a few searches
+STEPS = (BLOCK, PASSING, SUM, getitem)  # of a ring, which is one attention however long it is
 
 Hubs = tuple[fx.Node, ...]
 
 
 def hubs_of(nodes: Sequence[fx.Node]) -> Hubs:
     """Tensors that equal operators of several layers read, in the order of the graph."""
-    number = {node: k for k, node in enumerate(nodes)}
+    before = accumulate((node.target not in STEPS for node in nodes), initial=0)
+    number = dict(zip(nodes, before, strict=False))
     tensors = (node for node in nodes if not isinstance(value(node), list | tuple))
     lives = {node: _life(node, number) for node in tensors}
     longest = sorted(filter(lives.__getitem__, lives), key=lambda node: -lives[node])[:MOST]
