@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 from draws import every
 from torch import Tensor, nn
+from torch.backends import opt_einsum
 from torch.nn import functional as F
 
 from piper import Place, Replicate, Shard, Split, annotate, rehearse, where
@@ -126,6 +128,22 @@ def test_experts_that_count_themselves_train_as_on_one_device(
     assert found.losses == pytest.approx(plain(model, width), rel=1e-12)
     for name, wanted in model.named_parameters():
         torch.testing.assert_close(found.parameters[name], wanted.detach(), rtol=1e-10, atol=1e-12)
+
+
+def planned(equation: str, *operands: Tensor, optimize: str) -> tuple[object, ...]:
+    """As opt_einsum plans: by the sizes of all operands."""
+    sizes = [operand.numel() for operand in operands]
+    first = 0 if int(sizes[0]) > int(sizes[1]) else 1
+    return [(first, 2), (0, 1)], None
+
+
+def test_an_einsum_is_traced_where_opt_einsum_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(contract_path=planned)
+    monkeypatch.setattr(opt_einsum, "is_available", lambda: True)
+    monkeypatch.setitem(vars(opt_einsum.m), "enabled", True)
+    monkeypatch.setattr(opt_einsum, "get_opt_einsum", lambda: package)
+
+    test_experts_that_count_themselves_train_as_on_one_device(one_hot, (4, 6))
 
 
 def as_number(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,12 +10,20 @@ from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.backends import opt_einsum
 from torch.fx import _symbolic_trace, traceback
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, get_proxy_mode, make_fx
 
 from piper.capture.source_lines import current_line
-from piper.capture.torch_private import LINE, OpOverload, is_mutable, is_view, mark_backward
+from piper.capture.torch_private import (
+    LINE,
+    VALUE_WANTED,
+    OpOverload,
+    is_mutable,
+    is_view,
+    mark_backward,
+)
 
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
 _KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
@@ -31,7 +40,8 @@ def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
     traced = make_fx(
         functional, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
     )
-    with _tracing(torch.is_grad_enabled()), _as_if_exporting(), _lines_recorded():
+    grad = torch.is_grad_enabled()
+    with _tracing(grad), _as_if_exporting(), _lines_recorded(), _products_in_any_order():
         return traced(*args)
 
 
@@ -158,6 +168,24 @@ def _as_if_exporting() -> Iterator[None]:
         yield
     finally:
         flags._is_compiling_flag, flags._is_exporting_flag = before
+
+
+@contextmanager
+def _products_in_any_order() -> Iterator[None]:
+    """opt_einsum, if installed, plans by sizes, which may be unknown: then, from left to right."""
+    original = opt_einsum.get_opt_einsum
+    opt_einsum.get_opt_einsum = lambda: SimpleNamespace(contract_path=contract_path)
+
+    def contract_path(equation: str, *operands: Tensor, **options: Any) -> tuple[Any, ...]:
+        try:
+            return original().contract_path(equation, *operands, **options)
+        except VALUE_WANTED:
+            return [(0, 1)] * (len(operands) - 1), None
+
+    try:
+        yield
+    finally:
+        opt_einsum.get_opt_einsum = original
 
 
 @contextmanager
