@@ -10,6 +10,7 @@ import pytest
 from synthetic import chain
 
 from piper.directives import Directive, Order, Place, Split, apply
+from piper.directives.order import Ahead
 from piper.errors import DirectiveError, PassError
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter, where
@@ -348,6 +349,16 @@ def test_an_order_that_leaves_out_a_microbatch_is_refused() -> None:
         "strategy: the order names PP0 B for 2 of its microbatches, but not PP0:B@2\n"
         "  fix: add a slot for PP0:B@2, or leave PP0 B out of the order"
     )
+
+
+@pytest.mark.parametrize("ahead", [False, True, "pairs"])
+def test_weight_gradients_at_the_end_are_named_whatever_is_before_them(ahead: Ahead) -> None:
+    """They join the slot before them, which may be the last, or the only one."""
+    pairs = [F(0, 0), (F(0, 1), B(0, 0, "I")), (B(0, 0, "W"), B(0, 1, "I")), B(0, 1, "W")]
+    alone = [F(0, 0), F(0, 1), B(0, 0, "I"), B(0, 1, "I"), B(0, 0, "W"), B(0, 1, "W")]
+    for slots in (pairs, alone, [(F(0, 0), F(0, 1), B(0, 0, "I"), B(0, 1, "I")), *alone[-2:]]):
+        program = [*places(0), Split("MB", 2), Order(slots, ahead=ahead)]
+        assert compile_strategy(chain(1), program).plans
 
 
 def test_an_order_of_forwards_alone_is_accepted() -> None:

@@ -288,8 +288,8 @@ def precedences(
                 yield Precedence(group.all, groups[k + 1].passes, name)
             if k + 2 < len(groups) and not (strict[k] and strict[k + 1]):
                 yield Precedence(group.all, groups[k + 2].passes, name)
-            if k + 2 == len(groups) and not strict[k]:  # names them, and orders nothing
-                yield Precedence((), group.all + groups[k + 1].all, name)
+        if groups[-1].weights or not all(strict[-1:]):  # names them, and orders nothing
+            yield Precedence((), tuple(chain.from_iterable(g.all for g in groups[-2:])), name)
 
 
 def groups_by_lane(
