@@ -26,7 +26,7 @@ NUMBERS = [
 ]  # fmt: skip
 WORDS = [
     "1f1b", "h100", "h200:0-1,a100:2", "cpu", "h200:0-9999999999", "h200:²", "a,b:1", ":", ",",
-    "ray", "ray:", "ray://x", "slurm", "\x00", "ü" * 300, "../..", "/dev/null", "/proc/version",
+    "ray", "ray:", "ray://x", "slurm", "\x01", "ü" * 300, "../..", "/dev/null", "/proc/version",
     "pp=1,2", "=", "pp=", "1:2", "0:0", "3:x", "dp,pp", "pp,pp", "--", "-h", "",
 ]  # fmt: skip
 Draw = random.Random

@@ -184,6 +184,7 @@ def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
 
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py"))
+NEEDED = {"pretrain": ["--config", str(EXAMPLES[0].parent / "pretrain_llama.toml")]}
 
 
 @pytest.mark.parametrize("script", every(9, EXAMPLES, [path.stem for path in EXAMPLES]))
@@ -191,10 +192,10 @@ def test_every_example_is_short_and_compiles(script: Path) -> None:
     if "transformers" in script.read_text():
         pytest.importorskip("transformers")
 
-    found = inspect(script, [])
+    found = inspect(script, NEEDED.get(script.stem, []))
 
     assert found.compiled.plans
-    assert len(script.read_text().splitlines()) < 80
+    assert len(script.read_text().splitlines()) < 120
 
 
 class Straight(Net):
