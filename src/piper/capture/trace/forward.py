@@ -29,7 +29,6 @@ from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.decisions.shared_draws import mark_shared
 from piper.capture.trace.decisions.ways import Way
 from piper.capture.trace.model_copy import throw_away
-from piper.capture.trace.recorded_calls import RecordedCall, RecordedCalls
 from piper.capture.trace.tracing import tracing
 from piper.errors import CaptureError
 from piper.ir.placement.placements import Placement
@@ -96,7 +95,7 @@ def trace(
     side_effects.refuse_shared_memory(model)
     float8.refuse_device(precision, device)
     given = loss_fn, inputs_of(example, whole), device, precision
-    attempt = _Attempt(model, *given)
+    attempt = Attempt(model, *given)
     try:
         root = attempt.root()
     except RuntimeError as error:
@@ -105,7 +104,7 @@ def trace(
         _find_carried(attempt, given, error)
     if attempt.carried or attempt.carried_by_loss:  # from step to step, which buffers are
         make_buffers(model, attempt.carried)
-        attempt = _Attempt(model, *given, attempt.carried_by_loss)
+        attempt = Attempt(model, *given, attempt.carried_by_loss)
         root = attempt.root()
     side_effects.refuse_registered_constants(root, model)
     traced = Traced(
@@ -127,56 +126,29 @@ def trace(
     return traced
 
 
-def _with_other_rows(attempt: "_Attempt", given: Given) -> fx.GraphModule:
+def _with_other_rows(attempt: "Attempt", given: Given) -> fx.GraphModule:
     """The same for several times the rows, which is no other size by chance."""
     loss_fn, inputs, device, precision = given
     known = [*attempt.parameters.values(), *attempt.buffers.values(), *inputs.tensors]
     taken, rows = {size for one in known for size in one.shape}, inputs.rows or 1
     more = next(n * rows for n in count(3) if n * rows not in taken)
     others = loss_fn, inputs.with_rows(more), device, precision
-    return _Attempt(attempt.model, *others, list(attempt.loss.buffers)).root()
+    return Attempt(attempt.model, *others, list(attempt.loss.buffers)).root()
 
 
 def output_graph(
     model: nn.Module, inputs: Inputs, device: str, precision: Precision | None
 ) -> fx.GraphModule:
     """The graph of what the model returns, `joined`. Its last placeholders are the inputs."""
-    return _Attempt(model, joined, inputs, device, precision).root()
+    return Attempt(model, joined, inputs, device, precision).root()
 
 
-def run_once(
-    model: nn.Module,
-    loss_fn: Loss | None,
-    inputs: Inputs,
-    device: str,
-    precision: Precision | None,
-    lines: bool = False,
-) -> list[RecordedCall]:
-    """Run the model and its loss on tensors without values. Raises what they raise.
-
-    Returns what they called, with `lines` if asked.
-    """
-    attempt = _Attempt(model, loss_fn, inputs, device, precision)
-    calls = RecordedCalls(attempt.seen, lines)
-    with tracing(model, attempt.view, attempt.mode, precision), RandomDecisions(), calls:
-        before = Snapshot(attempt.reach)
-        weights, buffers, batch = attempt.fakes()
-        named = zip([*attempt.parameters, *attempt.buffers], [*weights, *buffers], strict=True)
-        output = TYPES[precision.output] if precision else None
-        state, arguments = dict(named), inputs.join(batch)
-        try:
-            _loss(attempt.view, state, attempt.loss.bound(state), arguments, attempt.seen, output)
-        finally:
-            before.restore()
-    return calls.calls
-
-
-def _find_carried(attempt: "_Attempt", given: Given, error: RuntimeError) -> None:
+def _find_carried(attempt: "Attempt", given: Given, error: RuntimeError) -> None:
     """A trace cannot write to a tensor outside of it. So try with all of them as buffers."""
     model, names = attempt.model, plain_attributes(attempt.model)
     make_buffers(model, names)
     try:
-        trial = _Attempt(model, *given, list(loss_buffers(given[0])))
+        trial = Attempt(model, *given, list(loss_buffers(given[0])))
         trial.root()
     except RuntimeError:
         raise refusals.foreign_write(line_of(error.__traceback__)) from error
@@ -186,7 +158,7 @@ def _find_carried(attempt: "_Attempt", given: Given, error: RuntimeError) -> Non
     attempt.carried_by_loss = [name for name in trial.updated if name in trial.loss.buffers]
 
 
-class _Attempt:
+class Attempt:
     """Traces a model, and once more if its forward changed Python state."""
 
     def __init__(
@@ -285,7 +257,7 @@ class _Attempt:
         return (
             [fake(one, self.device, self.types[n]) for n, one in self.parameters.items()],
             [fake(tensor, self.device) for tensor in self.buffers.values()],
-            [_fake_input(spec, self.device) for spec in self.inputs.tensors],
+            [fake_input(spec, self.device) for spec in self.inputs.tensors],
         )
 
     def forward(
@@ -342,10 +314,20 @@ def _loss(
     seen: list[Output],
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """The loss as a scalar of float32 or float64, in which its gradient starts.
+    """The loss as a scalar of float32 or float64, in which its gradient starts."""
+    output = model_output(view, state, loss_fn, arguments, seen, dtype)
+    return scalar_loss(output, loss_fn, arguments)
 
-    `dtype`: the type of the output that loss_fn reads; None: as the model returns it.
-    """
+
+def model_output(
+    view: nn.Module,
+    state: dict[str, Tensor],
+    loss_fn: Loss | None,
+    arguments: tuple[Any, ...],
+    seen: list[Output],
+    dtype: torch.dtype | None,
+) -> Any:
+    """`dtype`: the type of the output that loss_fn reads; None: as the model returns it."""
     given = arguments if loss_fn is None else arguments[:-1]
     own = {name: one for name, one in state.items() if not name.startswith(OWNER)}
     output = torch.func.functional_call(view, own, *split(given))
@@ -353,6 +335,10 @@ def _loss(
     output = output if dtype is None or loss_fn is None else in_type(output, dtype)
     leaves, spec = torch_private.pytree.tree_flatten(output)
     seen.append(([_described(leaf) for leaf in leaves], spec))
+    return output
+
+
+def scalar_loss(output: Any, loss_fn: Loss | None, arguments: tuple[Any, ...]) -> Tensor:
     loss = own_loss(output) if loss_fn is None else called(loss_fn, output, arguments[-1])
     if loss_fn is joined:
         return loss
@@ -372,7 +358,7 @@ def fake(tensor: Tensor, device: str, dtype: torch.dtype | None = None) -> Tenso
     return fake.requires_grad_(tensor.requires_grad)
 
 
-def _fake_input(spec: TensorSpec, device: str) -> Tensor:
+def fake_input(spec: TensorSpec, device: str) -> Tensor:
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
 
 

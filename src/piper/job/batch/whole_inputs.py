@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from piper.capture import torch_private
 from piper.capture.precision import Precision
-from piper.capture.trace.arguments.batch_dimension import (
-    BatchDimension,
-    Groups,
-    Shape,
-    batch_dimension,
-)
+from piper.capture.trace.arguments.batch_dimension import BatchDimension, Groups
 from piper.capture.trace.arguments.call_arguments import LABELS
-from piper.capture.trace.arguments.inputs import Inputs, inputs_of
+from piper.capture.trace.arguments.inputs import inputs_of
 from piper.capture.trace.arguments.outputs import joined
-from piper.capture.trace.forward import run_once
 from piper.errors import InputError
 from piper.ir.model import Model
-from piper.ir.values import Role, TensorSpec
+from piper.ir.values import Role
 from piper.job.batch.batch import Batch
 from piper.job.batch.input_names import input_names
+from piper.job.batch.other_sizes import tried
 
 Name = tuple[str, int]  # of a tensor, and how many dimensions it has
 FIX = 'name those that every microbatch gets whole, whole=["mask"], or write whole=[] if none is'
@@ -151,32 +144,3 @@ def refuse_wrong_names(given: Any) -> None:
     if wrong:
         what = f"{given!r} is not a list of names"
         raise InputError.of("whole", what, 'write whole=["mask"]')
-
-
-def tried(
-    model: torch.nn.Module, loss_fn: Any, inputs: Inputs, device: str, precision: Precision | None
-) -> BatchDimension | None:
-    """Run the model with other sizes, without values. None: it does not run with these either."""
-
-    def runs(shapes: Sequence[Shape]) -> bool:
-        try:
-            with torch_private.fake_errors_unlogged(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the trace gives them again
-                run_once(model, loss_fn, with_shapes(inputs, shapes), device, precision)
-        except Exception:
-            return False
-        return True
-
-    known: list[Any] = [spec.shape for spec in inputs.tensors]
-    sizes = (size for one in model.parameters() for size in one.shape)
-    found = batch_dimension(known, runs, sizes)
-    return found if found.groups or runs(known) else None
-
-
-def with_shapes(inputs: Inputs, shapes: Sequence[Shape]) -> Inputs:
-    rest = iter(shapes)
-    leaves = (
-        replace(leaf, shape=next(rest)) if isinstance(leaf, TensorSpec) else leaf
-        for leaf in inputs.leaves
-    )
-    return replace(inputs, leaves=tuple(leaves))

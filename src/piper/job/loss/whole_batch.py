@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from piper.capture import Captured, Precision
 from piper.capture.torch_private import VALUE_WANTED, fake_errors_unlogged
-from piper.capture.trace.forward import run_once
 from piper.capture.trace.recorded_calls import RecordedCall, RowCounts
 from piper.capture.trace.trial_run import TrialRuns
+from piper.capture.trace.unvalued_run import run_once
 from piper.errors import CaptureError
 from piper.job.batch.batch import Sizes
 

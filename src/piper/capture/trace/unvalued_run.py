@@ -1,0 +1,61 @@
+"""Run a model and its loss once on tensors without values, to see whether they run, and how."""
+
+from typing import Any
+
+from torch import nn
+
+from piper.capture.precision import TYPES, Precision
+from piper.capture.python_state.snapshot import Snapshot
+from piper.capture.trace.arguments.inputs import Inputs
+from piper.capture.trace.decisions.random_decisions import RandomDecisions
+from piper.capture.trace.forward import Attempt, Loss, fake_input, model_output, scalar_loss
+from piper.capture.trace.recorded_calls import RecordedCall, RecordedCalls
+from piper.capture.trace.tracing import tracing
+
+
+class OtherLabelsFail(Exception):
+    """The loss runs, but not with the other labels."""
+
+
+def run_once(
+    model: nn.Module,
+    loss_fn: Loss | None,
+    inputs: Inputs,
+    device: str,
+    precision: Precision | None,
+    lines: bool = False,
+    others: Inputs | None = None,
+) -> list[RecordedCall]:
+    """Raises what the model and its loss raise. Returns what they called, with `lines` if asked.
+
+    `others` are inputs with other labels, of which the loss is computed, too, for the same output.
+    """
+    attempt = Attempt(model, loss_fn, inputs, device, precision)
+    calls = RecordedCalls(attempt.seen, lines)
+    with tracing(model, attempt.view, attempt.mode, precision), RandomDecisions(), calls:
+        before = Snapshot(attempt.reach)
+        try:
+            _run(attempt, others)
+        finally:
+            before.restore()
+    return calls.calls
+
+
+def _run(attempt: Attempt, others: Inputs | None) -> None:
+    weights, buffers, batch = attempt.fakes()
+    named = zip([*attempt.parameters, *attempt.buffers], [*weights, *buffers], strict=True)
+    state, arguments = dict(named), attempt.inputs.join(batch)
+    dtype = TYPES[attempt.precision.output] if attempt.precision else None
+    loss_fn = attempt.loss.bound(state)
+    output = model_output(attempt.view, state, loss_fn, arguments, attempt.seen, dtype)
+    scalar_loss(output, loss_fn, arguments)
+    if others is not None:
+        _try_others(output, loss_fn, others, attempt.device)
+
+
+def _try_others(output: Any, loss_fn: Loss | None, others: Inputs, device: str) -> None:
+    given = others.join([fake_input(spec, device) for spec in others.tensors])
+    try:
+        scalar_loss(output, loss_fn, given)
+    except Exception as error:
+        raise OtherLabelsFail from error
