@@ -46,14 +46,12 @@ class Contender:
 
     @property
     def lasting(self) -> list[torch.Tensor]:
-        """What outlives a step, except optimizer state."""
+        """What outlives a step, except optimizer state, and gather buffers, empty by then."""
         if self.trainer is None:
             return self.parameters
-        program = next(iter(self.trainer._programs.ready.values()))
-        return [
-            *(t for b in self.trainer._programs.state.buckets.values() for t in b.tensors),
-            *program.buffers,
-        ]
+        state = self.trainer._programs.state
+        held = [tensor for bucket in state.buckets.values() for tensor in bucket.tensors]
+        return [*held, *(buffer.flat for buffer in state.buffers.values())]
 
 
 Makers = Mapping[str, Callable[[], Contender]]

@@ -61,11 +61,11 @@ def piper_memory(zero: int, name: str, config: LlamaConfig, data: Data) -> Measu
     strategy = piper.strategies.BUILDERS[name](pp=PP, microbatches=PARTS, dp=DP, zero=zero)
     model = make(config, PP * SCHEDULES[name][1])
     trainer = piper.Trainer(model, cross_entropy, strategy, optimizer=ADAMW, example=data)
-    program = next(iter(trainer._programs.ready.values()))
-    buckets = trainer._programs.state.buckets.values()
-    states = [tensor for bucket in buckets for tensor in bucket.tensors]
+    state = trainer._programs.state
+    states = [tensor for bucket in state.buckets.values() for tensor in bucket.tensors]
+    states += [buffer.flat for buffer in state.buffers.values()]
     outside = [*data, *model.parameters(), *model.buffers()]  # looked at, and not Piper's
-    measured = metered(lambda: trainer.step(*data), [*states, *program.buffers], outside)
+    measured = metered(lambda: trainer.step(*data), states, outside)
     _, compiled = trainer._job.compile(Batch.of(data))
     trainer.close()
     return measured, peak(compiled.dag, compiled.plan(dist.get_rank())).total

@@ -58,12 +58,11 @@ def measure(rank: int, stages: int, rows: int, text: str) -> tuple[int, list[Pea
         trainer = Trainer(
             model, cross_entropy, strategy, example=(tokens, tokens), optimizer=torch.optim.AdamW
         )
-    program = next(iter(trainer._programs.ready.values()))
-    states = [
-        tensor for bucket in trainer._programs.state.buckets.values() for tensor in bucket.tensors
-    ]
+    state = trainer._programs.state
+    states = [tensor for bucket in state.buckets.values() for tensor in bucket.tensors]
+    states += [buffer.flat for buffer in state.buffers.values()]
     outside = [tokens, *model.parameters(), *model.buffers()]  # looked at, and not Piper's
-    with Meter([*states, *program.buffers], outside) as meter:
+    with Meter(states, outside) as meter:
         trainer.step(tokens, tokens)  # the first one makes the optimizer's state
         meter.peak = 0
         trainer.step(tokens, tokens)

@@ -35,8 +35,8 @@ from piper.plan.instructions import (
 )
 from piper.runtime.batch import StepInputs
 from piper.runtime.comm.flat_messages import packed, unpacked
-from piper.runtime.comm.gather_buffers import GatherViews
-from piper.runtime.comm.gloo import Comm, Handle, Tensors
+from piper.runtime.comm.gather_buffers import GatherBuffer, gathered_bytes
+from piper.runtime.comm.gloo import Comm, Handle
 from piper.runtime.comm.in_flight import Arrived, Shards, Single
 from piper.runtime.comm.redistribution import redistribute, sliced
 from piper.runtime.comm.token_routes import refuse_uncounted
@@ -85,10 +85,9 @@ class Program:
             self.slots[self.slot(state.value)] = self.state.buckets[state.value].tensors
         self.handles = [None] * len(self.plan.instructions)
         self.device = self.state.device
-        self.buffers = [self.state.buffer(k, size) for k, size in enumerate(self.plan.buffers)]
+        self.gathered: dict[str, GatherBuffer] = {}  # by value
         self.host = host_memory(self.device)
         self.squares: dict[int, torch.Tensor] = {}
-        self.gathered: dict[int, Tensors] = {}  # results of gathers, by position
         self.counted = dict(counted(self.plan))
         self.results = {k: self.slot(name) for k, name in results(self.plan)}
         self.exchanged = {k: tuple(map(self.slot, names)) for k, names in exchanged(self.plan)}
@@ -154,7 +153,11 @@ class Program:
 
     def act(self, k: int, instruction: Instruction) -> Act:
         """One instruction as a function without arguments."""
-        do, waits = self.plain(k, instruction), self.messages(instruction)
+        return self.after_messages(instruction, self.plain(k, instruction))
+
+    def after_messages(self, instruction: Instruction, do: Act) -> Act:
+        """The function, once the messages that the instruction waits for have arrived."""
+        waits = self.messages(instruction)
         if not waits:
             return do
 
@@ -299,14 +302,14 @@ class Program:
         return act
 
     def gather(self, k: int, gather: Gather) -> Act:
-        slots, value = self.slots, self.slot(gather.value)
-        views = GatherViews.of(self.buffers[gather.buffer], gather, self.plan.device)
-        self.gathered[k] = views.parameters
+        buffer = self.state.buffer(gather.buffer, self.plan.buffers[gather.buffer])
+        self.gathered[gather.into] = buffer
+        views = buffer.views(gather, self.plan.device)
+        slots, value, size = self.slots, self.slot(gather.value), gathered_bytes(gather)
 
         def act() -> None:
-            pairs = views.sent(slots[value])
-            works = [self.comm.all_gather(f, s, gather.stream, gather.group) for f, s in pairs]
-            self.handles[k] = Arrived(works, views.parameters)
+            buffer.hold(size)
+            self.handles[k] = views.fill(self.comm, slots[value], gather)
 
         return act
 
@@ -381,10 +384,13 @@ class Program:
 
     def free(self, free: Free) -> Act:
         slots, ended = self.slots, tuple(map(self.slot, free.values))
+        buffers = [self.gathered[value] for value in free.values if value in self.gathered]
 
         def act() -> None:
             for k in ended:
                 slots[k] = None
+            for buffer in buffers:
+                buffer.release()
 
         return act
 

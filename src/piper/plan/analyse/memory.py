@@ -11,6 +11,7 @@ from piper.ir.model import Bucket, Specs
 from piper.ir.naming import weights
 from piper.ir.values import Role, TensorSpec
 from piper.names import BucketId, Phase, RegionId, ValueId
+from piper.plan.buffer_layout import offsets
 from piper.plan.instructions import (
     Fetch,
     Gather,
@@ -106,7 +107,6 @@ def lasting(dag: Dag, plan: Plan, optimizer: float) -> Iterator[tuple[str, int]]
     if masters:
         yield MASTERS, masters
     yield OPTIMIZER, int(optimizer * stepped)
-    yield BUFFERS, sum(plan.buffers)
 
 
 def bucket_of(dag: Dag, state: State) -> tuple[Bucket, Specs]:
@@ -202,8 +202,10 @@ class Walk:
         return PARAMETERS if one.value in self.states else ACTIVATIONS
 
     def move(self, one: Instruction) -> None:
-        """Messages allocate what they receive, unless it goes to a gather buffer or a state."""
-        if is_message(one) and not isinstance(one, Gather):
+        """Messages allocate what they receive, unless it goes to a state."""
+        if isinstance(one, Gather):
+            self.put(one.into, BUFFERS, offsets(one.messages)[-1])
+        elif is_message(one):
             for value in one.defines:
                 if value not in self.states:
                     self.put(value, ACTIVATIONS, self.size(value))

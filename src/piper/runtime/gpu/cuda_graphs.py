@@ -38,9 +38,9 @@ from piper.plan.instructions import (
     Total,
     Update,
     is_dynamic,
-    is_message,
 )
 from piper.runtime.batch import StepInputs
+from piper.runtime.comm.gather_buffers import GatherViews, gathered_bytes
 from piper.runtime.comm.gloo import empty
 from piper.runtime.comm.in_flight import Single
 from piper.runtime.execute import Act, Program
@@ -282,7 +282,7 @@ class Recording:
             ):
                 return self.received(k, one)
             case Gather():
-                slots[slot(one.into)] = program.gathered[k]
+                return self.gathered(k, one)
             case Reduce():
                 self.held[k], slots[slot(one.value)] = slots[slot(one.value)], None
                 if not one.scatter:
@@ -321,21 +321,38 @@ class Recording:
 
     def received(self, k: int, recv: Recv) -> Act:
         """Receive at a fixed address in the pool, which is used again once the value is freed."""
-        program, owners = self.program, list[torch.Tensor]()
-        self.places.append(self.tape.record(lambda: owners.extend(empty_for(recv, program.device))))
+        program = self.program
+        owners = self.placed(recv.value, lambda: empty_for(recv, program.device))
         program.slots[program.slot(recv.value)] = tuple(owners) if recv.bundle else owners[0]
         tensors = tuple(map(self.tape.alias, owners))
-        if recv.value in self.by_host:
-            self.pinned.append(owners)  # results may alias it
-        waits = [w for w in recv.waits if is_message(program.plan.instructions[w])]
 
         def act() -> None:
-            for w in waits:
-                program.wait_one(w)
             arrival = program.comm.recv(recv.shapes, recv.peer, recv.stream, tensors)
             program.handles[k] = arrival if recv.bundle else Single(arrival)
 
-        return act
+        return program.after_messages(recv, act)
+
+    def gathered(self, k: int, gather: Gather) -> Act:
+        """Gather to a fixed address in the pool, which is used again once the value is freed."""
+        program, shards = self.program, self.program.slot(gather.value)
+        size = [gathered_bytes(gather)]
+        owner = self.placed(gather.into, lambda: [empty(size, "uint8", program.device)])[0]
+        whole = GatherViews.of(owner, gather, program.plan.device).parameters
+        program.slots[program.slot(gather.into)] = whole
+        views = GatherViews.of(self.tape.alias(owner), gather, program.plan.device)
+
+        def act() -> None:
+            program.handles[k] = views.fill(program.comm, program.slots[shards], gather)
+
+        return program.after_messages(gather, act)
+
+    def placed(self, value: str, make: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Memory of the pool that a message fills."""
+        owners = list[torch.Tensor]()
+        self.places.append(self.tape.record(lambda: owners.extend(make())))
+        if value in self.by_host:
+            self.pinned.append(owners)  # results may alias it
+        return owners
 
     def ended(self, waits: Sequence[int]) -> None:
         for k in waits:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
+from piper.runtime.comm.gather_buffers import GatherBuffer
 from piper.runtime.host_memory import Copying, Pages, host_memory
 from piper.runtime.processes.wire_format import travels
 from piper.runtime.state import offloaded_optimizer, offloaded_parameters
@@ -163,15 +164,15 @@ class DeviceState:
 
     device: torch.device = torch.device("cpu")
     buckets: dict[str, BucketState] = field(default_factory=dict)
-    buffers: dict[int, torch.Tensor] = field(default_factory=dict)  # that gathers fill
+    buffers: dict[int, GatherBuffer] = field(default_factory=dict)
     origin: Origin | None = None  # what the run was resumed from
     loss_scale: DynamicLossScale | None = None  # of float16
     ema: float | None = None  # the decay of averages of parameters
 
-    def buffer(self, number: int, size: int) -> torch.Tensor:
-        """A gather buffer. All programs share it, because their steps never overlap."""
-        if number not in self.buffers or self.buffers[number].numel() < size:
-            self.buffers[number] = torch.empty(size, dtype=torch.uint8, device=self.device)
+    def buffer(self, number: int, size: int) -> GatherBuffer:
+        """All programs share it, because their steps never overlap."""
+        if number not in self.buffers or self.buffers[number].flat.numel() < size:
+            self.buffers[number] = GatherBuffer(size, self.device)
         return self.buffers[number]
 
     def add(
