@@ -65,9 +65,9 @@ def job(
 
 
 def peak(reduce: str | None, zero: int = 3, buffers: int | None = 2) -> float:
-    one = job(reduce, gib=1.0, zero=zero, buffers=buffers)
-    assert one.memory is not None
-    return fullest(one.memory.peaks(compiled(one)))[1] / GIB
+    one, memory = job(reduce, None, zero=zero, buffers=buffers), job(reduce, gib=1.0).memory
+    assert memory is not None
+    return fullest(memory.peaks(compiled(one)))[1] / GIB
 
 
 def compiled(one: Job) -> Any:
@@ -132,10 +132,10 @@ WAYS = (("once", REGIONS), (None, REGIONS), ("once", None), (None, None))
 
 
 def test_what_sends_least_is_chosen_of_what_fits() -> None:
-    peaks = [peak(reduce or "each", buffers=buffers or 2) for reduce, buffers in WAYS]
-    sent = [sent_bytes(reduce or "each", buffers or 2) for reduce, buffers in WAYS]
+    peaks = [peak(reduce or "each", buffers=buffers) for reduce, buffers in WAYS]
+    sent = [sent_bytes(reduce or "each", buffers) for reduce, buffers in WAYS]
 
-    assert sent == sorted(sent) and len(set(sent)) == 4
+    assert sent[0] < min(sent[1:]) and max(sent[:-1]) < sent[-1]
     for limit in peaks:
         fitting = (way for way, needs in zip(WAYS, peaks, strict=True) if needs <= limit)
         assert chosen(limit) == next(fitting)
@@ -158,7 +158,7 @@ def sent_by_replicas(reduce: str, buffers: int) -> int:
     return sum(one.sent for one in code if isinstance(one, Gather | Reduce))
 
 
-def sent_bytes(reduce: str, buffers: int) -> int:
+def sent_bytes(reduce: str, buffers: int | None) -> int:
     plan = compiled(job(reduce, None, buffers=buffers)).plans[0]
     return sum(one.sent for one in plan.instructions)
 
@@ -169,7 +169,7 @@ def test_a_device_holds_what_was_gathered_also_with_one_microbatch(
     with caplog.at_level(logging.INFO, "piper"):
         assert chosen(1.0, microbatches=1) == (None, REGIONS)
         assert "zero=3 gathers parameters once per step: whole ones fit" in caplog.text
-        assert chosen(peak("each") + 1e-9) == (None, None)
+        assert chosen(peak("each", buffers=None) + 1e-9) == (None, None)
         assert "zero=3 gathers parameters before each use: whole ones would not" in caplog.text
 
 
@@ -210,3 +210,29 @@ def test_both_choices_train_alike(zero: int) -> None:
     for found in runs[1:]:
         torch.testing.assert_close(found.losses, runs[0].losses, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found.parameters, runs[0].parameters, rtol=1e-12, atol=1e-12)
+
+
+REPLICAS = (piper.Place(piper.where(), [0, 1]), piper.Split("MB", 4))
+
+
+def replicas(gib: float | None) -> Job:
+    alone = Strategy([*REPLICAS, Replicate(piper.where(), [0, 1], zero=3)])
+    return replace(JOB.under(alone), options=replace(JOB.options, memory_gib=gib))
+
+
+def test_replicas_without_a_pipeline_hold_what_does_not_raise_the_peak(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "piper"):
+        found = compiled(replicas(1.0)).program
+
+    (kept,) = (one for one in found if isinstance(one, Replicate))
+    assert (kept.reduce, kept.gather_buffers) == ("once", None)
+    assert "zero=3 holds gathered parameters as long as that does not raise the peak" in caplog.text
+    few, some, every = (
+        rehearsed(replace(JOB.under(Strategy([*REPLICAS, one])), options=JOB.options), [data()] * 3)
+        for one in (replace(kept, gather_buffers=2), kept, replace(kept, gather_buffers=REGIONS))
+    )
+    for other in (some, every):
+        torch.testing.assert_close(other.losses, few.losses, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(other.parameters, few.parameters, rtol=1e-12, atol=1e-12)

@@ -146,7 +146,7 @@ def test_a_gather_that_is_ordered_early_keeps_its_buffer() -> None:
     """With two buffers, one is left for the stages between."""
     order = Order([does("GATHER", 3, MB=0, OF="F"), does("F", 0, MB=0)])
 
-    plan = on_one_lane(3, order, stages=4, microbatches=1).plans[0]
+    plan = on_one_lane(3, order, stages=4, microbatches=1, gather_buffers=2).plans[0]
 
     gathers = [one for one in plan.instructions if type(one).__name__ == "Gather"]
     assert len(plan.buffers) == 2
@@ -159,7 +159,7 @@ def test_gathers_that_do_not_fit_the_buffers_are_refused() -> None:
     early = [does("GATHER", 2, MB=0, OF="F"), does("GATHER", 3, MB=0, OF="F")]
     order = Order([early, [does("F", 0, MB=0)]])
 
-    message = refusal(on_one_lane, 3, order, stages=4, microbatches=1)
+    message = refusal(on_one_lane, 3, order, stages=4, microbatches=1, gather_buffers=2)
 
     assert message == (
         "gathers: an order wants PP2, PP3 gathered early, so no gather buffer is left for PP0:F@0\n"

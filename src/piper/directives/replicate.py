@@ -29,7 +29,7 @@ LEVELS = {
     2: "gradients too",
     3: "parameters too",
 }
-BUFFERS = 2  # if no memory is known: one that is used, one that is filled
+BUFFERS = 2  # one that is used, one that is filled
 LEVEL_KEYS = ("shard_grads", "shard_params")
 RENAMED = {"bucket_size": "bucket_mb", "prefetch_distance": "gather_ahead"}
 
@@ -64,7 +64,8 @@ class Replicate(Directive):
 
     A message has up to `bucket_mb` megabytes. With zero=3, parameters are gathered `gather_ahead`
     passes before they are used, for at most `gather_buffers` regions at once. If you do not say,
-    that is for all regions where a known memory allows it, or else for 2.
+    that is for 2, and for more where that does not raise the peak of the step. Pipelines then hold
+    all of them where a known memory allows it.
 
     `reduce` says when gradients are reduced: for "each" microbatch (zero=2 and 3), or "once" per
     step (zero=0 and 1). zero=3 also allows "once": it sends less, and keeps whole gradients until
@@ -112,6 +113,7 @@ class Replicate(Directive):
             gather_stream=self.gather_stream, gather_ahead=self.gather_ahead,
             gather_buffers=self.gather_buffers or BUFFERS,
             once=self.zero < 2 or self.reduce == "once",
+            holds_more=self.zero == 3 and self.gather_buffers is None,
         )  # fmt: skip
 
     def rewrite(self, dag: Dag) -> Dag:

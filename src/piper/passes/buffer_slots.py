@@ -1,4 +1,4 @@
-"""A bounded number of buffers on a lane, and what to evict.
+"""A bounded number of buffers on a lane, and what to evict. The bound may change from pass to pass.
 
 The order of all uses is known, so the best buffer can be evicted: the one whose next use is the
 latest (Belady's rule).
@@ -21,6 +21,7 @@ class BufferSlots:
     ahead: int  # by how many passes a buffer is filled before its use
     needs: Sequence[Sequence[BucketId]]  # the buckets that each pass of the lane uses
     inside: dict[BucketId, int] = field(default_factory=dict)  # the slot of a bucket
+    limits: Sequence[int] = ()  # how many buffers may be in use in each pass; empty: all
 
     def __post_init__(self) -> None:
         self.free_from = [0] * self.size  # by slot: the position from which it is free
@@ -35,15 +36,26 @@ class BufferSlots:
         It is a free one, or that of the bucket whose next use is the latest. A buffer that is idle
         early enough is better, because it can be filled ahead.
         """
+        most = min(self.limits[max(0, position - self.ahead) : position + 1], default=self.size)
+        given_up = self.evict(position, most - 1, keep)
+        if len(self.inside) >= most:
+            return None
         taken = set(self.inside.values())
-        free = next((slot for slot in range(self.size) if slot not in taken), None)
-        if free is None:
-            idle = [one for one in self.inside if one not in keep]
-            if not idle:
-                return None
-            free = self.inside.pop(self.victim(position, idle))
+        unused = (slot for slot in range(self.size) if slot not in taken)
+        # Of those given up, the last that is free: until then, all others may be in use.
+        free = max(given_up, key=self.free_from.__getitem__) if given_up else next(unused)
         self.inside[bucket] = free
         return free
+
+    def evict(self, position: int, most: int, keep: Container[BucketId]) -> list[int]:
+        """Give up buffers until at most so many are in use, if what must be kept allows it."""
+        given_up: list[int] = []
+        while len(self.inside) > most:
+            idle = [one for one in self.inside if one not in keep]
+            if not idle:
+                break
+            given_up.append(self.inside.pop(self.victim(position, idle)))
+        return given_up
 
     def victim(self, position: int, idle: Sequence[BucketId]) -> BucketId:
         ready = [one for one in idle if self.free_from[self.inside[one]] <= position - self.ahead]

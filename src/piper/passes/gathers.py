@@ -23,6 +23,7 @@ from piper.passes.orders.order_problems import too_few_buffers
 from piper.passes.orders.sharded_reads import bucket_of, sharded_reads
 from piper.passes.reductions import gather_of
 from piper.passes.resequence import resequenced
+from piper.passes.spare_memory import spare_memory
 
 
 def place_gathers(dag: Dag) -> Dag:
@@ -132,13 +133,25 @@ class Pool:
             for node in self.order
         ]
         together = self.how.gather_buffers * max(map(len, self.needs))
-        self.size = min(together, len({bucket for buckets in self.needs for bucket in buckets}))
-        self.slots = BufferSlots(self.size, self.how.gather_ahead, self.needs)
+        buckets = {bucket for needed in self.needs for bucket in needed}
+        limits = self.limits(min(together, len(buckets)), buckets) if self.how.holds_more else []
+        self.size = max(limits, default=min(together, len(buckets)))
+        self.slots = BufferSlots(self.size, self.how.gather_ahead, self.needs, limits=limits)
         self.latest: dict[BucketId, ValueId] = {}  # the result of the last gather
         self.homes = bucket_homes(self.dag)
 
+    def limits(self, least: int, buckets: set[BucketId]) -> list[int]:
+        """More buffers than asked for where that does not raise the peak."""
+        largest = max(sum(spec.nbytes for spec in self.dag.held(bucket)) for bucket in buckets)
+        if least == len(buckets) or not largest:
+            return [least] * len(self.order)
+        spare = spare_memory(self.dag, self.order)
+        return [min(least + size // largest, len(buckets)) for size in spare]
+
     def fill(self) -> None:
         for position, buckets in enumerate(self.needs):
+            if self.slots.limits:
+                self.slots.evict(position, self.slots.limits[position], (*buckets, *self.pinned))
             for use in self.early.get(position, ()):
                 self.prefetch(position, use)
             for bucket in buckets:

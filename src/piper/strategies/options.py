@@ -60,7 +60,8 @@ class PipelineOptions(TypedDict, total=False):
 
     gather_buffers: int | None
     """With zero=3, for how many regions gathered parameters are held at once. Default: None, which
-    is all of them where a known memory allows it, or else 2."""
+    is 2, and more where that does not raise the peak; all of them in a pipeline, where a known
+    memory allows it."""
 
     tp: int
     """How many devices divide the weights of each stage (tensor parallelism). They get the same

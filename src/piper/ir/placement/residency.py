@@ -20,6 +20,7 @@ class Residency:
     gather_ahead: int
     gather_buffers: int
     once: bool  # gradients are reduced once per step, not as each microbatch produces them
+    holds_more: bool = False  # than so many buffers where that does not raise the peak
     shares: int = 1  # of experts; the groups of one share are consecutive
 
     @property

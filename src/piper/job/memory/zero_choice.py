@@ -3,6 +3,9 @@
 Reducing once per step sends a gradient once instead of once per microbatch, and keeps whole
 gradients until the end of the step. Holding what was gathered sends parameters once instead of
 before each use. So both are chosen wherever they fit. zero=2 is then the same as zero=1.
+
+Without a pipeline, only as much is held as does not raise the peak (passes/gathers.py). Pipelines
+run more microbatches through fewer layers, which they would gather again and again: they hold all.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from piper.directives import Directive, Replicate, Split
+from piper.directives import Directive, Place, Replicate, Split
 from piper.errors import Located
 from piper.job.compile.compiler import Compiled
 from piper.job.memory.memory_limit import MemoryLimit, fullest
@@ -18,6 +21,10 @@ from piper.job.memory.memory_limit import MemoryLimit, fullest
 Program = Sequence[Directive]
 Compile = Callable[[Program], Compiled]
 GIB = 2**30
+HOLDING = (
+    "holds gathered parameters as long as that does not raise the peak "
+    "(more gather_buffers hold more, and send less)"
+)
 CHOICES = ((True, True), (False, True), (True, False))  # reduce once, hold; fewest bytes sent first
 
 
@@ -47,7 +54,7 @@ def choices(program: Program, regions: int) -> Iterator[Program]:
     """Other programs than this one, with what it leaves open."""
     found: list[Program] = [program]
     for once, hold in CHOICES:
-        way = once and accumulates(program), regions if hold else None
+        way = once and accumulates(program), regions if hold and is_pipeline(program) else None
         choice = [with_choice(one, *way) for one in program]
         if choice not in found:
             found.append(choice)
@@ -79,8 +86,14 @@ def choice_lines(program: Program, made: Compiled, limit: MemoryLimit | None) ->
     if accumulates(program) and any(map(reduces_freely, program)):
         each = any(map(reduces_freely, made.program))
         yield f"{reducing(program)} {reduction_text(each, needs, there)}"
-    if any(map(holds_freely, program)):
+    if any(map(holds_freely, program)) and not is_pipeline(program):
+        yield f"zero=3 {HOLDING}"
+    elif any(map(holds_freely, program)):
         yield f"zero=3 gathers {gather_text(any(map(holds_freely, made.program)), needs, there)}"
+
+
+def is_pipeline(program: Program) -> bool:
+    return len({one.devices for one in program if isinstance(one, Place)}) > 1
 
 
 def accumulates(program: Program) -> bool:

@@ -2,7 +2,8 @@
 
 Runs of one phase join if no message starts, arrives or is waited for between them. What a sequence
 needs is loaded before it. What lies between its runs without being read by them (sums of gradients,
-freed values) is done after it. The plan itself does not change.
+freed values) is done after it. A sequence ends where gathered parameters are freed: they are large.
+The plan itself does not change.
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from piper.plan.instructions import Add, Buffers, Free, Keep, Load, Plan, Run, Waits, is_message
+from piper.plan.instructions import (
+    Add,
+    Buffers,
+    Free,
+    Gather,
+    Keep,
+    Load,
+    Plan,
+    Run,
+    Waits,
+    is_message,
+)
 
 MOST = 8  # runs in a compiled sequence: longer ones take longer to compile and gain little
 MOST_EAGER = 64  # in one that is not compiled
@@ -71,9 +83,11 @@ class _Joiner:
     later: set[str] = field(default_factory=set)  # what those write
     phase: str = ""  # of the pending runs
     regions: set[str] = field(default_factory=set)  # theirs
+    frees_parameters: bool = False  # that were gathered
 
     def __post_init__(self) -> None:
         self.states = {state.value for state in self.plan.states}
+        self.gathered = {one.into for one in self.plan.instructions if isinstance(one, Gather)}
 
     def take(self, k: int) -> Iterator[Part]:
         one = self.plan.instructions[k]
@@ -88,6 +102,8 @@ class _Joiner:
                 self.regions.add(one.region)
             case Free() if self.pending:
                 self.pending.append(k)
+                if not self.gathered.isdisjoint(one.values):
+                    self.frees_parameters = True
             case Keep() | Add() if self.pending and not self.awaited(one.waits):
                 self.pending.append(k)
                 self.later.add(one.into)
@@ -101,6 +117,7 @@ class _Joiner:
     def continues(self, run: Run) -> bool:
         """Whether a run can be part of the pending sequence: of one phase, each region once."""
         new = run.phase == self.phase and run.region not in self.regions
+        new = new and not self.frees_parameters
         return new and not self.awaited(run.waits) and self.later.isdisjoint(run.reads)
 
     def awaited(self, waits: Iterable[int]) -> Waits:
@@ -114,6 +131,7 @@ class _Joiner:
         for first, end in pairwise([*firsts, len(self.plan.instructions)]):
             yield from self.piece([k for k in self.pending if first <= k < end])
         self.pending, self.later, self.regions = [], set(), set()
+        self.frees_parameters = False
 
     def piece(self, positions: Sequence[int]) -> Iterator[Part]:
         code = self.plan.instructions
