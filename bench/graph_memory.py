@@ -21,9 +21,13 @@ from gpu_arena import DTYPES, Arena
 from gpu_models import SIZES
 
 import piper
+from piper.runtime.gpu.graph_choice import TIMED, UNTIMED
 
 MIB = 2**20
-MODES: dict[str, dict[str, Any]] = {"eager": {"graphs": False}, "graphs": {"graphs": True}}
+MODES: dict[str, dict[str, Any]] = {
+    "eager": {"graphs": False}, "graphs": {"graphs": True}, "auto": {"graphs": "auto"},
+}  # fmt: skip
+STEPS = 2 * (UNTIMED + TIMED) + 1  # until the default has chosen
 SHOWN = 12  # sizes, and segments
 
 
@@ -89,7 +93,7 @@ def measured(arena: Arena, mode: dict[str, Any]) -> dict[str, Any]:
     model, data = arena.shelf.get(size, world), size.batch(0, size.microbatches)
     strategy = piper.strategies.BUILDERS["1f1b"](pp=world, microbatches=size.microbatches)
     one = arena.ours(model, strategy, data, **mode)
-    for _ in range(4):
+    for _ in range(STEPS):
         one.step()
     arena.fence()
     arena.clean()

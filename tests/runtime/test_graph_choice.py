@@ -48,7 +48,11 @@ def choice(
     ran: list[str] = []
     plan = SimpleNamespace(instructions=[None], states=(), device=0)
     program: Any = SimpleNamespace(
-        plan=plan, slots=[], device=torch.device("cpu"), finish=lambda: None
+        plan=plan,
+        slots=[],
+        device=torch.device("cpu"),
+        finish=lambda: None,
+        state=SimpleNamespace(buckets={}),
     )
 
     def record() -> Faster:

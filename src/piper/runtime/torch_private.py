@@ -58,6 +58,18 @@ def free_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether another tensor has the same memory."""
+    alone = torch.empty(0).untyped_storage()
+    count = torch._C._storage_Use_Count
+    return count(tensor.untyped_storage()._cdata) > count(alone._cdata) + 1
+
+
+def set_allocator(setting: str) -> None:
+    """Change a setting of the allocator of GPU memory. All others get their defaults."""
+    torch._C._accelerator_setAllocatorSettings(setting)
+
+
 def storage_at(address: int, device: torch.device, size: int) -> torch.UntypedStorage:
     """A storage on memory that something else owns."""
     return torch._C._construct_storage_from_data_pointer(address, device, size)

@@ -8,11 +8,10 @@ pool, too. The host reads results through tensors that do not own their memory.
 
 from __future__ import annotations
 
-import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, assert_never
 
@@ -44,6 +43,7 @@ from piper.runtime.comm.gather_buffers import GatherViews, gathered_bytes
 from piper.runtime.comm.gloo import empty
 from piper.runtime.comm.in_flight import Single
 from piper.runtime.execute import Act, Program
+from piper.runtime.gpu.graph_memory import collector_off, growing_segments
 from piper.runtime.gpu.warmup import Known, zeros
 from piper.runtime.gradient_norm import as_tuple
 from piper.runtime.joined_runs import Joins, Together, plain_acts
@@ -151,25 +151,13 @@ def record_graphs(
                 torch.no_grad(),
                 torch.autocast(program.device.type, enabled=False),
                 collector_off(),
+                growing_segments(),
             ):
                 return Recording(program, known, tape(), not_recordable, joins).graphs()
         except NotRecordable as error:
             names = ", ".join(sorted(f"{phase} of {region}" for region, phase in error.names))
             LOG.info("%s cannot be a CUDA graph: %s", names, error)
             not_recordable |= error.names  # its recordings are freed with the error
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """Collecting GPU objects during a recording would invalidate it."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass

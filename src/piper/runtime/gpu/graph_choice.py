@@ -21,6 +21,7 @@ from piper.plan.instructions import Fetch, Plan, Store, Update
 from piper.runtime.batch import StepInputs
 from piper.runtime.execute import Act, Faster, Program
 from piper.runtime.gpu.cuda_graphs import keeps_gradients
+from piper.runtime.gpu.graph_memory import separate_state
 from piper.runtime.gradient_norm import as_tuple
 from piper.runtime.torch_private import free_workspaces
 
@@ -41,6 +42,7 @@ class GraphChoice:
     free: Callable[[], int]  # bytes of the device that nothing has reserved
     graphs: Faster | None = None
     chosen: bool = False
+    state_pool: object | None = None  # the memory of optimizer state
     keeps: bool = False  # whether an optimizer keeps gradients, which graphs overwrite
     times: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
 
@@ -104,6 +106,8 @@ class GraphChoice:
         if self.keeps:
             return "because the optimizer keeps the gradients that it is given"
         forget_values(self.program)
+        optimizers = [bucket.optimizer for bucket in self.program.state.buckets.values()]
+        self.state_pool = separate_state(optimizers, self.program.device)
         empty_cache(self.program.device)
         before = self.free()
         try:
