@@ -257,7 +257,7 @@ def random_settings(random: Random) -> dict[str, Any]:
         "reduce_stream": random.choice(STREAMS),
         "gather_stream": random.choice(STREAMS),
         "gather_ahead": random.randrange(4),
-        "gather_buffers": random.choice([1, 1, 2, 3]),
+        "gather_buffers": random.choice([1, 1, 2, 3, None]),
     }
 
 

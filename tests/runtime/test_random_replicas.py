@@ -86,7 +86,7 @@ def kept(draw: st.DrawFn, stage: int, home: list[int]) -> Replicate:
         reduce_stream=draw(st.sampled_from(["dp", "pp", "a"])),
         gather_stream=draw(st.sampled_from(["dp", "a", "b"])),
         gather_ahead=draw(st.integers(0, 3)),
-        gather_buffers=draw(st.integers(1, 3)),
+        gather_buffers=draw(st.none() | st.integers(1, 3)),
     )
 
 

@@ -172,7 +172,7 @@ def unequal(draw: st.DrawFn) -> Strategy:
         Replicate(
             where(PP=s), list(dict.fromkeys(row)), zero=draw(st.integers(0, 3)),
             bucket_mb=draw(st.sampled_from([1e-4, 25.0])), gather_ahead=draw(st.integers(0, 2)),
-            gather_buffers=draw(st.integers(1, 2)),
+            gather_buffers=draw(st.none() | st.integers(1, 2)),
         )
         for s, row in enumerate(lists)
     ]  # fmt: skip
