@@ -1,10 +1,10 @@
 """Every private API of Inductor that capture uses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from piper.capture.torch_private import OpOverload
 
@@ -16,13 +16,60 @@ def compile_graph(
 
     `inside` maps Piper's own operators to their decompositions, so that Inductor can fuse them.
     """
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx  # takes seconds to import
     from torch._inductor.decomposition import select_decomp_table
 
     example = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    with torch.no_grad():
+    results = [node.meta["val"] for node in module.graph.output_node().args[0]]
+    sized = all(map(_has_fixed_layout, results))
+    with torch.no_grad(), config.patch(shape_padding=sized and config.shape_padding):
         found = compile_fx(module, example, decompositions={**select_decomp_table(), **inside})
-    return _taking_a_list(_without_guard(found), module)
+    kernel = _taking_a_list(_without_guard(found), module)
+    return _with_layouts(kernel, results) if sized else kernel
+
+
+def _has_fixed_layout(result: Any) -> bool:
+    return not isinstance(result, Tensor) or all(
+        isinstance(size, int) for size in (*result.shape, *result.stride())
+    )
+
+
+def _with_layouts(
+    kernel: Callable[[list[Any]], Any], like: list[Any]
+) -> Callable[[list[Any]], Any]:
+    """Results in the memory layout of the graph, which the graphs that read them rely on.
+
+    Inductor pads products on a GPU if that is faster. Of a padded one, it returns a view.
+    """
+    padded: list[int] | None = None
+
+    def call(arguments: list[Any]) -> Any:
+        nonlocal padded
+        results = kernel(arguments)
+        if padded is None:
+            pairs = enumerate(zip(results, like, strict=True))
+            padded = [k for k, (one, other) in pairs if not _is_laid_out(one, other)]
+        if padded:
+            results = list(results)
+            for k in padded:
+                results[k] = _copied(results[k], like[k].stride())
+        return results
+
+    return call
+
+
+def _is_laid_out(one: Any, like: Any) -> bool:
+    """Strides along dimensions of size 1 mean nothing."""
+    if not isinstance(one, Tensor):
+        return True
+    pairs = zip(one.shape, one.stride(), like.stride(), strict=True)
+    return not one.numel() or all(size == 1 or mine == other for size, mine, other in pairs)
+
+
+def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor)
 
 
 def _taking_a_list(
