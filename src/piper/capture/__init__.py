@@ -7,6 +7,7 @@ from piper.capture.marks.annotate import annotate
 from piper.capture.marks.tags import tag
 from piper.capture.precision import LossScale, Precision
 from piper.capture.python_state.description import described
+from piper.capture.python_state.outside import Outside
 from piper.capture.python_state.watch import Watch
 from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
 
@@ -14,6 +15,7 @@ __all__ = [
     "Captured",
     "Layers",
     "LossScale",
+    "Outside",
     "Precision",
     "Watch",
     "annotate",

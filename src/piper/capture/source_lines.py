@@ -28,6 +28,20 @@ def is_users(filename: str) -> bool:
     return "site-packages" in filename or not filename.startswith(_STDLIB)
 
 
+def is_capture(filename: str) -> bool:
+    return filename.startswith(_CAPTURE)
+
+
+def is_torchs(filename: str) -> bool:
+    return filename.startswith(_TORCH)
+
+
+def is_pythons(frame: FrameType) -> bool:
+    """Whether Python's own library is running."""
+    name = frame.f_code.co_filename
+    return name.startswith(("<frozen", _STDLIB)) and "site-packages" not in name
+
+
 def current_line() -> str:
     """The innermost line of the user's model that is running now.
 

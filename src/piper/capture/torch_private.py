@@ -269,6 +269,18 @@ def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
+GLOBAL_HOOKS = [  # those that a trace calls, too
+    (vars(nn.modules.module), "_global_forward_hooks"),
+    (vars(nn.modules.module), "_global_forward_pre_hooks"),
+]
+
+
+def has_global_hooks() -> bool:
+    """Whether autograd would call hooks of the user's on the gradients of all modules."""
+    known = nn.modules.module
+    return bool(known._global_backward_hooks or known._global_backward_pre_hooks)
+
+
 def has_hooks(owner: nn.Module | Tensor) -> bool:
     """Whether autograd would call the user's hooks on its gradients."""
     if isinstance(owner, nn.Module):
@@ -303,6 +315,19 @@ def has_effects(graph: fx.Graph) -> bool:
 def version_of(tensor: Tensor) -> int:
     """How often a tensor has been written to."""
     return tensor._version
+
+
+def memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Where its elements begin, and how many bytes later they end. No mode sees that it is asked.
+
+    Without memory that this process can read: 0 bytes.
+    """
+    with torch._C.DisableTorchFunction():
+        if not has_values(tensor) or not tensor.numel() or not tensor.untyped_storage().nbytes():
+            return 0, 0
+        last = sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))
+        readable = tensor.device.type == "cpu"
+        return tensor.data_ptr(), (last + 1) * tensor.element_size() if readable else 0
 
 
 def is_view_tensor(tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piper.capture import Captured, Watch, capture, tag_unannotated
+from piper.capture import Captured, capture, tag_unannotated
 from piper.capture.loss import LossForm, function_form, growing_outputs
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.python_state.loss_state import loss_buffers
@@ -229,10 +229,8 @@ class Job:
         return batch.part(0, self.microbatches, self.rows.microbatches(batch))
 
     def capture_anew(self, one: Batch) -> Captured:
-        made = self.captured_as(one, ())
-        if self.python_state.watch is None:
-            self.python_state.watch = Watch(self.model, self.loss_fn)
-        return made
+        make = partial(self.captured_as, one, ())
+        return self.python_state.captured(self.model, self.loss_fn, make)
 
     def captured_as(self, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:
         """For a microbatch, with these divisions."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from piper.capture import Watch
+from torch import nn
+
+from piper.capture import Captured, Outside, Watch
 
 
 @dataclass
@@ -17,3 +21,12 @@ class PythonState:
     def now(self) -> int:
         """A number for the state. It is 0 until something changes."""
         return self.agreed if self.watch is None else self.watch.now()
+
+    def captured(self, model: nn.Module, loss_fn: Any, capture: Callable[[], Captured]) -> Captured:
+        """Capture, and watch from then on what was read."""
+        outside = Outside() if self.watch is None else self.watch.outside
+        with outside.recording():
+            made = capture()
+        if self.watch is None:
+            self.watch = Watch(model, loss_fn, outside)
+        return made

@@ -1,6 +1,7 @@
 """Where code stores a name, and whether it reads it for anything but to count on."""
 
 import dis
+import sys
 from collections.abc import Iterable, Iterator
 from types import CodeType
 
@@ -8,6 +9,7 @@ from piper.capture.source_lines import short_line
 
 _STORES = {"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR"}
 _LOADS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME", "LOAD_METHOD", "LOAD_CLASSDEREF"}
+_IMPORTS = {"modules", "import_module", "__import__"}
 # What may stand between the load and the store of a counter:
 _COUNTING = {"LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "BINARY_OP", "SWAP", "COPY"}
 
@@ -30,6 +32,21 @@ def only_counts(name: str, codes: Iterable[CodeType]) -> bool:
         for code in codes
         if name in _names(code) and code.co_name != "__init__"
     )
+
+
+def imported(codes: Iterable[CodeType], package: str) -> list[str]:
+    """The modules that code in a package imports itself, or asks for by name."""
+    parts = package.split(".")
+    above = [".".join(parts[:count]) for count in range(len(parts), 0, -1) if package]
+    found: dict[str, None] = {}
+    for code in codes:
+        by_text = not _IMPORTS.isdisjoint(code.co_names)
+        asked = [one for one in code.co_consts if by_text and isinstance(one, str)]
+        for name in (*code.co_names, *asked):  # `from . import x` has an empty name
+            for one in (name, *(f"{start}.{name}".rstrip(".") for start in above)):
+                if one in sys.modules:
+                    found[one] = None
+    return list(found)
 
 
 def _is_counted(name: str, code: list[dis.Instruction]) -> bool:

@@ -1,26 +1,39 @@
 """Values that hold no others: what can be compared of them, before and after a trace."""
 
+import ctypes
+import marshal
+import pickle
 import random
 import sys
+import zlib
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import ContextVar
 from enum import Enum
 from fractions import Fraction
 from hashlib import sha256
-from itertools import count
+from itertools import chain, count
 from pathlib import PurePath
-from types import GeneratorType
+from types import GeneratorType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from piper.capture.torch_private import is_real, version_of
+from piper.capture.torch_private import is_real, memory_of, version_of
 
 Token = tuple[Any, ...]
 
 SIMPLE = (int, float, bool, str, bytes, complex, type(None))
 _PRINTED = (Enum, torch.dtype, torch.device, torch.Size, range, slice, PurePath, Fraction, count)
 SETS = (set, frozenset)
+LONG = 64  # items from which a container of nothing but simple values is one value
+_FLAT = frozenset(SIMPLE)
+WHOLE, PARTS = (
+    2**20,
+    256,
+)  # bytes of a tensor that are compared, and in how many parts of larger ones
 
 
 def token(value: Any) -> Token:
@@ -42,7 +55,16 @@ def token(value: Any) -> Token:
         return (kind.__name__, _position(value))
     if callable(value) and hasattr(value, "__qualname__"):  # a function or class of a library
         return (kind.__qualname__, str(getattr(value, "__module__", "")), value.__qualname__)
-    return _of_numpy(value) or (kind.__qualname__,)
+    if isinstance(value, ModuleType):
+        return ("module", value.__name__)
+    if isinstance(value, ContextVar):
+        return (kind.__name__, value.name, *token(value.get(None)))
+    return _of_numpy(value) or _of_python(value) or (kind.__qualname__,)
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether nothing can be compared but which object it is."""
+    return token(value) == (type(value).__qualname__,)
 
 
 def is_tensor_token(found: Token) -> bool:
@@ -58,8 +80,22 @@ def is_generator(value: Any) -> bool:
 
 def _of_tensor(value: Tensor) -> Token:
     if is_real(value):
-        return ("tensor", id(value), version_of(value))
+        return ("tensor", id(value), version_of(value), *_content(value))
     return ("traced", tuple(value.shape), value.dtype)
+
+
+def _content(value: Tensor) -> Token:
+    """Where its memory is, and a checksum: NumPy and `.data` write without a new version.
+
+    To read from a GPU waits for it, so that is left out.
+    """
+    start, size = memory_of(value)
+    if size <= WHOLE:
+        return start, zlib.crc32(ctypes.string_at(start, size))
+    part, found = WHOLE // PARTS, 0
+    for at in range(0, size - part, size // PARTS):
+        found = zlib.crc32(ctypes.string_at(start + at, part), found)
+    return start, found
 
 
 def _position(value: Iterator[Any]) -> Any:
@@ -91,3 +127,33 @@ def _of_numpy(value: Any) -> Token | None:
             repr([getattr(x, "tolist", lambda x=x: x)() for x in value.get_state()]),
         )
     return None
+
+
+def _of_python(value: Any) -> Token | None:
+    """Values of Python's own classes, such as dates and decimals, and what has raw memory."""
+    kind = type(value)
+    if str(kind.__module__).split(".")[0] not in sys.stdlib_module_names:
+        return None
+    with suppress(TypeError, ValueError, BufferError):
+        return (kind.__qualname__, sha256(memoryview(value).cast("B")).hexdigest())
+    with suppress(Exception):  # it says how to copy it, or that it cannot be copied
+        return (kind.__qualname__, sha256(pickle.dumps(value, protocol=4)).hexdigest())
+    return None
+
+
+def is_flat(value: Any) -> bool:
+    """Whether a container is long and holds nothing but numbers and texts, also in tuples."""
+    if type(value) not in (list, tuple, dict, deque) or len(value) < LONG:
+        return False
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    kinds = set(map(type, items))
+    if tuple in kinds:
+        inner = chain.from_iterable(one for one in items if type(one) is tuple)
+        kinds = kinds - {tuple} | set(map(type, inner))
+    return kinds <= _FLAT
+
+
+def of_flat(value: Any) -> Token:
+    """A long list of 100,000 numbers has one token, not 100,000."""
+    plain = list(value) if isinstance(value, deque) else value
+    return (type(value).__name__, len(value), sha256(marshal.dumps(plain, 2)).hexdigest())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from piper.capture.python_state.places import Root
 from piper.capture.python_state.reach import Reach, reach_of
 from piper.capture.python_state.snapshot import Change
-from piper.capture.torch_private import own_buffers
+from piper.capture.torch_private import GLOBAL_HOOKS, own_buffers
 
 Loss = Callable[[Any, Any], Tensor]
 OWNER = "(loss)"  # no module of a model can have this name
@@ -25,6 +25,7 @@ def loss_buffers(loss_fn: Any) -> dict[str, Tensor]:
 def reach_of_both(model: nn.Module, loss_fn: Any) -> Reach:
     """What can be reached from a model and a loss, with the buffers of the loss."""
     reach = reach_of(("model", model), ("loss_fn", loss_fn))
+    reach.roots += [Root(scope, name, name, ()) for scope, name in GLOBAL_HOOKS]
     for path, module in loss_fn.named_modules() if isinstance(loss_fn, nn.Module) else ():
         held = own_buffers(module)
         reach.roots += [Root(held, name, f"loss_fn.{path}.{name}", (name,)) for name in held]

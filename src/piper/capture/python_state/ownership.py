@@ -8,7 +8,8 @@ from typing import Any
 from piper.capture.source_lines import is_users
 
 # Of Python's own classes, those that hold what a program puts into them.
-_HOLDERS = {"argparse", "collections", "dataclasses", "functools", "queue", "types", "weakref"}
+_HOLDERS = {"argparse", "collections", "dataclasses", "functools", "multiprocessing", "queue",
+            "types", "weakref"}  # fmt: skip
 
 
 def is_own_function(value: Any) -> bool:
@@ -57,12 +58,16 @@ def is_own_module(module: ModuleType) -> bool:
     root, *rest = str(getattr(module, "__name__", "")).split(".")
     if root == "torch" or (root == "piper" and rest[:1] != ["models"]):
         return False
+    if getattr(module, "__spec__", None) is None and not hasattr(module, "__file__"):
+        return root not in sys.builtin_module_names  # made by hand, or typed in at a prompt
     return is_own_file(getattr(module, "__file__", None) or "site-packages")
 
 
 def is_walked(cls: type) -> bool:
     """Whether the fields of an object are looked at, one by one."""
-    return is_users_class(cls) or str(cls.__module__).split(".")[0] in _HOLDERS
+    module = str(cls.__module__)
+    known = module.split(".")[0] in _HOLDERS or module.startswith("torch.distributions.")
+    return is_users_class(cls) or known
 
 
 def is_read_by_name(cls: type) -> bool:

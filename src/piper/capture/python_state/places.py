@@ -1,6 +1,6 @@
 """Where values are kept: attributes, items, variables of closures, globals, class attributes."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from piper.capture.python_state.leaves import SIMPLE, Token, is_generator, token
+from piper.capture.python_state.leaves import SIMPLE, Token, is_flat, is_generator, of_flat, token
 from piper.capture.python_state.ownership import (
     is_own_class,
     is_own_function,
@@ -19,7 +19,8 @@ from piper.capture.python_state.ownership import (
 from piper.capture.torch_private import own_modules
 
 MOST = 2_000_000  # places that are looked at: an endless structure must not stop a capture
-_OF_TORCH = frozenset(vars(nn.Module())) - {"training", "_forward_hooks", "_forward_pre_hooks"}
+_HOOKS = {"_forward_hooks", "_forward_pre_hooks"}  # torch calls them
+_OF_TORCH = frozenset(vars(nn.Module())) - {"training", *_HOOKS}
 _OF_CLASSES = {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__slots__",
                "__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__",
                "__dataclass_params__", "__match_args__", "__hash__", "__static_attributes__",
@@ -72,6 +73,8 @@ class Walk:
             if is_leaf(value) or id(value) in self.seen:
                 continue
             self.seen[id(value)] = place
+            if is_flat(value):
+                continue
             if isinstance(value, type | FunctionType | nn.Module) or is_own_class(type(value)):
                 self.met.append(value)
             stack.extend(reversed([below(place, key, inner) for key, inner in contents(value)]))
@@ -84,11 +87,15 @@ def holder_token(value: Any) -> Token:
             return ("function", value.__code__)
         case type():
             return ("class", value.__module__, value.__qualname__)
+        case _ if is_flat(value):
+            return of_flat(value)
     return ("holder", type(value).__qualname__)
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
     """What a value holds, but for Piper's own functions."""
+    if is_flat(value):
+        return children(value)
     return [(key, inner) for key, inner in children(value) if not is_pipers(inner)]
 
 
@@ -109,7 +116,7 @@ def is_leaf(value: Any) -> bool:
 
 
 _HOLDING = (nn.Module, dict, list, tuple, deque, CellType, MethodType, partial, staticmethod,
-            classmethod)  # fmt: skip
+            classmethod, property)  # fmt: skip
 
 
 def _has_fields(value: Any) -> bool:
@@ -127,7 +134,7 @@ def children(value: Any) -> list[tuple[Any, Any]]:
             own = [(key, one) for key, one in vars(value).items() if not _is_internal(key)]
             return [*own, *own_modules(value).items()]
         case dict():
-            return list(dict.items(value)) + (_fields(value) if type(value) is not dict else [])
+            return items_of(value) + (_fields(value) if type(value) is not dict else [])
         case list() | tuple() | deque():
             items = list(enumerate(_base(value).__iter__(value)))
             return items + (_fields(value) if type(value) is not _base(value) else [])
@@ -141,9 +148,16 @@ def children(value: Any) -> list[tuple[Any, Any]]:
             return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
         case staticmethod() | classmethod():
             return [("__func__", value.__func__)]
+        case property():
+            return [("fget", value.fget), ("fset", value.fset), ("fdel", value.fdel)]
         case type():
             return [(key, one) for key, one in vars(value).items() if key not in _OF_CLASSES]
     return _fields(value)
+
+
+def items_of(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """In their order. What a subclass overrides may do anything."""
+    return list((OrderedDict if isinstance(value, OrderedDict) else dict).items(value))
 
 
 def _base(value: Any) -> Any:
@@ -168,8 +182,7 @@ def _of_function(function: FunctionType) -> list[tuple[Any, Any]]:
     defaults = function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
     held = [*zip(positional, defaults, strict=True), *(function.__kwdefaults__ or {}).items()]
-    changeable = [(name, value) for name, value in held if not is_leaf(value)]
-    return [*cells, *changeable, *vars(function).items()]
+    return [*cells, *held, *vars(function).items()]
 
 
 def _fields(value: Any) -> list[tuple[Any, Any]]:
@@ -182,6 +195,9 @@ def _fields(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+_WRAPPERS = (CellType, MethodType, partial, staticmethod, classmethod, property)
+
+
 def below(place: Place, key: Any, value: Any) -> Place:
     """A place inside what another place holds."""
     holder = place.value
@@ -189,7 +205,7 @@ def below(place: Place, key: Any, value: Any) -> Place:
         return Place(holder, key, f"{place.path}[{key!r}]", place.names, value)
     if isinstance(holder, dict):
         return Place(holder, key, f"{place.path}[{key!r}]", place.names, value)
-    if isinstance(holder, CellType | MethodType | partial | staticmethod | classmethod):
+    if isinstance(holder, _WRAPPERS):
         return Place(holder, key, place.path, place.names, value)
     if isinstance(holder, FunctionType):
         return Place(holder, key, f"{key} in {holder.__qualname__}", (key,), value)
@@ -203,7 +219,7 @@ def below(place: Place, key: Any, value: Any) -> Place:
 
 def _names_in(module: nn.Module, key: str) -> tuple[str, ...]:
     """Modules of torch and of libraries are assumed to read all of their attributes."""
-    return (key,) if is_own_class(type(module)) else ()
+    return (key,) if is_own_class(type(module)) and key not in _HOOKS else ()
 
 
 ABSENT = object()
@@ -213,6 +229,8 @@ def get(container: Any, key: Any) -> Any:
     """What is at a key now, or ABSENT."""
     if isinstance(container, dict):
         return container.get(key, ABSENT)
+    if isinstance(container, type):
+        return vars(container).get(key, ABSENT)
     return next((value for name, value in children(container) if name == key), ABSENT)
 
 
@@ -229,7 +247,7 @@ def put(container: Any, key: Any, value: Any) -> None:
             container[key] = value
         case FunctionType() if key not in vars(container):
             return
-        case tuple() | MethodType() | partial() | staticmethod() | classmethod():
+        case tuple() | MethodType() | partial() | staticmethod() | classmethod() | property():
             return
         case _ if value is ABSENT:
             delattr(container, key)

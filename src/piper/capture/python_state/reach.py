@@ -1,5 +1,6 @@
 """Which code can run in a forward, and which globals it names."""
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from piper.capture.python_state.code_search import imported
 from piper.capture.python_state.ownership import (
     codes_of,
     file_of,
@@ -16,7 +18,7 @@ from piper.capture.python_state.ownership import (
     is_own_module,
     is_users_class,
 )
-from piper.capture.python_state.places import Place, Root, Walk
+from piper.capture.python_state.places import Place, Root, Walk, get
 
 _READ_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "__getattribute__", "attrgetter",
                  "setattr", "delattr", "globals", "__getattr__"}  # fmt: skip
@@ -33,10 +35,18 @@ class Reach:
 
     def reads(self, names: Iterable[str]) -> bool:
         """Whether some code reads all of these names, directly or by a text with a part of one."""
-        return all(name in self.names or self._is_built(name) for name in names)
+        return all(
+            name in self.names or _is_called_by_itself(name) or self._is_built(name)
+            for name in names
+        )
 
     def _is_built(self, name: str) -> bool:
         return any(text in name for text in self.texts)
+
+
+def _is_called_by_itself(name: str) -> bool:
+    """Methods that torch and Python call, though no code of the user names them."""
+    return name in ("forward", "_call_impl") or (name.startswith("__") and name.endswith("__"))
 
 
 class _Search:
@@ -92,7 +102,7 @@ class _Search:
             for name, value in list(vars(base).items()):
                 for function in _functions(value):
                     self.methods.setdefault(name, []).append(function)
-                    if name in self.reach.names or name.startswith("__") or name == "forward":
+                    if name in self.reach.names or _is_called_by_itself(name):
                         self.enqueue(function)
 
     def enqueue(self, function: FunctionType) -> None:
@@ -141,18 +151,43 @@ def _functions(value: Any) -> Iterator[FunctionType]:
 
 def _globals(function: FunctionType) -> Iterator[Root]:
     """The globals that a function names, and what it names of the user's modules."""
-    scope = function.__globals__
-    names = sorted({name for code in codes_of(function.__code__) for name in code.co_names})
+    codes, scope = codes_of(function.__code__), function.__globals__
+    names = sorted({name for code in codes for name in code.co_names})
+    seen = {id(scope)}
     for name in names:
-        if name not in scope:
-            continue
-        value = scope[name]
-        if not isinstance(value, ModuleType):
-            yield Root(scope, name, name, (name,))
-        elif is_own_module(value):
-            for inner in names:
-                if inner in vars(value):
-                    yield Root(vars(value), inner, f"{name}.{inner}", (inner,))
+        if name in scope:
+            yield from _named(scope, name, name, names, seen)
+    for name, module in _modules_inside(function, codes):
+        yield from _of_module(module, name, names, seen)
+
+
+def _modules_inside(
+    function: FunctionType, codes: list[CodeType]
+) -> Iterator[tuple[str, ModuleType]]:
+    """Modules that are no globals: those of closures, and those that the function imports."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    held = {name: get(cell, "cell_contents") for name, cell in cells}
+    package = function.__globals__.get("__package__") or ""
+    held |= {name: sys.modules[name] for name in imported(codes, package)}
+    return ((name, value) for name, value in held.items() if isinstance(value, ModuleType))
+
+
+def _named(
+    scope: dict[str, Any], name: str, path: str, names: list[str], seen: set[int]
+) -> Iterator[Root]:
+    """What a name holds. Of a module, only what is named of it."""
+    yield Root(scope, name, path, (name,))
+    if isinstance(value := scope[name], ModuleType):
+        yield from _of_module(value, path, names, seen)
+
+
+def _of_module(module: ModuleType, path: str, names: list[str], seen: set[int]) -> Iterator[Root]:
+    scope = vars(module)
+    if is_own_module(module) and id(scope) not in seen:
+        seen.add(id(scope))
+        for inner in names:
+            if inner in scope:
+                yield from _named(scope, inner, f"{path}.{inner}", names, seen)
 
 
 def places(reach: Reach, walk: Walk | None = None) -> Iterator[Place]:

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from piper.capture.python_state.leaves import Token, is_tensor_token, token
-from piper.capture.python_state.places import ABSENT, Place, Walk, contents, get, is_leaf, put
+from piper.capture.python_state.places import (
+    ABSENT,
+    Place,
+    Walk,
+    contents,
+    get,
+    is_leaf,
+    items_of,
+    put,
+)
 from piper.capture.python_state.reach import Reach
 
 Key = tuple[str, int]  # a path, and a number: closures may have the same names
@@ -33,10 +42,13 @@ class Snapshot:
         walk, again = Walk(), Counter[str]()
         self.tokens: dict[Key, Token] = {}
         self.places: dict[Key, Place] = {}
+        self.orders: dict[Key, list[Any]] = {}  # the keys of dicts
         for place in walk.of(reach.roots):
             key = place.path, again[place.path]
             again[place.path] += 1
             self.tokens[key], self.places[key] = place.token, place
+            if isinstance(place.value, dict):
+                self.orders[key] = [key for key, _ in items_of(place.value)]
         self.holders = [(one, contents(one.value)) for one in walk.seen.values()]
         self.roots = [(root, get(root.container, root.key)) for root in reach.roots]
 
@@ -45,6 +57,19 @@ class Snapshot:
         for key in {**self.tokens, **after.tokens}:
             if self.tokens.get(key) != after.tokens.get(key):
                 yield Change(self.places.get(key), after.places.get(key))
+
+    def reordered(self, after: "Snapshot") -> Iterator[Place]:
+        """Dicts with the same keys in another order."""
+        for key, order in self.orders.items():
+            now = after.orders.get(key, order)
+            if now != order and {*map(id, now)} == {*map(id, order)}:
+                yield after.places[key]
+
+    def same_tokens(self, after: "Snapshot") -> Iterator[tuple[Place, Place]]:
+        """Places of which nothing seems to differ, in both."""
+        for key, one in self.tokens.items():
+            if after.tokens.get(key) == one:
+                yield self.places[key], after.places[key]
 
     def traced(self) -> list[Place]:
         """The places that hold tensors of a trace, which end with it."""

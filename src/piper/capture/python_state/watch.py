@@ -2,19 +2,21 @@
 
 import hashlib
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import is_, itemgetter
-from types import CellType, MethodType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from torch import nn
 
 from piper.capture.python_state.description import text_of
-from piper.capture.python_state.leaves import SIMPLE, token
+from piper.capture.python_state.leaves import SIMPLE, is_opaque, token
+from piper.capture.python_state.library import replaceable
 from piper.capture.python_state.loss_state import reach_of_both
+from piper.capture.python_state.outside import Outside
 from piper.capture.python_state.places import Place, below, children, get, is_leaf
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Snapshot
@@ -26,22 +28,28 @@ WARNED, MOST = 4, 64  # different states, each with its own program
 
 MODE = "training"  # of modules: a kind of batch has it already
 
+_FIXED = (*SIMPLE, type, FunctionType, BuiltinFunctionType, ModuleType)  # and replaced as a whole
+
 State = int  # 0: as at the first capture; another number for each other state
 
 
 class Watch:
     """The state of a model and its loss function. Cheap to ask if nothing has changed."""
 
-    def __init__(self, model: nn.Module, loss_fn: Any) -> None:
+    def __init__(self, model: nn.Module, loss_fn: Any, outside: Outside | None = None) -> None:
         self.given = model, loss_fn
         self.reach = reach_of_both(*self.given)
         self.first = Snapshot(self.reach)
         self.state: State = 0
         self.known: set[State] = {0}
+        self.library = replaceable(model, self.reach)
+        self.opaque: list[Any] = []  # objects of which only the identity is known
+        self.outside = outside or Outside()
         self.look(self.first)
 
     def look(self, now: Snapshot) -> None:
         """Remember what each container holds, by identity."""
+        self.before = self.elsewhere()
         self.roots = [(root.container, root.key, value) for root, value in now.roots]
         self.held = [
             held
@@ -52,7 +60,7 @@ class Watch:
             (place.value, now.tokens[key])
             for key, place in now.places.items()
             if is_leaf(place.value)
-            and type(place.value) not in SIMPLE
+            and type(place.value) not in _FIXED
             and self.reach.reads(place.names)
         ]
 
@@ -70,15 +78,17 @@ class Watch:
             all(get(container, key) is value for container, key, value in self.roots)
             and all(one.is_as_before() for one in self.held)
             and all(token(leaf) == before for leaf, before in self.leaves)
+            and self.elsewhere() == self.before
         )
+
+    def elsewhere(self) -> list[tuple[str, str]]:
+        """What differs from the first capture in libraries, and outside of the program."""
+        replaced = (one for one in self.library if not one.is_as_before())
+        return [*(each for one in replaced for each in one.changes()), *self.outside.changes()]
 
     def number(self, current: Snapshot) -> State:
         """The same number for the same state, in every process."""
-        changed = {
-            change.place.path: "absent" if change.after is None else text_of(change.after.value)
-            for change in self.first.changes(current)
-            if change.place.key != MODE and self.reach.reads(change.place.names)
-        }
+        changed = dict(self.changes(current))
         if not changed:
             return 0
         number = int(hashlib.sha256(repr(sorted(changed.items())).encode()).hexdigest()[:12], 16)
@@ -86,6 +96,27 @@ class Watch:
             self.known.add(number)
             self.report(", ".join(list(changed)[:3]))
         return number
+
+    def changes(self, current: Snapshot) -> Iterator[tuple[str, str]]:
+        """What differs from the first state, by path, as text."""
+        for change in self.first.changes(current):
+            if change.place.key != MODE and self.reach.reads(change.place.names):
+                after = change.after
+                yield change.place.path, "absent" if after is None else text_of(after.value)
+        for place in self.first.reordered(current):
+            yield place.path, repr([token(key) for key in place.value])
+        for before, now in self.first.same_tokens(current):
+            other = before.value is not now.value and is_leaf(now.value)
+            if other and is_opaque(now.value):
+                yield now.path, self.named(now.value)
+        yield from self.elsewhere()
+
+    def named(self, value: Any) -> str:
+        """An object of which nothing can be compared: a number for each."""
+        if not any(one is value for one in self.opaque):
+            self.opaque.append(value)
+        number = next(at for at, one in enumerate(self.opaque) if one is value)
+        return f"{type(value).__qualname__} {number}"
 
     def report(self, changed: str) -> None:
         LOG.info("%s changed: the model is captured anew", changed)
@@ -122,8 +153,12 @@ def held_by(place: Place, reach: Reach) -> Held | None:
     match holder:
         case list() | deque():
             return _held(partial(len, holder), holder.__iter__)
+        case FunctionType():
+            return _held(lambda: 0, partial(_of_function, holder))
         case CellType():
             return _held(lambda: 1, lambda: (get(holder, "cell_contents"),))
+        case OrderedDict():
+            return _held(partial(len, holder), partial(OrderedDict.values, holder))
         case dict():
             return _held(partial(len, holder), partial(dict.values, holder))
         case nn.Module():
@@ -131,12 +166,13 @@ def held_by(place: Place, reach: Reach) -> Held | None:
             fields = _of_fields(vars(holder), place, reach)
             return _held(
                 lambda: children_.size() + fields.size(),
-                lambda: (*children_.values(), *fields.values()),
+                lambda: (type(holder), *children_.values(), *fields.values()),
             )
         case type():
             return _held(lambda: len(vars(holder)), lambda: vars(holder).values())
         case _ if hasattr(holder, "__dict__"):
-            return _of_fields(vars(holder), place, reach)
+            fields = _of_fields(vars(holder), place, reach)
+            return _held(fields.size, lambda: (type(holder), *fields.values()))
         case tuple() | MethodType() | partial():
             return None
     return _held(lambda: 0, lambda: [value for _, value in children(holder)])
@@ -144,6 +180,13 @@ def held_by(place: Place, reach: Reach) -> Held | None:
 
 def _held(size: Callable[[], int], values: Callable[[], Iterable[Any]]) -> Held:
     return Held(size, values, size(), tuple(values()))
+
+
+def _of_function(function: FunctionType) -> tuple[Any, ...]:
+    """What somebody may replace in it. Its closure has cells, which are looked at by themselves."""
+    named = function.__kwdefaults__ or {}
+    own = vars(function)
+    return function.__code__, *(function.__defaults__ or ()), *named.values(), *own.values()
 
 
 def _of_fields(fields: dict[str, Any], place: Place, reach: Reach) -> Held:

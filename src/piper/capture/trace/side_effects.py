@@ -16,6 +16,7 @@ from piper.capture.fx_nodes import line
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
     constant_of,
+    has_global_hooks,
     has_hooks,
     inside_trace,
     is_compiled,
@@ -30,6 +31,8 @@ from piper.capture.torch_private import (
 
 def refuse_hooks(model: nn.Module) -> None:
     """Explicit backward graphs never call hooks on gradients."""
+    if has_global_hooks():
+        raise refusals.gradient_hook("torch.nn.modules.module")
     for name, parameter in model.named_parameters():
         if has_hooks(parameter):
             raise refusals.gradient_hook(f"parameter {name}")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 
-from piper.capture.torch_private import has_hooks, own_tensors, version_of
+from piper.capture.torch_private import has_global_hooks, has_hooks, own_tensors, version_of
 from piper.capture.trace.side_effects import refuse_hooks
 from piper.errors import InputError
 from piper.job.processes.consistency import Digests, digest, digests, sample
@@ -83,7 +83,8 @@ class ModelWrites:
     def refuse(self, model: torch.nn.Module) -> None:
         """Refuse a write that training would not see."""
         now = self.tensors()
-        if any(map(has_hooks, [*self.modules, *(one for one in now if one is not None)])):
+        owners = [*self.modules, *(one for one in now if one is not None)]
+        if has_global_hooks() or any(map(has_hooks, owners)):
             refuse_hooks(model)
         same = len(now) == len(self.held) and all(map(same_tensor, now, self.held))
         if same and [*map(version, now)] == self.versions and not is_due(now, self.stepped):
