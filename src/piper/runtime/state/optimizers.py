@@ -58,9 +58,14 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
     refuse_other_parameters(optimizer, named)
     refuse_hooks(optimizer, named)
     refuse_joint(make, optimizer, named)
-    for group in optimizer.param_groups:  # one tensor for several optimizers would change for all
-        group.update({k: v.clone() for k, v in group.items() if isinstance(v, torch.Tensor)})
+    own_tensors(optimizer)
     return optimizer
+
+
+def own_tensors(optimizer: torch.optim.Optimizer) -> None:
+    """One tensor for several optimizers, such as a rate, would change for all."""
+    for group in optimizer.param_groups:
+        group.update({k: v.clone() for k, v in group.items() if isinstance(v, torch.Tensor)})
 
 
 def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRScheduler:
@@ -217,7 +222,11 @@ def refuse_kept(wholes: Named) -> None:
 
 def is_elementwise(kind: type) -> bool:
     """Whether it is one of torch's that treat every element by itself."""
-    return kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
+    return is_torchs(kind) and kind.__name__ in ELEMENTWISE
+
+
+def is_torchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.optim")
 
 
 def refuse_whole_tensors(optimizer: torch.optim.Optimizer) -> None:

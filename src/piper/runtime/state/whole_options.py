@@ -1,0 +1,150 @@
+"""Options that an optimizer's function gives by position or number, which buckets would change.
+
+The function is called once for each bucket of parameters. It must give every parameter what it
+gives if it gets all of them at once, as in a plain loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from piper.errors import StrategyError
+from piper.runtime.state.optimizers import (
+    MakeOptimizer,
+    MakeScheduler,
+    forward,
+    is_torchs,
+    own_tensors,
+)
+from piper.runtime.state.parameter_groups import WithoutDecay
+
+STEPS = 6  # of schedulers that are compared
+Options = dict[str, Any]  # of a group, without its parameters
+Named = list[tuple[str, torch.nn.Parameter]]
+
+
+def refuse_options_by_position(
+    make: MakeOptimizer,
+    schedule: MakeScheduler | None,
+    parameters: Mapping[str, torch.Tensor],
+    buckets: Sequence[Sequence[str]],
+) -> None:
+    """Compare what parameters get in a call with all of them, and in one for each bucket."""
+    if len(buckets) < 2 or (schedule is None and is_plain(make)):
+        return
+    try:
+        whole = options_over_time(make, schedule, named_like(parameters, parameters))
+    except Exception:  # the calls that count fail as well, or need more than shapes
+        return
+    for names in buckets:
+        found = options_of_bucket(make, schedule, named_like(parameters, names))
+        for step, (now, wanted) in enumerate(zip(found, whole, strict=True)):
+            for name in names:
+                if not same(now.get(name), wanted.get(name)):
+                    raise different(name, now.get(name), wanted.get(name), step)
+
+
+def is_plain(make: Any) -> bool:
+    """Whether it is one of torch's optimizers, with the same options for all parameters."""
+    inner = make.make if isinstance(make, WithoutDecay) else make
+    kind = inner.func if isinstance(inner, partial) else inner
+    return isinstance(kind, type) and is_torchs(kind)
+
+
+def named_like(parameters: Mapping[str, torch.Tensor], names: Iterable[str]) -> Named:
+    """Parameters of these shapes and types, in the order of the model, that need no memory."""
+    chosen = set(names)
+    return [
+        (name, torch.nn.Parameter(torch.zeros((), dtype=one.dtype).expand(one.shape)))
+        for name, one in parameters.items()
+        if name in chosen
+    ]
+
+
+def options_of_bucket(
+    make: MakeOptimizer, schedule: MakeScheduler | None, named: Named
+) -> list[dict[str, Options]]:
+    try:
+        return options_over_time(make, schedule, named)
+    except Exception as error:
+        raise refused(
+            f"it works with all parameters at once, but not with {named[0][0]} and others of its "
+            f"bucket: {error}"
+        ) from error
+
+
+def options_over_time(
+    make: MakeOptimizer, schedule: MakeScheduler | None, named: Named
+) -> list[dict[str, Options]]:
+    """What each parameter has at first, and after each of a few steps."""
+    with torch.enable_grad():
+        optimizer = make(list(named))
+    own_tensors(optimizer)
+    found = [options_by_name(optimizer, named)]
+    if schedule is not None:
+        scheduler = schedule(optimizer)
+        for _ in range(STEPS):
+            found.append(options_by_name(optimizer, named))
+            forward(scheduler, 1)
+    return found
+
+
+def options_by_name(optimizer: torch.optim.Optimizer, named: Named) -> dict[str, Options]:
+    names = {id(parameter): name for name, parameter in named}
+    return {
+        names.get(id(parameter), ""): options_of(group)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def options_of(group: Mapping[str, Any]) -> Options:
+    """
+    >>> options_of({"params": [], "lr": torch.tensor(0.5), "betas": (0.9, 0.99)})
+    {'lr': 0.5, 'betas': (0.9, 0.99)}
+    """
+    return {
+        key: value.tolist() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key not in ("params", "param_names")
+    }
+
+
+def same(one: Options | None, other: Options | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return not any(differing(one, other))
+
+
+def differing(one: Options, other: Options) -> Iterator[str]:
+    """The options that differ. Functions and objects are made anew in each call."""
+    plain = (bool, int, float, complex, str, tuple, list, type(None))
+    for key in {**one, **other}:
+        a, b = one.get(key), other.get(key)
+        if isinstance(a, plain) and isinstance(b, plain) and a != b:
+            yield key
+
+
+def different(name: str, now: Options | None, whole: Options | None, step: int) -> StrategyError:
+    if now is None or whole is None:
+        trained = "trains it only" if whole is None else "leaves it out"
+        return refused(f"it {trained} if it gets {name} with the parameters of its bucket")
+    key = next(differing(now, whole))
+    return refused(
+        f"it gives {name} {key}={whole.get(key)} among all parameters, and {key}={now.get(key)} "
+        f"among those of its bucket" + (f" after {step - 1} steps" if step > 1 else ""),
+        "lr_scheduler" if step else "optimizer",
+    )
+
+
+def refused(what: str, argument: str = "optimizer") -> StrategyError:
+    return StrategyError.of(
+        argument,
+        f"{what}: it is called once for each bucket of parameters",
+        "choose options by the name and shape of a parameter, not by its position or by how many "
+        "there are; or compute these before, from model.named_parameters()",
+    )
