@@ -23,6 +23,7 @@ from piper.job.memory.memory_check import worth_showing
 from piper.job.memory.memory_limit import GIB, MemoryLimit, optimizer_state
 from piper.job.memory.zero_choice import fewest_messages_that_fit
 from piper.job.options import Options
+from piper.runtime.comm.shared_gpu.shared_rows import group_bytes
 from piper.strategies import BUILDERS, one_f_one_b
 from piper.view.reports.memory_table import MemoryRow
 
@@ -247,3 +248,18 @@ def test_an_amount_of_memory_is_a_number_above_zero() -> None:
 )
 def test_the_size_of_an_optimizer(make, size: float) -> None:
     assert optimizer_state(make) == size
+
+
+def test_processes_that_share_a_gpu_set_memory_aside_for_messages(job: Job, example: Batch) -> None:
+    """1F1B: a stage receives one tensor at a time from its neighbour, of 256 rows in float64."""
+    _, compiled = job.compile(example)
+    alone, shared = (MemoryLimit(0, shared=(links, links)) for links in (False, True))
+
+    more = {
+        device: shared.peaks(compiled)[device] - peak
+        for device, peak in alone.peaks(compiled).items()
+    }
+
+    assert set(more) == {0, 1}
+    assert all(size % (256 * WIDTH * 8) == 0 and size > 0 for size in more.values()), more
+    assert group_bytes(("ep", (0, 1, 2, 3)), 4096) == 4 * 2 * 2048  # members, slots, twice a share

@@ -10,7 +10,12 @@ import torch
 from piper.errors import InputError
 from piper.job.compile.compiler import Compiled
 from piper.names import Device
+from piper.plan.analyse.mailbox_sizes import mailbox_sizes
 from piper.plan.analyse.memory import peak
+from piper.plan.analyse.required_communicators import token_bytes
+from piper.plan.instructions import Plan
+from piper.runtime.comm.shared_gpu.mailboxes import are_used
+from piper.runtime.comm.shared_gpu.shared_rows import group_bytes
 from piper.runtime.hardware import gpu_memory
 from piper.runtime.state.optimizers import MakeOptimizer
 
@@ -27,6 +32,7 @@ class MemoryLimit:
     is_given: bool = True  # by the user, so that a strategy that needs more is an error
     optimizer: float = ADAM  # size of its state, in multiples of the parameters
     staging: int = 1  # whole gradients that a reduce-scatter copies: gloo 1, NCCL 0
+    shared: tuple[bool, bool] = (False, False)  # links, token all-to-alls: whether through memory
 
     @property
     def usable(self) -> int:
@@ -37,7 +43,19 @@ class MemoryLimit:
         """The peak of each device, or of one device of each role."""
         dag, first = compiled.dag, set(compiled.roles.of.values())
         plans = [plan for plan in compiled.plans if plan.device in first]
-        return {plan.device: peak(dag, plan, self.optimizer, self.staging).total for plan in plans}
+        rest = self.optimizer, self.staging
+        return {
+            plan.device: peak(dag, plan, *rest).total + self.message_memory(plan) for plan in plans
+        }
+
+    def message_memory(self, plan: Plan) -> int:
+        """What processes that share a GPU set aside for messages of others."""
+        links, tokens = self.shared
+        boxes = mailbox_sizes(plan).values() if links else ()
+        groups = token_bytes(plan).items() if tokens else ()
+        return sum(box.slots * box.slot_bytes for box in boxes) + sum(
+            group_bytes(team, size) for team, size in groups
+        )
 
 
 def memory_limit(
@@ -46,10 +64,11 @@ def memory_limit(
     """The smallest limit that the user gave in GiB, or else the memory of a GPU."""
     wanted = [gib for gib in given if gib is not None]
     staging = 0 if device.type == "cuda" else 1
+    shared = are_used(), are_used(for_tokens=True)
     if wanted:
-        return MemoryLimit(int(min(wanted) * GIB), True, optimizer(), staging)
+        return MemoryLimit(int(min(wanted) * GIB), True, optimizer(), staging, shared)
     found = gpu_memory(device)
-    return MemoryLimit(found, False, optimizer(), staging) if found else None
+    return MemoryLimit(found, False, optimizer(), staging, shared) if found else None
 
 
 def require_limit(limit: MemoryLimit | None) -> MemoryLimit:

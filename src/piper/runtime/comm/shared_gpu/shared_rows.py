@@ -116,7 +116,7 @@ class SharedGroups:
         """New memory of this member, unless what there is suffices."""
         if not size or (team in self.groups and self.groups[team].slot_bytes >= size):
             return None
-        count = len(team[1]) * SLOTS * size
+        count = in_all(team, size)
         memory = torch.zeros(count, dtype=torch.uint8, device=self.device)
         return memory.view(len(team[1]), SLOTS, size)
 
@@ -145,6 +145,16 @@ def opened(team: Team, mine: torch.Tensor, offers: Iterable[Offer]) -> SharedRow
 def slot_bytes(team: Team, size: int) -> int:
     """Room for twice the rows of an even spread. More than all rows never go to one member."""
     return padded(min(size, -(-2 * size // len(team[1]))))
+
+
+def in_all(team: Team, slot: int) -> int:
+    """Bytes that one member shares: slots for each member."""
+    return len(team[1]) * SLOTS * slot
+
+
+def group_bytes(team: Team, size: int) -> int:
+    """The same, if a member sends so many bytes of rows at once."""
+    return in_all(team, slot_bytes(team, size))
 
 
 def agreed(mine: Mapping[Team, int]) -> list[tuple[Team, int]]:
