@@ -75,6 +75,41 @@ def test_a_module_that_comes_later_is_looked_at(monkeypatch: pytest.MonkeyPatch)
     assert later.table not in function_caches()
 
 
+def test_one_inside_another_forgets_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And finds modules that are new inside, though the outer one has looked already."""
+    later, looks = ModuleType("later"), list[int]()
+    later.__file__, later.table = __file__, functools.cache(torch.zeros)  # type: ignore[attr-defined]
+    look = look_at_all(monkeypatch, looks)
+    weights.cache_clear()
+
+    with forgetting():
+        for rows in (1, 2):
+            with forgetting():
+                weights(rows)
+            assert weights.cache_info().currsize == 0
+        assert len(looks) == 1
+        with forgetting():
+            monkeypatch.setitem(sys.modules, "later", later)
+            later.table(3)
+        assert later.table.cache_info().currsize == 0
+        weights(3)
+    assert weights.cache_info().currsize == 0 and len(looks) == 3
+    with forgetting():
+        assert later.table in look() and len(looks) == 5
+
+
+def look_at_all(monkeypatch: pytest.MonkeyPatch, looks: list[int]) -> Any:
+    """All modules are looked at, and how often is counted."""
+    plain = function_caches
+
+    def counted() -> list[Any]:
+        looks.append(1)
+        return plain()
+
+    monkeypatch.setattr("piper.capture.python_state.function_caches.function_caches", counted)
+    return counted
+
+
 def test_what_piper_remembers_is_not_the_users() -> None:
     """Also where Piper lies in a folder of the user, as it does here."""
     rooms = {one.__module__.split(".")[1] for one in function_caches() if is_pipers(one)}

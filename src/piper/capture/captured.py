@@ -20,6 +20,7 @@ from piper.capture.graphs.division.divide import divided
 from piper.capture.kernels.callables import Kernels, RegionCode
 from piper.capture.loss import LossForm, meeting_rows, model_form
 from piper.capture.precision import Precision
+from piper.capture.python_state.function_caches import forgetting
 from piper.capture.regions.cut import Chunk, cut
 from piper.capture.trace.arguments.inputs import Inputs, spec_of
 from piper.capture.trace.arguments.outputs import Output
@@ -111,6 +112,7 @@ def uncollected() -> Iterator[None]:
 
 
 @uncollected()
+@forgetting()
 def capture(
     model: nn.Module,
     loss_fn: Loss | None,

@@ -73,6 +73,7 @@ def model_form(traced: Traced, own: bool) -> LossForm:
     return found or _unproved(traced)
 
 
+@forgetting()
 def function_form(
     loss_fn: Callable[..., Any],
     output: Output,

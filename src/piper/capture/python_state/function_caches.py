@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,17 +18,44 @@ _SEEN: list[Any] = []  # modules, as they were at the last look
 _OWN: list[ModuleType] = []  # those of the user among them
 
 
+@dataclass
+class Found:
+    """The caches that were found, and how many modules there were then."""
+
+    caches: list[Any]
+    modules: int
+
+    @staticmethod
+    def now() -> "Found":
+        return Found(function_caches(), len(sys.modules))
+
+
+_OPEN: list[Found] = []  # by the outermost `forgetting`
+
+
 @contextmanager
-def forgetting(known: list[Any] | None = None) -> Iterator[None]:
-    """What functions remember inside is forgotten at the end. `known`: no others are there."""
-    first = function_caches() if known is None else known
-    before = {id(one): one.cache_info().misses for one in first}
+def forgetting() -> Iterator[None]:
+    """What functions remember inside is forgotten at the end.
+
+    All modules are looked at by the outermost one, and by those inside if there are new modules.
+    """
+    outermost, first = not _OPEN, known()
+    _OPEN[:] = [first]
+    before = {id(one): one.cache_info().misses for one in first.caches}
     try:
         yield
     finally:
-        for one in function_caches() if known is None else known:
+        _OPEN[:] = [Found.now() if outermost else known()]
+        for one in _OPEN[0].caches:
             if one.cache_info().misses != before.get(id(one), 0):
                 one.cache_clear()
+        if outermost:
+            _OPEN.clear()
+
+
+def known() -> Found:
+    is_new = not _OPEN or _OPEN[0].modules != len(sys.modules)
+    return Found.now() if is_new else _OPEN[0]
 
 
 def function_caches() -> list[Any]:

@@ -1,6 +1,5 @@
 """A copy of a model and its loss on which trials run, each as if it were the first."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from piper.capture.python_state.function_caches import forgetting, function_caches
+from piper.capture.python_state.function_caches import forgetting
 from piper.capture.python_state.leaves import SETS, SIMPLE, Token, token
 from piper.capture.python_state.loss_state import Loss, copied, reach_of_both
 from piper.capture.python_state.places import Walk, is_leaf
@@ -28,8 +27,6 @@ class TrialCopy:
     before: Snapshot
     leaves: list[tuple[Any, Token]]  # what can change inside, and is not put back
     registered: list[int]
-    caches: list[Any]
-    modules: int  # that were imported: others may have functions that remember
 
     @staticmethod
     def of(model: nn.Module, loss_fn: Loss | None, dtype: torch.dtype | None) -> "TrialCopy":
@@ -37,8 +34,7 @@ class TrialCopy:
         if isinstance(call, nn.Module) and call is not loss_fn and dtype is not None:
             call = call.to(dtype)
         reach = reach_of_both(view, call)
-        made = Snapshot(reach), leaves_of(reach), registered(view), function_caches()
-        return TrialCopy(view, call, dtype, *made, len(sys.modules))
+        return TrialCopy(view, call, dtype, Snapshot(reach), leaves_of(reach), registered(view))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -50,16 +46,16 @@ class TrialCopy:
         with ExitStack() as stack:
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(self.dtype or torch.get_default_dtype())
-            stack.enter_context(forgetting(self.caches))
+            stack.enter_context(forgetting())
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.callback(self.before.restore)
             yield
 
     def is_as_before(self) -> bool:
         """Whether a run has left it as it was. What is not known may have changed."""
-        if len(sys.modules) != self.modules or registered(self.view) != self.registered:
-            return False
-        return all(token(value) == was and is_known(value, was) for value, was in self.leaves)
+        return registered(self.view) == self.registered and all(
+            token(value) == was and is_known(value, was) for value, was in self.leaves
+        )
 
 
 def leaves_of(reach: Reach) -> list[tuple[Any, Token]]:

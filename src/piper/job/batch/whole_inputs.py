@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from piper.capture.precision import Precision
+from piper.capture.python_state.function_caches import forgetting
 from piper.capture.trace.arguments.batch_dimension import BatchDimension, Groups
 from piper.capture.trace.arguments.call_arguments import LABELS
 from piper.capture.trace.arguments.inputs import inputs_of
@@ -61,6 +62,7 @@ class WholeInputs:
                 self.judge(batch, names, device, precision)
         return self.marked(batch)
 
+    @forgetting()
     def judge(
         self, batch: Batch, names: list[Name], device: str, precision: Precision | None
     ) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from piper.capture import Captured
+from piper.capture.python_state.function_caches import forgetting
 from piper.capture.trace.trial_run import Trial, TrialRuns, gradients, in_type
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
@@ -95,6 +96,7 @@ class MicrobatchTrials:
             yield from unknown_lines([*filter(None, reduction.form.unknown)])
 
 
+@forgetting()
 def tried(
     runs: TrialRuns,
     captured: Captured,
