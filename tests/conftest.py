@@ -55,6 +55,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         pool.start_early()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # graphs of many small objects live as long as their test
     gc.enable()
 
 

@@ -45,7 +45,7 @@ def hide_names() -> None:
 if __name__ == "__main__" and "opaque" in sys.argv:
     hide_names()
 
-from draws import draws  # noqa: E402
+from draws import SOAK, draws  # noqa: E402
 from plan.expert_programs import random_experts  # noqa: E402
 from plan.programs import random_program  # noqa: E402
 from synthetic import chain, moe_chain  # noqa: E402
@@ -61,13 +61,14 @@ from piper.plan.analyse.traffic import traffic  # noqa: E402
 from piper.view.schedule_grid import grid  # noqa: E402
 from piper.view.view_data import view_data  # noqa: E402
 
-PROGRAMS = draws(24, 120)
+PROGRAMS = draws(16, 120)
+LEVELS = (0, 2, 3)
 
 
 def compiled() -> Iterator[Compiled]:
-    for name, build in strategies.BUILDERS.items():
+    for number, (name, build) in enumerate(strategies.BUILDERS.items()):
         stages = 4 if name in ("interleaved-1f1b", "interleaved-zb", "zbv", "dualpipev") else 2
-        for zero in (0, 2, 3):
+        for zero in LEVELS if SOAK else [LEVELS[number % len(LEVELS)]]:
             options = {"pp": 2, "dp": 2, "zero": zero, "microbatches": 4}
             model = hidden(chain(stages, tied=True))
             yield compile_strategy(model, build(**options), clip=zero == 2)
