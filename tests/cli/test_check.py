@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from shared_capture import capturing_once
+from shared_capture import one_model
 from typer.testing import CliRunner
 
 from piper.cli import app, main
@@ -20,11 +20,11 @@ from piper.runtime.execute import Program
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
 
 
-KNOWN = capturing_once()  # of the model of this script
+KNOWN = one_model()  # of the model of this script
 
 
 def call(*arguments: str) -> Result:
-    with KNOWN if SCRIPT in arguments else nullcontext():
+    with KNOWN() if SCRIPT in arguments else nullcontext():
         return CliRunner().invoke(app, ["check", *arguments])
 
 

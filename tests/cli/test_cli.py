@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shared_capture import capturing_once
+from shared_capture import one_model
 from synthetic import moe_chain
 from typer.testing import CliRunner
 
@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "tiny.py"
 @pytest.fixture(autouse=True, scope="module")
 def one_capture() -> Iterator[None]:
     """Nearly all tests are about one small model."""
-    with capturing_once():
+    with one_model()():
         yield
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from shared_capture import capturing_once
+from shared_capture import one_model
 from typer.testing import CliRunner
 
 from piper.cli import app
@@ -30,11 +30,11 @@ OTHER = RegionKey("other", Phase.FORWARD)
 SCRIPT = str(Path(__file__).parent.parent / "scripts" / "tiny.py")
 
 
-KNOWN = capturing_once()  # of the model of the script, whatever is simulated of it
+KNOWN = one_model()  # of the model of the script, whatever is simulated of it
 
 
 def call(*arguments: str) -> str:
-    with KNOWN:
+    with KNOWN():
         result = CliRunner().invoke(app, ["simulate", SCRIPT, *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output

@@ -10,7 +10,7 @@ import pytest
 import torch
 from draws import every
 from job.test_stages import VOCAB, Layered, loss
-from shared_capture import capturing_once
+from shared_capture import one_model
 
 from piper.directives import Order, Place, Split, Strategy
 from piper.errors import DirectiveError
@@ -42,14 +42,14 @@ def tuned(frozen: str) -> Layered:
 @pytest.fixture(scope="module")
 def job_of() -> Callable[..., AbstractContextManager[tuple[Job, Batch]]]:
     """A job under a strategy. Each frozen model is captured once."""
-    known = {frozen: (tuned(frozen), capturing_once()) for frozen in FROZEN}
+    known = {frozen: (tuned(frozen), one_model()) for frozen in FROZEN}
     tokens = torch.randint(VOCAB, (8, 3), generator=torch.Generator().manual_seed(1))
     example = Batch.of((tokens, tokens.roll(1, 1)))
 
     @contextmanager
     def make(frozen: str, strategy: Strategy) -> Iterator[tuple[Job, Batch]]:
         model, once = known[frozen]
-        with once:
+        with once():
             yield Job(model, loss, strategy, Options()), example
 
     return make

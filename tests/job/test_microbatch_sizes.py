@@ -17,7 +17,7 @@ from pool import run_on
 from replicas import ADAMW, batches, build, part_of, plain
 from replicas import compare as must_agree
 from runtime.test_replicate import legal, stages_of
-from shared_capture import capturing_once
+from shared_capture import one_model
 from synthetic import chain
 from torch import nn
 
@@ -43,7 +43,7 @@ def must_train_as_plain(name: str, strategy: Strategy, rows: int, **options: Any
     stages = stages_of(strategy)
     model, loss_fn = build(name, stages)
 
-    with CAPTURES.setdefault((name, stages), capturing_once()):
+    with CAPTURES.setdefault((name, stages), one_model())():
         found = rehearse(model, loss_fn, strategy, batches(name, rows), optimizer=ADAMW, **options)
 
     reference = plain(name, stages, rows, 1, options.get("max_norm"))
@@ -207,7 +207,7 @@ def test_processes_get_the_graphs_of_all_sizes() -> None:
 def compiled_job() -> Any:
     model, loss_fn = build("uneven", 2)
     job = Job(model, loss_fn, one_f_one_b(pp=2, microbatches=2))
-    with CAPTURES.setdefault(("uneven", 2), capturing_once()):
+    with CAPTURES.setdefault(("uneven", 2), one_model())():
         return job.compile(Batch.of(batches("uneven", 3)[0]))[1]
 
 
@@ -270,7 +270,7 @@ def test_operations_and_samples_of_a_step_are_those_of_all_sizes() -> None:
     """The same rows in equal microbatches have as many."""
     model, loss_fn = build("uneven", 2)
     (batch, *_), found = map(Batch.of, batches("uneven", 6)), []
-    with CAPTURES.setdefault(("uneven", 2), capturing_once()):
+    with CAPTURES.setdefault(("uneven", 2), one_model())():
         for sizes in ((2, 2, 2), (3, 2, 1)):
             strategy = one_f_one_b(pp=2, microbatches=3, microbatch_sizes=sizes, dp=2)
             job = Job(model, loss_fn, strategy)

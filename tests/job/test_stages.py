@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from draws import every
-from shared_capture import capturing_once
+from shared_capture import one_model
 from torch import Tensor, nn
 
 import piper
@@ -52,7 +52,7 @@ def layered() -> Iterator[tuple[nn.Module, Batch]]:
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(1)
     tokens = torch.randint(VOCAB, (8, 3), generator=draw)
-    with capturing_once():
+    with one_model()():
         yield Layered().double(), Batch.of((tokens, tokens.roll(1, 1)))
 
 

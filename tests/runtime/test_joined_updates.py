@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 from draws import every
-from shared_capture import capturing_once
+from shared_capture import one_model
 from torch import nn
 
 from piper import Order, Place, Replicate, Split, Strategy, annotate, rehearse, where
 from piper.runtime import joined_runs
 from piper.runtime.state.optimizers import ELEMENTWISE
 
-LAYERS, CAPTURED = 4, capturing_once()
+LAYERS, CAPTURED = 4, one_model()
 ONE = [Place(where(), [0]), Split("MB", 2)]
 
 
@@ -50,7 +50,7 @@ def trained(
         calls[kind] += 1
         return step(self, *args)
 
-    with monkeypatch.context() as patch, CAPTURED:
+    with monkeypatch.context() as patch, CAPTURED():
         patch.setattr(optimizer, "step", counted)
         if not joined:
             patch.setattr(joined_runs, "with_joined_updates", lambda _, acts: acts)
@@ -119,7 +119,7 @@ def test_an_optimizer_with_a_step_of_its_own_is_called_for_each_bucket() -> None
             seen.append(sum(len(group["params"]) for group in self.param_groups))
             return super().step(closure)
 
-    with CAPTURED:
+    with CAPTURED():
         rehearse(
             Layers(), nn.functional.mse_loss, Strategy(ONE), data(), optimizer=partial(Noting, lr=1)
         )
