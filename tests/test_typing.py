@@ -109,7 +109,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     files = {f"script{k}.py": name for k, name in enumerate(CASES)}
     for file, name in files.items():
         (folder / file).write_text(START + CASES[name][0])
-    options = ["--follow-imports=silent", "--cache-dir=.mypy_cache/scripts"]
+    options = ["--config-file", "pyproject.toml"]  # as `make lint`, which has read Piper before
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *options, *map(str, sorted(folder.iterdir()))],
         capture_output=True, text=True, cwd=ROOT,
