@@ -30,18 +30,10 @@ def program(
 
 
 CASES = {
-    "fewer replicas in the second stage": (
-        program([4, 5], [[4, 5]]),
-        "strategy: other regions have 4 devices, and some have only devices [4, 5]; in a job that "
-        "divides weights or tokens, all need equally many\n"
-        "  fix: place every region on 4 different devices, or every region on 2",
-    ),
-    "a stage that keeps some devices of the one before it": (
-        program([0, 1, 4, 5], [[0, 1], [4, 5]]),
-        "strategy: PP0.2 is on devices [0, 1, 2, 3] and PP1.0, which reads from it, on devices "
-        "[0, 1, 4, 5]; in a job that divides weights or tokens, these must be equal or have no "
-        "device in common at the same position\n"
-        "  fix: place PP1.0 on the devices of PP0.2, or on others",
+    "a stage that a group cannot divide": (
+        program([4, 5, 6], [[4, 5, 6]]),
+        "strategy: PP1.0 is divided over 2 devices, but sharded over 3\n"
+        "  fix: match each region with at most one `Shard`, whatever stage it is in",
     ),
     "groups of devices that are not those of Place": (
         program(OTHERS, [[4, 5], [6, 8]]),

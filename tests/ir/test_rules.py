@@ -253,18 +253,12 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "  fix: write the devices of each stage in the same order, those of a group side by side, "
         "in rising order: Place(..., [0, 1, 2, 3]), Shard(..., [[0, 1], [2, 3]])",
     ),
-    rules.regions_beside_divided_ones_keep_all_devices_or_none: (
-        lambda: divided_and_then([0, 2]),
-        "PP0.2 is on devices [0, 1] and PP1.0, which reads from it, on devices [0, 2]; in a job "
-        "that divides weights or tokens, these must be equal or have no device in common at the "
-        "same position\n"
-        "  fix: place PP1.0 on the devices of PP0.2, or on others",
-    ),
-    rules.regions_beside_divided_ones_have_as_many_devices: (
+    rules.regions_beside_divided_ones_have_whole_teams: (
         lambda: divided_and_then([2]),
-        "other regions have 2 devices, and some have only devices [2]; in a job that divides "
-        "weights or tokens, all need equally many\n"
-        "  fix: place every region on 2 different devices, or every region on 1",
+        "some regions are on devices [2], and groups of 2 devices divide others; all regions need "
+        "2 devices, or a multiple of 2\n"
+        "  fix: place every region on 2 different devices, or on 4, 6, ...; write those of a group "
+        "side by side",
     ),
     rules.experts_of_a_team_take_parts_of_its_rows: (
         experts_among_weights,

@@ -15,6 +15,12 @@ from piper import Strategy, rehearse, strategies
 CASES = {
     "tp": partial(strategies.one_f_one_b, pp=2, microbatches=PARTS, tp=2),
     "tp, dp": partial(strategies.zb_h1, pp=2, microbatches=2, dp=2, tp=2),
+    "tp, more devices for the head": partial(
+        strategies.one_f_one_b, pp=2, microbatches=2, dp=[1, 2], tp=2
+    ),
+    "tp, fewer devices for the head": partial(
+        strategies.one_f_one_b, pp=2, microbatches=2, dp=[2, 1], tp=2
+    ),
     "tp, cp, dp": partial(strategies.zb_h1, pp=2, microbatches=2, dp=2, tp=2, cp=2),
 }
 

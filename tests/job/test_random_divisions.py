@@ -43,9 +43,11 @@ def built(draw: Random, **more: int) -> Strategy:
     """A builder with options at random, for four microbatches of all replicas together."""
     builder = draw.choice(BUILDERS)
     both = builder is strategies.dualpipe
-    dp = draw.choice([1, 2])
     pp = 1 if builder in HALVES else 2
-    parts = 4 // dp // (2 if both else 1)
+    unequal = [[1, 2], [2, 1]] if pp > 1 and not more else []  # experts are on all devices alike
+    dp: int | list[int] = draw.choice([1, 2, *unequal])
+    replicas = dp if isinstance(dp, int) else 2  # of a rank with one device, both are there
+    parts = 4 // replicas // (2 if both else 1)
     if both and parts < 2:
         dp, parts = 1, 2
     one = {draw.choice(["tp", "cp"]): draw.choice([2, 2, 4])}
@@ -57,10 +59,14 @@ def built(draw: Random, **more: int) -> Strategy:
 
 
 def written(draw: Random) -> Strategy:
-    """Directives by hand: each layer is divided in its own way, or not at all."""
+    """Directives by hand: each layer is divided in its own way, or not at all.
+
+    The second layer may have other devices than the first, more or fewer, or some of them.
+    """
     ways, dp = draw.choice([2, 2, 4]), draw.choice([1, 2])
-    size, apart = ways * dp, draw.random() < 0.5
-    homes = [[size * layer * apart + k for k in range(size)] for layer in (0, 1)]
+    size = ways * dp
+    first, more = draw.choice([0, 0, size, size, ways]), draw.choice([dp, dp, 1, 2])
+    homes = [list(range(size)), list(range(first, first + more * ways))]
     kinds = [draw.choice(["weights", "tokens", None]) for _ in homes]
     kinds[draw.randrange(2)] = draw.choice(["weights", "tokens"])
     keep = options(draw)
@@ -69,12 +75,12 @@ def written(draw: Random) -> Strategy:
         here = where(L=layer)
         program += [Place(here, home), Replicate(here, home, **keep)]
         if kind is not None:
-            groups = [home[k : k + ways] for k in range(0, size, ways)]
+            groups = [home[k : k + ways] for k in range(0, len(home), ways)]
             stream = draw.choice([None, "pp", "a", f"own{layer}"])
             program.append(Shard(here, groups, stream, kind))
         if draw.random() < 0.3:
             program.append(Remat(here))
-    return Strategy([*program, Split("MB", 4 // dp)])
+    return Strategy([*program, Split("MB", 4 // max(dp, more))])
 
 
 def with_plan(draw: Random) -> Strategy:

@@ -48,7 +48,23 @@ def programs() -> tuple[Compiled, ...]:
             model = divided_chain(stages, steps=KINDS[kind])
             made.append(compile_strategy(model, program, clip=bool(number % 2)))
         made.append(by_both(kind, zero=number % 4))
+        made.append(unequal(kind, zero=(number + 1) % 4, overlapping=bool(number % 2)))
     return tuple(made)
+
+
+def unequal(kind: str, zero: int, overlapping: bool) -> Compiled:
+    """The first stage has one group, the second two, of which one may be that of the first."""
+    others = [0, 1, 2, 3] if overlapping else [2, 3, 4, 5]
+    program = [
+        Place(where(PP=0), [0, 1]),
+        Place(where(PP=1), others),
+        Replicate(where(PP=0), [0, 1], zero=zero),
+        Replicate(where(PP=1), others, zero=zero),
+        Shard(where(PP=0), [0, 1], what="weights"),
+        Shard(where(PP=1), [others[:2], others[2:]], what="weights"),
+        Split("MB", 2),
+    ]
+    return compile_strategy(divided_chain(2, steps=KINDS[kind]), program, clip=True)
 
 
 def by_both(kind: str, zero: int) -> Compiled:

@@ -28,6 +28,10 @@ RINGS = [
     strategies.one_f_one_b(pp=1, microbatches=2, cp=2, cp_attention="ring", dp=2, zero=3),
     strategies.one_f_one_b(pp=1, microbatches=4, cp=2, tp=2, cp_attention="zigzag"),
 ]
+UNEQUAL = [
+    strategies.one_f_one_b(pp=2, microbatches=2, dp=[1, 2], tp=2, zero=3),
+    strategies.zb_h1(pp=2, microbatches=2, dp=[2, 1], cp=2, zero=1),
+]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,16 @@ def test_devices_that_divide_a_model_train_as_one(several: list[Strategy]) -> No
 
     for of_strategy in zip(*runs, strict=True):
         assert_same(of_strategy, plain("wide", stages, PARTS, PARTS, 0.5))
+
+
+@pytest.mark.soak
+def test_groups_that_compute_for_several_train_as_one() -> None:
+    texts = [strategy.to_json() for strategy in UNEQUAL]
+
+    runs = run_on(6, train_all, "wide", 2, PARTS, texts, 0.5)
+
+    for of_strategy in zip(*runs, strict=True):
+        assert_same(of_strategy, plain("wide", 2, PARTS, PARTS, 0.5))
 
 
 EXPERTS = [

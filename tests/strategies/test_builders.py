@@ -429,7 +429,6 @@ def test_a_mesh_that_is_none_is_refused(options: dict[str, Any], text: str) -> N
         ({"dp": [2]}, "dp=[2] does not say how many devices each of 2 ranks has"),
         ({"dp": [2, 0]}, "dp=[2, 0] does not say how many devices each of 2 ranks has"),
         ({"dp": [2, 10**12]}, "dp=[2, 1000000000000] does not say how many devices each of 2"),
-        ({"dp": [2, 4], "tp": 2}, "tp needs as many devices for every rank, and dp=[2, 4] has"),
         ({"dp": [2, 4], "mesh": "pp,dp"}, "mesh needs as many devices for every rank, and dp=[2"),
         ({"dp": [1, 2], "devices": [0, 1, 1]}, "devices=[0, 1, 1] are not 3 different devices"),
     ],

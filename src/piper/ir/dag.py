@@ -141,7 +141,7 @@ class Dag:
         if not self.shares_devices:
             return self.values
         most = max(count for row in self.replicas.lists for count in Counter(row).values())
-        feed = len(self.replicas.feeds[0])
+        feed = self.replicas.parts
         found = dict(self.values)
         for name, value in self.values.items():
             if value.role in LOADED:
@@ -220,8 +220,26 @@ class Dag:
     @cached_property
     def replicas(self) -> Replicas:
         """Which replicas there are, and which of them share a batch."""
-        groups = chain.from_iterable(how.groups for how in set(self.divisions.values()))
-        return replicas((node.devices for node in self.computes if node.devices), groups)
+        return replicas((node.devices for node in self.computes if node.devices), self.divided)
+
+    @cached_property
+    def divided(self) -> tuple[tuple[Device, ...], ...]:
+        """The teams of devices that divide regions, each once."""
+        found = chain.from_iterable(how.groups for how in set(self.divisions.values()))
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def teammates(self) -> Mapping[Device, tuple[Device, ...]]:
+        """The team of each device, in all regions alike. Also of regions that are whole."""
+        found = {device: team for team in self.divided for device in team}
+        for row in self.replicas.lists:
+            for team in self.replicas.groups(row):
+                found.update((device, team) for device in team if device not in found)
+        return found
+
+    def member(self, device: Device) -> int:
+        """The position of a device in its team."""
+        return self.teammates[device].index(device) if self.divisions else 0
 
     @cached_property
     def places(self) -> dict[RegionId, tuple[Device, ...]]:
@@ -258,8 +276,8 @@ class Dag:
         home, used = self.model.first_uses[bucket], self.model.buckets[bucket]
         division = self.divisions.get(home)
         if division is None:  # all devices of a team compute it alike
-            whole = Sharding(groups=self.replicas.groups(self.places[home]), stream="")
-            return whole if used.placement in kinds else None
+            teams = tuple(dict.fromkeys(self.teammates[device] for device in self.places[home]))
+            return Sharding(groups=teams, stream="") if used.placement in kinds else None
         placed = used.along(len(division.axes))
         found = [axis for axis, kind in zip(division.axes, placed, strict=True) if kind in kinds]
         if len(found) == len(division.axes):
@@ -308,6 +326,11 @@ class Dag:
         if "lanes" in self.__dict__:
             other.__dict__["lanes"] = self.lanes
         return self.tell(other)
+
+    def in_teams_of(self, whole: Dag) -> Dag:
+        """This DAG of one device, whose teammates are in the whole one."""
+        self.__dict__["teammates"] = whole.teammates
+        return self
 
     def tell(self, other: Dag) -> Dag:
         same_edges = other.precedences is self.precedences

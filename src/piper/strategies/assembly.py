@@ -110,9 +110,9 @@ def divisions_of(
 ) -> Iterator[Shard]:  # fmt: skip
     """Each `ways` devices of a stage, `stride` apart from each other, divide it."""
     for stage in sorted(homes) if ways > 1 else ():
-        devices, size = homes[stage], ways * stride
+        devices, size = tuple(homes[stage]), ways * stride
         firsts = (k for k in range(len(devices)) if k % size < stride)
-        groups = [devices[k : k + size : stride] for k in firsts]
+        groups = list(dict.fromkeys(devices[k : k + size : stride] for k in firsts))
         each = groups[0] if len(groups) == 1 else groups
         yield Shard(where(PP=stage), each, stream, what, attention=attention)
 
@@ -129,7 +129,7 @@ def homes_of(
 ) -> dict[int, tuple[Device, ...]]:
     """The devices of each stage."""
     if not isinstance(dp, int):
-        return unequal_homes(places, dp, pp, devices, mesh=mesh, tp=tp > 1, cp=cp > 1)
+        return unequal_homes(places, dp, pp, devices, tp * cp, mesh=mesh)
     require_count("dp", dp)
     grid = device_mesh(pp, dp, pipelines_of(places, ep, tp * cp), mesh, devices)
     return equal_homes(places, grid, tp * cp)

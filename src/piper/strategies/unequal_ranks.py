@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import lcm
 
 from piper.errors import StrategyError
@@ -18,9 +18,10 @@ def unequal_homes(
     counts: Sequence[int],
     pp: int,
     devices: Sequence[Device] | None = None,
+    ways: int = 1,
     **others: object,
 ) -> dict[int, tuple[Device, ...]]:
-    """The devices of each stage. Devices are numbered rank by rank.
+    """The devices of each stage, `ways` for each replica. Devices are numbered rank by rank.
 
     A stage of several ranks (DualPipe) has equally many replicas on each.
 
@@ -28,16 +29,20 @@ def unequal_homes(
     {0: (0,), 1: (1, 2)}
     >>> unequal_homes({0: (0, 1), 1: (1, 0)}, [1, 2], 2)
     {0: (0, 0, 1, 2), 1: (1, 2, 0, 0)}
+    >>> unequal_homes({0: (0,), 1: (1,)}, [1, 2], 2, ways=2)
+    {0: (0, 1), 1: (2, 3, 4, 5)}
     """
     require_unequal(counts, pp, devices, others)
-    known = range(sum(counts)) if devices is None else devices
+    known = range(sum(counts) * ways) if devices is None else devices
+    teams = [tuple(known[k : k + ways]) for k in range(0, len(known), ways)]
     ends = list(accumulate(counts))
-    own = [known[end - count : end] for count, end in zip(counts, ends, strict=True)]
+    own = [teams[end - count : end] for count, end in zip(counts, ends, strict=True)]
     most = lcm(*counts)
+    times = [most // count for count in counts]
     return {
-        stage: tuple(own[ranks[0]])
+        stage: tuple(chain.from_iterable(own[ranks[0]]))
         if len(ranks) == 1
-        else tuple(d for rank in ranks for d in own[rank] for _ in range(most // counts[rank]))
+        else tuple(d for rank in ranks for team in own[rank] for d in team * times[rank])
         for stage, ranks in places.items()
     }
 

@@ -35,7 +35,7 @@ from piper.names import Device, NodeId, ValueId
 
 Devices = tuple[Device, ...]
 Place = tuple[NodeId, int | None]  # a node, for one replica or for all
-Local = TypeVar("Local", bound=Compute | Store | Fetch)  # of each replica by itself
+Local = TypeVar("Local", bound=Compute | Redistribute | Store | Fetch)  # of each replica by itself
 Copies = dict[NodeId, list[NodeId]]  # of each node, on one device
 
 
@@ -86,7 +86,7 @@ class LocalDags:
                 nodes[copy.id] = copy
                 copies.setdefault(name, []).append(copy.id)
         makers, transits = self.dag.makers, self.dag.transits
-        return replace(
+        found = replace(
             self.dag,
             nodes=nodes,
             values=self.dag.local_values,
@@ -96,6 +96,7 @@ class LocalDags:
             times=dict(divided(self.dag, copies)),
             transits={c: t for name in copies if (t := transits.get(name)) for c in copies[name]},
         )
+        return found.in_teams_of(self.dag)
 
     @cached_property
     def places(self) -> dict[Device, list[Place]]:
@@ -131,7 +132,7 @@ class LocalDags:
         match node:
             case Store() | Fetch() if self.dag.values[node.writes[0]].role in PER_DEVICE:
                 yield replace(node, devices=(device,))
-            case Compute() | Store() | Fetch():
+            case Compute() | Redistribute() | Store() | Fetch():
                 here = self.where(node.devices or ()).get(device, [])
                 for one in here if replica is None else [replica]:
                     yield self.run(node, one, device)
@@ -143,7 +144,7 @@ class LocalDags:
                 yield self.totals(node, device)
             case Collective() | UpdateNode():
                 yield replace(node, reads=tuple(self.total(t, device) for t in node.reads))
-            case Exchange() | Redistribute():  # has one replica here
+            case Exchange():  # has one replica here
                 yield replace(node, devices=(device,))
             case _:
                 assert_never(node)
@@ -178,8 +179,13 @@ class LocalDags:
         return self.place(replica)
 
     def place(self, replica: int) -> int:
-        """Its place among the replicas that are given one batch."""
-        return next(feed.index(replica) for feed in self.dag.replicas.feeds if replica in feed)
+        """Its place among the replicas that are given one batch. A team has one place."""
+        return self.team_places[replica]
+
+    @cached_property
+    def team_places(self) -> dict[int, int]:
+        known = self.dag.replicas
+        return {r: k for f in known.feeds for k, team in enumerate(known.fed(f)) for r in team}
 
     def is_there(self, node: Transfer, replica: int) -> bool:
         """Whether a replica has the value without a message. Parameters need no copy at home."""
@@ -198,16 +204,18 @@ class LocalDags:
 
     def totals(self, node: Totals, device: Device) -> Totals:
         """Losses in the order of the batch of its feed; gradients of all replicas here."""
-        feed = self.dag.replicas.feeds[self.dag.replicas.feed(device)]
-        losses = (self.loss(value, replica, device) for replica in feed for value in node.reads[0])
+        known = self.dag.replicas
+        teams = known.fed(known.feeds[known.feed(device)])
+        losses = (self.loss(value, team, device) for team in teams for value in node.reads[0])
         grads = (self.total(total, device) or total for total in node.reads[1:])
         return replace(node, reads=(tuple(losses), *grads))
 
-    def loss(self, value: ValueId, replica: int, device: Device) -> ValueId:
+    def loss(self, value: ValueId, team: tuple[int, ...], device: Device) -> ValueId:
         devices = self.dag.nodes[self.dag.producers[value]].devices or ()
-        if devices[replica] != device:
-            return elsewhere(value, self.place(replica))
-        return self.name(value, devices, replica)
+        for replica in team:
+            if devices[replica] == device:
+                return self.name(value, devices, replica)
+        return elsewhere(value, self.place(team[0]))
 
     def total(self, total: Sum, device: Device) -> Sum:
         """A sum over all replicas on a device."""
@@ -319,7 +327,7 @@ def shared_nodes(dag: Dag) -> dict[NodeId, NodeId]:
         return {name: name for name in dag.nodes}
     count = len(dag.replicas.feeds[0])
     numbers = {
-        name: count if isinstance(node, Compute | Transfer | Store | Fetch) else 1
+        name: count if isinstance(node, Compute | Redistribute | Transfer | Store | Fetch) else 1
         for name, node in dag.nodes.items()
     }
     return {of_replica(name, k): name for name, most in numbers.items() for k in range(most)}

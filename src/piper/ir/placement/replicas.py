@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import lcm
 
 from piper.ir.placement.devices import Devices
@@ -55,13 +56,12 @@ class Replicas:
         feed = next(feed for feed in self.feeds if replica in feed)
         if len(feed) == 1:
             return 0, 1
-        parts = [team for team in self.teams if team[0] in feed]
+        parts = self.fed(feed)
         return next(k for k, team in enumerate(parts) if replica in team), len(parts)
 
-    def member(self, devices: Sequence[Device], device: Device) -> int:
-        """The position of a device in its team, for a region on `devices`."""
-        replica = devices.index(device)
-        return next(team.index(replica) for team in self.teams if replica in team)
+    def fed(self, feed: Sequence[int]) -> list[tuple[int, ...]]:
+        """The teams of a feed: each computes a part of its batch."""
+        return [team for team in self.teams if team[0] in feed]
 
     def groups(self, devices: Sequence[Device]) -> Rows:
         """The teams of a region on `devices`."""
@@ -75,8 +75,10 @@ def replicas(
 
     `divided` are the groups of devices that divide regions.
     """
-    known = tuple(stretched(dict.fromkeys(map(as_devices, lists)) or (Devices((0,)),)).values())
-    count, together = len(known[0]), list(positions(known, divided))
+    groups = tuple(dict.fromkeys(map(tuple, divided)))
+    every = dict.fromkeys(map(as_devices, lists)) or (Devices((0,)),)
+    known = tuple(stretched(every, team_size(groups)).values())
+    count, together = len(known[0]), list(positions(known, groups))
     feeds = tuple(equally_many(joined(count, [*shared(known), *together])))
     teams = joined(count, together)
     return Replicas(known, feeds, teams, sum(team[0] in feeds[0] for team in teams))
@@ -90,13 +92,31 @@ def shared(lists: Rows) -> Iterator[tuple[int, int]]:
             yield first.setdefault(device, replica), replica
 
 
-def positions(lists: Rows, divided: Iterable[Sequence[Device]]) -> Iterator[tuple[int, int]]:
-    """Replicas that divide regions among them."""
-    for group in dict.fromkeys(map(tuple, divided)):
-        for row in lists:
-            if set(group) <= set(row):
-                first = row.index(group[0])
-                yield from ((first, row.index(device)) for device in group)
+def positions(lists: Rows, groups: Rows) -> Iterator[tuple[int, int]]:
+    """Replicas that divide regions among them.
+
+    >>> list(positions(((0, 1, 0, 1),), ((0, 1),)))
+    [(0, 1), (2, 3)]
+    """
+    for row in lists if groups else ():
+        places: dict[Device, list[int]] = {}
+        for replica, device in enumerate(row):
+            places.setdefault(device, []).append(replica)
+        for group in groups:
+            if all(device in places for device in group):
+                first, *others = (places[device] for device in group)
+                yield from chain.from_iterable(zip(first, one, strict=False) for one in others)
+
+
+def team_size(groups: Rows) -> int:
+    """How many devices divide a region together, where groups are rows and columns of a grid.
+
+    >>> team_size(((0, 1), (2, 3))), team_size(((0, 1), (2, 3), (0, 2), (1, 3)))
+    (2, 4)
+    """
+    number = {device: k for k, device in enumerate(dict.fromkeys(chain.from_iterable(groups)))}
+    pairs = ((number[group[0]], number[device]) for group in groups for device in group)
+    return max(map(len, joined(len(number), pairs)), default=1)
 
 
 def joined(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
@@ -135,19 +155,29 @@ def as_devices(row: Sequence[Device]) -> Devices:
     return row if isinstance(row, Devices) else Devices(row)
 
 
-def stretched(lists: Iterable[Devices]) -> dict[Devices, Devices]:
+def stretched(lists: Iterable[Devices], team: int = 1) -> dict[Devices, Devices]:
     """Each list, as long as all others: where it is shorter, each device has several replicas.
+
+    Devices that divide regions, `team` of them, stay side by side.
 
     >>> stretched([Devices((0, 2)), Devices((1,))])
     {(0, 2): (0, 2), (1,): (1, 1)}
+    >>> stretched([Devices((0, 1)), Devices((2, 3, 4, 5))], team=2)
+    {(0, 1): (0, 1, 0, 1), (2, 3, 4, 5): (2, 3, 4, 5)}
     """
     known = tuple(lists)
     count = lcm(*map(len, known))
     return {
         short: short if len(short) == count
-        else Devices(device for device in short for _ in range(count // len(short)))
+        else Devices(repeated(short, 1 if len(short) % team else team, count // len(short)))
         for short in known
     }  # fmt: skip
+
+
+def repeated(devices: Devices, size: int, times: int) -> Iterator[Device]:
+    """Each `size` devices, so many times."""
+    for k in range(0, len(devices), size):
+        yield from devices[k : k + size] * times
 
 
 def distinct(devices: tuple[Device, ...]) -> tuple[Device, ...]:

@@ -12,8 +12,7 @@ from piper.ir.rules.divisions import (
     every_redistribution_fits_its_conversion,
     experts_of_a_team_take_parts_of_its_rows,
     groups_are_the_same_in_every_stage,
-    regions_beside_divided_ones_have_as_many_devices,
-    regions_beside_divided_ones_keep_all_devices_or_none,
+    regions_beside_divided_ones_have_whole_teams,
 )
 from piper.ir.rules.experts import (
     experts_are_where_they_are_placed,
@@ -76,8 +75,7 @@ PLACED: tuple[Rule, ...] = (
     neighbours_of_experts_are_with_them,
     groups_fit_the_experts,
     divided_regions_have_their_devices,
-    regions_beside_divided_ones_have_as_many_devices,
-    regions_beside_divided_ones_keep_all_devices_or_none,
+    regions_beside_divided_ones_have_whole_teams,
     groups_are_the_same_in_every_stage,
     experts_of_a_team_take_parts_of_its_rows,
     cut_parameters_are_used_in_divided_regions,

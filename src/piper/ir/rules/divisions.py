@@ -10,7 +10,7 @@ from piper.ir.dag import Dag
 from piper.ir.nodes import Redistribute
 from piper.ir.placement.placements import Cut, Replicated, Step
 from piper.ir.placement.replicas import distinct
-from piper.ir.rules.neighbours import neighbours, show
+from piper.ir.rules.neighbours import show
 from piper.ir.rules.shape import Graphs
 from piper.ir.training import Argument
 from piper.names import B, F
@@ -39,7 +39,7 @@ def groups_are_the_same_in_every_stage(dag: Dag) -> Iterator[Problem]:
         return
     for region, how in dag.divisions.items():
         teams = dag.replicas.groups(dag.places[region])
-        if sorted(teams) != sorted(how.groups):
+        if sorted(set(teams)) != sorted(how.groups):
             yield Problem(
                 f"{region} is divided over {[list(group) for group in how.groups]}, which are not "
                 f"at the same places of its `Place` as the groups of other regions",
@@ -49,28 +49,17 @@ def groups_are_the_same_in_every_stage(dag: Dag) -> Iterator[Problem]:
             return
 
 
-def regions_beside_divided_ones_have_as_many_devices(dag: Dag) -> Iterator[Problem]:
-    """A device has one part of a batch."""
+def regions_beside_divided_ones_have_whole_teams(dag: Dag) -> Iterator[Problem]:
+    """Each device of a team has a part of the work of a batch, also of regions beside these."""
     for row in dag.replicas.lists if dag.divisions else ():
-        own, count = distinct(row), len(row)
-        if len(own) < count:
+        own, ways = distinct(row), dag.replicas.ways
+        teams = {frozenset(team) for team in dag.replicas.groups(row)}
+        if any(len(team) < ways for team in teams) or sum(map(len, teams)) > len(own):
             yield Problem(
-                f"other regions have {count} devices, and some have only {show(own)}; in a job "
-                "that divides weights or tokens, all need equally many",
-                f"place every region on {count} different devices, or every region on {len(own)}",
-            )
-            return
-
-
-def regions_beside_divided_ones_keep_all_devices_or_none(dag: Dag) -> Iterator[Problem]:
-    """No message goes from a device to itself."""
-    for (writer, old), (reader, new) in neighbours(dag) if dag.divisions else ():
-        if any(a == b for a, b in zip(old, new, strict=False)):
-            yield Problem(
-                f"{writer} is on {show(old)} and {reader}, which reads from it, on {show(new)}; in "
-                "a job that divides weights or tokens, these must be equal or have no device in "
-                "common at the same position",
-                f"place {reader} on the devices of {writer}, or on others",
+                f"some regions are on {show(own)}, and groups of {ways} devices divide others; all "
+                f"regions need {ways} devices, or a multiple of {ways}",
+                f"place every region on {ways} different devices, or on {2 * ways}, {3 * ways}, "
+                "...; write those of a group side by side",
             )
             return
 

@@ -165,7 +165,7 @@ def first_members(
     found = here.of(devices)
     if not dag.divisions:
         return found
-    return tuple(d for d in found if dag.replicas.member(devices or (), d) == 0)
+    return tuple(device for device in found if dag.member(device) == 0)
 
 
 def pictured(execution: SymbolicExecution, devices: Sequence[Device]) -> str:

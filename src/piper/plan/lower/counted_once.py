@@ -39,7 +39,7 @@ def losses_of(
     for part, loss in enumerate(node.reads[0]):
         if loss not in here:
             continue
-        devices = work.dag.nodes[work.dag.producers[loss]].devices or ()
-        if work.replicas.member(devices, work.device) == 0:
+        if work.dag.member(work.device) == 0:
+            devices = work.dag.nodes[work.dag.producers[loss]].devices or ()
             first, _ = work.replicas.place(devices, work.device)
             yield loss, first * len(node.reads[0]) + part

@@ -352,7 +352,7 @@ class Lowering(Arrivals):
             first, of = self.work.replicas.place(devices, self.work.device)
             part, parts, index = first * known.parts + known.part, of * known.parts, known.index
             if known.role is Role.RANK:
-                index = self.work.replicas.member(devices, self.work.device)
+                index = self.dag.member(self.work.device)
             self.loaded[name] = self.emit(Load(name, known.role, index, part, parts, known.sizes))
         return name
 

@@ -45,7 +45,7 @@ class Reading:
         met = (one for one in plan.instructions if isinstance(one, Meeting))
         return RolePlan(
             plan=plan,
-            meetings=tuple(self.of_node(one.node) for one in met),
+            meetings=tuple(self.of_node(plan.device, one.node) for one in met),
             holdings=tuple(map(self.holding, plan.states)),
             turns=tuple(self.turns(plan)),
         )
@@ -56,8 +56,8 @@ class Reading:
             self.known[id(groups)] = groups, number
         return self.known[id(groups)][1]
 
-    def of_node(self, name: str) -> int:
-        node = self.dag.nodes[NodeId(name)]
+    def of_node(self, device: Device, name: str) -> int:
+        node = self.seen[device].nodes[NodeId(name)]
         assert isinstance(node, Collective | ExchangeNode | RedistributeNode)
         return self.number(node.groups)
 
