@@ -237,10 +237,53 @@ def test_tensors_that_the_model_does_not_know() -> None:
         return other(y).mean()
 
     assert refusal(forward) == (
-        "line 2: the model uses a tensor that is not an argument, a parameter or a buffer of the "
-        "model\n"
-        "  fix: register it with register_buffer or as a parameter, or pass it as an argument"
+        "line 2: the loss or the model uses a parameter that is not one of the model, so nothing "
+        "would train it\n"
+        "  fix: make it a parameter of the model: put a loss with its own parameters into the "
+        "model, give the labels to the model, too, and return the loss (loss_fn=None)"
     )
+
+
+def by_closure(model: Model) -> Callable[..., Tensor]:
+    return lambda output, _: output.mean() + sum(one.square().sum() for one in model.parameters())
+
+
+def by_a_layer(model: Model) -> Callable[..., Tensor]:
+    return lambda output, target: output.mean() + model.layer(target).mean()
+
+
+def by_a_list(model: Model) -> Callable[..., Tensor]:
+    kept = [model.layer.weight]
+    return lambda output, _: output.mean() + kept[0].norm()
+
+
+def by_an_argument(model: Model) -> Callable[..., Tensor]:
+    return lambda output, _, weight=model.layer.weight: output.mean() + weight.norm()
+
+
+@pytest.mark.parametrize("make", [by_closure, by_a_layer, by_a_list, by_an_argument])
+def test_a_loss_that_reads_parameters_of_the_model(make: Callable[..., Any]) -> None:
+    model, batch = Model(lambda self, x: self.layer(x)), (torch.randn(4, 8), torch.randn(4, 8))
+
+    with pytest.raises(CaptureError, match="reads layer.weight of the model by another path") as it:
+        capture(model, make(model), batch)
+    assert "return what the loss needs of it beside the output" in str(it.value)
+
+
+class Items(dict[str, Any]):
+    """Its items are its attributes. It raises a KeyError where Python wants an AttributeError."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_a_dict_whose_items_are_attributes_is_no_obstacle() -> None:
+    model = Model(lambda self, x: (self.layer(x) * self.settings.inner.scale).mean())
+    model.settings = Items(inner=Items(scale=2.0), locks=[Items()])
+
+    captured = capture(model, None, (torch.randn(4, 8),))
+
+    assert captured.model.regions
+    assert model.settings == {"inner": {"scale": 2.0}, "locks": [{}]}
 
 
 def test_a_forward_that_changes_parameters() -> None:

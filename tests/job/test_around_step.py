@@ -193,6 +193,34 @@ def test_values_that_are_written_again_are_warned_of(
     trainer.close()
 
 
+def half_frozen(net: Net) -> Net:
+    net.b.requires_grad_(False)
+    return net
+
+
+FLAGS: list[tuple[Callable[[Net], Net], Callable[[Net], object], str]] = [
+    (lambda net: net, lambda net: net.a.requires_grad_(False), "a.weight, a.bias changed between"),
+    (lambda net: net, lambda net: net.b.bias.requires_grad_(False), "b.bias"),
+    (half_frozen, lambda net: net.b.requires_grad_(True), "b.weight, b.bias changed between"),
+    (half_frozen, lambda net: net.a.weight.requires_grad_(False), "a.weight"),
+]
+
+
+@pytest.mark.parametrize(("prepare", "change", "named"), FLAGS)
+def test_parameters_that_are_frozen_or_trained_later_are_named(
+    prepare: Callable[[Net], Net], change: Callable[[Net], object], named: str
+) -> None:
+    model, strategy = prepare(Net()), [piper.Place(where(), [0])]
+    trainer = Trainer(model, nn.functional.mse_loss, strategy, example=(X, Y), device="cpu")
+    trainer.step(X, Y)
+
+    change(model)
+
+    with pytest.raises(InputError, match=rf": (batches of this shape use )?{named}.*requires_grad"):
+        trainer.step(X, Y)
+    trainer.close()
+
+
 def test_modes_around_a_step_are_refused(case: Case) -> None:
     _, trainer = case
 

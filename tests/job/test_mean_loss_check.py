@@ -165,6 +165,78 @@ def test_what_the_user_says_must_be_true() -> None:
         rehearse(Net(), RIGHT["a sum"], PARTS, data(), reduction="mean")
 
 
+def squares(output: Any, target: Any) -> Any:
+    """A sum over rows, which no graph proves."""
+    return (output - target).square().sum().exp().log()
+
+
+NO_SUMS: dict[str, Callable[..., Any]] = {
+    "a number": lambda output, target: squares(output, target) + 1.0,
+    "a mean": lambda output, target: squares(output, target) + output.abs().mean(),
+    "a small mean": lambda output, target: squares(output, target) + 1e-4 * output.mean(),
+    "a root": lambda output, target: squares(output, target).sqrt(),
+    "a square": lambda output, target: squares(output, target).square(),
+    "the largest": lambda output, target: squares(output, target) + output.max(),
+    "by the rows": lambda output, target: squares(output, target) / len(output) ** 0.5,
+    "a spread": lambda output, target: squares(output, target) + output.std(),
+}
+SUMS: dict[str, Callable[..., Any]] = {
+    "squares": squares,
+    "its part of the rows": lambda output, target: squares(output, target) + len(target) / 8,
+    "two sums": lambda output, target: squares(output, target) + output.abs().sum(),
+}
+
+
+@pytest.mark.parametrize("name", NO_SUMS)
+def test_what_the_user_calls_a_sum_must_be_one(name: str) -> None:
+    with pytest.raises(InputError, match='reduction: it is "sum", but on random data'):
+        rehearse(Net(), NO_SUMS[name], PARTS, data(), reduction="sum")
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_train_as_on_the_whole_batch(name: str) -> None:
+    found = rehearse(Net(), SUMS[name], PARTS, data(), reduction="sum")
+
+    assert found.losses[0] == pytest.approx(SUMS[name](Net()(data()[0][0]), data()[0][1]).item())
+
+
+class Penalised(Net):
+    """Returns a penalty of its weights, which is the same for each microbatch."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), sum(one.square().sum() for one in self.parameters())
+
+
+class PenalisedLoss(Penalised):
+    """Computes its own loss with it."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        output, penalty = super().forward(x)
+        return squares(output, y) + penalty
+
+
+def test_a_penalty_beside_a_sum_is_never_counted_for_each_microbatch() -> None:
+    def loss(output: Any, target: Any) -> Any:
+        return squares(output[0], target) + 0.1 * output[1]
+
+    def weighed(output: Any, target: Any) -> Any:
+        return squares(output[0], target) + 0.1 * output[1] * len(target) / len(data()[0][1])
+
+    with pytest.raises(InputError, match="others are not, divide these sums") as refused:
+        rehearse(Penalised(), loss, PARTS, data())
+    assert 'reduction="sum"' not in str(refused.value)  # it would count the penalty twice
+    for model, function in ((Penalised(), loss), (PenalisedLoss(), None)):
+        with pytest.raises(InputError, match="such as a regulariser"):
+            rehearse(model, function, PARTS, data(), reduction="sum")
+    found = rehearse(Penalised(), weighed, PARTS, data(), reduction="sum")
+    assert found.losses[0] == pytest.approx(loss(Penalised()(data()[0][0]), data()[0][1]).item())
+
+
+def test_a_sum_is_told_to_be_one() -> None:
+    with pytest.raises(InputError, match='fix: it is a sum over rows: give .* reduction="sum"'):
+        rehearse(Net(), squares, PARTS, data())
+
+
 def test_one_who_says_what_microbatches_weigh_is_believed() -> None:
     found = rehearse(
         Net(), masked, PARTS, data(), loss_weight=lambda x, y: (y > 0).sum(), reduction="mean"

@@ -93,14 +93,6 @@ def updated_parameters(names: list[str]) -> CaptureError:
     )
 
 
-def foreign_tensor(node: fx.Node) -> CaptureError:
-    return refusal(
-        line(node),
-        "the model uses a tensor that is not an argument, a parameter or a buffer of the model",
-        "register it with register_buffer or as a parameter, or pass it as an argument",
-    )
-
-
 def cannot_be_sent(what: str, where: str = "") -> CaptureError:
     return refusal(
         where,

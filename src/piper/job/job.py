@@ -374,7 +374,7 @@ class Job:
         reduction = self.reduction(self.form(found, batch))
         one, runs = self.first_microbatch(batch), TrialRuns(self.model, self.loss_fn, self.initial)
         if reduction.is_guessed:
-            refuse_no_mean(self.loss_fn, found.output, batch, one.rows or 0)
+            refuse_no_mean(self.loss_fn, found.output, batch, one.rows or 0, reduction.kind)
         parts = batch.parts(self.microbatches, self.rows.microbatches(batch))
         said = self.options.reduction is not None or reduction.weight is not None
         whole = WholeBatch(self.rows.of_all_microbatches(batch), runs, self.precision)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, fx
 
-from piper.capture import refusals
+from piper.capture import refusals, tensor_refusals
 from piper.capture.fx_nodes import (
     arguments,
     closure,
@@ -99,8 +99,10 @@ def _restore_constants(root: fx.GraphModule) -> None:
         if not isinstance(tensor, Tensor):
             continue
         constant = constant_of(tensor)
-        if constant is None or constant.is_meta or constant.requires_grad:
-            raise refusals.foreign_tensor(node)
+        if constant is not None and constant.requires_grad:
+            raise tensor_refusals.foreign_parameter(node)
+        if constant is None or constant.is_meta:
+            raise tensor_refusals.foreign_tensor(node)
         setattr(root, node.target, constant)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,21 +27,35 @@ def throw_away(model: nn.Module) -> nn.Module:
         for value in vars(module).values()
         if isinstance(value, Tensor) and not can_be_copied(value, memories)
     }
-    views = {id(one): one for one in held_deeper(model) if in_memory(one, memories)}
+    deeper = list(held_deeper(model))
+    views = {id(one): one for one in deeper if isinstance(one, Tensor) and in_memory(one, memories)}
+    stubborn = {id(one): one for one in deeper if isinstance(one, dict) and not says_how(one)}
     try:
-        return copy.deepcopy(model, registered | shared | views)
+        return copy.deepcopy(model, registered | shared | views | stubborn)
     except Exception as error:
         raise refusals.cannot_copy(model, error) from error
 
 
-def held_deeper(model: nn.Module) -> Iterator[Tensor]:
-    """Tensors in lists, dicts and other objects that modules hold."""
+def held_deeper(model: nn.Module) -> Iterator[Any]:
+    """What lists, dicts and other objects that modules hold have in them, and they themselves."""
     walk = Walk()
     for module in model.modules():
         for key, value in children(module):
             if not isinstance(value, nn.Module) and not is_leaf(value):
-                found = (place.value for place in walk.below(Place(module, key, key, (), value)))
-                yield from (one for one in found if isinstance(one, Tensor))
+                yield from (p.value for p in walk.below(Place(module, key, key, (), value)))
+
+
+def says_how(value: Any) -> bool:
+    """Whether an object can be asked how to copy it.
+
+    A dict whose items are its attributes, `__getattr__ = dict.__getitem__`, raises a KeyError. A
+    trace then uses the dict itself, and puts back what it changes.
+    """
+    try:
+        getattr(value, "__deepcopy__", None)
+    except Exception:
+        return False
+    return True
 
 
 def in_memory(tensor: Tensor, memories: set[int]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from piper.capture import refusals
+from piper.capture import refusals, tensor_refusals
 from piper.capture.fx_nodes import line
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
@@ -147,15 +147,15 @@ def tensor_versions(model: nn.Module) -> dict[str, int]:
 
 def refuse_registered_constants(root: fx.GraphModule, model: nn.Module) -> None:
     """A parameter or buffer that the model reaches by another path would never change."""
-    registered = [*model.parameters(), *model.buffers()]
-    memories = {span(tensor)[0] for tensor in registered if has_memory(tensor)}
+    registered = [*model.named_parameters(), *model.named_buffers()]
+    memories = {span(tensor)[0]: name for name, tensor in registered if has_memory(tensor)}
     for node in root.graph.find_nodes(op="get_attr"):
         tensor = getattr(root, node.target)
         if is_unfinished(tensor):
             raise refusals.transformed(line(node))
         constant = constant_of(tensor) if isinstance(tensor, Tensor) else None
         if constant is not None and has_memory(constant) and span(constant)[0] in memories:
-            raise refusals.foreign_tensor(node)
+            raise tensor_refusals.registered_tensor(node, memories[span(constant)[0]])
 
 
 def refuse_transforms(graph: fx.Graph) -> None:

@@ -88,8 +88,8 @@ class LossReduction:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether it is taken for a mean without a proof, and the user does not say otherwise."""
-        return self.form.kind is None and self.kind == "mean" and self.weight is None
+        """Whether it is taken for a mean or a sum without a proof."""
+        return self.form.kind is None and self.weight is None
 
     @property
     def is_plain_mean(self) -> bool:

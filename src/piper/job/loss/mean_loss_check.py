@@ -1,16 +1,18 @@
-"""Test on numbers whether a loss is a mean over samples, where its graph does not prove it."""
+"""Test on numbers whether a loss is a mean or sum over samples, where its graph proves nothing."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
+from piper.job.loss.loss_reduction import Reduction
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
@@ -20,28 +22,43 @@ Output = tuple[list[Any], Any]  # leaves, (shape, dtype) for tensors, and their 
 
 
 def refuse_no_mean(
-    loss_fn: Callable[..., Any] | None, output: Output, batch: Batch, samples: int
+    loss_fn: Callable[..., Any] | None,
+    output: Output,
+    batch: Batch,
+    samples: int,
+    kind: Reduction = "mean",
 ) -> None:
     """Evaluate the loss on random outputs and the labels of the batch: on some samples, and on the
     two halves of them; for several draws, and also with the labels of one half erased.
 
     `output`: what the model returns for so many `samples`. A loss that is not the mean of its
     halves, or cannot be evaluated like this, is an error. So is one of outputs without rows: their
-    halves would be the same.
+    halves would be the same. `kind`: if the user says that it is a sum, it must be that of its
+    halves, as far as it can be evaluated.
     """
     if loss_fn is None:
         return
     if not any(is_batched(leaf, samples) for leaf in output[0]):
-        raise untestable()
+        raise_untestable(kind)
+        return
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
     own, labels = with_whole_labels(own, batch)
     with torch.random.fork_rng(devices=[]):  # do not change the user's random state
         found = [outcomes(own, one, labels, samples) for one in interpretations(output, samples)]
-    worst = [max(seen, key=Outcome.apart, default=None) for seen in found]
-    if any(one is not None and one.apart() <= 1.0 for one in worst):
+    worst = [max(seen, key=partial(Outcome.apart, kind=kind), default=None) for seen in found]
+    if any(one is not None and one.apart(kind) <= 1.0 for one in worst):
         return
     known = next((one for one in worst if one is not None), None)
-    raise no_mean(known) if known else untestable()
+    if known is None:
+        raise_untestable(kind)
+    else:
+        raise no_mean(known) if kind == "mean" else no_sum(known.whole, 2 * known.mean)
+
+
+def raise_untestable(kind: Reduction) -> None:
+    """If the user says that a loss is a sum, nothing speaks against it."""
+    if kind == "mean":
+        raise untestable()
 
 
 def with_whole_labels(loss_fn: Callable[..., Any], batch: Batch) -> tuple[Callable[..., Any], Any]:
@@ -67,9 +84,32 @@ def no_mean(found: Outcome) -> InputError:
         "loss",
         f"on random outputs it is {found.whole:.4g} for some rows together, and {found.mean:.4g} "
         "in the mean of two halves of them: microbatches would not add up to the whole batch",
-        'if it is a sum, give the Trainer reduction="sum"; if rows have different '
-        "weights, loss_weight=lambda *microbatch: the weight of its rows; if you want the "
-        "mean of the microbatches anyway, loss_weight=lambda *microbatch: 1",
+        no_mean_fix(found.apart("sum") <= 1.0),
+    )
+
+
+def no_mean_fix(is_sum: bool) -> str:
+    """What to write if a loss is no mean over rows."""
+    if is_sum:
+        return 'it is a sum over rows: give the Trainer reduction="sum"'
+    return (
+        "if rows have different weights, give the Trainer loss_weight=lambda *microbatch: the "
+        "weight of its rows; if some terms are sums over rows and others are not, divide these "
+        "sums by the number of rows; if you want the mean of the microbatches anyway, "
+        "loss_weight=lambda *microbatch: 1"
+    )
+
+
+def no_sum(whole: float, together: float) -> InputError:
+    """A loss that the user calls a sum, and is none: a term counts once for each microbatch."""
+    return InputError.of(
+        "reduction",
+        f'it is "sum", but on random data the loss is {whole:.4g} for some rows together, and '
+        f"{together:.4g} in the sum of their parts: what is no sum over rows would count once for "
+        "each microbatch",
+        "multiply terms that are no sums over rows, such as a regulariser, by the part of the rows "
+        "that a microbatch has (`len(labels) / rows of the whole batch`); or divide sums by the "
+        'number of rows, and leave out reduction="sum"',
     )
 
 
@@ -92,10 +132,11 @@ class Outcome:
     size: float
     dtype: torch.dtype
 
-    def apart(self) -> float:
+    def apart(self, kind: Reduction = "mean") -> float:
         """The difference, relative to what rounding explains."""
         limit = ROUNDING[self.dtype] * self.size
-        return abs(self.whole - self.mean) / limit if limit else 0.0
+        expected = self.mean if kind == "mean" else 2 * self.mean
+        return abs(self.whole - expected) / limit if limit else 0.0
 
 
 def outcomes(

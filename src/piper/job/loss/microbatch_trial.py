@@ -24,7 +24,7 @@ from piper.job.loss.loss_reduction import (
     own_rows,
     unknown_lines,
 )
-from piper.job.loss.mean_loss_check import ROUNDING
+from piper.job.loss.mean_loss_check import ROUNDING, no_mean_fix, no_sum
 from piper.job.loss.rows_compared import (
     is_among,
     is_in_another_order,
@@ -284,12 +284,22 @@ class Comparison:
         if self.rows_differ() or self.rows_moved() or (self.is_own_loss and where):
             yield own_rows(where or self.where_rows_move())
             return
-        if said or together is None:
+        if together is None or reduction.weight is not None:
+            return
+        if reduction.kind == "sum":
+            raise no_sum(float(self.whole.loss), float(together))
+        if said:
             return
         numbers = [] if self.is_own_loss else list(self.numbers(reduction.form.sums))
         if not numbers:
-            raise no_sum(float(self.whole.loss), float(together))
+            raise no_mean(float(self.whole.loss), float(together), self.is_sum())
         yield from numbers
+
+    def is_sum(self) -> bool:
+        """Whether the loss of the whole is the sum of those of its parts."""
+        first, second = (one.loss.double() for one in self.halves)
+        often = self.times // 2
+        return self.same(self.whole.loss, (self.times - often) * first + often * second)
 
     @property
     def is_own_loss(self) -> bool:
@@ -369,12 +379,10 @@ def no_mean_over_rows(where: str) -> str:
     )
 
 
-def no_sum(whole: float, together: float) -> InputError:
+def no_mean(whole: float, together: float, is_sum: bool) -> InputError:
     return InputError.of(
         "loss",
         f"on random data it is {whole:.4g} for two microbatches together, and {together:.4g} if "
         "Piper puts their losses together",
-        'if it is a sum, give the Trainer reduction="sum"; if rows have different weights, '
-        "loss_weight=lambda *microbatch: the weight of its rows; if you want the mean of the "
-        "microbatches anyway, loss_weight=lambda *microbatch: 1",
+        no_mean_fix(is_sum),
     )

@@ -217,17 +217,19 @@ class DeviceState:
         same = known and known.names == names and (known.trained == trained)
         others = [b.names for b in self.buckets.values() if b.bucket != state.bucket]
         taken = {name for other in others for name in other} & set(names)
-        if known and known.names == names and not same:
+        was = {name: one.trained for one in self.buckets.values() for name in one.names}
+        if flipped := [name for name in names if was.get(name, trained) != trained]:
             raise InputError.of(
                 "model",
-                f"{', '.join(names)[:80]} changed between frozen and trained (requires_grad)",
+                f"{', '.join(flipped)[:80]} changed between frozen and trained (requires_grad)",
                 "make a new Trainer, with a model that has loaded state_dict() of this one",
             )
         if not same and (known or taken):
+            other = sorted(set(known.names) ^ set(names)) if known else sorted(taken)
             raise InputError.of(
                 "batch",
-                f"batches of this shape use {', '.join(sorted(names))[:80]} in another way "
-                "than the batches before",
+                f"batches of this shape use {', '.join(other)[:80]} in another way than the "
+                "batches before, or it was frozen (requires_grad)",
                 "use a Trainer for one way of using parameters; give numbers that choose "
                 "between them the same value in every batch",
             )

@@ -1,0 +1,36 @@
+"""Errors about tensors that a graph may not read as constants: they would never change."""
+
+from torch import fx
+
+from piper.capture.fx_nodes import line
+from piper.capture.refusals import refusal
+from piper.errors import CaptureError
+
+
+def foreign_tensor(node: fx.Node) -> CaptureError:
+    return refusal(
+        line(node),
+        "the model uses a tensor that is not an argument, a parameter or a buffer of the model",
+        "register it with register_buffer or as a parameter, or pass it as an argument",
+    )
+
+
+def registered_tensor(node: fx.Node, name: str) -> CaptureError:
+    return refusal(
+        line(node),
+        f"the loss or the model reads {name} of the model by another path than the module that "
+        "has it, and would always see its first values",
+        "read it in the forward, as an attribute of its module, and return what the loss needs of "
+        "it beside the output, one value for each row (`penalty.expand(len(x))`); for a penalty of "
+        "all weights, give the optimizer weight_decay",
+    )
+
+
+def foreign_parameter(node: fx.Node) -> CaptureError:
+    return refusal(
+        line(node),
+        "the loss or the model uses a parameter that is not one of the model, so nothing would "
+        "train it",
+        "make it a parameter of the model: put a loss with its own parameters into the model, give "
+        "the labels to the model, too, and return the loss (loss_fn=None)",
+    )
