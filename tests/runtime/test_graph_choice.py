@@ -234,3 +234,15 @@ def test_another_word_is_an_error() -> None:
 
 def test_with_on_nan_auto_means_no_graphs() -> None:
     assert Options(graphs="auto", on_nan="stop").graphs == "auto"
+
+
+def test_state_that_does_not_fit_twice_rules_graphs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(graph_choice, "separate_state", full)
+    found, ran = choice({"plain": 2.0, "graphs": 1.0})
+
+    run(found, STEPS)
+
+    assert found.without and set(ran) == {"plain"}

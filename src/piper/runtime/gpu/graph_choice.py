@@ -106,16 +106,21 @@ class GraphChoice:
         if self.keeps:
             return "because the optimizer keeps the gradients that it is given"
         forget_values(self.program)
-        optimizers = [bucket.optimizer for bucket in self.program.state.buckets.values()]
-        self.state_pool = separate_state(optimizers, self.program.device)
-        empty_cache(self.program.device)
-        before = self.free()
         try:
+            self.move_state()
+            before = self.free()
             self.graphs = self.record()
         except torch.OutOfMemoryError:
             return "which do not fit"
         left = self.free()
         return "which would leave too little memory" if left < before - left else ""
+
+    def move_state(self) -> None:
+        """To memory of its own, so that all other memory of the steps before can be given back."""
+        device, buckets = self.program.device, self.program.state.buckets.values()
+        empty_cache(device)
+        self.state_pool = separate_state([bucket.optimizer for bucket in buckets], device)
+        empty_cache(device)
 
     def choose(self) -> None:
         without, with_graphs = (median(self.times[kind][UNTIMED:]) for kind in (False, True))
