@@ -11,7 +11,6 @@ import torch
 from torch.utils._pytree import tree_map
 
 from piper.capture import Captured, capture
-from piper.capture.regions.layers import tag_unannotated
 from piper.job.batch.batch import Batch
 from piper.job.batch.whole_inputs import tried
 from piper.job.job import Job
@@ -40,10 +39,9 @@ def using(found: Captured | None) -> Iterator[None]:
         return DIVIDED[key]
 
     (_, judged), _ = recent(JUDGED, id(found), lambda: (found, {}), MOST)
-    tagged = any(region.tags for region in found.model.regions)
-    layers = (lambda *_: None) if tagged else tag_unannotated
     capturing = patch("piper.job.job.capture", known)
-    with capturing, patch("piper.job.job.tag_unannotated", layers), judging_once(judged):
+    searching = patch("piper.job.compile.layer_search.tag_unannotated", lambda *_: None)
+    with capturing, searching, judging_once(judged):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piper.capture import Captured, capture, tag_unannotated
+from piper.capture import Captured, capture
 from piper.capture.loss import LossForm, function_form, growing_outputs
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.python_state.loss_state import loss_buffers
@@ -28,9 +28,10 @@ from piper.job.batch.batch_arguments import arguments_of, batch_of, example_of
 from piper.job.batch.replica_batches import ReplicaBatches
 from piper.job.batch.whole_inputs import Name, WholeInputs
 from piper.job.capture_errors import about_experts
-from piper.job.compile.chosen_directives import is_cut, plans_text, regions_text, with_stages
+from piper.job.compile.chosen_directives import plans_text, regions_text, with_stages
 from piper.job.compile.compiler import Compiled, compile_strategy
-from piper.job.compile.division import division_requests, feeds_of, is_dense, undivided_lines
+from piper.job.compile.division import division_requests, feeds_of, is_dense
+from piper.job.compile.layer_search import LayerSearch, whole_model_lines
 from piper.job.compile.stage_weights import stage_lines
 from piper.job.device_costs import TargetMachine, target_machine
 from piper.job.loop.around_step import refuse_modes
@@ -86,6 +87,7 @@ class Job:
     python_state: PythonState = field(default_factory=PythonState, repr=False)
     known_whole: dict[Name, bool] = field(default_factory=dict, repr=False)  # inputs, by name
     unclear: dict[Name, int] = field(default_factory=dict, repr=False)
+    layers: LayerSearch = field(default_factory=LayerSearch, repr=False)
 
     def __post_init__(self) -> None:
         """Check everything now, before this process waits for any other."""
@@ -230,7 +232,7 @@ class Job:
         return batch.part(0, self.microbatches, self.rows.microbatches(batch))
 
     def capture_anew(self, one: Batch) -> Captured:
-        make = partial(self.captured_as, one, ())
+        make = partial(self.layers.captured, self.model, partial(self.captured_as, one, ()))
         return self.python_state.captured(self.model, self.loss_fn, make)
 
     def captured_as(self, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:
@@ -287,12 +289,9 @@ class Job:
         return batch.in_type(TYPES[self.precision.compute], labels=labels)
 
     def find_layers(self, batch: Batch) -> None:
-        """Tag the layers of a model without annotations, if the strategy cuts it into stages."""
-        known = (region for one in self.captures.values() for region in one.model.regions)
-        if not is_cut(self.strategy) or any(region.tags for region in known):
-            return
+        """Tag the layers of a model without annotations, if the strategy profits from them."""
         given = batch.arguments if self.loss_fn is None else batch.arguments[:-1]
-        if tag_unannotated(self.model, given):
+        if self.layers.finds(self.model, self.strategy, given, self.captures.values()):
             self.captures.clear()  # they were made without the tags
 
     def compile(
@@ -327,7 +326,7 @@ class Job:
             self.cut.append(with_stages(self.strategy, compiled.program))
             chosen = choice_lines(self.strategy.directives, compiled, self.memory)
             loss = self.reduction(captured.form).lines()
-            whole = undivided_lines(captured.undivided)
+            whole = whole_model_lines(self.strategy, captured)
             for line in (*stage_lines(compiled), *chosen, *loss, *whole):
                 LOG.info("%s", line)
             for line in accumulation_lines(captured, self.all_microbatches):

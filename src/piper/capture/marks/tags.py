@@ -28,6 +28,12 @@ def tag(model: nn.Module, name: str, groups: Sequence[Sequence[str]]) -> None:
     setattr(model, _TABLE, table)
 
 
+def untag(model: nn.Module, name: str) -> None:
+    """Forget the groups of this name."""
+    table = getattr(model, _TABLE, {})
+    setattr(model, _TABLE, {other: groups for other, groups in table.items() if other != name})
+
+
 @contextmanager
 def tagging(model: nn.Module) -> Iterator[None]:
     """While this is open, tagged modules of `model` open and close their regions."""

@@ -190,6 +190,6 @@ def captured_part(job: Job, one: Batch, wanted: Wanted, trained: frozenset[str])
         loss_fn, example = joined, (*example, None)
     given = job.model, loss_fn, example, job.device.type
     rest = job.precision, trained, one.whole
-    undivided = capture(*given, (), *rest)
+    undivided = job.layers.captured(job.model, lambda: capture(*given, (), *rest))
     requests = division_requests(undivided.model, job.strategy.directives)
     return capture(*given, requests, *rest) if requests else undivided

@@ -1,0 +1,81 @@
+"""The layers of a model without annotations, found where a strategy works layer by layer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from piper.capture import Captured, tag_unannotated
+from piper.capture.marks.tags import untag
+from piper.capture.regions.layers import BY_HAND, LAYER
+from piper.directives import Directive, Offload, Remat, Replicate, Strategy
+from piper.errors import CaptureError
+from piper.job.compile.chosen_directives import is_cut
+from piper.job.compile.division import undivided_lines
+
+LOG = logging.getLogger("piper")
+Inputs = tuple[Any, ...]
+
+
+@dataclass
+class LayerSearch:
+    """Searches a model at most once for strategies that need no layers, but work better with them.
+
+    If the model cannot be captured layer by layer, these strategies do without.
+    """
+
+    done: bool = False
+    optional: bool = False  # whether layers were tagged that no strategy so far needs
+
+    def finds(
+        self, model: nn.Module, strategy: Strategy, inputs: Inputs, before: Iterable[Captured]
+    ) -> bool:
+        """Whether it found layers now, and tagged them. Captures `before` may have tags already."""
+        needed = is_cut(strategy)
+        if not needed and (self.done or by_layer(strategy) is None):
+            return False
+        if any(region.tags for one in before for region in one.model.regions):
+            return False
+        self.done, found = True, tag_unannotated(model, inputs)
+        self.optional = bool(found) and not needed
+        return found is not None
+
+    def captured(self, model: nn.Module, capture: Callable[[], Captured]) -> Captured:
+        try:
+            return capture()
+        except CaptureError as error:
+            if not self.optional:
+                raise
+            LOG.info("the model is captured as one region, as its layers could not be: %s", error)
+            untag(model, LAYER)
+            self.optional = False
+            return capture()
+
+
+def by_layer(strategy: Strategy) -> str | None:
+    """What works on one region at a time, so that layers save memory or let messages overlap."""
+    return next(filter(None, map(by_layer_text, strategy)), None)
+
+
+def by_layer_text(one: Directive) -> str | None:
+    match one:
+        case Replicate() if one.zero and len(set(one.devices)) > 1:
+            return f"zero={one.zero}"
+        case Remat() | Offload():
+            return type(one).__name__.lower()
+        case _:
+            return None
+
+
+def whole_model_lines(strategy: Strategy, captured: Captured) -> Iterator[str]:
+    """Which regions are not divided, and what is done at once that could be done by layers."""
+    yield from undivided_lines(captured.undivided)
+    if (what := by_layer(strategy)) and len(captured.model.regions) == 1:
+        yield (
+            f"{what} works on the whole model at once, which is one region: no layers were found; "
+            f"to work layer by layer, {BY_HAND}"
+        )
