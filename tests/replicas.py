@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -335,6 +336,22 @@ def train_differently(rank: int, case: str) -> str:
     finally:
         trainer.close()
     return "nothing was said"
+
+
+def train_on_the_same(rank: int) -> list[str]:
+    """What is said to two replicas that have the same batches in two steps, and then others."""
+    (x, y), log = data()[0], logging.getLogger("piper")
+    strategy = Strategy([Place(where(), [0, 1]), Replicate(where(), [0, 1]), Split("MB", 2)])
+    texts = list[str]()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    trainer = Trainer(Net(), functional.mse_loss, strategy, example=(x[:8], y[:8]), optimizer=SGD)
+    for first in (0, 0, 8 * rank):
+        trainer.step(x[first : first + 8], y[first : first + 8])
+    trainer.close()
+    log.removeHandler(handler)
+    return texts
 
 
 class Growing(nn.Module):

@@ -23,6 +23,7 @@ from replicas import (
     train_all,
     train_differently,
     train_growing,
+    train_on_the_same,
     train_weighed,
 )
 from replicas import batches as parity_batches
@@ -442,13 +443,24 @@ def test_processes_that_do_different_things_are_told(case: str) -> None:
     found = run_on(2, train_differently, case)
 
     wanted = {
-        "shapes": "batch: process 1 has a batch of different shapes than process 0: [4, 6], "
-        "not [8, 6]\n  fix: give every process batches of the same shape in the same step: pad ",
+        "shapes": "batch: process 1 has a batch of 4 rows, and process 0 one of 8\n  fix: leave "
+        "out a smaller last batch (drop_last=True), or, if replicas always have different numbers "
+        "of rows, give the strategy replica_sizes=, such as [8, 4]",
         "data": "batch: the processes of replica 0 were given different batches\n"
         "  fix: load the data by trainer.replica of trainer.replicas, not by rank, and seed what "
         "draws or shuffles it alike in all processes",
     }
     assert all(text.startswith(wanted[case.removeprefix("later ")]) for text in found), found
+
+
+def test_replicas_with_the_same_batch_are_told_once() -> None:
+    assert run_on(2, train_on_the_same) == [
+        [
+            "replicas 0 and 1 were given the same batch, so they train on its rows twice: load the "
+            "data by trainer.replica of trainer.replicas"
+        ],
+        [],
+    ]
 
 
 def test_a_state_dict_has_what_a_later_kind_of_batch_brought_in() -> None:

@@ -456,3 +456,11 @@ def test_faster_ranks_get_more_layers() -> None:
     assert sizes(dp=[1, 2], speeds=[4, 1]) == (8, 4)
     with pytest.raises(StrategyError, match=r"speeds=\[1\] does not say how fast each of 2 ranks"):
         sizes(speeds=[1])
+
+
+def test_zero_without_replicas_is_said_to_have_no_effect(caplog) -> None:
+    BUILDERS["1f1b"](pp=2, microbatches=4, zero=3)
+    BUILDERS["1f1b"](pp=2, microbatches=4, zero=3, dp=2)
+    BUILDERS["1f1b"](pp=2, microbatches=4)
+
+    assert caplog.messages == ["zero=3 has no effect: every stage has one replica (dp=1)"]

@@ -102,3 +102,26 @@ def test_every_bad_cell_is_named() -> None:
         "row 2 (rank 1), column 2: '1Y1' is not an action",
     ]
     assert {problem.fix for problem in refused.value.problems} == {ACCEPTED}
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_other_separators_are_named_once(mark: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        parse_csv("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n".replace(",", mark))
+
+    assert str(refused.value) == (
+        "schedule text: cells are not separated by commas\n"
+        "  fix: write 0F0,0F1: one comma after each"
+    )
+
+
+def test_a_header_and_numbers_of_ranks_are_named_once() -> None:
+    with pytest.raises(StrategyError) as refused:
+        parse_csv("rank,step1,step2\n0,0F0,0B0\n1,1F0,1B0\n")
+
+    assert str(refused.value) == (
+        "schedule text: row 1 is a header: 'rank,step1,step2'\n"
+        "  fix: leave it out: every row has the actions of one rank, and the first is rank 0\n"
+        "schedule text: rows begin with numbers, which are not actions\n"
+        "  fix: leave them out: rows are in the order of ranks, and have only actions"
+    )

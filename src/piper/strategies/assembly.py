@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from piper.strategies.recomputed_stages import RematOption, remats_of
 from piper.strategies.schedules.table import Action, Table
 from piper.strategies.unequal_ranks import Replication, stage_speeds, unequal_homes
 
+LOG = logging.getLogger("piper")
 Places = Mapping[int, Sequence[Device]]  # the ranks or devices of each stage, one per replica
 
 
@@ -84,6 +86,8 @@ def pipelines_of(places: Places, ep: int, ways: int) -> int:
 
 def replicates_of(homes: Places, how: Replicate) -> Iterator[Replicate]:
     """Each stage that is on several devices, replicated as `how` is."""
+    if how.zero and all(len(set(home)) == 1 for home in homes.values()):
+        LOG.warning("zero=%d has no effect: every stage has one replica (dp=1)", how.zero)
     for stage in sorted(homes):
         devices = tuple(dict.fromkeys(homes[stage]))
         if len(devices) > 1:

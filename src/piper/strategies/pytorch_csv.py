@@ -24,6 +24,7 @@ PHASES: dict[str, Phase] = {letter: phase for phase, letter in LETTERS.items()}
 PHASES |= {"BI": BI, "BW": BW}
 ACTION = re.compile(r"([0-9]{1,9})(F|B[IW]?|[IW])([0-9]{1,9})")
 DERIVED = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])[0-9]*")
+WORD = re.compile(r"(?!(F|B[IW]?|[IW])[0-9])[A-Za-z].*")
 OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 ACCEPTED = (
     "write stage, pass and microbatch, as in 0F0 (forward), 0B0 (backward), 0BI0 and 0BW0 (its "
@@ -59,7 +60,7 @@ def parse_csv(text: str) -> Table:
     """The table in a text, not yet checked: that is for `check`."""
     rows = read_cells(text)
     slots = [[parse_slot(text.strip()) for text in cells] for cells in rows]
-    problems = list(islice(unreadable(rows, slots), SHOWN))
+    problems = list(not_a_table(rows, slots)) or list(islice(unreadable(rows, slots), SHOWN))
     if problems:
         raise StrategyError("schedule text", *problems)
     return Table(tuple(tuple(slot for slot in row if slot) for row in slots))
@@ -75,6 +76,35 @@ def read_cells(text: str) -> list[list[str]]:
     while rows and not any(map(str.strip, rows[-1])):
         rows.pop()
     return rows
+
+
+def not_a_table(rows: list[list[str]], slots: list[list[Slot | None]]) -> Iterator[Problem]:
+    """What is wrong with whole rows, said once: other separators, a header, a column of ranks."""
+    if any(is_row(line[0].replace(mark, ",")) for line in rows[:1] if line for mark in ";\t|"):
+        yield Problem("cells are not separated by commas", "write 0F0,0F1: one comma after each")
+        return
+    if len(rows) > 1 and is_header(rows[0], slots[0]):
+        fix = "leave it out: every row has the actions of one rank, and the first is rank 0"
+        yield Problem(f"row 1 is a header: {','.join(rows[0])!r}", fix)
+    firsts = [row[0].strip() for row in rows if row]
+    if any(text.isdecimal() for text in firsts):
+        fix = "leave them out: rows are in the order of ranks, and have only actions"
+        yield Problem("rows begin with numbers, which are not actions", fix)
+
+
+def is_row(text: str) -> bool:
+    """Whether this is a row of several actions."""
+    cells = [parse_slot(cell.strip()) for cell in text.split(",")]
+    return len(cells) > 1 and None not in cells
+
+
+def is_header(cells: list[str], slots: list[Slot | None]) -> bool:
+    """Whether no cell is an action, or looks like one with a mistake in it.
+
+    >>> is_header(["rank", "step1"], [None, None]), is_header(["0X0", "F0"], [None, None])
+    (True, False)
+    """
+    return None in slots and all(map(WORD.fullmatch, filter(None, map(str.strip, cells))))
 
 
 def unreadable(rows: list[list[str]], slots: list[list[Slot | None]]) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from piper.errors import InputError, Problem, StrategyError
 from piper.job.processes.different_lengths import BatchForm, Lengths, together
+from piper.names import amount
 from piper.runtime.processes.gathering import everyone
 from piper.runtime.processes.waits import peers_needed
 
@@ -22,11 +24,16 @@ SAMPLE = 1024  # elements of each parameter that are compared: enough to tell tw
 SHORT = 60  # characters that a message can show; a digest is longer
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs between processes
 Digests = dict[str, str]
+Rows = tuple[int, str] | None
 DeviceTimes = tuple[float, float, int]  # seconds of the last step, and after it; the role
 SAME_SHAPES = (
     "give every process batches of the same shape in the same step: pad rows to a fixed length "
     '(padding="max_length"), not to the longest row of each batch, and leave out a smaller last '
     "batch (drop_last=True)"
+)
+SAME_ROWS = (
+    "leave out a smaller last batch (drop_last=True), or, if replicas always have different "
+    "numbers of rows, give the strategy replica_sizes=, such as "
 )
 NO_MORE_BATCHES = "the end of evaluate"  # before that, each of its batches is like a step
 OF_FIRST = "of the first replica, with replica_sizes="  # in the kind of a step
@@ -147,6 +154,7 @@ class Agreed:
     own: DeviceTimes = NO_TIMES  # of this process
     devices: tuple[DeviceTimes, ...] = ()  # of all
     lengths: Lengths | None = None  # of the batches of all replicas, if they differ
+    twins: tuple[int, int] | None = None  # two replicas with the same data
 
 
 def agree_on_step(
@@ -177,7 +185,19 @@ def agree_on_step(
         raise different_data(int(other.nonzero()[0]))
     weight, lost, state = float(most[2 : 2 + feeds].sum()), bool(most[-2]), int(most[-1])
     devices = tuple((s, t, int(role)) for s, t, role in most[times:-3].view(-1, 3).tolist())
-    return Agreed(weight, lost, state, bool(most[-3]), mine.own, devices, lengths)
+    twins = same_data(data[0].tolist()) if rank == 0 else None  # one warning is enough
+    return Agreed(weight, lost, state, bool(most[-3]), mine.own, devices, lengths, twins)
+
+
+def same_data(seen: Sequence[float]) -> tuple[int, int] | None:
+    """Two replicas with the same fingerprint, if there are any. Infinite: none was taken.
+
+    >>> same_data([7.0, 5.0, 7.0]), same_data([7.0, 5.0]), same_data([float("-inf")] * 2)
+    ((0, 2), None, None)
+    """
+    first = {one: feed for feed, one in reversed(list(enumerate(seen))) if math.isfinite(one)}
+    pairs = ((first[one], feed) for feed, one in enumerate(seen) if one in first)
+    return next(((one, other) for one, other in pairs if one != other), None)
 
 
 def compared(batch: Sequence[torch.Tensor], known: bool) -> Sequence[torch.Tensor]:
@@ -220,16 +240,16 @@ def number(text: str) -> int:
 
 def different_lengths(kind: tuple[object, ...], form: BatchForm | None) -> Lengths:
     """If processes differ only in the lengths of their batches, these. Else it is refused."""
-    mine = call_of(kind), short(kind), repr(kind), form
+    mine = call_of(kind), short(kind), repr(kind), row_counts(kind), form
     found = everyone(mine, "the comparison of calls")
     forms = [one[-1] for one in found if one[-1] is not None]
     lengths = together(forms) if len(forms) == len(found) else None
     if lengths is None:
-        raise different_steps([one[:3] for one in found])
+        raise different_steps([one[:4] for one in found])
     return lengths
 
 
-def different_steps(found: Sequence[tuple[str, str, str]]) -> Exception:
+def different_steps(found: Sequence[tuple[str, str, str, Rows]]) -> Exception:
     other = next(rank for rank, theirs in enumerate(found) if theirs != found[0])
     calls, shown = [found[other][0], found[0][0]], [found[other][1], found[0][1]]
     if NO_MORE_BATCHES in calls and "step" in calls:
@@ -251,6 +271,10 @@ def different_steps(found: Sequence[tuple[str, str, str]]) -> Exception:
         what = f"process {other} has a model in a different mode than process 0"
         fix = "switch train(), eval() and requires_grad in all processes"
         return InputError.of("batch", what, fix)
+    rows, first = found[other][3], found[0][3]
+    if rows and first and rows[1:] == first[1:]:
+        what = f"process {other} has a batch of {amount(rows[0], 'row')}, and process 0 one of "
+        return InputError.of("batch", f"{what}{first[0]}", f"{SAME_ROWS}{[first[0], rows[0]]}")
     what = f"process {other} has a batch of different shapes than process 0: {there}, not {here}"
     return InputError.of("batch", what, SAME_SHAPES)
 
@@ -277,6 +301,20 @@ def short(kind: object) -> str:
     leaves = kind[0][:-1] if isinstance(kind, tuple) and isinstance(kind[0], tuple) else ()
     shapes = (str(list(leaf[0])) if isinstance(leaf, tuple) else str(leaf) for leaf in leaves)
     return " and ".join(dict.fromkeys(shapes))[:80]
+
+
+def row_counts(kind: object) -> Rows:
+    """The rows of a batch, and all else of its shapes. None: its tensors have different ones.
+
+    >>> row_counts(((((8, 6), "float32"), ((8,), "int64"), "TreeSpec(...)"), (True, True)))
+    (8, "(((6,), 'float32'), ((), 'int64'), 'TreeSpec(...)')")
+    """
+    leaves = kind[0] if isinstance(kind, tuple) and isinstance(kind[0], tuple) else ()
+    rows = {leaf[0][0] for leaf in leaves if isinstance(leaf, tuple) and leaf[0]}
+    if len(rows) != 1:
+        return None
+    rest = tuple((leaf[0][1:], leaf[1]) if isinstance(leaf, tuple) else leaf for leaf in leaves)
+    return rows.pop(), repr(rest)
 
 
 def refuse_over(closed: bool, broken: bool) -> None:

@@ -24,6 +24,7 @@ from piper.job.loss.loss_reduction import LossReduction
 from piper.job.memory.memory_errors import memory_explained
 from piper.job.processes import consistency
 from piper.job.processes.different_lengths import alike
+from piper.job.programs.new_program import new_program_lines
 from piper.names import Device, F, Phase
 from piper.plan.analyse import kernel_sequences
 from piper.plan.analyse.kernel_sequences import KernelSequence
@@ -139,6 +140,8 @@ class Programs:
             self.made[kind], self.aliases = compiled, captured.aliases
             return captured, compiled
 
+        for line in new_program_lines(self.job, batch, kind, list(self.ready)):
+            LOG.info("%s", line)
         if world() > 1:
             LOG.info("compiling on device 0, for all %d", world())
             return self.shipping.first(make)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 
 from piper.errors import InputError
@@ -18,6 +19,8 @@ from piper.job.programs.programs import Programs
 from piper.plan.instructions import Gather, Plan, Reduce, Total
 from piper.runtime.processes.gathering import everyone
 
+LOG = logging.getLogger("piper")
+
 
 def agreed_step(
     job: Job, batch: Batch, kind: BatchKind, feed: int, mine: Agreed, known: bool,
@@ -27,7 +30,14 @@ def agreed_step(
     data, (shapes, flags, _) = consistency.compared(batch.tensors, known), kind
     form = BatchForm(feed, shapes, flags, batch.rows or 1, batch.tokens)
     may_differ = form if lengths and not job.rows.unequal else None
-    return consistency.agree_on_step((shapes, flags), data, feed, job.replicas, mine, may_differ)
+    given = (shapes, flags), data, feed, job.replicas, mine, may_differ
+    found = consistency.agree_on_step(*given)
+    if found.twins and not known:
+        LOG.warning(
+            "replicas %d and %d were given the same batch, so they train on its rows twice: load "
+            "the data by trainer.replica of trainer.replicas", *found.twins,
+        )  # fmt: skip
+    return found
 
 
 def prepared(
