@@ -56,6 +56,7 @@ class Captured:
     described: DescribedRegions
     meeting: str = ""  # where rows of a microbatch meet inside the model; empty: nowhere
     undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
+    by_rows: tuple[str, ...] = ()  # attentions of which rows are divided, where tokens were asked
     others: Mapping[int, "Captured"] = field(default_factory=dict)  # for microbatches of such rows
 
     def with_others(self, others: Mapping[int, "Captured"]) -> "Captured":
@@ -161,6 +162,7 @@ def capture(
         described=made,
         meeting=meeting,
         undivided=traced.undivided,
+        by_rows=traced.by_rows,
     )
 
 

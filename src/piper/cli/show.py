@@ -27,6 +27,7 @@ from piper.ir.maker import ORDER, Maker
 from piper.ir.message_order import names_operations
 from piper.ir.text.text import text
 from piper.ir.training import training_dag
+from piper.job.compile.layer_search import whole_model_lines
 from piper.job.compile.pricing import cost_notes, mesh_notes
 from piper.job.compile.stage_weights import stage_table
 from piper.names import STEP
@@ -123,6 +124,7 @@ def show_all(found: Inspected, machine: SimulatedMachine, window: Window) -> Non
     show_rows(schedule_rows(found), window, machine=True)
     show_text(simulated_lines(found.compiled, machine), window)
     show_sections(found.compiled, window)
+    show_lines(whole_model_lines(found.job.strategy, found.captured), window)
     show_mesh(found.compiled, machine, window)
 
 

@@ -62,6 +62,7 @@ class Traced:
     by_tokens: dict[str, Placement] = field(default_factory=dict)  # if also divided by weights
     whole: dict[str, TensorSpec] = field(default_factory=dict)  # of parameters that are cut
     undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
+    by_rows: tuple[str, ...] = ()  # attentions of which rows are divided, where tokens were asked
 
     @property
     def placeholders(self) -> list[fx.Node]:

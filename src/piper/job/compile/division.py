@@ -136,6 +136,16 @@ def undivided_lines(found: Iterable[str]) -> Iterator[str]:
     return (f"not divided, every device computes all of it: {one}" for one in found)
 
 
+def by_rows_lines(found: Iterable[str]) -> Iterator[str]:
+    """For the user: what `cp` divides, if not tokens."""
+    return (
+        f"rows are divided, not tokens, as that sends less: {one} works on whole sequences; to "
+        'divide tokens, write attention="ring" (cp_attention="ring" in a builder), or give each '
+        "microbatch fewer rows than devices"
+        for one in found
+    )
+
+
 def is_named(parameter: Parameter, pattern: str) -> bool:
     """Whether a pattern is that of a parameter, or of a module that it is in."""
     return any(fnmatchcase(parameter.name, one) for one in (pattern, f"{pattern}.*"))

@@ -15,7 +15,7 @@ from piper.capture.regions.layers import BY_HAND, LAYER
 from piper.directives import Directive, Offload, Remat, Replicate, Strategy
 from piper.errors import CaptureError
 from piper.job.compile.chosen_directives import is_cut
-from piper.job.compile.division import undivided_lines
+from piper.job.compile.division import by_rows_lines, undivided_lines
 
 LOG = logging.getLogger("piper")
 Inputs = tuple[Any, ...]
@@ -74,6 +74,7 @@ def by_layer_text(one: Directive) -> str | None:
 def whole_model_lines(strategy: Strategy, captured: Captured) -> Iterator[str]:
     """Which regions are not divided, and what is done at once that could be done by layers."""
     yield from undivided_lines(captured.undivided)
+    yield from by_rows_lines(captured.by_rows)
     if (what := by_layer(strategy)) and len(captured.model.regions) == 1:
         yield (
             f"{what} works on the whole model at once, which is one region: no layers were found; "

@@ -16,6 +16,7 @@ from piper.capture.graphs.division.calls import tensors
 from piper.capture.graphs.division.expert_rows import refuse_rows
 from piper.capture.graphs.division.local_graph import local_graph
 from piper.capture.graphs.division.ring import rewrite_attention
+from piper.capture.graphs.division.row_division import divided_by_rows
 from piper.capture.graphs.division.search.plan import search
 from piper.capture.graphs.division.search.space import Space, independent
 from piper.capture.graphs.division.undivided import undivided
@@ -58,7 +59,8 @@ def _divided(traced: Traced, axis: int) -> Traced:
     space = Space(traced.root.graph, wanted, used, traced.batch, joins)
     plan = search(space, traced.results[0])
     found = local_graph(traced, space, plan, runs)
-    return replace(found, undivided=(*traced.undivided, *undivided(space, plan)))
+    rows = *traced.by_rows, *divided_by_rows(space, plan)
+    return replace(found, undivided=(*traced.undivided, *undivided(space, plan)), by_rows=rows)
 
 
 def _asked(traced: Traced, requests: Sequence[DivisionRequest]) -> dict[int, DivisionRequest]:
