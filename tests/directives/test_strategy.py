@@ -6,7 +6,8 @@ import json
 from typing import get_type_hints
 
 import pytest
-from hypothesis import given, reject
+from draws import drawn, draws
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from synthetic import chain
 
@@ -107,6 +108,8 @@ def directives(draw: st.DrawFn) -> Directive:
         reject()
 
 
+@drawn
+@settings(max_examples=draws(40, 400))
 @given(st.lists(directives(), max_size=4))
 def test_a_strategy_comes_back_from_json_as_it_was(program: list[Directive]) -> None:
     strategy = Strategy(program)
