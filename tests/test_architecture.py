@@ -213,7 +213,7 @@ def test_a_room_has_at_most_20_files() -> None:
 def test_the_compiler_is_imported_without_torch() -> None:
     modules = "piper, piper.job.compile.compiler, piper.strategies, piper.plan.check.check"
     others = "piper.ir.text.text, piper.passes.pass_pipeline, piper.view.schedule_grid, "
-    others += "piper.launcher.local"
+    others += "piper.launcher.local, piper.job.launching"
     program = f"import sys, {modules}, {others}; print('torch' in sys.modules)"
 
     done = subprocess.run(

@@ -15,7 +15,7 @@ from piper.capture import tag_unannotated
 from piper.directives import Strategy
 from piper.errors import InputError
 from piper.job.batch.batch_arguments import example_of
-from piper.job.inspection import is_inspecting
+from piper.job.inspecting import is_inspecting
 from piper.job.options import Loss
 from piper.job.trainer_options import TrainerOptions
 from piper.models.adapters import (

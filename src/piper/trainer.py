@@ -17,7 +17,8 @@ from piper.directives.strategy import as_strategy
 from piper.job.arguments import names_options
 from piper.job.batch.batch import Batch
 from piper.job.batch.shaped_batches import as_in_first
-from piper.job.inspection import inspected, is_inspecting
+from piper.job.inspecting import is_inspecting
+from piper.job.inspection import inspected
 from piper.job.job import BatchKind, Job
 from piper.job.loop.around_step import ModelWrites, refuse_modes
 from piper.job.loop.metric_log import Log, log_makers, metric_log

@@ -11,10 +11,10 @@ from piper.capture import Captured
 from piper.costs import Costs
 from piper.job.batch.batch import Batch
 from piper.job.compile.compiler import Compiled
+from piper.job.inspecting import looking
 from piper.job.job import Job
 
 MANY = 64  # devices; above that, tools compile one device per role
-_looking = False
 _replaced: dict[str, Any] = {}  # options
 
 
@@ -34,20 +34,17 @@ def inspected(job: Job, example: Batch) -> Inspected:
     return Inspected(job, job.whole_inputs.marked(example), captured, compiled)
 
 
-def is_inspecting() -> bool:
-    return _looking
-
-
 @contextmanager
 def inspecting(memory_gib: float | None = None, costs: Costs | str | None = None) -> Iterator[None]:
     """Inside, the first Trainer compiles and raises `Inspected`.
 
     What is given here replaces the options of the Trainer.
     """
-    global _looking, _replaced
+    global _replaced
     given = {"memory_gib": memory_gib, "costs": costs}
-    _looking, _replaced = True, {name: one for name, one in given.items() if one is not None}
+    _replaced = {name: one for name, one in given.items() if one is not None}
     try:
-        yield
+        with looking():
+            yield
     finally:
-        _looking, _replaced = False, {}
+        _replaced = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from piper.job.inspection import is_inspecting
+from piper.job.inspecting import is_inspecting
 from piper.launcher.function import call_in_processes
 
 Given = ParamSpec("Given")
