@@ -171,43 +171,38 @@ def refuse_transforms(graph: fx.Graph) -> None:
 _HISTORY = (torch.Tensor.requires_grad, torch.Tensor.grad_fn, torch.Tensor.is_leaf)
 
 
-class PropertiesAsInEager(torch.overrides.TorchFunctionMode):
-    """`x.data` leaves no node in a trace; `x.detach()`, which means the same here, does.
+class AsInEager(torch.overrides.TorchFunctionMode):
+    """What a trace would not see, or see otherwise, is done as in eager training, or refused.
 
-    And what a model sees has no history. The tensor inside has the one of eager training.
+    One mode for all: every call of torch passes through each that is open.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         property = getattr(func, "__self__", None)
-        if property is torch.Tensor.data:
+        if property is torch.Tensor.data:  # it leaves no node; detach means the same here, and does
             return args[0].detach()
         if property in _HISTORY and func.__name__ == "__get__":
-            return func(inside_trace(args[0]))
-        return func(*args, **(kwargs or {}))
-
-
-class NoGradients(torch.overrides.TorchFunctionMode):
-    """Activations of a trace have no gradients that a hook or a derivative could see."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook):
-            raise refusals.gradient_hook(current_line())
-        if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
-            raise refusals.own_backward()
+            return func(inside_trace(args[0]))  # what a model sees has no history; this has
+        if func is torch.nn.functional.dropout:
+            return _dropout(*args, **(kwargs or {}))
+        refuse_gradients(func)
         if func is torch.Tensor.retain_grad:  # nothing reads it in a step
             return None
         return func(*args, **(kwargs or {}))
 
 
-class DropoutIsCopied(torch.overrides.TorchFunctionMode):
-    """In-place dropout would be traced as the numbers it draws, so it runs on a copy."""
+def refuse_gradients(func: Any) -> None:
+    """Activations of a trace have no gradients that a hook or a derivative could see."""
+    if func in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook):
+        raise refusals.gradient_hook(current_line())
+    if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
+        raise refusals.own_backward()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip(("input", "p", "training", "inplace"), args, strict=False))
-        given |= kwargs or {}
-        if func is torch.nn.functional.dropout and given.pop("inplace", False):
-            return given["input"].copy_(func(**given))
-        return func(*args, **(kwargs or {}))
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """In place, it would be traced as the numbers it draws, so it runs on a copy."""
+    found = torch.nn.functional.dropout(input, p, training)
+    return input.copy_(found) if inplace else found
 
 
 def is_torchs_own(file: str) -> bool:

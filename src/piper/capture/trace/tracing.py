@@ -32,8 +32,6 @@ def tracing(
         stack.enter_context(converting(view, precision))  # first, to end inside the tags
         stack.enter_context(tagging(view))
         stack.enter_context(mode)
-        stack.enter_context(side_effects.PropertiesAsInEager())
-        stack.enter_context(side_effects.DropoutIsCopied())
-        stack.enter_context(side_effects.NoGradients())
+        stack.enter_context(side_effects.AsInEager())
         stack.enter_context(ReplacedCalls())
         yield
