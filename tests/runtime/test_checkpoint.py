@@ -51,6 +51,10 @@ def divided(tp: int, dp: int = 1, zero: int = 0) -> Strategy:
     return BUILDERS["1f1b"](pp=1, microbatches=4 // dp, tp=tp, dp=dp, zero=zero)
 
 
+TOKENS = BUILDERS["1f1b"](pp=1, microbatches=4, cp=4, cp_attention="zigzag", zero=1)
+GROUPS = BUILDERS["1f1b"](pp=2, microbatches=2, dp=[1, 2], tp=2, zero=2)
+
+
 def world(strategy: Strategy) -> int:
     return 1 + max(d for one in strategy if isinstance(one, Place) for d in one.devices)
 
@@ -68,6 +72,8 @@ CASES = {
     "two devices to a group, to four": ("wide", divided(2, dp=2, zero=1), divided(4, zero=3)),
     "four devices to a group, to none": ("wide", divided(4), ONE),
     "from none to two": ("wide", ONE, divided(2, dp=2, zero=2)),
+    "weights to tokens": ("wide", divided(4, zero=3), TOKENS),
+    "tokens to ranks with one group and two": ("wide", TOKENS, GROUPS),
 }
 
 

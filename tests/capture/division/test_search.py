@@ -268,6 +268,31 @@ def test_a_residual_is_no_hub() -> None:
     assert not space_of(6)[0].hubs
 
 
+class SideBySide(nn.Module):
+    """Two branches of one layer read its norm, the second long after the first, as in Falcon."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.one = nn.LayerNorm(8), nn.Linear(8, 24, bias=False)
+        self.other, self.out = nn.Linear(8, 32, bias=False), nn.Linear(32, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        a, b, c = self.one(y).chunk(3, -1)
+        return x + torch.tanh(a * b).exp() * c.sigmoid() + self.out(self.other(y))
+
+
+def test_branches_of_one_layer_make_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each layer would have a hub of its own, and no two of them would be equal."""
+    monkeypatch.setattr(hubs, "APART", 4)
+    x = torch.zeros(2, 4, 8)
+    layers = nn.Sequential(SideBySide(), SideBySide())
+    traced = trace(layers, lambda y, _: y.sum(), (x, x), "cpu")
+    clean(traced)
+
+    assert not divided_space(traced, 2).hubs
+
+
 def test_an_equal_segment_may_lack_a_way_in() -> None:
     """Its own neighbours read it otherwise."""
     segment = Segment(None, tuple(space_of(1)[0].order[:1]), "equal")

@@ -13,7 +13,7 @@ from operator import getitem
 from torch import fx
 
 from piper.capture.fx_nodes import value
-from piper.capture.graphs.division.calls import operands
+from piper.capture.graphs.division.calls import operands, shape
 from piper.capture.kernels.ring import BLOCK, PASSING, SUM
 
 APART = 24  # nodes between two reads: a residual is read again sooner, or by another operator
@@ -35,9 +35,10 @@ def hubs_of(nodes: Sequence[fx.Node]) -> Hubs:
 
 def _life(node: fx.Node, number: dict[fx.Node, int]) -> int:
     """How long such a value is alive; 0 for any other."""
-    reads: dict[tuple[object, int], list[int]] = {}
+    reads: dict[tuple[object, ...], list[int]] = {}
     for user in filter(number.__contains__, node.users):
-        place = user.target, operands(user).index(node)
+        given = operands(user)
+        place = user.target, given.index(node), *map(shape, given)  # two products are not equal
         reads.setdefault(place, []).append(number[user])
     apart = any(max(places) - min(places) > APART for places in reads.values())
     return max(max(places) for places in reads.values()) - number[node] if apart else 0
