@@ -15,47 +15,52 @@ ABOUT = {  # piece -> title, and what it shows
     "schedules": (
         "Throughput of pipelines with experts",
         "PP=2 x EP=2: Piper's schedules and those of torch's pipelining, on the same modules. "
-        "Contenders take steps in turn in the same processes, after equal losses.",
+        "Contenders take steps in turn, in the same processes. Their losses were found equal "
+        "first.",
     ),
     "zero": (
         "ZeRO levels",
-        "All ranks are replicas. The peers are torch's DDP and FSDP2. Below 1, Piper is faster.",
+        "All ranks are replicas. The peers are torch's DDP and FSDP2. Piper is faster where the "
+        "ratio is below 1.",
     ),
     "peers": (
         "DeepSpeed, Megatron-Core and TorchTitan",
-        "The same modules in the same processes, in turn, after equal losses; Piper with its "
-        "defaults, the peers with theirs. Memory is the most that a contender adds to a rank.",
+        "All train the same modules, in turn, in the same processes, each with its own defaults. "
+        "Their losses were compared first: where they differ, the row says so. Memory is the most "
+        "that a contender adds to a rank.",
     ),
     "batch": (
         "Largest batch",
-        "PP=2 x DP=2 with 1F1B: the rows of a microbatch that fit in a budget of memory.",
+        "PP=2 x DP=2 with 1F1B: how many rows of a microbatch fit in a given memory.",
     ),
     "streams": (
         "Streams and buckets",
-        "PP=2 x DP=2, ZeRO-2 that reduces each microbatch. Messages have streams of their own, or "
-        "share one. The last column compares the same passes with and without messages in flight.",
+        "PP=2 x DP=2, ZeRO-2 that reduces after each microbatch. Messages have their own streams, "
+        "or share one. The last column compares the same passes with and without messages in "
+        "flight.",
     ),
     "scaling": (
         "Weak scaling",
-        "Measured ranks share one machine, so the last column compares with plain PyTorch in as "
-        "many processes that send nothing. **Simulated rows are predictions**, not measurements: a "
-        "DeepSeek-V3-like job on H800s, PP=16, up to EP=64, against its smallest size.",
+        "Measured ranks share one machine, so the last column compares them with as many processes "
+        "of plain PyTorch that send nothing. **Simulated rows are predictions**, not measurements: "
+        "a DeepSeek-V3-like job on H800s, PP=16, up to EP=64, against its smallest size.",
     ),
     "overhead": (
         "Runtime overhead",
-        "Kernels so small that the host is the limit, and the loop over instructions alone.",
+        "A step whose kernels are so small that the host is the limit, and the loop over "
+        "instructions alone.",
     ),
     "compile": (
         "Compile time",
-        "Everything after capture, with all checks: directives, passes, plans.",
+        "Everything after capture (directives, passes and plans), with all checks.",
     ),
 }
 INTRODUCTION = (
     "`make paper` runs all pieces, and `make paper PIECE=zero` runs one. The pieces are {pieces}. "
-    "With a GPU, four ranks share it. On a CPU everything is tiny: it shows that a piece runs, not "
-    "how fast Piper is. `bench/results/paper/` holds the raw results of each machine, with its "
+    "With a GPU, four ranks share it. On a CPU everything is tiny, which shows that a piece runs, "
+    "not how fast Piper is. `bench/results/paper/` holds the raw results of each machine, with its "
     "load. `bench/paper.py` writes this page from them. [Benchmarks](benchmarks.md) has larger "
-    "runs and explains them.",
+    "runs, with explanations.",
     "The piece `peers` needs the packages of DeepSpeed, Megatron-Core and TorchTitan. "
     "[Benchmarks](benchmarks.md#deepspeed-megatron-core-and-torchtitan) says where to put them.",
 )
