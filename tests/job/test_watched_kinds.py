@@ -10,8 +10,9 @@ import multiprocessing
 import os
 import sys
 import types
-from collections import OrderedDict, deque
+from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,55 @@ def test_another_object_is_seen(one: Any, other: Any) -> None:
     net.k = one
 
     assert state != 0
+    assert seen.now() == 0
+
+
+class OwnDropout(nn.Dropout):
+    pass
+
+
+class OwnNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class OwnItems(UserDict[str, float]):
+    pass
+
+
+class Kind(Enum):
+    ONE = 1.0
+    TWO = 2.0
+
+
+INHERITED: dict[str, tuple[Any, Callable[[Net], Any]]] = {
+    "own dropout": (OwnDropout(0.1), lambda net: put(net.k, "p", 0.5)),
+    "own norm": (OwnNorm(6), lambda net: put(net.k, "eps", 0.5)),
+    "dropout": (nn.Dropout(0.1), lambda net: put(net.k, "p", 0.5)),
+    "own items": (OwnItems(a=1.0), lambda net: net.k.update(a=2.0)),
+    "items": (UserDict(a=1.0), lambda net: net.k.update(a=2.0)),
+    "a kind": (Kind.ONE, lambda net: put(net, "k", Kind.TWO)),
+    "an array of objects": (np.array([[1.0], None], dtype=object), lambda net: net.k[0].append(1)),
+}
+
+
+@pytest.mark.parametrize("name", INHERITED)
+def test_what_code_of_torch_and_python_reads_of_own_objects_is_seen(name: str) -> None:
+    value, change = INHERITED[name]
+    net = Net(value)
+    seen = Watch(net, None)
+
+    change(net)
+
+    assert seen.now() != 0
+
+
+def test_what_own_objects_note_for_others_does_not_count() -> None:
+    net = Net(OwnDropout(0.1))
+    seen = Watch(net, None)
+
+    net.k.last_seen, net.k.history = 3, [1]
+
     assert seen.now() == 0
 
 

@@ -115,6 +115,8 @@ def _of_numpy(value: Any) -> Token | None:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
+    if isinstance(value, numpy.ndarray) and value.dtype.hasobject:
+        return ("array", value.shape, str(value.dtype), repr(value.tolist()))
     if isinstance(value, numpy.ndarray):
         return ("array", value.shape, str(value.dtype), sha256(value.tobytes()).hexdigest())
     if isinstance(value, numpy.generic):

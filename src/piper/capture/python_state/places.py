@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -109,7 +110,7 @@ def is_pipers(value: Any) -> bool:
 def is_leaf(value: Any) -> bool:
     return (
         type(value) in SIMPLE
-        or isinstance(value, Tensor)
+        or isinstance(value, Tensor | Enum)
         or is_generator(value)
         or not (isinstance(value, _HOLDING) or _has_fields(value))
     )

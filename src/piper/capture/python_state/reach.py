@@ -95,6 +95,8 @@ class _Search:
         """A class that the program uses. Its methods run if some code names them."""
         for base in cls.__mro__:
             followed = is_own_class(base) or file_of(base) in self.files
+            if not followed and is_own_class(cls) and base not in (object, nn.Module):
+                self.borrow(base)
             if id(base) in self.done or not followed:
                 continue
             self.done.add(id(base))
@@ -104,6 +106,14 @@ class _Search:
                     self.methods.setdefault(name, []).append(function)
                     if name in self.reach.names or _is_called_by_itself(name):
                         self.enqueue(function)
+
+    def borrow(self, base: type) -> None:
+        """What torch's and other code reads of the user's own objects: `p` of his `nn.Dropout`."""
+        for name, value in list(vars(base).items()):
+            if name in self.reach.names or _is_called_by_itself(name):
+                for function in _functions(value):
+                    for code in codes_of(function.__code__):
+                        self.reach.names.update(code.co_names)
 
     def enqueue(self, function: FunctionType) -> None:
         file = function.__code__.co_filename
