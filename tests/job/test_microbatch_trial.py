@@ -37,6 +37,14 @@ MEETING: dict[str, Mix] = {  # what the graph does not prove
     "attention": lambda h: F.scaled_dot_product_attention(*[h.transpose(0, 1)] * 3).transpose(0, 1),
     "joined": lambda h: torch.cat([h, h + h.max()])[len(h) :],
     "a loop": lambda h: torch.stack([row * len(h) for row in h]),
+    "ordered by chance": lambda h: h + h[torch.rand(len(h)).argsort()],
+    "sorted by chance": lambda h: h + h[torch.randn(len(h), 1).sort(0).indices[:, 0]],
+    "best of chances": lambda h: h + h[torch.rand(len(h)).topk(len(h)).indices],
+    "half of the rows": lambda h: h * (torch.rand(len(h)).argsort() < 1)[:, None, None],
+    "the largest chance": lambda h: h * torch.rand(len(h)).max(),
+    "any chance": lambda h: torch.where((torch.rand(len(h)) < 0.1).any(), 2 * h, h),
+    "chance of the first": lambda h: h * torch.rand(len(h))[0],
+    "dropped, of all": lambda h: h * F.dropout(torch.ones(len(h)), 0.5).mean(),
     "a little, rounded": lambda h: h.bfloat16().to(h.dtype) * (1 + 1e-3 * len(h)),
 }  # fmt: skip
 APART: dict[str, Mix] = {
@@ -50,6 +58,13 @@ APART: dict[str, Mix] = {
     "in a loop": lambda h: torch.stack([row.softmax(-1) for row in h]),
     "time first": lambda h: h.transpose(0, 1).cumsum(0).transpose(0, 1),
     "twice the rows": lambda h: torch.cat([h, h.flip(1)]).tanh().chunk(2)[0],
+    "tokens by chance": lambda h: h.gather(
+        1, torch.rand(h.shape[:2]).argsort(1)[..., None].expand_as(h)
+    ),
+    "hidden tokens": lambda h: h * (torch.rand(h.shape[:2]).argsort(1) < 2)[..., None],
+    "one order for all": lambda h: h[:, torch.rand(h.shape[1]).argsort()],
+    "two views": lambda h: F.dropout(torch.cat([h, h]), 0.4)[: len(h)],
+    "dropped weights": lambda h: h @ F.dropout(torch.eye(WIDTH), 0.4),
     "other types": lambda h: (h.float() * 3).bfloat16().to(h.dtype),
 }
 NUMBERS: dict[str, Mix] = {  # neither a mean nor a sum over rows

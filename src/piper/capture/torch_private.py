@@ -214,6 +214,17 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
+def named_arguments(operator: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Those of a call, without defaults."""
+    names = [one.name for one in operator._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def writes(operator: OpOverload) -> bool:
+    """Whether it changes a tensor that it is given."""
+    return bool(operator._schema.is_mutable)
+
+
 def is_mutable(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)

@@ -1,6 +1,7 @@
 """Run a model and its loss once on numbers, as a plain loop would, and leave nothing behind."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,13 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from piper.capture.python_state.loss_state import Loss
+from piper.capture.reduced_rows import CallSizes, OtherValues, tensors
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
     TorchDispatchMode,
     apply_function,
     functions_as,
     is_custom,
+    named_arguments,
     pytree,
+    storage_id,
+    writes,
 )
 from piper.capture.trace.arguments.call_arguments import flatten, own_loss, split
 from piper.capture.trace.trial_copy import TrialCopy
@@ -28,6 +33,7 @@ DRAWS = frozenset({
     "_standard_gamma", "_sample_dirichlet", "binomial", *ONES,
 })  # fmt: skip
 
+ORDERS = frozenset({"sort", "topk"})
 aten = torch.ops.aten
 COARSER = (torch.float32, torch.float16, torch.bfloat16)
 TILE = 65_521  # random numbers that are repeated: a prime, so that no two rows get the same
@@ -53,6 +59,9 @@ class Trial:
     own_derivatives: list[str] = field(default_factory=list)  # lines with those of the user's
     rounded: dict[torch.dtype, str] = field(default_factory=dict)  # coarse types, and first lines
     graph: tuple[Tensor, list[Tensor]] | None = None  # the loss and what it is derived by, if asked
+    sizes: list[CallSizes] = field(default_factory=list)  # of all calls
+    before_loss: int = 0  # so many calls of the model, before those of its loss function
+    made_by: list[int] = field(default_factory=list)  # the last call for each tensor of the output
 
 
 @dataclass
@@ -90,16 +99,19 @@ class TrialRuns:
         dtype: torch.dtype | None,
         calls: bool,
         derived: bool = False,
+        sizes: bool = False,
+        others: OtherValues | None = None,
     ) -> Trial:
         """`dtype`: what floating-point numbers are converted to. `calls`: keep what calls give.
 
-        `derived`: such that `gradients` can follow.
+        `derived`: such that `gradients` can follow. `sizes`: keep those of calls. `others`: values
+        to put in place of those that it computes.
         """
         state, leaves = self.state(dtype), dict[str, Tensor]()
         if derived:
             leaves = {name: state[name].detach().requires_grad_() for name in self.trained}
         with torch.set_grad_enabled(derived or torch.is_grad_enabled()):
-            found = self._run(arguments, dtype, calls, state | leaves)
+            found = self._run(arguments, dtype, calls, state | leaves, sizes, others)
         graph = (found.loss, list(leaves.values())) if leaves else None
         return replace(found, loss=found.loss.detach(), graph=graph)
 
@@ -109,10 +121,12 @@ class TrialRuns:
         dtype: torch.dtype | None,
         calls: bool,
         state: dict[str, Tensor],
+        sizes: bool,
+        others: OtherValues | None,
     ) -> Trial:
         copy = self.copies.pop(dtype, None) or TrialCopy.of(self.model, self.loss_fn, dtype)
-        modes = copy.alone(), SameDraws(dtype), Calls(calls)
-        with modes[0], modes[1] as types, modes[2] as seen, functions_as(types.apply):
+        types, seen = SameDraws(dtype, sizes), Calls(calls)
+        with copy.alone(), types, others or nullcontext(), seen, functions_as(types.apply):
             found = _called(copy.view, copy.loss_fn, state, arguments, types, seen)
         if copy.is_as_before():
             self.copies[dtype] = copy
@@ -139,10 +153,15 @@ def _called(
 ) -> Trial:
     given = arguments if loss_fn is None else arguments[:-1]
     output = torch.func.functional_call(view, dict(state), *split(given))
+    before_loss = len(types.sizes)
     found = own_loss(output) if loss_fn is None else loss_fn(output, arguments[-1])
     seen.kept = False
     leaves = [leaf.detach() for leaf in flatten(output)[0] if isinstance(leaf, Tensor)]
-    return Trial(leaves, found, types.coarsest, seen.results, types.own_derivatives, types.rounded)
+    made_by = [types.made_by.get(storage_id(leaf), -1) for leaf in leaves]
+    return Trial(
+        leaves, found, types.coarsest, seen.results, types.own_derivatives, types.rounded,
+        sizes=types.sizes, before_loss=before_loss, made_by=made_by,
+    )  # fmt: skip
 
 
 def _moved(tensor: Tensor) -> Tensor:
@@ -170,13 +189,15 @@ class SameDraws(TorchDispatchMode):
     """Random numbers do not depend on how many there are. Permutations are never the identity.
 
     It also remembers the coarsest floating-point type of any result, and derivatives by the user.
-    With a `dtype`, conversions to coarser ones convert to it.
+    With a `dtype`, conversions to coarser ones convert to it. `sizes`: keep those of all calls.
     """
 
-    def __init__(self, dtype: torch.dtype | None) -> None:
+    def __init__(self, dtype: torch.dtype | None, sizes: bool) -> None:
         super().__init__()
         self.dtype, self.coarsest, self.own_derivatives = dtype, torch.float64, list[str]()
         self.rounded = dict[torch.dtype, str]()
+        self.kept, self.sizes = sizes, list[CallSizes]()
+        self.made_by = dict[int, int]()  # the call that made a storage
 
     def apply(self, function: type, *args: Any) -> Any:
         self.own_derivatives.append(current_line())
@@ -189,16 +210,41 @@ class SameDraws(TorchDispatchMode):
                 self.rounded[coarse] = current_line()
             kwargs["dtype"] = self.dtype or coarse  # rounding would hide what differs
         name, found = func.overloadpacket.__name__, func(*args, **kwargs)
+        if self.kept:
+            self._write_down(func, (args, kwargs), found)
         if is_custom(func):
             self.own_derivatives.append(current_line())
-        for leaf in (found,) if isinstance(found, Tensor) else pytree.tree_leaves(found):
-            if isinstance(leaf, Tensor) and leaf.dtype is not self.coarsest:
+        for leaf in tensors(found):
+            if leaf.dtype is not self.coarsest:
                 self.coarsest = coarser(self.coarsest, leaf.dtype)
+        if name in ORDERS and is_tied(args[0]):
+            return found[0], turned(func, args, kwargs, found[1])
         if name == "randperm":
             return found.copy_(torch.arange(len(found) - 1, -1, -1))
         if name in DRAWS:
             return found.fill_(1 if name in ONES else 0.5 if found.is_floating_point() else 0)
         return found
+
+    def _write_down(self, func: Any, given: Any, found: Any) -> None:
+        """The sizes of all calls, and which of them made a tensor: views do not make one."""
+        before = set() if writes(func) else {storage_id(one) for one in tensors(given)}
+        new = {storage_id(one) for one in tensors(found)} - before
+        self.made_by.update(dict.fromkeys(new, len(self.sizes)))
+        self.sizes.append(CallSizes.of(func, given, found))
+
+
+def is_tied(values: Tensor) -> bool:
+    """Random numbers, which are all the same here: any order of them is as good as another."""
+    same = values.is_floating_point() and values.dim() > 0 and values.numel() > 1
+    return same and bool((values == values.flatten()[0]).all())
+
+
+def turned(operator: Any, args: Any, kwargs: Any, order: Tensor) -> Tensor:
+    """The last ones first, as for permutations."""
+    dim = named_arguments(operator, args, kwargs).get("dim", -1)
+    last, count = args[0].shape[dim] - 1, order.shape[dim]
+    found = torch.arange(last, last - count, -1)
+    return found.view(-1, *[1] * ((-1 - dim) % order.dim())).expand_as(order).clone()
 
 
 class Calls(torch.overrides.TorchFunctionMode):

@@ -1,0 +1,96 @@
+"""Random microbatches for a trial: like those of a script, and like others that may come later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+import torch
+from torch import Generator, Tensor
+
+from piper.job.batch.batch import Batch
+from piper.job.batch.random_batches import drawn
+
+SCALES = torch.tensor([-100.0, -1.0, 0.01, 1.0, 100.0], dtype=torch.float64)
+
+
+class Variety(IntEnum):
+    """How far random values are from those of the first batch, which may be special: without
+    padding, say. A model may fail on some of them, so the next ones are nearer to what it has seen.
+    """
+
+    SEEN = 0
+    VARIED = 1  # also integers of which the example has only one
+    FREE = 2  # also masks with holes, and integers from 0 on
+    WIDE = 3  # also numbers of other sizes and signs
+
+
+def pairs_like(one: Batch, rows: int, most: Variety, seed: int) -> Iterator[Batch]:
+    """Twice so many rows, at random: the most various ones first, each once."""
+    before: list[Batch] = []
+    for variety in range(most, -1, -1):
+        pair = two_like(one, rows, Variety(variety), seed)
+        if not any(same(pair, other) for other in before):
+            before.append(pair)
+            yield pair
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
+
+
+def two_like(one: Batch, rows: int, variety: Variety, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(seen: Tensor) -> Tensor:
+        seen, shape = seen.detach().cpu(), (2 * rows, *seen.shape[1:])
+        if not seen.numel() or seen.is_complex():
+            return drawn(seen, shape, generator)
+        if is_mask(seen) and variety >= Variety.FREE:
+            return mask(shape, variety, generator).to(seen.dtype)
+        if seen.is_floating_point() or seen.dtype is torch.bool:
+            return numbers(seen, shape, variety, generator)
+        return integers(seen, shape, variety, generator)
+
+    return one.change_rows(draw).map(lambda tensor: tensor.cpu())
+
+
+def is_mask(seen: Tensor) -> bool:
+    """Also one of floating-point numbers."""
+    bits = (seen == 0) | (seen == 1)
+    return seen.dtype is torch.bool or (
+        seen.is_floating_point() and bool(bits.all() and seen.any())
+    )
+
+
+def mask(shape: tuple[int, ...], variety: Variety, generator: Generator) -> Tensor:
+    """Padded rows, or rows with holes. The first token counts, so that no row has none."""
+    holes = torch.rand(shape, generator=generator) < 0.5
+    if len(shape) == 1:
+        return holes
+    place, lengths = torch.arange(shape[-1]), (*shape[:-1], 1)
+    if variety >= Variety.WIDE:
+        return holes | (place == 0)
+    return place < torch.randint(1, shape[-1] + 1, lengths, generator=generator)
+
+
+def integers(
+    seen: Tensor, shape: tuple[int, ...], variety: Variety, generator: Generator
+) -> Tensor:
+    low, high, free = int(seen.min()), int(seen.max()), variety >= Variety.FREE
+    if low < 0:  # ignored labels
+        some = torch.tensor([low, 0], dtype=seen.dtype)
+        return drawn(some if free and low == high else seen, shape, generator)
+    more = low == high and variety in (Variety.VARIED, Variety.WIDE)
+    found = torch.randint(0 if free else low, high + more + 1, shape, generator=generator)
+    if free and low == high and len(shape) > 1:
+        found[..., 0] = high  # as in a mask
+    return found.to(seen.dtype)
+
+
+def numbers(seen: Tensor, shape: tuple[int, ...], variety: Variety, generator: Generator) -> Tensor:
+    found = drawn(seen, shape, generator)
+    if variety < Variety.WIDE:
+        return found
+    each = torch.randint(len(SCALES), (shape[0], *[1] * (len(shape) - 1)), generator=generator)
+    return (found * SCALES[each]).to(seen.dtype)

@@ -1,0 +1,224 @@
+"""A whole batch on numbers, beside its microbatches: what differs, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from piper.capture.trace.trial_run import Trial, TrialRuns, gradients, in_type
+from piper.job.batch.batch import Batch
+from piper.job.batch.replica_batches import with_rows
+from piper.job.loss.loss_reduction import LossReduction, growing_output, own_rows
+from piper.job.loss.mean_loss_check import ROUNDING, no_sum
+from piper.job.loss.other_statistics import OtherStatistics
+from piper.job.loss.rows_compared import (
+    is_among,
+    is_in_another_order,
+    rows_apart,
+    where_rows_meet,
+)
+from piper.job.loss.trial_messages import bent, gradients_meet, no_mean, no_mean_over_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a trial shows: warnings, or why there was none."""
+
+    warnings: tuple[str, ...] = ()
+    untried: str = ""
+    times: int | None = None  # so many microbatches were compared with a whole, and none differs
+
+
+def in_turn(pair: Batch, times: int) -> Batch:
+    """So many microbatches: those of a pair, in turn."""
+    return with_rows(pair, times * ((pair.rows or 0) // 2)) if times != 2 else pair
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A whole batch of so many microbatches: the two of a pair, in turn."""
+
+    runs: TrialRuns
+    pair: Batch
+    times: int
+    dtype: torch.dtype | None
+    whole: Trial
+    halves: tuple[Trial, Trial]
+
+    @staticmethod
+    def of(
+        runs: TrialRuns,
+        pair: Batch,
+        times: int,
+        dtype: torch.dtype | None,
+        calls: bool = False,
+        derived: bool = False,
+        sizes: bool = False,
+    ) -> Comparison:
+        pair = pair.map(lambda tensor: in_type(tensor, dtype))
+        parts = (in_turn(pair, times), *pair.parts(2))
+        how = dtype, calls, derived, sizes
+        whole, one, other = (runs.run(part.arguments, *how) for part in parts)
+        return Comparison(runs, pair, times, dtype, whole, (one, other))
+
+    def again(self, calls: bool = False, derived: bool = False) -> Comparison:
+        return Comparison.of(self.runs, self.pair, self.times, self.dtype, calls, derived)
+
+    @property
+    def batch(self) -> Batch:
+        return in_turn(self.pair, self.times)
+
+    @property
+    def is_finite(self) -> bool:
+        return all(bool(one.loss.isfinite().all()) for one in (self.whole, *self.halves))
+
+    @property
+    def tolerance(self) -> float:
+        """What rounding in the coarsest type explains, relative to the largest number."""
+        return ROUNDING[self.whole.coarsest]
+
+    def same(self, one: Tensor, other: Tensor) -> bool:
+        a, b = one.double().flatten(), other.double().flatten()
+        return one.numel() == other.numel() and is_among(a[None], b[None], self.tolerance)
+
+    def together(self, reduction: LossReduction, is_whole: bool) -> Tensor | None:
+        """The loss of all microbatches, as Piper puts them together.
+
+        None if it depends on what they count: that is known for whole microbatches only.
+        """
+        if reduction.form.counts and not is_whole:
+            return None
+        pairs = zip(self.shares(reduction), self.halves, strict=True)
+        return torch.stack([share * one.loss.double().sum() for share, one in pairs]).sum()
+
+    def shares(self, reduction: LossReduction) -> tuple[float, float]:
+        """Of the first of the pair and of the second, each as often as it comes."""
+        own = reduction.weights(self.batch, self.times)
+        shares = reduction.shares(own, sum(own))
+        return sum(shares[::2]), sum(shares[1::2])
+
+    def judged_types(self) -> Verdict | None:
+        """Results are rounded to the same types, which the trial itself does not do."""
+        found = [one.rounded for one in (self.whole, *self.halves)]
+        every = {kind: line for one in reversed(found) for kind, line in one.items()}
+        apart = [line for kind, line in every.items() if any(kind not in one for one in found)]
+        return Verdict((own_rows(apart[0]),)) if apart else None
+
+    def judged_backward(self, reduction: LossReduction, wanted: bool) -> Verdict:
+        """The loss adds up. Gradients do, too, unless the user's own derivatives mix rows, or a
+        value is detached for some numbers of rows only."""
+        lines = self.whole.own_derivatives
+        if not (lines or wanted) or not self.runs.trained:
+            return Verdict()
+        try:
+            made = self if self.whole.graph else self.again(derived=True)
+            pairs = zip((made.whole, *made.halves), (1.0, *self.shares(reduction)), strict=True)
+            found = [gradients(one, factor) for one, factor in pairs]
+        except Exception as error:  # whatever it is, there is no trial
+            return Verdict(untried=f"{type(error).__name__} in its backward")
+        if self.same(found[0], found[1] + found[2]) or not found[0].isfinite().all():
+            return Verdict()
+        return Verdict((gradients_meet(", ".join(dict.fromkeys(filter(None, lines)))),))
+
+    def judged_statistics(self, reduction: LossReduction, said: bool) -> Verdict:
+        """All is equal here. It may not be for data on which all rows give another value."""
+        one = self.pair.parts(2)[0]
+        given = self.runs, self.whole, self.halves[0], one, self.times, self.dtype, self.tolerance
+        others = OtherStatistics(*given)
+        if (where := others.line_of_rows()) is not None:
+            return Verdict((own_rows(where),))
+        trusted = said and reduction.kind == "mean"
+        guessed = reduction.is_guessed and not trusted and not self.is_own_loss
+        if guessed and (where := others.line_of_loss()) is not None:
+            raise bent(where)
+        return Verdict()
+
+    def judged(
+        self, reduction: LossReduction, together: Tensor | None, said: bool
+    ) -> Iterator[str]:
+        """Warnings. What differs is rows, a number that the model returns, or else the loss."""
+        how = self.times, self.tolerance
+        lines = (where_rows_meet(self.whole.calls, one.calls, *how) for one in self.halves)
+        where = next(filter(None, lines), "")
+        if self.rows_differ() or self.rows_moved() or (self.is_own_loss and where):
+            yield own_rows(where or self.where_rows_move())
+            return
+        if together is None or reduction.weight is not None:
+            return
+        if reduction.kind == "sum":
+            raise no_sum(float(self.whole.loss), float(together))
+        if said:
+            return
+        numbers = [] if self.is_own_loss else list(self.numbers(reduction.form.sums))
+        if not numbers:
+            raise no_mean(float(self.whole.loss), float(together), self.is_sum())
+        yield from numbers
+
+    def is_sum(self) -> bool:
+        """Whether the loss of the whole is the sum of those of its parts."""
+        first, second = (one.loss.double() for one in self.halves)
+        often = self.times // 2
+        return self.same(self.whole.loss, (self.times - often) * first + often * second)
+
+    @property
+    def is_own_loss(self) -> bool:
+        return self.runs.loss_fn is None
+
+    def rows_differ(self) -> bool:
+        """Whether a row of the output of a half is no row of the output of the whole."""
+        return any(
+            rows_apart(whole, half, self.times, self.tolerance)
+            for one in self.halves
+            for whole, half in zip(self.whole.output, one.output, strict=True)
+        )
+
+    def rows_moved(self) -> bool:
+        """Whether rows depend on the others for their place, as if sorted. Labels do not move."""
+        return any(
+            is_in_another_order(whole, one, other, self.times, self.tolerance)
+            for whole, one, other in self.outputs
+        )
+
+    def where_rows_move(self) -> str:
+        """The line whose result is in another order, and what it read is not."""
+        calls = [one.calls for one in (self.whole, *self.halves)]
+        if len({tuple(result.line for result in one) for one in calls}) > 1:
+            return ""
+        moved = [
+            is_in_another_order(whole.tensor, one.tensor, other.tensor, self.times, self.tolerance)
+            for whole, one, other in zip(*calls, strict=True)
+        ]
+        results = list(zip(self.whole.calls, moved, strict=True))
+        found = (r.line for r, own in results if own and not any(moved[k] for k in r.inputs))
+        return next(found, "")
+
+    @property
+    def outputs(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of the whole and of both halves."""
+        return list(zip(self.whole.output, *(half.output for half in self.halves), strict=True))
+
+    def numbers(self, sums: Sequence[int]) -> Iterator[str]:
+        """Outputs without rows that are no means over rows. Those in `sums` are known."""
+        for position, (whole, one, other) in enumerate(self.outputs):
+            if whole.shape != one.shape or position in sums:
+                continue
+            total = one.double() * (self.times - self.times // 2)
+            total += other.double() * (self.times // 2)
+            if self.same(whole, total / self.times):
+                continue
+            where = self.line_of(whole)
+            if self.same(whole, total):
+                raise growing_output(where or "Piper does not see where")
+            yield no_mean_over_rows(where)
+
+    def line_of(self, output: Tensor) -> str:
+        """The last line that gave this tensor."""
+        found = (
+            one.line
+            for one in reversed(self.whole.calls)
+            if one.tensor.shape == output.shape and torch.equal(one.tensor, output)
+        )
+        return next(found, "")
