@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from experts import Mixed
+from memory_meter import Meter
 from shared_capture import using
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from piper.capture import capture
 from piper.capture.kernels.callables import Kernels
+from piper.ir.values import Role
 from piper.job.batch.batch import Batch
 from piper.job.compile.assignment import assignments
 from piper.job.job import Job
@@ -72,6 +74,24 @@ def test_every_kernel_of_a_plan_runs(made: Any, name: str, options: dict[str, An
         warm(program, mine.known, mine.part.experts)
 
         assert {one.phase for one in plan.instructions if isinstance(one, Run)} == set(ran)
+
+
+def test_it_takes_less_memory_than_a_step() -> None:
+    """Else it would decide how long a sequence may be."""
+    model, loss_fn, example, known = in_four_stages()
+    strategy = BUILDERS["gpipe"](pp=1, microbatches=4)
+    job = Job(model, loss_fn, strategy, Options(device="cpu"))
+    with using(known):
+        captured, compiled = job.compile(Batch.of(example))
+        (mine,) = assignments(captured, compiled)
+        comm = ThreadComm(Hub(1), mine.plan.device)
+        program = load(job, mine, captured.kernels, DeviceState(), comm)
+        with Meter() as warmed:
+            warm(program, mine.known)
+
+    saved = {name: v.nbytes for name, v in compiled.dag.values.items() if v.role is Role.SAVED}
+    assert warmed.live == 0
+    assert warmed.peak < sum(size for name, size in saved.items() if name.endswith("@0"))
 
 
 def seen(kernel: Any, ran: list[str], phase: str) -> Any:

@@ -7,7 +7,8 @@ a deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,7 +43,8 @@ def warm(
 ) -> None:
     """Run all kernels on zeros. Dynamic sizes are 0, and the first of `experts` gets all tokens.
 
-    Bundles that a region returns go to its later phases: only its kernel knows their layout.
+    Bundles that a region returns go to its later phases: only its kernel knows their layout. These
+    come right behind it, and bundles are freed then, so that this takes less memory than a step.
     Kernels must see the layouts of a step here. cuDNN plans an attention backward for the layout of
     the first output that it meets, and uses that plan for any other: its gradients are then wrong.
     """
@@ -53,17 +55,59 @@ def warm(
     first: dict[object, Call] = {}
     for one in found:  # in the order of first calls, so that a forward comes before its backward
         first.setdefault(one.what, one)
+    sources = {
+        what: [maker.get(stored.get(name, name)) for name in one.reads]
+        for what, one in first.items()
+    }
+    bundled = {
+        what: [key for key, name in zip(keys, first[what].reads, strict=True) if known(name)[1]]
+        for what, keys in sources.items()
+    }
     with torch.no_grad(), torch.autocast(program.device.type, enabled=False):
-        for what, one in first.items():
-            makers = [maker.get(stored.get(name, name)) for name in one.reads]
-            pairs = zip(makers, one.reads, strict=True)
+        for what, left in behind_makers(bundled):
+            one = first[what]
+            pairs = zip(sources[what], one.reads, strict=True)
             given = [made.get(key) or zeros(program, known, name) for key, name in pairs]
             of_experts = any(region in experts for region in one.regions)
             results = one.kernel()(*(all_to_first(given) if of_experts else given))
             bundles = [(k, tuple(value)) for k, value in enumerate(results) if is_bundle(value)]
             made |= {(what, k): bundle for k, bundle in bundles}
+            made = {key: bundle for key, bundle in made.items() if key in left}
+            del given, results, bundles
     if program.device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def behind_makers(
+    bundled: Mapping[object, Sequence[Result | None]],
+) -> Iterator[tuple[object, set[Result | None]]]:
+    """All calls, each right behind the last one that makes a bundle it reads, if any.
+
+    With each comes what others still read. `bundled`: what each call reads of others.
+
+    >>> [what for what, _ in behind_makers({"F0": [], "F1": [], "B1": [("F1", 0)]})]
+    ['F0', 'F1', 'B1']
+    >>> order = behind_makers({"F0": [], "F1": [], "B1": [("F1", 0)], "B0": [("F0", 0)]})
+    >>> [(what, sorted(left)) for what, left in order][:2]
+    [('F0', [('F0', 0), ('F1', 0)]), ('B0', [('F1', 0)])]
+    """
+    readers: dict[object, list[object]] = {}
+    for what, keys in bundled.items():
+        for key in keys:
+            readers.setdefault(key and key[0], []).append(what)
+    done: set[object] = set()
+    left = Counter(key for keys in bundled.values() for key in keys)
+    for call in bundled:
+        ready = [call]
+        while ready:
+            what = ready.pop()
+            makers = {key[0] for key in bundled[what] if key}
+            if what in done or not makers <= done:
+                continue
+            done.add(what)
+            left.subtract(bundled[what])
+            yield what, {key for key, count in left.items() if count > 0}
+            ready += reversed(readers.get(what, []))
 
 
 def copies(plan: Plan) -> Iterator[tuple[str, str]]:
