@@ -14,6 +14,9 @@ from piper.capture.torch_private import (
     storage_id,
 )
 
+Strides = tuple[int, ...]
+STRIDES = "piper_strides"  # in the meta of nodes of a graph without values
+
 
 def value(node: fx.Node) -> Any:
     """The value of the node, as fake tensors and symbolic numbers."""
@@ -33,6 +36,22 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     merged = argument_defaults(node) | given
     return {name: merged[name] for name in names if name in merged}
+
+
+def strides_of(node: Any) -> Strides | None:
+    """Of a tensor, as noted in a graph without values, or else as its value has them.
+
+    None if they are not known, or only when the graph runs.
+    """
+    if not isinstance(node, fx.Node):
+        return ()  # a number, or nothing
+    if STRIDES in node.meta or "val" not in node.meta:
+        return node.meta.get(STRIDES)
+    found = value(node)
+    if not isinstance(found, Tensor):
+        return ()
+    fixed = all(isinstance(size, int) for size in (*found.shape, *found.stride()))
+    return found.stride() if fixed else None
 
 
 def is_symbolic(node: fx.Node) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from piper.capture.fx_nodes import Strides, strides_of
 from piper.capture.torch_private import OpOverload
 
 
@@ -21,22 +22,17 @@ def compile_graph(
     from torch._inductor.decomposition import select_decomp_table
 
     example = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    results = [node.meta["val"] for node in module.graph.output_node().args[0]]
-    sized = all(map(_has_fixed_layout, results))
-    with torch.no_grad(), config.patch(shape_padding=sized and config.shape_padding):
+    strides = [strides_of(node) for node in module.graph.output_node().args[0]]
+    known = [one for one in strides if one is not None]
+    padding = config.shape_padding and len(known) == len(strides)
+    with torch.no_grad(), config.patch(shape_padding=padding):
         found = compile_fx(module, example, decompositions={**select_decomp_table(), **inside})
     kernel = _taking_a_list(_without_guard(found), module)
-    return _with_layouts(kernel, results) if sized else kernel
-
-
-def _has_fixed_layout(result: Any) -> bool:
-    return not isinstance(result, Tensor) or all(
-        isinstance(size, int) for size in (*result.shape, *result.stride())
-    )
+    return _with_layouts(kernel, known) if padding else kernel
 
 
 def _with_layouts(
-    kernel: Callable[[list[Any]], Any], like: list[Any]
+    kernel: Callable[[list[Any]], Any], strides: Sequence[Strides]
 ) -> Callable[[list[Any]], Any]:
     """Results in the memory layout of the graph, which the graphs that read them rely on.
 
@@ -48,26 +44,26 @@ def _with_layouts(
         nonlocal padded
         results = kernel(arguments)
         if padded is None:
-            pairs = enumerate(zip(results, like, strict=True))
-            padded = [k for k, (one, other) in pairs if not _is_laid_out(one, other)]
+            pairs = enumerate(zip(results, strides, strict=True))
+            padded = [k for k, (one, wanted) in pairs if not _is_laid_out(one, wanted)]
         if padded:
             results = list(results)
             for k in padded:
-                results[k] = _copied(results[k], like[k].stride())
+                results[k] = _copied(results[k], strides[k])
         return results
 
     return call
 
 
-def _is_laid_out(one: Any, like: Any) -> bool:
+def _is_laid_out(result: Any, strides: Strides) -> bool:
     """Strides along dimensions of size 1 mean nothing."""
-    if not isinstance(one, Tensor):
+    if not isinstance(result, Tensor) or not result.numel():
         return True
-    pairs = zip(one.shape, one.stride(), like.stride(), strict=True)
-    return not one.numel() or all(size == 1 or mine == other for size, mine, other in pairs)
+    pairs = zip(result.shape, result.stride(), strides, strict=True)
+    return all(size == 1 or mine == wanted for size, mine, wanted in pairs)
 
 
-def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+def _copied(tensor: Tensor, strides: Strides) -> Tensor:
     empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return empty.copy_(tensor)
 

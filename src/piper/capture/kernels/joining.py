@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.capture.fx_nodes import value
+from piper.capture.fx_nodes import STRIDES, strides_of, value
 from piper.capture.kernels.codegen import FUNCTIONS, METHODS, OVERWRITES, release, release_bundles
 from piper.capture.kernels.unrepeatable import may_differ
 from piper.capture.torch_private import OpOverload, graph_module, is_mutable, new_fake_mode, pytree
@@ -111,7 +111,7 @@ class _Joiner:
         if key and key in self.known:
             return self.known[key]
         found = self.graph.node_copy(node, copies.__getitem__)
-        found.meta = {}
+        found.meta = {STRIDES: strides_of(node)}
         if key:
             self.known[key] = found
         return found
