@@ -178,8 +178,7 @@ class Trainer:
             self._in_flight.forget()
             self._broken = world() > 1
             raise
-        self.steps, self._stale.stepped = self.steps + 1, True
-        self._writes.stepped += 1
+        self.steps, self._writes.stepped = self.steps + 1, self._writes.stepped + 1
         replica_digests.refuse_drift(self._programs.state, self.steps, replica_digests.EVERY)
         if kind not in self._best:
             self._best[kind] = best_seconds(self._job, given, self.replica)
@@ -190,6 +189,7 @@ class Trainer:
         self._log.add(metrics, over=self._in_flight.over)
         self._recording.keep(self.steps, recorded, self._programs.made.get(kind))
         self._stop.leave(self)
+        self._stale.after_step()
         return metrics
 
     def request_stop(self) -> None:
@@ -239,8 +239,7 @@ class Trainer:
         Every process gives the inputs of its replica, without labels. The others get None.
         """
         self._enter("predict")
-        given = self._job.inputs_only(batch, named)
-        return predicted(self._forwards, given, self._in_flight.moved)
+        return predicted(self._forwards, self._job.inputs_only(batch, named), self._in_flight.moved)
 
     def averaged(self) -> AbstractContextManager[None]:
         """A `with` in which `evaluate`, `predict`, `state_dict` and `export` use the averages.
@@ -359,6 +358,7 @@ class Trainer:
     def _refuse_closed(self, call: str) -> None:
         self._averaging.refuse(call)
         consistency.refuse_over(self._programs.comm is None, self._broken)
+        self._stale.tensors.clear()
 
     def _batch_of(self, batch: tuple[Any, ...], named: dict[str, Any]) -> tuple[Batch, BatchKind]:
         """The batch as a typed value, and its kind."""

@@ -1,14 +1,16 @@
-"""The user's model, whose trained weights are in the Trainer: calls and saves are warned about."""
+"""The user's model, whose trained weights are in the Trainer: whoever uses its own is warned."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 
+from piper.job.loop.stale_tensors import StaleTensors
 from piper.job.loop.waiting_model import WaitingModel
 from piper.job.processes.consistency import Digests, digests
 
@@ -18,26 +20,50 @@ MESSAGE = (
     "processes call these, and the first one gets the weights: `weights = trainer.state_dict()`, "
     "`if weights is not None: model.load_state_dict(weights)`"
 )
+TENSORS = (
+    "the parameters and buffers of this model are older than those that are trained: the Trainer "
+    "has its own copy. What a loop computes from them is out of date, and what it writes to them "
+    "is not trained. trainer.state_dict() gives the weights of now, Trainer(ema=...) averages "
+    "them. Pass what changes between steps with the batch, and compute the rest in the forward"
+)
+INSIDE = ("piper.trainer", "piper.job.", "piper.capture.", "piper.runtime.", "piper.checkpoint.")
 
 
 class StaleModel:
     """A hook before the model's forward and state_dict. It warns once, after the first step.
 
-    Copies of the model are not watched: Piper traces a copy, and users may keep some.
+    Uses of single parameters and buffers are warned about, too, until weights are loaded. Copies of
+    the model are not watched: Piper traces a copy, and users may keep some.
     """
 
     def __init__(self, model: torch.nn.Module, taken: Digests) -> None:
         self.taken = dict(taken)
         self.waiting = WaitingModel(model)
+        self.tensors = StaleTensors(model, self.tell)
         self.handles = [
-            model.register_forward_pre_hook(self), model.register_state_dict_pre_hook(self)
+            model.register_forward_pre_hook(self), model.register_state_dict_pre_hook(self),
+            model.register_load_state_dict_pre_hook(Loading(self.tensors)),
         ]  # fmt: skip
-        self.stepped = False
+        self.stepped = self.told = False
+
+    def after_step(self) -> None:
+        self.stepped = True
+        if not self.told:
+            self.tensors.mark()
+
+    def tell(self) -> None:
+        """Something uses the values of a tensor of the model."""
+        if not self.told and not is_inside():
+            self.told = True
+            self.tensors.clear()
+            warnings.warn(TENSORS, stacklevel=callers_level())
 
     def __call__(self, model: torch.nn.Module, *_: Any) -> None:
         if self.stepped and self.taken and not is_pipers():
             taken, self.taken = self.taken, {}
             if digests(model) == taken:
+                self.told = True
+                self.tensors.clear()
                 warnings.warn(MESSAGE, stacklevel=callers_level())
 
     def __deepcopy__(self, _: Any) -> Unwatched:
@@ -49,13 +75,47 @@ class StaleModel:
     def close(self) -> None:
         for handle in self.handles:
             handle.remove()
+        self.tensors.clear()
         self.waiting.close()
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A hook before weights are loaded into the model, which are then those of now."""
+
+    tensors: StaleTensors
+
+    def __call__(self, *_: Any) -> None:
+        self.tensors.clear()
+
+    def __deepcopy__(self, _: Any) -> Unwatched:
+        return Unwatched()
+
+    def __reduce__(self) -> tuple[type[Unwatched], tuple[()]]:
+        return Unwatched, ()
+
+
+def is_inside() -> bool:
+    """Whether a call of Piper is going on, which may run code of the model, or the model moves."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame and not is_call(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def is_call(frame: FrameType) -> bool:
+    """What starts a user's code does not count."""
+    module = module_of(frame)
+    if module.endswith((".launching", ".stale_tensors")):
+        return False
+    moves = module == torch.nn.Module.__module__ and frame.f_code.co_name == "_apply"
+    return moves or f"{module}.".startswith(INSIDE)
 
 
 def callers_level() -> int:
     """How many frames above the hook the user's call is: torch has several in between."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back and module_of(frame).startswith(("torch.", "piper.")):
+    while frame.f_back and module_of(frame).startswith(("torch.", "piper.", "copy")):
         frame, level = frame.f_back, level + 1
     return level
 
