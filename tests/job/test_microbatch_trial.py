@@ -12,6 +12,7 @@ import torch
 from draws import every
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from piper import Place, Split, rehearse, where
 from piper.capture.trace.trial_run import TrialRuns
@@ -122,6 +123,20 @@ def test_rows_that_stay_apart_are_left_in_peace(mix: Mix, warned: pytest.LogCapt
     trained(Net(mix))
 
     assert not warned.records
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_is_in_a_checkpoint_is_tried_too(reentrant: bool, warned: Any) -> None:
+    """Its second forward would draw other numbers, with other weights of another type."""
+
+    def kept(h: Tensor) -> Tensor:
+        layers = lambda x: F.dropout(F.linear(x, x.new_ones(WIDTH, WIDTH)).tanh(), 0.4)  # noqa: E731
+        return checkpoint(layers, h, use_reentrant=reentrant)
+
+    with warned.at_level(logging.INFO, "piper"):
+        trained(Net(kept))
+
+    assert not [line for line in warned.messages if "trial" in line or "rows" in line]
 
 
 MOVED: dict[str, Mix] = {  # as experts that do not put rows back

@@ -1,7 +1,7 @@
 """A copy of a model and its loss on which trials run, each as if it were the first."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from piper.capture.python_state.loss_state import Loss, copied, reach_of_both
 from piper.capture.python_state.places import Walk, is_leaf
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Snapshot
+from piper.capture.torch_private import checkpoints_as
 from piper.capture.trace.model_copy import throw_away
 
 
@@ -41,12 +42,14 @@ class TrialCopy:
         """Python state, function caches, random numbers and the default type are as before,
         afterwards.
 
-        Constants of the model are of this type too, so that they do not limit its digits.
+        Constants of the model are of this type too, so that they do not limit its digits. What is
+        in a checkpoint is not recomputed: in the backward, it would be with other random numbers.
         """
         with ExitStack() as stack:
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(self.dtype or torch.get_default_dtype())
             stack.enter_context(forgetting())
+            stack.enter_context(checkpoints_as(nullcontext))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.callback(self.before.restore)
             yield
