@@ -29,7 +29,7 @@ lint: $(READY)
 # run at a lower priority, so that they do not delay the first, and print their output at the end.
 # Bytecode is written, whatever the environment says: many processes import the same files.
 ALONE = nice -n 10 $(BIN)/pytest -m 'not processes and not soak'
-SECOND = tests/runtime tests/job tests/models
+SECOND = tests/runtime tests/job tests/cli
 WORKERS = $(shell grep -lrE --include='test_*.py' 'run_on|processes' tests)
 
 test: export PYTHONDONTWRITEBYTECODE =

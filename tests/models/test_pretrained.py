@@ -70,7 +70,8 @@ def test_processes_do_not_compare_the_hashes_that_a_model_holds() -> None:
 
     found = described("init", first_values(build_on_meta(model_class(small), small)))
 
-    assert found and not any("hash" in path for path in found)
+    modules = {"hashlib"}  # its name, which is the same in all of them
+    assert found and not any("hash" in path for path in found.keys() - modules)
 
 
 def test_experts_can_be_divided_at_once() -> None:
