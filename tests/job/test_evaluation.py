@@ -213,10 +213,11 @@ def test_calling_the_model_after_a_step_warns_once(recwarn: pytest.WarningsRecor
     model = nn.Linear(3, 3)
     trainer = piper.Trainer(model, functional.mse_loss, example=(x, x))
     model(x)
+    copied = copy.deepcopy(model)
     trainer.step(x, x)
     trainer.evaluate([(x, x)])
     trainer.step(torch.ones(4, 3), torch.ones(4, 3))  # captures again
-    copy.deepcopy(model)(x)
+    copied(x)
     assert not list(recwarn)
 
     with pytest.warns(UserWarning, match="trainer.predict") as found:
@@ -234,10 +235,11 @@ def test_saving_the_model_after_a_step_warns_once(recwarn: pytest.WarningsRecord
     model = nn.Linear(3, 3)
     trainer = piper.Trainer(model, functional.mse_loss, example=(x, x))
     model.state_dict()
+    copied = copy.deepcopy(model)
     trainer.step(x, x)
     trained = trainer.state_dict()
-    copy.deepcopy(model).state_dict()
-    nn.Sequential(copy.deepcopy(model)).state_dict()
+    copied.state_dict()
+    nn.Sequential(copied).state_dict()
     assert not list(recwarn)
 
     with pytest.warns(UserWarning, match=r"trainer.state_dict\(\)") as found:
