@@ -78,10 +78,13 @@ def keeps_its_form(change: Change) -> bool:
 
 
 def copied(loss_fn: Loss | None, model: nn.Module) -> Loss | None:
-    """A copy that shares parameters, and everything that is registered in the model."""
+    """A copy that shares parameters, and the model, if it has that, or what is registered in it."""
     if not isinstance(loss_fn, nn.Module):
         return loss_fn
-    shared = (*model.parameters(), *model.buffers(), *loss_fn.parameters())
+    modules = list(model.modules())
+    inside = any(one is loss_fn for one in modules)
+    held = (*model.parameters(), *model.buffers(), *loss_fn.parameters())
+    shared = held if inside else (*held, *modules)
     try:
         return copy.deepcopy(loss_fn, {id(one): one for one in shared})
     except Exception:  # then the trace uses the loss itself, and puts back what it changes

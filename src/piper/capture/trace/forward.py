@@ -28,7 +28,7 @@ from piper.capture.trace.decisions.both_ways import with_both_ways
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.decisions.shared_draws import mark_shared
 from piper.capture.trace.decisions.ways import Way
-from piper.capture.trace.model_copy import throw_away
+from piper.capture.trace.model_copy import acting_as, throw_away
 from piper.capture.trace.tracing import tracing
 from piper.errors import CaptureError
 from piper.ir.placement.placements import Placement
@@ -176,7 +176,7 @@ class Attempt:
         self.precision, self.mode = precision, torch_private.new_fake_mode()
         self.types = parameter_types(model, precision)
         self.parameters, self.buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        self.view = throw_away(model)
+        self.view = throw_away(model, loss_fn)
         self.buffers |= self.loss.buffers
         self.reach = reach_of_both(self.view, self.loss.call)
         self.updated, self.seen = list[str](), list[Output]()
@@ -213,12 +213,13 @@ class Attempt:
     def settled(self, decisions: Callable[[], RandomDecisions]) -> Once:
         """One trace that leaves Python state as it was."""
         self.decisions = decisions
-        once = self.once()
-        try:
-            if once.changes:
-                self.judge(once)
-        finally:
-            once.before.restore()
+        with acting_as(self.model, self.view):
+            once = self.once()
+            try:
+                if once.changes:
+                    self.judge(once)
+            finally:
+                once.before.restore()
         return once
 
     def judge(self, once: Once) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,10 +14,10 @@ from piper.capture.trace import side_effects
 COPIED = 2**24  # elements of an attribute; larger ones are shared with the trace
 
 
-def throw_away(model: nn.Module) -> nn.Module:
+def throw_away(model: nn.Module, loss_fn: Any = None) -> nn.Module:
     """A copy of all modules that shares parameters, buffers and what is in their memory.
 
-    What a trace caches or writes elsewhere dies with it.
+    What a trace caches or writes elsewhere dies with it. Hooks that are methods of the loss stay.
     """
     registered = {id(one): one for one in (*model.parameters(), *model.buffers())}
     held = filter(side_effects.has_memory, registered.values())
@@ -30,10 +31,29 @@ def throw_away(model: nn.Module) -> nn.Module:
     deeper = list(held_deeper(model))
     views = {id(one): one for one in deeper if isinstance(one, Tensor) and in_memory(one, memories)}
     stubborn = {id(one): one for one in deeper if isinstance(one, dict) and not says_how(one)}
+    if not isinstance(loss_fn, nn.Module):  # which is copied itself
+        shared[id(loss_fn)] = loss_fn
     try:
         return copy.deepcopy(model, registered | shared | views | stubborn)
     except Exception as error:
         raise refusals.cannot_copy(model, error) from error
+
+
+@contextmanager
+def acting_as(model: nn.Module, view: nn.Module) -> Iterator[None]:
+    """While this is open, the modules of a model have the attributes of those of its copy.
+
+    A loss may read what the forward left in the model, which it knows, and not the copy.
+    """
+    pairs = list(zip(model.modules(), view.modules(), strict=True))
+    own = [vars(module) for module, _ in pairs]
+    for module, other in pairs:
+        object.__setattr__(module, "__dict__", vars(other))
+    try:
+        yield
+    finally:
+        for (module, _), attributes in zip(pairs, own, strict=True):
+            object.__setattr__(module, "__dict__", attributes)
 
 
 def held_deeper(model: nn.Module) -> Iterator[Any]:

@@ -15,13 +15,14 @@ from piper.capture.python_state.places import Walk, is_leaf
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.torch_private import checkpoints_as
-from piper.capture.trace.model_copy import throw_away
+from piper.capture.trace.model_copy import acting_as, throw_away
 
 
 @dataclass(frozen=True)
 class TrialCopy:
     """Making one takes longer than a run of a small model, so several runs share it."""
 
+    model: nn.Module
     view: nn.Module
     loss_fn: Loss | None
     dtype: torch.dtype | None
@@ -31,11 +32,13 @@ class TrialCopy:
 
     @staticmethod
     def of(model: nn.Module, loss_fn: Loss | None, dtype: torch.dtype | None) -> "TrialCopy":
-        view, call = throw_away(model), copied(loss_fn, model)
+        view, call = throw_away(model, loss_fn), copied(loss_fn, model)
         if isinstance(call, nn.Module) and call is not loss_fn and dtype is not None:
             call = call.to(dtype)
-        reach = reach_of_both(view, call)
-        return TrialCopy(view, call, dtype, Snapshot(reach), leaves_of(reach), registered(view))
+        with acting_as(model, view):
+            reach = reach_of_both(view, call)
+            found = Snapshot(reach), leaves_of(reach), registered(view)
+        return TrialCopy(model, view, call, dtype, *found)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -51,6 +54,7 @@ class TrialCopy:
             stack.enter_context(forgetting())
             stack.enter_context(checkpoints_as(nullcontext))
             stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(acting_as(self.model, self.view))
             stack.callback(self.before.restore)
             yield
 
