@@ -237,12 +237,24 @@ def test_with_on_nan_auto_means_no_graphs() -> None:
 
 
 def test_state_that_does_not_fit_twice_rules_graphs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("no memory")
+    assert moved(torch.OutOfMemoryError("no memory"), monkeypatch).without
 
-    monkeypatch.setattr(graph_choice, "separate_state", full)
-    found, ran = choice({"plain": 2.0, "graphs": 1.0})
 
+def test_state_that_cannot_move_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "piper"):
+        found = moved(RuntimeError("no pools"), monkeypatch)
+
+    assert found.chosen and not found.without
+    assert "optimizer state stays where it is: no pools" in caplog.text
+
+
+def moved(error: Exception, monkeypatch: pytest.MonkeyPatch) -> GraphChoice:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(graph_choice, "separate_state", fail)
+    found, _ = choice({"plain": 2.0, "graphs": 1.0})
     run(found, STEPS)
-
-    assert found.without and set(ran) == {"plain"}
+    return found

@@ -119,7 +119,12 @@ class GraphChoice:
         """To memory of its own, so that all other memory of the steps before can be given back."""
         device, buckets = self.program.device, self.program.state.buckets.values()
         empty_cache(device)
-        self.state_pool = separate_state([bucket.optimizer for bucket in buckets], device)
+        try:
+            self.state_pool = separate_state([bucket.optimizer for bucket in buckets], device)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # it only saves memory
+            LOG.info("optimizer state stays where it is: %s", error)
         empty_cache(device)
 
     def choose(self) -> None:
