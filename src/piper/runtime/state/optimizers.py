@@ -42,13 +42,10 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
             "write optimizer=partial(torch.optim.AdamW, lr=3e-4)",
         ) from error
     except ValueError as error:
-        if "empty parameter list" not in str(error):
+        none = chose_none(error, named)
+        if none is None:
             raise
-        raise refused(
-            f"it got {names_text(named)} and chose none of them: it is called once for each "
-            "bucket of parameters",
-            "freeze what must not be trained with requires_grad_(False)",
-        ) from error
+        raise none from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise refused(
             f"it made {type(optimizer).__name__}, which is not a torch.optim.Optimizer",
@@ -60,6 +57,17 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
     refuse_joint(make, optimizer, named)
     own_tensors(optimizer)
     return optimizer
+
+
+def chose_none(error: Exception, named: Named) -> StrategyError | None:
+    """If this is why torch's optimizers refuse a call: what to write instead."""
+    if "empty parameter list" not in str(error):
+        return None
+    return refused(
+        f"it got {names_text(named)} and chose none of them: it is called once for each bucket of "
+        "parameters",
+        "freeze what must not be trained with requires_grad_(False)",
+    )
 
 
 def own_tensors(optimizer: torch.optim.Optimizer) -> None:

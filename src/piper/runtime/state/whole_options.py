@@ -16,6 +16,7 @@ from piper.errors import StrategyError
 from piper.runtime.state.optimizers import (
     MakeOptimizer,
     MakeScheduler,
+    chose_none,
     forward,
     is_torchs,
     own_tensors,
@@ -71,7 +72,7 @@ def options_of_bucket(
     try:
         return options_over_time(make, schedule, named)
     except Exception as error:
-        raise refused(
+        raise chose_none(error, named) or refused(
             f"it works with all parameters at once, but not with {named[0][0]} and others of its "
             f"bucket: {error}"
         ) from error
