@@ -95,7 +95,9 @@ def batch() -> tuple[Tensor, Tensor]:
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """The models that were copied."""
     made, copy = list[nn.Module](), trial_copy.throw_away
-    monkeypatch.setattr(trial_copy, "throw_away", lambda m: (made.append(m), copy(m))[1])
+    monkeypatch.setattr(
+        trial_copy, "throw_away", lambda m, *more: (made.append(m), copy(m, *more))[1]
+    )
     return made
 
 
