@@ -45,11 +45,13 @@ class OtherStatistics:
         places = [one for k, one in self.places.items() if k < last]
         for shifts in OTHERS if places else ():
             for shift in shifts:
-                found = self._changes_rows(places, shift)
-                if found:
-                    each = (self._changes_rows([k], shift) for k in places)
-                    return next(filter(None, each), found)
-                if found is not None:
+                lines, changed = self._changed(places, shift)
+                if changed:
+                    each = (self._changed([one], shift) for one in places)
+                    return next((own[0] for own, alone in each if alone), lines[0])
+                if changed is False and not lines:
+                    return None  # none of these values follows the batch
+                if changed is False:
                     break
         return None
 
@@ -64,19 +66,21 @@ class OtherStatistics:
         pairs = enumerate(zip(self.whole.output, self.part.output, strict=True))
         return [k for k, (a, b) in pairs if growing(a, b, self.times) is not None]
 
-    def _changes_rows(self, places: Collection[Place], shift: float | None) -> str | None:
-        """The first line whose values were replaced, if that changes rows of the output.
+    def _changed(
+        self, places: Collection[Place], shift: float | None
+    ) -> tuple[list[str], bool | None]:
+        """The lines whose values were replaced, and whether that changes rows of the output.
 
-        Empty: it does not. None: that is not known, because it gives no finite numbers.
+        None: that is not known, because it gives no finite numbers.
         """
         found = self._run(places, shift)
         if found is None:
-            return None
+            return [], None
         trial, lines = found
         pairs = [(self.part.output[k], trial.output[k]) for k in self.row_outputs]
         if not all(a.shape == b.shape and b.isfinite().all() for a, b in pairs):
-            return None
-        return lines[0] if lines and any(self._differ(a, b) for a, b in pairs) else ""
+            return lines, None
+        return lines, bool(lines) and any(self._differ(a, b) for a, b in pairs)
 
     def _differ(self, one: Tensor, other: Tensor) -> bool:
         a, b = plain(one).reshape(1, -1), plain(other).reshape(1, -1)
