@@ -23,7 +23,7 @@ from pool import run_on
 from replicas import ADAMW, batches, build, part_of, plain
 from replicas import compare as must_agree
 from runtime.test_replicate import legal
-from shared_capture import capturing_once
+from shared_capture import one_model
 from torch import nn
 from unequal_batches import SIZES, train
 
@@ -158,7 +158,7 @@ def test_processes_train_evaluate_predict_and_resume(pp: int, tmp_path: Path) ->
 
 
 def compiled(job: Job, batch: Batch, **how: Any) -> Compiled:
-    with CAPTURES.setdefault(("uneven", 2), capturing_once()):
+    with CAPTURES.setdefault(("uneven", 2), one_model())():
         return job.compile(batch, **how)[1]
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from piper.costs import Costs
-from piper.directives import Directive, Split, apply
+from piper.directives import Directive, Replicate, Split, apply
+from piper.directives.replicate import BUFFERS
 from piper.errors import Problem, Refused, StrategyError
 from piper.ir.dag import Dag
 from piper.ir.model import Model
@@ -53,7 +54,15 @@ def kinds(model: Model, program: Sequence[Directive], split: Split) -> Iterator[
     for rows, own in sizes.items():
         found = replace(of_rows(models, own[0], model), size_names=names)
         here = replace(split, sizes=own, replica_sizes=None)
-        yield ReplicaKind(rows, found, tuple(here if one is split else one for one in program))
+        made = tuple(here if one is split else with_fixed_buffers(one) for one in program)
+        yield ReplicaKind(rows, found, made)
+
+
+def with_fixed_buffers(directive: Directive) -> Directive:
+    """Where memory is free depends on rows, and what is gathered when must not."""
+    if isinstance(directive, Replicate) and directive.zero == 3 and not directive.gather_buffers:
+        return replace(directive, gather_buffers=BUFFERS)
+    return directive
 
 
 def of_rows(models: Mapping[int, Model], rows: int, first: Model) -> Model:
