@@ -98,8 +98,8 @@ def beside(call: Call, nodes: list[fx.Node]) -> Known:
     """Tensors that are broadcast together."""
     rows = [(node, known) for node in nodes if isinstance(known := call.known[node], Rows)]
     ends = {(len(shape(node)) - known.dim, known.mask) for node, known in rows}
-    if len(ends) != 1:
-        return MIXED
+    if len(ends) != 1 or any(known.dim >= len(shape(node)) for node, known in rows):
+        return MIXED  # the second: one row whose dimension was squeezed away
     ((end, mask),) = ends
     sizes = {shape(node)[known.dim] for node, known in rows} if mask is None else {0}
     fixed = [shape(node) for node in nodes if call.known[node] == Fixed()]
