@@ -26,6 +26,9 @@ def failing(after: int, make: Callable[[], Exception]) -> Callable[[Any], torch.
     made: list[torch.optim.Optimizer] = []
 
     def optimizer(named: Any) -> torch.optim.Optimizer:
+        named = list(named)
+        if any(0 in one.stride() for _, one in named):  # its options are tried, without memory
+            return SGD(named)
         if len(made) == after:
             raise make()
         made.append(SGD(named))
