@@ -139,6 +139,17 @@ def test_what_a_forward_left_is_trained(name: str, before: Any, pp: int) -> None
         torch.testing.assert_close(found.parameters[key], parameter.detach(), rtol=0, atol=1e-12)
 
 
+def test_a_model_that_the_loss_has_keeps_its_type() -> None:
+    model = Net().float()
+    loss = Held(model, as_list=False)
+    loss.register_buffer("weight", torch.ones(4))
+    some = [(x.float(), y.float()) for x, y in batches()]
+
+    rehearse(model, loss, one_f_one_b(pp=1, microbatches=2), some, optimizer=SGD)
+
+    assert {one.dtype for one in (*loss.parameters(), *loss.buffers())} == {torch.float32}
+
+
 def setting(model: nn.Module) -> Loss:
     def loss(output: Tensor, wanted: Tensor) -> Tensor:
         model.eval()

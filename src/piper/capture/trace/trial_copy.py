@@ -14,7 +14,7 @@ from piper.capture.python_state.loss_state import Loss, copied, reach_of_both
 from piper.capture.python_state.places import Walk, is_leaf
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Snapshot
-from piper.capture.torch_private import checkpoints_as
+from piper.capture.torch_private import checkpoints_as, own_buffers
 from piper.capture.trace.model_copy import acting_as, throw_away
 
 
@@ -34,7 +34,7 @@ class TrialCopy:
     def of(model: nn.Module, loss_fn: Loss | None, dtype: torch.dtype | None) -> "TrialCopy":
         view, call = throw_away(model, loss_fn), copied(loss_fn, model)
         if isinstance(call, nn.Module) and call is not loss_fn and dtype is not None:
-            call = call.to(dtype)
+            convert_buffers(call, dtype, set(model.modules()))
         with acting_as(model, view):
             reach = reach_of_both(view, call)
             found = Snapshot(reach), leaves_of(reach), registered(view)
@@ -63,6 +63,15 @@ class TrialCopy:
         return registered(self.view) == self.registered and all(
             token(value) == was and is_known(value, was) for value, was in self.leaves
         )
+
+
+def convert_buffers(loss: nn.Module, dtype: torch.dtype, others: set[nn.Module]) -> None:
+    """Those of the loss alone: it shares its parameters, and a model that it holds."""
+    for module in set(loss.modules()) - others:
+        held = own_buffers(module)
+        for name, buffer in held.items():
+            if buffer is not None and buffer.is_floating_point():
+                held[name] = buffer.to(dtype)
 
 
 def leaves_of(reach: Reach) -> list[tuple[Any, Token]]:
