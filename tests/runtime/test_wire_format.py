@@ -136,6 +136,8 @@ def name_of(node: ast.AST) -> str:
             return node.attr
         case ast.Name():
             return node.id
+        case ast.ImportFrom() if {one.name for one in node.names} != {"dumps"}:
+            return node.module or ""  # what is only written is compared, by its digest
         case ast.alias():
             return node.name
     return ""

@@ -1,8 +1,6 @@
 """Values that hold no others: what can be compared of them, before and after a trace."""
 
 import ctypes
-import marshal
-import pickle
 import random
 import sys
 import zlib
@@ -14,7 +12,9 @@ from enum import Enum
 from fractions import Fraction
 from hashlib import sha256
 from itertools import chain, count
+from marshal import dumps as marshalled
 from pathlib import PurePath
+from pickle import dumps as pickled
 from types import GeneratorType, ModuleType
 from typing import Any
 
@@ -139,7 +139,7 @@ def _of_python(value: Any) -> Token | None:
     with suppress(TypeError, ValueError, BufferError):
         return (kind.__qualname__, sha256(memoryview(value).cast("B")).hexdigest())
     with suppress(Exception):  # it says how to copy it, or that it cannot be copied
-        return (kind.__qualname__, sha256(pickle.dumps(value, protocol=4)).hexdigest())
+        return (kind.__qualname__, sha256(pickled(value, protocol=4)).hexdigest())
     return None
 
 
@@ -158,4 +158,4 @@ def is_flat(value: Any) -> bool:
 def of_flat(value: Any) -> Token:
     """A long list of 100,000 numbers has one token, not 100,000."""
     plain = list(value) if isinstance(value, deque) else value
-    return (type(value).__name__, len(value), sha256(marshal.dumps(plain, 2)).hexdigest())
+    return (type(value).__name__, len(value), sha256(marshalled(plain, 2)).hexdigest())
