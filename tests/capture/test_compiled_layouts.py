@@ -39,7 +39,7 @@ def products() -> fx.GraphModule:
 
 
 @pytest.mark.usefixtures("padding")
-@pytest.mark.parametrize("is_joined", [False, True])
+@pytest.mark.parametrize("is_joined", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_padded_product_is_given_without_its_padding(is_joined: bool) -> None:
     every = tuple((0, k) for k in range(3))
     module = joined([products()], ((0, 1),), every, True) if is_joined else products()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import draws
 from small_training import TWO
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -69,7 +70,7 @@ def assert_independent_of_strategy(*noises: Noise) -> None:
 
 
 def test_every_strategy_draws_numbers_without_rows_once() -> None:
-    assert_independent_of_strategy(*BOTH.values())
+    assert_independent_of_strategy(*list(BOTH.values())[:: draws(3, 1)])
 
 
 @pytest.mark.soak

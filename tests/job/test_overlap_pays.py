@@ -40,6 +40,7 @@ def times(name: str, pp: int, microbatches: int, link: float) -> tuple[float, fl
     return ours, seconds(pp, BUILDERS[name](**how, ahead=False), link, microbatches)
 
 
+@pytest.mark.soak
 def test_weight_gradients_of_a_zero_bubble_schedule_hide_messages_as_those_of_1f1b() -> None:
     whole, _ = times("1f1b", 2, 4, EQUAL)
     split, in_turn = times("zb-h1", 2, 4, EQUAL)

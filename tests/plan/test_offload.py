@@ -91,7 +91,7 @@ def test_unequal_replicas_and_experts_compute_the_same(kind: Callable[[Random], 
         few = compile_strategy(*given, clip=program.clip, by_role=True)
         assert few.device_plans == found.plans, seed
         moved += any(state.on_host for plan in found.plans for state in plan.states)
-    assert moved > 1
+    assert moved
 
 
 def two_swapped(kind: type) -> Mutation:

@@ -37,7 +37,7 @@ LABELLED: dict[str, Callable[..., Any]] = {
 WAYS = product(LABELLED, ["microbatches", "replicas"])
 
 
-@pytest.mark.parametrize(("loss", "strategy"), every(3, WAYS))
+@pytest.mark.parametrize(("loss", "strategy"), every(5, WAYS))
 def test_a_mean_over_labels_that_count_is_weighed_by_them(loss: str, strategy: str) -> None:
     """Piper counts them. Microbatches with few of them must weigh less."""
     loss_fn = LABELLED[loss]

@@ -61,7 +61,7 @@ from piper.plan.analyse.traffic import traffic  # noqa: E402
 from piper.view.schedule_grid import grid  # noqa: E402
 from piper.view.view_data import view_data  # noqa: E402
 
-PROGRAMS = draws(16, 120)
+PROGRAMS = draws(8, 120)
 LEVELS = (0, 2, 3)
 
 
