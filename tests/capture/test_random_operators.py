@@ -111,8 +111,8 @@ def together(functions: Sequence[Function]) -> Function:
 
 
 GROUPS = [
-    pytest.param(together([*FUNCTIONS.values()][k::8]), marks=pytest.mark.soak if k else ())
-    for k in range(8)
+    pytest.param(together([*FUNCTIONS.values()][k::16]), marks=pytest.mark.soak if k else ())
+    for k in range(16)
 ]
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from costs.worked import Sketch, all_phases, model_of
-from hypothesis import given
+from draws import drawn, draws
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piper.costs import Costs
@@ -136,13 +137,15 @@ SKETCHES = st.lists(
 )  # fmt: skip
 
 
+@drawn
+@settings(max_examples=draws(25, 100))
 @given(SKETCHES, st.data(), st.floats(0.01, 100.0), st.sampled_from([Costs(), GPU]))
 def test_what_was_not_measured_follows_what_was(
     sketches: list[Sketch], data: st.DataObject, k: float, costs: Costs
 ) -> None:
     model = model_of(sketches)
-    drawn = st.tuples(st.sampled_from(all_phases(model)), st.sampled_from(Mode))
-    chosen = data.draw(st.dictionaries(drawn, st.floats(1e-6, 1.0), min_size=1))
+    pairs = st.tuples(st.sampled_from(all_phases(model)), st.sampled_from(Mode))
+    chosen = data.draw(st.dictionaries(pairs, st.floats(1e-6, 1.0), min_size=1))
     wanted = data.draw(st.sampled_from(Mode))
 
     def with_figures(factor: float) -> Costs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from searched_blocks import BLOCKS, D, Layer, T
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ def distance(output: tuple[Tensor, Tensor], _: Tensor) -> Tensor:
     return F.mse_loss(*output)
 
 
+@pytest.mark.soak
 def test_a_piece_that_is_first_read_without_gradients_has_them_later() -> None:
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(4, T, D, generator=draw, dtype=torch.float64)

@@ -49,6 +49,7 @@ def test_weight_gradients_of_a_zero_bubble_schedule_hide_messages_as_those_of_1f
     assert split < 0.95 * in_turn
 
 
+@pytest.mark.soak
 def test_slots_run_in_turn_where_that_is_faster() -> None:
     ours, in_turn = times("zb-h1", 2, 2, FAST)
 

@@ -187,7 +187,9 @@ EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py"
 NEEDED = {"pretrain": ["--config", str(EXAMPLES[0].parent / "pretrain_llama.toml")]}
 
 
-@pytest.mark.parametrize("script", every(9, EXAMPLES[::-1], [path.stem for path in EXAMPLES[::-1]]))
+@pytest.mark.parametrize(
+    "script", every(len(EXAMPLES), EXAMPLES[::-1], [path.stem for path in EXAMPLES[::-1]])
+)
 def test_every_example_is_short_and_compiles(script: Path) -> None:
     if "transformers" in script.read_text():
         pytest.importorskip("transformers")

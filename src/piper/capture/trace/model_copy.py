@@ -45,7 +45,8 @@ def acting_as(model: nn.Module, view: nn.Module) -> Iterator[None]:
 
     A loss may read what the forward left in the model, which it knows, and not the copy.
     """
-    pairs = list(zip(model.modules(), view.modules(), strict=True))
+    modules, others = list(model.modules()), list(view.modules())
+    pairs = list(zip(modules, others, strict=True)) if len(modules) == len(others) else []
     own = [vars(module) for module, _ in pairs]
     for module, other in pairs:
         object.__setattr__(module, "__dict__", vars(other))
