@@ -219,8 +219,10 @@ def test_a_penalty_beside_a_sum_is_never_counted_for_each_microbatch() -> None:
     def loss(output: Any, target: Any) -> Any:
         return squares(output[0], target) + 0.1 * output[1]
 
+    rows = len(data()[0][1])
+
     def weighed(output: Any, target: Any) -> Any:
-        return squares(output[0], target) + 0.1 * output[1] * len(target) / len(data()[0][1])
+        return squares(output[0], target) + 0.1 * output[1] * len(target) / rows
 
     with pytest.raises(InputError, match="others are not, divide these sums") as refused:
         rehearse(Penalised(), loss, PARTS, data())
