@@ -20,7 +20,8 @@ from large_models import DeepSeekLike
 
 from piper.costs.devices import costs_of_device, device_kind
 from piper.costs.links import NETWORKS
-from piper.job.compile.compiler import collector_off, compile_strategy
+from piper.garbage import collector_off
+from piper.job.compile.compiler import compile_strategy
 from piper.job.compile.pricing import price
 from piper.plan.analyse.memory import peak
 from piper.sim.report import report

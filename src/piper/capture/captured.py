@@ -1,8 +1,6 @@
 """`capture`: from a model to regions with explicit graphs, step by step."""
 
-import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +26,7 @@ from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Traced, trace
 from piper.capture.trace.gpu_kernels import with_gpu_kernels
 from piper.capture.trace.randomness import make_reproducible
+from piper.garbage import collector_off
 from piper.ir.model import Model, Region
 from piper.ir.naming import RANDOM, RANK, batch_input
 from piper.ir.placement.division import DivisionRequest
@@ -100,19 +99,7 @@ class Captured:
         return RegionCode(region.code, dropout=number, random=random)
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: it would look at all of torch, and find next to nothing."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-@uncollected()
+@collector_off()  # it would look at all of torch, and find next to nothing
 @forgetting()
 def capture(
     model: nn.Module,

@@ -27,9 +27,9 @@ from piper.ir.maker import ORDER, Maker
 from piper.ir.message_order import names_operations
 from piper.ir.text.text import text
 from piper.ir.training import training_dag
-from piper.job.compile.layer_search import whole_model_lines
 from piper.job.compile.pricing import cost_notes, mesh_notes
 from piper.job.compile.stage_weights import stage_table
+from piper.job.compile.whole_model import whole_model_lines
 from piper.names import STEP
 from piper.sim.report import report
 from piper.strategies.timing import strategy_rows

@@ -31,8 +31,9 @@ from piper.job.capture_errors import about_experts
 from piper.job.compile.chosen_directives import plans_text, regions_text, with_stages
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.job.compile.division import division_requests, feeds_of, is_dense
-from piper.job.compile.layer_search import LayerSearch, whole_model_lines
+from piper.job.compile.layer_search import LayerSearch
 from piper.job.compile.stage_weights import stage_lines
+from piper.job.compile.whole_model import whole_model_lines
 from piper.job.device_costs import TargetMachine, target_machine
 from piper.job.loop.around_step import refuse_modes
 from piper.job.loop.recent import recent

@@ -270,7 +270,9 @@ class Attempt:
         after = dict(before)  # torch puts new values here that the model assigns to attributes
         output = TYPES[self.precision.output] if self.precision else None
         arguments = self.inputs.join(batch)
-        loss = _loss(self.view, after, self.loss.bound(after), arguments, self.seen, output)
+        loss_fn = self.loss.bound(after)
+        found = model_output(self.view, after, loss_fn, arguments, self.seen, output)
+        loss = scalar_loss(found, loss_fn, arguments)
         self.updated[:] = [
             name
             for name, tensor in before.items()
@@ -308,19 +310,6 @@ def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
         raise
 
 
-def _loss(
-    view: nn.Module,
-    state: dict[str, Tensor],
-    loss_fn: Loss | None,
-    arguments: tuple[Any, ...],
-    seen: list[Output],
-    dtype: torch.dtype | None,
-) -> Tensor:
-    """The loss as a scalar of float32 or float64, in which its gradient starts."""
-    output = model_output(view, state, loss_fn, arguments, seen, dtype)
-    return scalar_loss(output, loss_fn, arguments)
-
-
 def model_output(
     view: nn.Module,
     state: dict[str, Tensor],
@@ -341,6 +330,7 @@ def model_output(
 
 
 def scalar_loss(output: Any, loss_fn: Loss | None, arguments: tuple[Any, ...]) -> Tensor:
+    """In float32 or float64, in which its gradient starts."""
     loss = own_loss(output) if loss_fn is None else called(loss_fn, output, arguments[-1])
     if loss_fn is joined:
         return loss

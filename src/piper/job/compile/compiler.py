@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from piper.costs import Costs
 from piper.directives import Directive
+from piper.garbage import collector_off
 from piper.ir.by_device.roles import Roles, own_roles, roles
 from piper.ir.dag import Dag
 from piper.ir.model import Model
@@ -79,7 +78,7 @@ def compile_strategy(
     post receives when their messages are about to be sent, as is best on GPUs. `state`: the size
     of the optimizer's, in multiples of the parameters, for reports.
     """
-    with collector_off():
+    with collector_off():  # very many objects, no cycles
         known = Costs() if costs is None else costs
         program = with_cuts(strategy, model, known)
         dag = scheduled_dag(model, program, clip, known)
@@ -99,15 +98,3 @@ def lowered(dag: Dag, found: Roles, late: bool = False) -> tuple[Plan, ...]:
         return lowered(dag, found)
     safe = lower(dag, found.first, careful=True)
     return safe if first_blocked(safe) is None else fast
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """Compiling makes very many objects but no cycles, so the collector would find nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import nn
 
 from piper.capture import Captured, tag_unannotated
 from piper.capture.marks.tags import untag
-from piper.capture.regions.layers import BY_HAND, LAYER
-from piper.directives import Directive, Offload, Remat, Replicate, Strategy
+from piper.capture.regions.layers import LAYER
+from piper.directives import Strategy
 from piper.errors import CaptureError
 from piper.job.compile.chosen_directives import is_cut
-from piper.job.compile.division import by_rows_lines, undivided_lines
+from piper.job.compile.whole_model import by_layer
 
 LOG = logging.getLogger("piper")
 Inputs = tuple[Any, ...]
@@ -54,29 +54,3 @@ class LayerSearch:
             untag(model, LAYER)
             self.optional = False
             return capture()
-
-
-def by_layer(strategy: Strategy) -> str | None:
-    """What works on one region at a time, so that layers save memory or let messages overlap."""
-    return next(filter(None, map(by_layer_text, strategy)), None)
-
-
-def by_layer_text(one: Directive) -> str | None:
-    match one:
-        case Replicate() if one.zero and len(set(one.devices)) > 1:
-            return f"zero={one.zero}"
-        case Remat() | Offload():
-            return type(one).__name__.lower()
-        case _:
-            return None
-
-
-def whole_model_lines(strategy: Strategy, captured: Captured) -> Iterator[str]:
-    """Which regions are not divided, and what is done at once that could be done by layers."""
-    yield from undivided_lines(captured.undivided)
-    yield from by_rows_lines(captured.by_rows)
-    if (what := by_layer(strategy)) and len(captured.model.regions) == 1:
-        yield (
-            f"{what} works on the whole model at once, which is one region: no layers were found; "
-            f"to work layer by layer, {BY_HAND}"
-        )

@@ -43,7 +43,7 @@ from piper.runtime.comm.gather_buffers import GatherViews, gathered_bytes
 from piper.runtime.comm.gloo import empty
 from piper.runtime.comm.in_flight import Single
 from piper.runtime.execute import Act, Program
-from piper.runtime.gpu.graph_memory import collector_off, growing_segments
+from piper.runtime.gpu.graph_memory import growing_segments, nothing_freed
 from piper.runtime.gpu.warmup import Known, zeros
 from piper.runtime.gradient_norm import as_tuple
 from piper.runtime.joined_runs import Joins, Together, plain_acts
@@ -150,7 +150,7 @@ def record_graphs(
             with (
                 torch.no_grad(),
                 torch.autocast(program.device.type, enabled=False),
-                collector_off(),
+                nothing_freed(),
                 growing_segments(),
             ):
                 return Recording(program, known, tape(), not_recordable, joins).graphs()

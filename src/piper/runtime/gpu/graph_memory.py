@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from piper.garbage import collector_off
 from piper.runtime.torch_private import is_shared, pytree, set_allocator
 
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -53,13 +54,8 @@ def growing_segments() -> Iterator[None]:
 
 
 @contextmanager
-def collector_off() -> Iterator[None]:
-    """Collecting GPU objects during a recording would invalidate it."""
-    was_on = gc.isenabled()
+def nothing_freed() -> Iterator[None]:
+    """Collecting GPU objects during a recording would invalidate it: collect them before."""
     gc.collect()
-    gc.disable()
-    try:
+    with collector_off():
         yield
-    finally:
-        if was_on:
-            gc.enable()
