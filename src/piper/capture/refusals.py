@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture.fx_nodes import line
-from piper.capture.source_lines import UNKNOWN, current_line, line_of
+from piper.capture.source_lines import UNKNOWN, current_line
 from piper.capture.torch_private import schema_text
 from piper.capture.trace.arguments.inputs import name_of
 from piper.errors import CaptureError
@@ -32,24 +32,6 @@ def transformed(where: str) -> CaptureError:
         "write it with operators of torch that take whole batches (torch.bmm, torch.einsum, "
         "broadcasting); or make it an operator with torch.library.custom_op and "
         "register_autograd",
-    )
-
-
-def custom_function(name: str, part: str, error: Exception) -> CaptureError:
-    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return refusal(
-        line_of(error.__traceback__),
-        f"the {part} of {name} cannot be traced ({reason})",
-        "write it with operators of torch, or make it an operator with torch.library.custom_op "
-        "and register_autograd",
-    )
-
-
-def function_in_place(name: str) -> CaptureError:
-    return refusal(
-        current_line(),
-        f"{name} is an autograd.Function that writes to its arguments, which a trace would miss",
-        "return new tensors instead",
     )
 
 

@@ -22,7 +22,8 @@ def registered_tensor(node: fx.Node, name: str) -> CaptureError:
         "has it, and would always see its first values",
         "read it in the forward, as an attribute of its module, and return what the loss needs of "
         "it beside the output, one value for each row (`penalty.expand(len(x))`); for a penalty of "
-        "all weights, give the optimizer weight_decay",
+        "all weights, give the optimizer weight_decay; what a backward of your own reads: give it "
+        "to `apply` as an argument, and keep it with ctx.save_for_backward",
     )
 
 

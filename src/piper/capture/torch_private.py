@@ -164,6 +164,11 @@ def is_custom(operator: OpOverload) -> bool:
     return found is not None and not str(found._init_fn.__module__).startswith("torch.")
 
 
+def custom_operators() -> list[tuple[str, dict[str, Any]]]:
+    """The fields of all operators that torch.library.custom_op made."""
+    return [(name, vars(found)) for name, found in OPDEFS.items()]
+
+
 safe_softmax = torch.ops.aten._safe_softmax.default  # zeros for a row of -inf
 below_autograd = torch._C._AutoDispatchBelowAutograd
 scaled_mm = torch._scaled_mm  # of factors in float8

@@ -23,6 +23,8 @@ from piper.capture.torch_private import (
     is_mutable,
     is_view,
     mark_backward,
+    named_arguments,
+    pytree,
 )
 
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
@@ -214,3 +216,10 @@ def _kept_whole() -> Iterator[None]:
     finally:
         for op in _KEPT_WHOLE:
             del op.decompose
+
+
+def written_by(operator: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors among its arguments that it changes."""
+    given = named_arguments(operator, args, kwargs)
+    changed = [given.get(one.name) for one in operator._schema.arguments if one.is_write]
+    return [one for one in pytree.tree_leaves(changed) if isinstance(one, Tensor)]

@@ -24,6 +24,7 @@ from piper.capture.graphs.joint import Joint
 from piper.capture.graphs.recomputation import checkpoint_of
 from piper.capture.kernels.allowed_calls import name_of
 from piper.capture.torch_private import MODE_SWITCHES, is_plain
+from piper.capture.trace.custom_functions import is_function
 from piper.errors import CaptureError
 
 LOG = logging.getLogger("piper")
@@ -109,14 +110,14 @@ def derivatives(mode: Any, device: str) -> Derivatives:
 
 
 def says_all(graph: fx.GraphModule) -> bool:
-    """Whether its derivative is torch's or Piper's own: custom operators may change theirs."""
+    """Whether its derivative is torch's or Piper's own: that of the user may change."""
     calls = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     try:
         for target in calls:
             _ = target in MODE_SWITCHES or name_of(target)
     except CaptureError:
         return False
-    return is_plain(graph.graph)
+    return is_plain(graph.graph) and not any(map(is_function, calls))
 
 
 def checkpoints(graph: fx.GraphModule) -> tuple[int | None, ...]:

@@ -128,6 +128,7 @@ class _Lowering:
             with _explained(chunk):
                 make = partial(differentiate, chunk, self.traced.mode, wants, flags)
                 joint = self.derivatives.joint(chunk.graph, key[0], (wants, flags), make)
+            self.traced.check(joint.module)  # for what backwards of the user read
             volatile = [joint.arguments[position] for position in updates]
             self.known_graphs[key] = joint, partition(joint, weights, volatile)
         joint, cut = self.known_graphs[key]

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from piper.capture import refusals, torch_private
 from piper.capture.fx_nodes import line, storages, value
+from piper.capture.graphs.backward_state import settled
 from piper.capture.regions.cut import Chunk
 from piper.capture.tracing_private import trace_functional_joint, trace_joint
 
@@ -54,9 +55,12 @@ def differentiate(
         results = fx.Interpreter(chunk.graph).run(*arguments)  # keeps the marks on nodes
         return tuple(map(_result, results, given, shared))
 
-    with mode:
+    def made() -> fx.GraphModule:
         traced = None if arguments else _functional(chunk, forward, given_arguments, given)
-        module = traced or trace_joint(forward, given_arguments, backward=any(given))
+        return traced or trace_joint(forward, given_arguments, backward=any(given))
+
+    with mode:
+        module = settled(chunk.graph.graph, made)
         _correct_types(module.graph)
     if torch_private.has_effects(module.graph):
         raise refusals.checked_values(line(next(iter(chunk.graph.graph.find_nodes(op="output")))))

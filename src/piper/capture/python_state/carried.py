@@ -124,15 +124,18 @@ def written_in_place(once: Once) -> list[Change]:
 
 def still_changing(once: Once, again: Once, reach: Reach) -> list[Change]:
     """What the second trace changed once more, and some code reads."""
-    found = [
-        change for change in once.after.changes(again.after) if reach.reads(change.place.names)
-    ]
+    return changing(once.after, again.after, reach, "forward")
+
+
+def changing(after: Snapshot, again: Snapshot, reach: Reach, part: str) -> list[Change]:
+    """What a second trace changed once more, and some code reads for more than to count."""
+    found = [change for change in after.changes(again) if reach.reads(change.place.names)]
     counted = [change for change in found if is_only_counted(change, reach)]
     for change in counted:
         where = line_that_changes(change.place.names[-1], reach.codes)
         LOG.warning(
-            "%s: the forward counts in %s, which no code of the model reads: it stays as it is",
-            where, change.place.path,
+            "%s: the %s counts in %s, which no code of the model reads: it stays as it is",
+            where, part, change.place.path,
         )  # fmt: skip
     return [change for change in found if change not in counted]
 
@@ -173,11 +176,15 @@ def _can_be_a_buffer(change: Change) -> bool:
     )
 
 
+def line_of(change: Change, reach: Reach) -> str:
+    """The line of the user's code that makes a change."""
+    names = [str(change.place.key), *change.place.names[::-1]]
+    return next(filter(None, (line_that_changes(name, reach.codes) for name in names)), "")
+
+
 def refusal(change: Change, reach: Reach) -> CaptureError:
     """The error about a change that matters to the next step."""
-    place = change.place
-    names = [str(place.key), *place.names[::-1]]
-    where = next(filter(None, (line_that_changes(name, reach.codes) for name in names)), "")
+    place, where = change.place, line_of(change, reach)
     value = change.before.value if change.before is not None else None
     if is_generator(value):
         return refusals.drawn_number(where)

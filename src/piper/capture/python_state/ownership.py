@@ -5,6 +5,8 @@ from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from piper.capture.source_lines import is_users
 
 # Of Python's own classes, those that hold what a program puts into them.
@@ -28,6 +30,11 @@ def is_library(name: str) -> bool:
 
 def is_own_class(cls: type) -> bool:
     return is_users_class(cls) and not is_library(file_of(cls))
+
+
+def is_users_function(cls: type) -> bool:
+    """Whether a class is an autograd.Function of the user or of a library: its backward runs."""
+    return issubclass(cls, torch.autograd.Function) and is_users_class(cls)
 
 
 def is_users_class(cls: type) -> bool:

@@ -15,6 +15,7 @@ from piper.capture.python_state.ownership import (
     is_own_class,
     is_own_function,
     is_read_by_name,
+    is_users_function,
     is_walked,
 )
 from piper.capture.torch_private import own_modules
@@ -122,7 +123,7 @@ _HOLDING = (nn.Module, dict, list, tuple, deque, CellType, MethodType, partial, 
 
 def _has_fields(value: Any) -> bool:
     if isinstance(value, type):
-        return is_own_class(value)
+        return is_own_class(value) or is_users_function(value)
     if isinstance(value, FunctionType):
         return is_own_function(value)
     return is_walked(type(value)) and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))

@@ -17,8 +17,10 @@ from piper.capture.python_state.ownership import (
     is_own_file,
     is_own_module,
     is_users_class,
+    is_users_function,
 )
 from piper.capture.python_state.places import Place, Root, Walk, get
+from piper.capture.torch_private import custom_operators
 
 _READ_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "__getattribute__", "attrgetter",
                  "setattr", "delattr", "globals", "__getattr__"}  # fmt: skip
@@ -83,6 +85,9 @@ class _Search:
         match value:
             case FunctionType():
                 self.enqueue(value)
+            case type() if is_users_function(value):
+                self.files.add(file_of(value))
+                self.learn(value)
             case type():
                 self.learn(value)
             case nn.Module() if is_users_class(type(value)):
@@ -93,6 +98,7 @@ class _Search:
 
     def learn(self, cls: type) -> None:
         """A class that the program uses. Its methods run if some code names them."""
+        all_run = is_users_function(cls)  # autograd calls backward, jvp and the like
         for base in cls.__mro__:
             followed = is_own_class(base) or file_of(base) in self.files
             if not followed and is_own_class(cls) and base not in (object, nn.Module):
@@ -104,7 +110,7 @@ class _Search:
             for name, value in list(vars(base).items()):
                 for function in _functions(value):
                     self.methods.setdefault(name, []).append(function)
-                    if name in self.reach.names or _is_called_by_itself(name):
+                    if all_run or name in self.reach.names or _is_called_by_itself(name):
                         self.enqueue(function)
 
     def borrow(self, base: type) -> None:
@@ -142,9 +148,18 @@ class _Search:
 
 def reach_of(*given: tuple[str, Any]) -> Reach:
     """What can be reached from a model and a loss function, by the name of each."""
-    reach = Reach([Root({"given": value}, "given", path, ()) for path, value in given])
+    roots = [Root({"given": value}, "given", path, ()) for path, value in given]
+    reach = Reach([*roots, *_backwards_of_operators()])
     _Search(reach).run()
     return reach
+
+
+def _backwards_of_operators() -> Iterator[Root]:
+    """Those of torch.library.custom_op, whose forwards run, and so read, in each step."""
+    for name, held in custom_operators():
+        for key in ("_backward_fn", "_setup_context_fn"):
+            if isinstance(held.get(key), FunctionType):
+                yield Root(held, key, f"the backward of {name}", ())
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:

@@ -7,18 +7,29 @@ whole until its region is differentiated. Then the user's forward and backward a
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from piper.capture import refusals
-from piper.capture.torch_private import VALUE_WANTED, OpOverload, apply_function, pytree, version_of
+from piper.capture import function_refusals as refusals
+from piper.capture.torch_private import (
+    VALUE_WANTED,
+    OpOverload,
+    TorchDispatchMode,
+    apply_function,
+    pytree,
+    storage_id,
+    version_of,
+)
+from piper.capture.tracing_private import written_by
 from piper.errors import CaptureError
 
 Tensors = list[Tensor]
 _library = torch.library.Library("piper", "FRAGMENT")
 _numbers = count()
 _known: dict[Any, "Call"] = {}  # equal calls are one operator, so that equal regions share code
+_by_name: WeakValueDictionary[str, "Call"] = WeakValueDictionary()
 _NAME = "function"  # of the operators, before a number
 _TENSOR = object()  # in place of a tensor among the arguments
 
@@ -36,8 +47,18 @@ def called(function: type, args: tuple[Any, ...]) -> Any:
     return pytree.tree_unflatten(leaves, call.result_spec)
 
 
-def is_function(operator: OpOverload) -> bool:
+def given_to(operator: OpOverload) -> list[tuple[str, Any]]:
+    """What the code of a Function can reach, by name: itself, and its arguments but tensors."""
+    call = _by_name.get(operator.name())
+    if call is None:
+        return []
+    return [(call.original.__name__, call.original), ("arguments", list(call.fixed))]
+
+
+def is_function(operator: Any) -> bool:
     """Whether it is a Function of the user."""
+    if not isinstance(operator, OpOverload):
+        return False
     name = operator.overloadpacket.__name__.removeprefix(_NAME)
     return operator.namespace == "piper" and name.isdigit()
 
@@ -54,7 +75,8 @@ class Call:
     """A Function with all arguments but its tensors, as an operator of them."""
 
     def __init__(self, function: type, spec: Any, fixed: tuple[Any, ...]) -> None:
-        self.function, self.spec, self.fixed = _guarded(function), spec, fixed
+        self.original, self.function = function, _guarded(function)
+        self.spec, self.fixed = spec, fixed
         self.results: list[Any] = []  # of the last run, with _TENSOR for each tensor
         self.result_spec: Any = None
         name = f"{_NAME}{next(_numbers)}"
@@ -62,6 +84,7 @@ class Call:
         for key in ("Autograd", "CompositeExplicitAutograd"):
             _library.impl(name, self.run, key)
         self.operator = getattr(torch.ops.piper, name).default
+        _by_name[self.operator.name()] = self
 
     def run(self, given: Sequence[Tensor]) -> Tensors:
         tensors = iter(given)
@@ -84,10 +107,34 @@ def _guarded(function: Any) -> type:
         return found
 
     def backward(*args: Any) -> Any:
-        return _traceable(function, "backward", args, {})
+        with OwnWrites(function.__name__, args[1:]):
+            return _traceable(function, "backward", args, {})
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(function.__name__, (function,), members)
+
+
+class OwnWrites(TorchDispatchMode):
+    """Refuses what writes to a tensor that a backward has neither made nor been given."""
+
+    def __init__(self, name: str, gradients: Sequence[Any]) -> None:
+        super().__init__()
+        self.name, self.own = name, dict[int, Tensor]()  # by memory, which stays alive
+        self.keep(gradients)
+
+    def keep(self, found: Any) -> None:
+        tensors = (one for one in pytree.tree_leaves(found) if isinstance(one, Tensor))
+        self.own.update((storage_id(one), one) for one in tensors)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = written_by(func, args, kwargs or {})
+        if any(storage_id(one) not in self.own for one in written):
+            raise refusals.written_in_backward(self.name)
+        given = {storage_id(one) for one in pytree.tree_leaves(args) if isinstance(one, Tensor)}
+        found = func(*args, **(kwargs or {}))
+        made = (one for one in pytree.tree_leaves(found) if isinstance(one, Tensor))
+        self.keep([one for one in made if storage_id(one) not in given])
+        return found
 
 
 def _traceable(function: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -63,6 +63,7 @@ class Traced:
     whole: dict[str, TensorSpec] = field(default_factory=dict)  # of parameters that are cut
     undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
     by_rows: tuple[str, ...] = ()  # attentions of which rows are divided, where tokens were asked
+    check: Callable[[fx.GraphModule], None] = lambda _: None  # refuses some constants of a graph
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -107,7 +108,8 @@ def trace(
         make_buffers(model, attempt.carried)
         attempt = Attempt(model, *given, attempt.carried_by_loss)
         root = attempt.root()
-    side_effects.refuse_registered_constants(root, model)
+    check = partial(side_effects.refuse_registered_constants, model=model)
+    check(root)
     traced = Traced(
         root=root,
         mode=attempt.mode,
@@ -120,6 +122,7 @@ def trace(
         output=attempt.seen[-1],
         precision=precision,
         gradients=gradient_types(model, precision),
+        check=check,
     )
     again = partial(_with_other_rows, attempt, given)
     cut = [node for k, node in enumerate(traced.batch) if k not in whole]

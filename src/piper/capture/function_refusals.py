@@ -1,0 +1,41 @@
+"""Refusals of autograd.Functions and of backwards of the user's own."""
+
+from piper.capture.refusals import refusal
+from piper.capture.source_lines import current_line, line_of
+from piper.errors import CaptureError
+
+
+def custom_function(name: str, part: str, error: Exception) -> CaptureError:
+    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return refusal(
+        line_of(error.__traceback__),
+        f"the {part} of {name} cannot be traced ({reason})",
+        "write it with operators of torch, or make it an operator with torch.library.custom_op "
+        "and register_autograd",
+    )
+
+
+def function_in_place(name: str) -> CaptureError:
+    return refusal(
+        current_line(),
+        f"{name} is an autograd.Function that writes to its arguments, which a trace would miss",
+        "return new tensors instead",
+    )
+
+
+def written_in_backward(name: str) -> CaptureError:
+    return refusal(
+        current_line(),
+        f"the backward of {name} writes to a tensor that it has not made, which a captured step "
+        "would not repeat",
+        "compute with new tensors; update buffers in the forward",
+    )
+
+
+def changed_in_backward(where: str, path: str) -> CaptureError:
+    return refusal(
+        where,
+        f"a backward of your own changes {path}, which a captured step would not repeat",
+        "change it in your training loop: Piper reads it in each step; or compute it in the "
+        "forward and keep it in a buffer",
+    )
