@@ -41,10 +41,12 @@ class RealArena(Arena):
         """Ranks decide together, because their clocks differ."""
         return self.most(time.perf_counter() - self.started) > self.chosen.seconds
 
-    def piper(self, model: Any, strategy: Any, data: Any, **options: Any) -> Contender:
+    def piper(
+        self, model: Any, strategy: Any, data: Any, loss: Any = None, **options: Any
+    ) -> Contender:
         """Piper as a user writes it first, with every option at its default."""
         trainer = piper.Trainer(
-            model, model.loss, strategy, optimizer=self.adamw, example=data,
+            model, loss or model.loss, strategy, optimizer=self.adamw, example=data,
             device=self.device.type, **options,
         )  # fmt: skip
         return Contender(partial(trainer.step, *data), trainer.close, trainer=trainer)

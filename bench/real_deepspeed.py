@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -68,12 +69,19 @@ def zero(
     config["zero_optimization"] |= options
     optimizer = arena.adamw(mine.parameters())
     engine, *_ = deepspeed(arena).initialize(model=mine, optimizer=optimizer, config=config)
+    return stepping(arena, engine, model.loss, data, parts)
+
+
+def stepping(
+    arena: Arena, engine: Any, loss_fn: Callable[..., torch.Tensor], data: Data, parts: int
+) -> Contender:
+    """Microbatch by microbatch; its engine knows which is the last one."""
 
     def step() -> torch.Tensor:
         given = [tensor.to(arena.device, non_blocking=True).chunk(parts) for tensor in data]
         losses = []
         for tokens, labels in zip(*given, strict=True):
-            loss = model.loss(engine(tokens), labels)
+            loss = loss_fn(engine(tokens), labels)
             engine.backward(loss)
             engine.step()
             losses.append(loss.detach().clone())

@@ -7,8 +7,8 @@ distributed optimizer always keeps float32 weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,17 +17,23 @@ from gpu_models import Size, Whole
 from real_without_gpu import as_on_a_gpu
 from torch import Tensor, nn
 
-AT_HAND: list[tuple[int, int]] = []  # what its process groups are made for
+AT_HAND: list[tuple[int, int, int]] = []  # what its process groups are made for
 
 
 @dataclass(frozen=True)
 class Way:
-    """What it is asked for; `sync` waits for the GPU after every message, its default."""
+    """What it is asked for; `sync` waits for the GPU after every message, its default.
+
+    `made` changes a cut into what it trains, and `more` are options of its configuration.
+    """
 
     pp: int
     virtual: int = 1
     sharded: bool = False
     sync: bool = True
+    ep: int = 1
+    made: Callable[[nn.Module, Any], nn.Module] = lambda cut, config: cut
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 class Chunk(nn.Module):
@@ -53,13 +59,14 @@ def groups(way: Way) -> Any:
     """Its process groups, which are global."""
     from megatron.core import parallel_state
 
-    wanted = (way.pp, way.virtual)
+    wanted = (way.pp, way.virtual, way.ep)
     if [wanted] != AT_HAND:
         if AT_HAND:
             parallel_state.destroy_model_parallel()
         parallel_state.initialize_model_parallel(
             pipeline_model_parallel_size=way.pp,
             virtual_pipeline_model_parallel_size=way.virtual if way.virtual > 1 else None,
+            expert_model_parallel_size=way.ep,
         )
         AT_HAND[:] = [wanted]
     return parallel_state
@@ -79,6 +86,7 @@ def transformer(arena: Arena, size: Size, way: Way) -> Any:
         bf16=arena.dtype == torch.bfloat16, batch_p2p_comm=not several, batch_p2p_sync=way.sync,
         overlap_p2p_comm=several, deallocate_pipeline_outputs=True,
         gradient_accumulation_fusion=False, use_cpu_initialization=True,
+        expert_model_parallel_size=way.ep, **way.more,
     )  # fmt: skip
     config.finalize_model_grads_func = finalize_model_grads
     return config
@@ -96,7 +104,7 @@ def chunks(arena: Arena, model: Whole, config: Any, way: Way, here: int) -> list
     count, found = way.pp * way.virtual, []
     for k in range(way.virtual):
         stage = here + way.pp * k
-        cut = copy.deepcopy(model.cuts[stage]).to(arena.device)
+        cut = way.made(copy.deepcopy(model.cuts[stage]), config).to(arena.device)
         chunk = k if way.virtual > 1 else None
         one = Chunk(cut, config, stage == 0, stage == count - 1, chunk)
         found.append(DistributedDataParallel(config, options, one, disable_bucketing=k > 0))
@@ -128,7 +136,9 @@ def optimizer_of(arena: Arena, wrapped: list[nn.Module], way: Way) -> Any:
 
 
 @as_on_a_gpu
-def megatron(arena: Arena, model: Whole, size: Size, parts: int, way: Way) -> Contender:
+def megatron(
+    arena: Arena, model: Whole, size: Size, parts: int, way: Way, loss_fn: Any = None
+) -> Contender:
     """Its forward_backward_func, and the optimizer step that its training loop takes after it."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -136,13 +146,13 @@ def megatron(arena: Arena, model: Whole, size: Size, parts: int, way: Way) -> Co
     wrapped = chunks(arena, model, config, way, state.get_pipeline_model_parallel_rank())
     optimizer = optimizer_of(arena, wrapped, way)
     tokens, labels = size.batch(state.get_data_parallel_rank(), parts)
-    run = get_forward_backward_func()
+    run, loss_fn = get_forward_backward_func(), loss_fn or model.loss
 
     def forward_step(batches: Iterator[tuple[Tensor, Tensor]], chunk: nn.Module) -> Any:
         given, wanted = next(batches)
 
         def loss(out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            value = model.loss(out, wanted)
+            value = loss_fn(out, wanted)
             return value, {"loss": value.detach().clone()}  # it divides the value in place
 
         return chunk(given), loss

@@ -16,11 +16,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import real_deepspeed
+import real_experts
 import real_titan
 import torch
 from gpu_arena import DTYPES, TURNS
@@ -147,11 +149,20 @@ def titan_fsdp(arena: RealArena, parts: int) -> None:
         arena.versus(f"fsdp={arena.world} reshard {reshard}, zero={zero}", makers)
 
 
+def with_experts(arena: RealArena) -> None:
+    """Experts that all ranks divide; and two stages, each of whose replicas divide them."""
+    size = replace(arena.size, expert_hidden=arena.chosen.expert_hidden or arena.size.expert_hidden)
+    parts = arena.chosen.microbatches or size.microbatches
+    real_experts.replicas(arena, size, parts)
+    real_experts.pipelines(arena, size, parts)
+
+
 GROUPS: dict[str, Callable[[RealArena], None]] = {
     "ds-zero": ds_zero,
     "ds-pipe": ds_pipe,
     "megatron": with_megatron,
     "titan": with_titan,
+    "experts": with_experts,
 }
 
 
@@ -164,6 +175,7 @@ def options() -> argparse.Namespace:
     add("--dtype", choices=DTYPES, help="of weights; by default bf16 on a GPU, fp32 on a CPU")
     add("--rows", type=int, help="of a microbatch, if not those of the size")
     add("--microbatches", type=int, help="by default 4; 8 with pipelines")
+    add("--expert-hidden", type=int, help="of experts: their width, if not that of the size")
     add("--repeats", type=int, default=9)
     add("--match", nargs="*", default=[], help="only entries whose names contain one of these")
     add("--skip", nargs="*", default=[], help="no entries whose names contain one of these")

@@ -50,6 +50,16 @@ def replace_cuda() -> None:
     cuda.Event = cuda.Stream = Anything
 
 
+def splits_as_lists() -> None:
+    """Its all-to-alls get sizes as arrays of NumPy on a GPU, but as tensors on a CPU."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.tolist() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = moved
+
+
 def as_on_a_gpu(make: Make) -> Make:
     """Makes and steps a contender under OnCpu if there is no GPU."""
 
@@ -58,6 +68,7 @@ def as_on_a_gpu(make: Make) -> Make:
         if arena.on_gpu:
             return make(arena, *args, **options)
         replace_cuda()
+        splits_as_lists()
         with OnCpu():
             one = make(arena, *args, **options)
         inner = one.step
