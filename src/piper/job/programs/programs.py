@@ -48,6 +48,7 @@ from piper.runtime.processes.world import refuse_wrong_world, world
 from piper.runtime.state.averages import start_late
 from piper.runtime.state.device_state import DeviceState, assembled
 from piper.runtime.state.loss_scale import DynamicLossScale
+from piper.runtime.state.own_parameters import with_attributes
 from piper.runtime.state.running_statistics import take_from_first
 
 LOG = logging.getLogger("piper")
@@ -237,7 +238,8 @@ def load(
     """Make a plan executable: with its parameters, kernels and communicators."""
     options, trainable = job.options, mine.part.trainable.__getitem__
     state.ema, known = options.ema, set(state.buckets)
-    state.add(mine.plan.states, mine.part.contents, trainable, job.initial, options.optimizer)
+    make = with_attributes(options.optimizer, dict(job.model.named_parameters()))
+    state.add(mine.plan.states, mine.part.contents, trainable, job.initial, make)
     if steps:
         start_late(state, known)
     if options.lr_scheduler is not None:

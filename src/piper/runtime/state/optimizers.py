@@ -187,6 +187,8 @@ def move(
 ) -> None:
     """Replace whole parameters by their pieces. Parameters without a piece here are left out."""
     here = {id(wholes[piece.tensor][1]): (piece, parameter) for piece, parameter in held}
+    for piece, parameter in held:
+        vars(parameter).update(vars(wholes[piece.tensor][1]))
     for group in optimizer.param_groups:
         given = group["params"]
         if "param_names" in group:

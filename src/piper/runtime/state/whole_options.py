@@ -1,7 +1,7 @@
-"""Options that an optimizer's function gives by position or number, which buckets would change.
+"""Options that an optimizer's function gives by position, number or identity.
 
-The function is called once for each bucket of parameters. It must give every parameter what it
-gives if it gets all of them at once, as in a plain loop.
+The function is called once for each bucket, with parameters of Piper. It must give every parameter
+what it gives in a plain loop, where it gets all of the model's own parameters at once.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from piper.runtime.state.optimizers import (
     is_torchs,
     own_tensors,
 )
+from piper.runtime.state.own_parameters import WithAttributes, lent, stand_in, with_attributes
 from piper.runtime.state.parameter_groups import WithoutDecay
 
 STEPS = 6  # of schedulers that are compared
@@ -35,10 +36,12 @@ def refuse_options_by_position(
     buckets: Sequence[Sequence[str]],
 ) -> None:
     """Compare what parameters get in a call with all of them, and in one for each bucket."""
-    if len(buckets) < 2 or (schedule is None and is_plain(make)):
+    if is_plain(make) and (schedule is None or len(buckets) < 2):
         return
+    make = with_attributes(make, parameters)
     try:
-        whole = options_over_time(make, schedule, named_like(parameters, parameters))
+        with lent(parameters) as own:
+            whole = options_over_time(make, schedule, own)
     except Exception:  # the calls that count fail as well, or need more than shapes
         return
     for names in buckets:
@@ -46,24 +49,35 @@ def refuse_options_by_position(
         for step, (now, wanted) in enumerate(zip(found, whole, strict=True)):
             for name in names:
                 if not same(now.get(name), wanted.get(name)):
-                    raise different(name, now.get(name), wanted.get(name), step)
+                    given = now.get(name), wanted.get(name)
+                    if is_by_identity(make, parameters, whole[0]):
+                        raise by_identity(name, *given)
+                    raise different(name, *given, step)
+
+
+def is_by_identity(
+    make: MakeOptimizer, parameters: Mapping[str, torch.Tensor], own: dict[str, Options]
+) -> bool:
+    """Whether parameters that only look the same get other options, also all at once."""
+    try:
+        found = options_over_time(make, None, named_like(parameters, parameters))[0]
+    except Exception:  # say, because it chooses none of them
+        return True
+    return not all(same(found.get(name), own.get(name)) for name in parameters)
 
 
 def is_plain(make: Any) -> bool:
     """Whether it is one of torch's optimizers, with the same options for all parameters."""
-    inner = make.make if isinstance(make, WithoutDecay) else make
+    inner = make.make if isinstance(make, WithAttributes) else make
+    inner = inner.make if isinstance(inner, WithoutDecay) else inner
     kind = inner.func if isinstance(inner, partial) else inner
     return isinstance(kind, type) and is_torchs(kind)
 
 
 def named_like(parameters: Mapping[str, torch.Tensor], names: Iterable[str]) -> Named:
-    """Parameters of these shapes and types, in the order of the model, that need no memory."""
+    """Parameters like these, in the order of the model, that need no memory."""
     chosen = set(names)
-    return [
-        (name, torch.nn.Parameter(torch.zeros((), dtype=one.dtype).expand(one.shape)))
-        for name, one in parameters.items()
-        if name in chosen
-    ]
+    return [(name, stand_in(one)) for name, one in parameters.items() if name in chosen]
 
 
 def options_of_bucket(
@@ -140,6 +154,26 @@ def different(name: str, now: Options | None, whole: Options | None, step: int) 
         f"among those of its bucket" + (f" after {step - 1} steps" if step > 1 else ""),
         "lr_scheduler" if step else "optimizer",
     )
+
+
+def by_identity(name: str, now: Options | None, whole: Options | None) -> StrategyError:
+    return StrategyError.of(
+        "optimizer",
+        f"{name} has {both(now, whole)}: the function is given parameters of Piper, which have the "
+        "names, values and attributes of the model's own, but are others",
+        "compare names instead of id(p), `p is model.x`, `p in set(model.head.parameters())` or "
+        "classes: name.startswith('head.'); or set an attribute on the model's parameters before, "
+        "such as p.no_decay = True: Piper's have it, too",
+    )
+
+
+def both(now: Options | None, whole: Options | None) -> str:
+    """What a parameter gets if it is the model's own, and if it only looks the same."""
+    if now is None or whole is None:
+        return "an optimizer only if it is, or is not, the model's own"
+    key = next(differing(now, whole))
+    own, other = whole.get(key), now.get(key)
+    return f"{key}={own} if it is the model's own, and {key}={other} if it only looks the same"
 
 
 def refused(what: str, argument: str = "optimizer") -> StrategyError:
