@@ -10,6 +10,7 @@ from piper.capture.python_state.description import described
 from piper.capture.python_state.outside import Outside
 from piper.capture.python_state.watch import Watch
 from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
+from piper.capture.several_shapes import Visit, refuse_remembered
 
 __all__ = [
     "Captured",
@@ -17,11 +18,13 @@ __all__ = [
     "LossScale",
     "Outside",
     "Precision",
+    "Visit",
     "Watch",
     "annotate",
     "capture",
     "described",
     "dropout_mask",
+    "refuse_remembered",
     "tag",
     "tag_layers",
     "tag_unannotated",

@@ -20,6 +20,7 @@ from piper.capture.loss import LossForm, meeting_rows, model_form
 from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.regions.cut import Chunk, cut
+from piper.capture.several_shapes import Visit, visit_of
 from piper.capture.trace.arguments.inputs import Inputs, spec_of
 from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.cleanup import clean
@@ -53,6 +54,7 @@ class Captured:
     experts: ExpertGraphs
     output: Output  # of the model, for one microbatch
     described: DescribedRegions
+    visit: Visit  # for which batches
     meeting: str = ""  # where rows of a microbatch meet inside the model; empty: nowhere
     undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
     by_rows: tuple[str, ...] = ()  # attentions of which rows are divided, where tokens were asked
@@ -127,8 +129,7 @@ def capture(
     form, meeting = model_form(traced, own=loss_fn is None), meeting_rows(traced)
     traced = _cleaned(traced, divide)
     lowered = lower(traced, chunks := cut(traced), forward_only=trained is not None)
-    tags = number_tags([chunk.path for chunk in chunks])
-    ids, runs = region_ids(tags)
+    ids, runs = region_ids(tags := number_tags([chunk.path for chunk in chunks]))
     _refuse_shared_updates(traced, chunks, ids)
     names, values = _values(traced, chunks, ids)
     bucketed = make_buckets(traced, lowered, ids, trained)
@@ -147,6 +148,7 @@ def capture(
         experts=_experts(found, lowered, bucketed, traced.mode),
         output=traced.output,
         described=made,
+        visit=visit_of(model, loss_fn, traced, trained is None),
         meeting=meeting,
         undivided=traced.undivided,
         by_rows=traced.by_rows,

@@ -1,8 +1,10 @@
-"""Errors about tensors that a graph may not read as constants: they would never change."""
+"""Errors about tensors that a graph may not read as constants, or that do not keep their shape."""
 
-from torch import fx
+from torch import Tensor, fx
 
 from piper.capture.fx_nodes import line
+from piper.capture.python_state.code_search import line_that_changes
+from piper.capture.python_state.reach import Reach
 from piper.capture.refusals import refusal
 from piper.errors import CaptureError
 
@@ -34,4 +36,15 @@ def foreign_parameter(node: fx.Node) -> CaptureError:
         "train it",
         "make it a parameter of the model: put a loss with its own parameters into the model, give "
         "the labels to the model, too, and return the loss (loss_fn=None)",
+    )
+
+
+def resized(name: str, reach: Reach, before: Tensor, after: Tensor) -> CaptureError:
+    attribute = name.rpartition(".")[2]
+    return refusal(
+        line_that_changes(attribute, reach.codes),
+        f"the forward gives the buffer {name} another shape, {list(after.shape)} instead of "
+        f"{list(before.shape)}, and it would not fit where the Trainer keeps it",
+        "let it have its largest shape from the start, and use a part of it "
+        f"(self.{attribute}[:length]); or compute it in each forward, without keeping it",
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from piper.capture import Captured, Outside, Watch
+from piper.capture import Captured, Outside, Visit, Watch, refuse_remembered
 
 
 @dataclass
@@ -17,6 +17,7 @@ class PythonState:
 
     watch: Watch | None = None  # since the first capture, where the model is captured
     agreed: int = 0  # elsewhere
+    visits: dict[int, list[Visit]] = field(default_factory=dict)  # by state
 
     def now(self) -> int:
         """A number for the state. It is 0 until something changes."""
@@ -29,4 +30,12 @@ class PythonState:
             made = capture()
         if self.watch is None:
             self.watch = Watch(model, loss_fn, outside)
+        self.see(model, made.visit)
         return made
+
+    def see(self, model: nn.Module, new: Visit) -> None:
+        """One more kind of batch, which must not change what the model computes for others."""
+        before = self.visits.setdefault(self.now(), [])
+        if new not in before:
+            refuse_remembered(model, before, new)
+            before.append(new)

@@ -15,9 +15,16 @@ _COUNTING = {"LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "BINARY_OP", "SWAP", "
 
 
 def line_that_changes(name: str, codes: Iterable[CodeType]) -> str:
-    """The line that stores a name, or else one that reads it, to change what it holds."""
-    known = [code for code in codes if name in _names(code) and code.co_name != "__init__"]
-    for wanted in (_STORES, _LOADS, {"LOAD_FAST"}):
+    """The line that stores a name, or else one that reads it, to change what it holds.
+
+    Or else one with its text: `vars(self)["name"]`.
+    """
+    known = [
+        code
+        for code in codes
+        if (name in _names(code) or name in code.co_consts) and code.co_name != "__init__"
+    ]
+    for wanted in (_STORES, _LOADS, {"LOAD_FAST"}, {"LOAD_CONST"}):
         for code in known:
             for instruction, line in _instructions(code):
                 if instruction.opname in wanted and instruction.argval == name:

@@ -25,21 +25,25 @@ class Numbering:
         root: fx.GraphModule,
         known: Mapping[int, Any] | None = None,
         stands: Mapping[fx.Node, fx.Node] | None = None,
+        valued: Mapping[fx.Node, Any] | None = None,
     ) -> Numbers:
         """The number of each node.
 
         `known` says what constants stand for, by id. `stands`: nodes that are other nodes.
+        `valued`: what nodes are, however they are computed.
         """
         numbers: Numbers = {}
         inputs = 0
         for node in root.graph.nodes:
             if stands and node in stands:
                 key: Any = numbers[stands[node]]
+            elif valued and node in valued:
+                key = valued[node]
             elif node.op == "placeholder":
                 key = ("input", inputs)
                 inputs += 1
             elif node.op == "get_attr":
-                key = _constant(_attribute(root, node), known or {})
+                key = _constant(attribute(root, node), known or {})
             else:
                 key = (node.op, node.target, _frozen((node.args, node.kwargs), numbers.get))
             numbers[node] = self.number(key)
@@ -73,7 +77,7 @@ def _tags(node: fx.Node) -> Any:
     return getattr(node.target, "tags", ())
 
 
-def _attribute(root: fx.GraphModule, node: fx.Node) -> Any:
+def attribute(root: fx.GraphModule, node: fx.Node) -> Any:
     return operator.attrgetter(str(node.target))(root)
 
 

@@ -42,6 +42,13 @@ class Reach:
             for name in names
         )
 
+    def may_read(self, names: Iterable[str]) -> bool:
+        """The same, but a text that is one of the names counts wherever it is: `kept["n"]`."""
+        return all(self.reads([name]) or self._is_a_text(name) for name in names)
+
+    def _is_a_text(self, name: str) -> bool:
+        return any(name in code.co_consts for code in self.codes)
+
     def _is_built(self, name: str) -> bool:
         return any(text in name for text in self.texts)
 

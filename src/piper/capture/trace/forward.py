@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from piper.capture import refusals, torch_private, tracing_private
+from piper.capture import refusals, tensor_refusals, torch_private, tracing_private
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
@@ -64,6 +64,7 @@ class Traced:
     undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
     by_rows: tuple[str, ...] = ()  # attentions of which rows are divided, where tokens were asked
     check: Callable[[fx.GraphModule], None] = lambda _: None  # refuses some constants of a graph
+    remembers: bool = False  # whether the forward changes Python state that some code reads
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -123,6 +124,7 @@ def trace(
         precision=precision,
         gradients=gradient_types(model, precision),
         check=check,
+        remembers=attempt.remembers,
     )
     again = partial(_with_other_rows, attempt, given)
     cut = [node for k, node in enumerate(traced.batch) if k not in whole]
@@ -185,6 +187,7 @@ class Attempt:
         self.updated, self.seen = list[str](), list[Output]()
         self.carried: list[str] = []  # attributes that must be buffers, found by `judge`
         self.carried_by_loss: list[str] = []  # buffers of the loss that it updates
+        self.remembers = False  # whether the forward changes what some code reads
         self.decisions: Callable[[], RandomDecisions] = RandomDecisions
         self.numbering = Numbering()
 
@@ -219,7 +222,8 @@ class Attempt:
         with acting_as(self.model, self.view):
             once = self.once()
             try:
-                if once.changes:
+                if changes := once.changes:
+                    self.remembers |= any(self.reach.may_read(one.place.names) for one in changes)
                     self.judge(once)
             finally:
                 once.before.restore()
@@ -283,6 +287,9 @@ class Attempt:
         ]
         _refuse_updated_parameters([name for name in self.updated if name in self.parameters])
         _refuse_updated_inputs(batch)
+        for name in self.updated:
+            if after[name].shape != before[name].shape:
+                raise tensor_refusals.resized(name, self.reach, before[name], after[name])
         return [loss, *(after[name] for name in self.updated)]
 
 

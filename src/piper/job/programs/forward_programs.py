@@ -191,5 +191,6 @@ def captured_part(job: Job, one: Batch, wanted: Wanted, trained: frozenset[str])
     given = job.model, loss_fn, example, job.device.type
     rest = job.precision, trained, one.whole
     undivided = job.layers.captured(job.model, lambda: capture(*given, (), *rest))
+    job.python_state.see(job.model, undivided.visit)
     requests = division_requests(undivided.model, job.strategy.directives)
     return capture(*given, requests, *rest) if requests else undivided
