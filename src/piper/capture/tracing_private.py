@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._dynamo  # torch would load it at the first optimizer, or in the middle of a trace
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.backends import opt_einsum
 from torch.fx import _symbolic_trace, traceback
@@ -77,6 +77,8 @@ def _modules_unpatched() -> Iterator[None]:
 
 def trace_joint(function: Callable, args: Sequence[Any], backward: bool) -> fx.GraphModule:
     """(args, gradients of differentiable outputs) -> (outputs, gradients of args) as one graph."""
+    from torch._functorch.aot_autograd import aot_export_joint_simple  # slow, and seldom needed
+
     with _tracing(), _kept_whole():
         return aot_export_joint_simple(function, tuple(args), trace_joint=backward)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from piper.errors import CaptureError, Problem
-from piper.models.hugging_face import unadapted_experts
 
 
 def about_experts(error: CaptureError, model: torch.nn.Module) -> CaptureError:
     """Experts as transformers runs them cannot be captured: say so, and what to write."""
+    from piper.models.hugging_face import unadapted_experts  # registers operators, which takes time
+
     path = unadapted_experts(model)
     if path is None:
         return error
