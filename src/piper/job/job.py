@@ -51,7 +51,7 @@ from piper.job.memory.memory_check import refuse_too_large
 from piper.job.memory.memory_limit import MemoryLimit, memory_limit, optimizer_state, require_limit
 from piper.job.memory.remat_choice import fitted
 from piper.job.memory.zero_choice import choice_lines, fewest_messages_that_fit
-from piper.job.optimizer_options import refuse_positions
+from piper.job.optimizer_options import refuse_optimizer
 from piper.job.options import Loss, Options
 from piper.job.processes.consistency import flags
 from piper.job.python_state import PythonState
@@ -323,7 +323,7 @@ class Job:
             LOG.info("a plan for every device: %s", compiled.roles.obstacle)
         LOG.info("compiled %s in %.1f s", plans_text(compiled), time.perf_counter() - started)
         if first:
-            refuse_positions(self.options, self.model, captured.model)
+            refuse_optimizer(self.options, self.model, captured.model)
             self.cut.append(with_stages(self.strategy, compiled.program))
             chosen = choice_lines(self.strategy.directives, compiled, self.memory)
             loss = self.reduction(captured.form).lines()

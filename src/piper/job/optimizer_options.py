@@ -6,14 +6,18 @@ import torch
 
 from piper.ir.model import Model
 from piper.job.options import Options
-from piper.runtime.state.whole_options import refuse_options_by_position
+from piper.runtime.state.joint_optimizers import refuse_common
+from piper.runtime.state.own_parameters import with_attributes
+from piper.runtime.state.whole_options import named_like, refuse_options_by_position
 
 
-def refuse_positions(options: Options, model: torch.nn.Module, captured: Model) -> None:
-    """Options that depend on a parameter's position, or on how many there are."""
+def refuse_optimizer(options: Options, model: torch.nn.Module, captured: Model) -> None:
+    """Options by position or identity, and updates that depend on other parameters."""
     trained = [bucket for bucket in captured.buckets.values() if bucket.trainable]
     buckets = [[parameter.name for parameter in bucket.parameters] for bucket in trained]
     known = {name for names in buckets for name in names}
     parameters = {name: one for name, one in model.named_parameters() if name in known}
     found = [names for names in buckets if not parameters.keys().isdisjoint(names)]
     refuse_options_by_position(options.optimizer, options.lr_scheduler, parameters, found)
+    make = with_attributes(options.optimizer, parameters)
+    refuse_common(make, [named_like(parameters, names) for names in found])

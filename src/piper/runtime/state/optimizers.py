@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from piper.errors import StrategyError
 from piper.runtime.comm.flat_messages import Piece
 from piper.runtime.state.element_order import ElementOrder
-from piper.runtime.state.joint_optimizers import refuse_joint
-from piper.runtime.torch_private import has_gradient_hooks, has_step_hooks
+from piper.runtime.state.joint_optimizers import is_known, is_torchs, refuse_joint
+from piper.runtime.torch_private import has_gradient_hooks, has_own_step, has_step_hooks
 
 MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -151,6 +151,8 @@ def refuse_hooks(optimizer: torch.optim.Optimizer, named: Named) -> None:
             "it has step hooks, which would see only some of the parameters",
             "remove them; to clip by the norm of all gradients, give Trainer(max_norm=...)",
         )
+    if "zero_grad" in vars(optimizer):
+        raise refused("its zero_grad was replaced, which Piper never calls", "do it in its step")
     if any(has_gradient_hooks(parameter) for _, parameter in named):
         raise refused(
             "it puts hooks on gradients, which Piper never calls",
@@ -235,19 +237,15 @@ def is_elementwise(kind: type) -> bool:
     return is_torchs(kind) and kind.__name__ in ELEMENTWISE
 
 
-def is_torchs(kind: type) -> bool:
-    return kind.__module__.startswith("torch.optim")
-
-
 def refuse_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
     """An optimizer that needs whole tensors (norms, factors) does not see them in a shard."""
     kind = type(optimizer)
-    if not is_elementwise(kind) and not getattr(kind, "elementwise", False):
-        raise refused(
-            f"{kind.__name__} may need whole parameters, and zero=1, 2 and 3 give it shards "
-            "(`Shard` does, too)",
-            "use zero=0 and no `Shard`, or one of "
-            + ", ".join(ELEMENTWISE)
-            + "; if it treats every element "
-            "by itself, say so with the class attribute elementwise = True",
-        )
+    if is_known(optimizer) and (is_elementwise(kind) or getattr(optimizer, "elementwise", False)):
+        return
+    replaced = ", whose step was replaced," if has_own_step(optimizer) else ""
+    raise refused(
+        f"{kind.__name__}{replaced} may need whole parameters, and zero=1, 2 and 3 give it shards "
+        "(`Shard` does, too)",
+        "use zero=0 and no `Shard`, or one of " + ", ".join(ELEMENTWISE) + "; if it treats every "
+        "element by itself, say so with the class attribute elementwise = True",
+    )

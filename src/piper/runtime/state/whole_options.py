@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from piper.errors import StrategyError
+from piper.runtime.state.joint_optimizers import is_torchs
 from piper.runtime.state.optimizers import (
     MakeOptimizer,
     MakeScheduler,
     chose_none,
     forward,
-    is_torchs,
     own_tensors,
 )
 from piper.runtime.state.own_parameters import WithAttributes, lent, stand_in, with_attributes
