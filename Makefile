@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test soak lint setup clean bench paper docs
+.PHONY: demo test soak lint style setup clean bench paper docs
 
 setup: $(READY)
 
@@ -19,27 +19,31 @@ demo: $(READY)
 	$(BIN)/piper show examples/train_experts.py --schedule $(SCHEDULE)
 	$(BIN)/piper run examples/train_experts.py -n 4 --schedule $(SCHEDULE)
 
-lint: $(READY)
-	$(BIN)/ruff check src tests examples bench
-	$(BIN)/ruff format --check src tests examples bench
+lint: style
 	$(BIN)/mypy
 
+style: $(READY)
+	$(BIN)/ruff check src tests examples bench
+	$(BIN)/ruff format --check src tests examples bench
+
 # Three groups at once, with one cache of captured regions, which is empty at first.
-# Tests with several processes mostly wait for each other. The other two groups
+# Tests with several processes mostly wait for each other. The other two groups and the type checker
 # run at a lower priority, so that they do not delay the first, and print their output at the end.
 # Bytecode is written, whatever the environment says: many processes import the same files.
-ALONE = nice -n 10 $(BIN)/pytest -m 'not processes and not soak'
+BESIDE = nice -n 10 $(BIN)
+ALONE = $(BESIDE)/pytest -m 'not processes and not soak'
 SECOND = tests/runtime tests/job tests/cli
 WORKERS = $(shell grep -lrE --include='test_*.py' 'run_on|processes' tests)
 
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(READY) lint
-	@export PIPER_CACHE=$$(mktemp -d); $(ALONE) $(SECOND) > .row2.log 2>&1 & two=$$!; \
+test: style
+	@export PIPER_CACHE=$$(mktemp -d); $(BESIDE)/mypy > .types.log 2>&1 & types=$$!; \
+	$(ALONE) $(SECOND) > .row2.log 2>&1 & two=$$!; \
 	$(ALONE) $(SECOND:%=--ignore=%) > .row3.log 2>&1 & three=$$!; \
-	trap "kill $$two $$three" INT TERM; \
+	trap "kill $$types $$two $$three" INT TERM; \
 	$(BIN)/pytest -m 'processes and not soak' $(WORKERS); status=$$?; \
-	for row in $$two $$three; do wait $$row || status=1; done; \
-	cat .row2.log .row3.log; rm -rf "$$PIPER_CACHE"; exit $$status
+	for row in $$types $$two $$three; do wait $$row || status=1; done; \
+	cat .types.log .row2.log .row3.log; rm -rf "$$PIPER_CACHE"; exit $$status
 
 soak: $(READY)
 	PIPER_SOAK=1 $(BIN)/pytest -m 'soak or drawn'

@@ -17,7 +17,10 @@ from typing import Any
 
 HOST = "127.0.0.1"
 LARGEST = 4  # processes
-HEAVY = ["torch", "torch.distributed", "torch._functorch.aot_autograd"]
+HEAVY = [
+    "torch", "torch.distributed", "torch._functorch.aot_autograd", "piper.trainer",
+    "transformers.models.llama.modeling_llama",
+]  # fmt: skip
 _pool: list[tuple[Any, Connection]] = []
 _jobs = count()
 _growing = threading.Lock()

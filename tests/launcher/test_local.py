@@ -132,12 +132,17 @@ def all_end(pids: dict[int, int], seconds: float = 10.0) -> bool:
     return not any(map(is_alive, pids.values()))
 
 
-def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
-    """Whatever its script does: the kernel ends the processes."""
-    script, folder = tmp_path / "idle.py", tmp_path / "pids"
+def idle(folders: pytest.TempPathFactory) -> str:
+    script = folders.mktemp("idle") / "idle.py"
     script.write_text(IDLE)
-    folder.mkdir()
-    process, pids = start_forever(folder, str(script))
+    return str(script)
+
+
+def test_a_run_that_is_killed_leaves_no_process_behind(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever its script does: the kernel ends the processes."""
+    process, pids = start_forever(tmp_path, idle(tmp_path_factory))
 
     process.kill()
 
@@ -145,8 +150,12 @@ def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     assert all_end(pids)
 
 
-def test_a_device_that_is_killed_ends_the_run_within_seconds(tmp_path: Path) -> None:
-    process, pids = start_forever(tmp_path, str(SCRIPT), "--forever", "--pids")
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_device_that_is_killed_ends_the_run_within_seconds(
+    trains: bool, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    script = [str(SCRIPT), "--forever", "--pids"] if trains else [idle(tmp_path_factory)]
+    process, pids = start_forever(tmp_path, *script)
 
     os.kill(pids[1], signal.SIGKILL)
 
