@@ -56,6 +56,8 @@ APART: dict[str, Masked] = {
         ).softmax(-1)
         @ h
     ),
+    "mask if any padding": lambda h, m: torch.where((m == 0).any(), h * (m != 0)[..., None], h),
+    "no mask without padding": lambda h, m: torch.where((m != 0).all(), h, h * (m != 0)[..., None]),
     "same for all": lambda h, m: h * torch.ones_like(m)[0][:, None],
 }
 KINDS = (torch.bool, torch.int64, torch.float32)
@@ -197,3 +199,12 @@ def test_one_who_says_what_microbatches_weigh_is_believed(warned: pytest.LogCapt
     trained(Net(torch.tanh), loss=FLOORS["flood"], loss_weight=lambda *microbatch: 1)
 
     assert not warned.records
+
+
+def test_what_a_trial_shows_is_said_once_for_all_lengths(warned: pytest.LogCaptureFixture) -> None:
+    batches = [tuple(torch.randn(2, ROWS, tokens, WIDTH)) for tokens in (3, 4, 5)]
+    strategy = [Place(where(), [0]), Split("MB", 2)]
+
+    rehearse(Net(GUARDS["largest"]), F.mse_loss, strategy, batches, optimizer=SGD, whole=[])
+
+    assert len(warned.records) == 1

@@ -76,11 +76,11 @@ def check(world: int, chosen: Strategy, loss: str = "labels") -> None:
 
 
 def test_replicas_may_have_different_lengths() -> None:
-    check(2, strategy(zero=2))
+    check(2, strategy(zero=3))  # gathers depend on lengths at first
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("zero", [0, 1, 2])
 def test_under_other_levels_too(zero: int) -> None:
     check(2, strategy(zero=zero))
 

@@ -101,6 +101,19 @@ def test_means_over_different_counts_have_no_common_weight() -> None:
     assert_equal(result, plainly(Net(), loss_fn, [full]))
 
 
+def test_a_weight_of_the_user_is_not_called_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    batch = (data(rows=8)[0][0], torch.tensor([-100, 0, 1, 2, 3, 4, 0, 1]))
+    weight = {"loss_weight": lambda x, labels: (labels != -100).sum()}
+
+    def loss_fn(output: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(output, labels) + output.square().mean()
+
+    with caplog.at_level("INFO", "piper"):
+        rehearse(Net(), loss_fn, [*TWO, Split("MB", 2)], [batch], optimizer=SGD, **weight)
+
+    assert "no trial" not in caplog.text
+
+
 # Losses that a model computes itself
 
 

@@ -56,8 +56,9 @@ def reductions(whole: Sequence[CallSizes], part: Sequence[CallSizes]) -> Reducti
 class OtherValues(TorchDispatchMode):
     """Moves the results of some calls, if they depend on the `batch`.
 
-    By `shift` times their size, or to zero; truths are turned over. Counts for each of several
-    things, as those of tokens for experts, stay as they are: other results belong to them.
+    By `shift` times their size, or to zero; truths are turned over. More rows can only make `all`
+    false and `any` true: a model may skip its mask if no row has padding. Counts for each of
+    several things, as those of tokens for experts, stay as they are: other results belong to them.
     """
 
     def __init__(
@@ -78,14 +79,16 @@ class OtherValues(TorchDispatchMode):
         if random or (follows and not name.endswith(LIKE)):
             self._follow(found)
             if place in self.places:
-                return self._moved(found, writes(func))
+                return self._moved(found, name, writes(func))
         return found
 
     def _follow(self, found: Any) -> None:
         self.alive += tensors(found)
         self.following.update(map(storage_id, tensors(found)))
 
-    def _moved(self, found: Any, in_place: bool) -> Any:
+    def _moved(self, found: Any, name: str, in_place: bool) -> Any:
+        if is_final(found, name):
+            return found
         self.lines.append(current_line() or "a line that is not in your files")
         if in_place:
             for one in tensors(found):
@@ -94,6 +97,13 @@ class OtherValues(TorchDispatchMode):
         made = pytree.tree_map_only(Tensor, lambda one: other_value(one, self.shift), found)
         self._follow(made)
         return made
+
+
+def is_final(found: Any, name: str) -> bool:
+    """Whether more rows give the same: one row decides that not all are, or that any is."""
+    if name not in ("all", "any") or not isinstance(found, Tensor) or found.dim():
+        return False
+    return bool(found) is (name == "any")
 
 
 def other_value(one: Tensor, shift: float | None) -> Tensor:

@@ -91,4 +91,14 @@ def _called_files(trace: TracebackType | None) -> list[str]:
 
 
 def short_line(filename: str, number: int) -> str:
-    return f"{os.path.basename(filename)}:{number}"
+    """A file of a library is named with its package: the user does not know it.
+
+    >>> short_line("/home/ada/train.py", 3)
+    'train.py:3'
+    >>> short_line("/env/lib/python3.12/site-packages/transformers/models/t5/modeling_t5.py", 7)
+    'transformers/.../modeling_t5.py:7'
+    """
+    _, installed, inside = filename.rpartition(f"site-packages{os.sep}")
+    package, *folders, name = inside.split(os.sep) if os.sep in inside else ("", filename)
+    path = [package, *(["..."] if folders else []), name]
+    return f"{'/'.join(path) if installed and package else os.path.basename(filename)}:{number}"

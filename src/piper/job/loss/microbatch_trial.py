@@ -51,9 +51,10 @@ UNTRIED = (
 
 @dataclass
 class MicrobatchTrials:
-    """One trial for each kind of microbatch."""
+    """One trial for each kind of microbatch. What it shows is said once, not for every length."""
 
     verdicts: dict[Hashable, Verdict] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
 
     def lines(
         self,
@@ -72,12 +73,24 @@ class MicrobatchTrials:
         if not captured.meeting and not found.warnings and found.times != batch.times:
             found = replace(found, warnings=tuple(batch.warnings(captured)))
         self.verdicts[kind, batch.sizes] = found
-        yield from () if captured.meeting else found.warnings
-        if found.untried:
+        if found.untried and self.is_new(found.untried):
             LOG.info(UNTRIED, found.untried)
-            yield from unknown_lines(reduction.form.unknown)
-        elif not found.warnings and not said:  # on other data, these may be no means
-            yield from unknown_lines([*filter(None, reduction.form.unknown)])
+        yield from filter(self.is_new, warnings(found, captured, reduction, said))
+
+    def is_new(self, line: str) -> bool:
+        known = line in self.told
+        self.told.add(line)
+        return not known
+
+
+def warnings(
+    found: Verdict, captured: Captured, reduction: LossReduction, said: bool
+) -> Iterator[str]:
+    yield from () if captured.meeting else found.warnings
+    if found.untried:
+        yield from unknown_lines(reduction.form.unknown)
+    elif not found.warnings and not said:  # on other data, these may be no means
+        yield from unknown_lines([*filter(None, reduction.form.unknown)])
 
 
 @forgetting()
@@ -147,12 +160,12 @@ def parts_and_whole(
 ) -> tuple[Comparison, Tensor | None] | str:
     """Both microbatches and the whole, in float64 if the model runs in it, and the loss of both
     together. Otherwise, why not."""
-    why, without = "", replace(reduction, weight=None)
+    why = ""
     like = size.cut(one), size.rows, draw.variety, draw.seed
     for dtype, pair in ((t, pair) for t in (torch.float64, None) for pair in pairs_like(*like)):
         try:
             made = Comparison.of(runs, pair, draw.times, dtype, False, draw.backward, draw.last)
-            together = made.together(without, size.is_whole)
+            together = losses_together(made, reduction, size.is_whole)
         except InputError as error:  # on these data, microbatches have no single weight
             why = str(error.problems[0].what)
             continue
@@ -165,3 +178,13 @@ def parts_and_whole(
     if draw.backward:  # what fails may be only what a derivative needs
         return parts_and_whole(runs, size, one, reduction, replace(draw, backward=False))
     return why
+
+
+def losses_together(made: Comparison, reduction: LossReduction, is_whole: bool) -> Tensor | None:
+    """None also if only the user knows what microbatches weigh: his weights are for his data."""
+    try:
+        return made.together(replace(reduction, weight=None), is_whole)
+    except InputError:
+        if reduction.weight is None:
+            raise
+        return None

@@ -77,6 +77,7 @@ class ForwardPrograms:
     outputs: dict[BatchKind, dict[int, Output]] = field(default_factory=dict)
     forms: dict[BatchKind, LossForm] = field(default_factory=dict)  # of the loss
     state: DeviceState | None = None  # in whose memory the programs of `ready` read
+    fixed: bool = False  # how these gather parameters
 
     @property
     def job(self) -> Job:
@@ -109,15 +110,18 @@ class ForwardPrograms:
     def kind(self, batch: Batch) -> BatchKind:
         return self.job.kind(batch, self.feed)
 
+    @property
+    def is_current(self) -> bool:
+        return self.state is self.programs.state and self.fixed == self.programs.fixed
+
     def has(self, batch: Batch, wanted: Wanted) -> bool:
-        current = self.state is self.programs.state
-        return current and (self.kind(batch), wanted) in self.ready
+        return self.is_current and (self.kind(batch), wanted) in self.ready
 
     def get(self, batch: Batch, wanted: Wanted) -> tuple[Program, Job]:
         job = self.job_for(batch)
         key = self.kind(batch), wanted
-        if self.state is not self.programs.state:  # another strategy may have moved everything
-            self.ready, self.state = {}, self.programs.state
+        if not self.is_current:  # another strategy may have moved everything
+            self.ready, self.state, self.fixed = {}, self.programs.state, self.programs.fixed
         make, most = partial(self.build, job, batch, wanted), job.options.max_programs
         program, old = recent(self.ready, key, make, most)
         for kind, _ in old:

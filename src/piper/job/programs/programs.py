@@ -13,15 +13,18 @@ from piper.capture import Captured, Precision, described
 from piper.capture.kernels.callables import Kernels
 from piper.capture.kernels.joining import reached
 from piper.costs import Costs
+from piper.directives import Strategy
 from piper.job.arguments import counting_arguments
 from piper.job.batch.batch import Batch
 from piper.job.compile.assignment import Assignment, assignment
 from piper.job.compile.compiler import Compiled
+from piper.job.compile.replica_sizes import with_fixed_buffers
 from piper.job.compile.shipping import PlanShipping
 from piper.job.job import BatchKind, Job
 from piper.job.loop.recent import recent
 from piper.job.loss.loss_reduction import LossReduction
 from piper.job.memory.memory_errors import memory_explained
+from piper.job.memory.zero_choice import holds_freely
 from piper.job.processes import consistency
 from piper.job.processes.different_lengths import alike
 from piper.job.programs.new_program import new_program_lines
@@ -74,6 +77,7 @@ class Programs:
         default_factory=dict
     )  # buffers that forwards of several replicas update: where the first of these is
     alike: set[Hashable] = field(default_factory=set)  # kinds that replicas may have in one step
+    fixed: bool = False  # whether parameters are gathered at the same points for all lengths
     comm: ProcessComm | None = None  # None before the first program and after `close`
 
     def __post_init__(self) -> None:
@@ -183,6 +187,14 @@ class Programs:
     def compile_again(self, costs: Costs) -> None:
         """Compile again with these costs, at the next batch."""
         self.costs, self.ready, self.alike = costs, {}, set()  # messages may have another order
+
+    def fix_gathers(self) -> bool:
+        """Compile again, with gathers that do not depend on lengths. False: they do not already."""
+        if self.fixed or not any(map(holds_freely, self.job.strategy)):
+            return False
+        self.job.cut[:] = [Strategy(map(with_fixed_buffers, one)) for one in self.job.cut]
+        self.fixed, self.ready, self.alike = True, {}, set()
+        return True
 
     @property
     def reported_states(self) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from piper.errors import InputError
 from piper.ir.placement.replicas import Replicas
@@ -53,14 +53,20 @@ def prepared(
     refuse_many(len(kinds), programs.job.options.max_programs)
     new = not all(map(programs.has, kinds))
     rows = programs.job.rows
-    for one in kinds:
-        known = one == kind or programs.has(one)
-        given = batch if known else in_shapes(batch, one[0], "cpu")
-        programs.get(rows.as_first(given, feed) if new else given, one, steps)
+
+    def plans() -> list[Plan]:
+        for one in kinds:
+            known = one == kind or programs.has(one)
+            given = batch if known else in_shapes(batch, one[0], "cpu")
+            programs.get(rows.as_first(given, feed) if new else given, one, steps)
+        return [programs.assigned[one].plan for one in kinds]
+
+    made = plans()
     if len(kinds) > 1:
         refuse_unknown_weights([programs.reduction(one) for one in kinds])
-        plans = [programs.assigned[one].plan for one in kinds]
-        refuse_other_messages(plans, programs, ("step", *kinds))
+        if not have_same_messages(made, programs, ("step", *kinds)):
+            new = True
+            refuse_other_messages(plans, programs, ("step", *kinds))
     return new
 
 
@@ -70,11 +76,16 @@ def evaluation_prepared(forwards: ForwardPrograms, batch: Batch, lengths: Length
     refuse_many(len(kinds), forwards.job.options.max_programs)
     batches = [in_shapes(batch, one[0], "cpu") for one in kinds] if lengths else [batch]
     new = not all(forwards.has(one, "loss") for one in batches)
-    programs = [forwards.get(one, "loss")[0] for one in batches]
+
+    def plans() -> list[Plan]:
+        return [forwards.get(one, "loss")[0].plan for one in batches]
+
+    made = plans()
     if len(kinds) > 1:
         refuse_unknown_weights([evaluated_reduction(forwards, one) for one in kinds])
-        plans = [one.plan for one in programs]
-        refuse_other_messages(plans, forwards.programs, ("evaluate", *kinds))
+        if not have_same_messages(made, forwards.programs, ("evaluate", *kinds)):
+            new = True
+            refuse_other_messages(plans, forwards.programs, ("evaluate", *kinds))
     return new
 
 
@@ -111,17 +122,29 @@ def refuse_unknown_weights(reductions: Sequence[LossReduction]) -> None:
         raise InputError.of("batch", what, f"{fix}its labels that count; or {SAME_SHAPES}")
 
 
-def refuse_other_messages(plans: Sequence[Plan], programs: Programs, key: Hashable) -> None:
-    """Replicas run different programs: what they send each other must be the same in all."""
-    if key in programs.alike:
-        return
-    outlines = [outline(one, programs.job.feeds) for one in plans]
-    fits = outlines[0] is not None and all(one == outlines[0] for one in outlines)
-    if not all(everyone(fits, "the comparison of programs")):
+def refuse_other_messages(
+    plans: Callable[[], list[Plan]], programs: Programs, key: Hashable
+) -> None:
+    """Plans that differ: where memory is free depends on lengths, and so do zero=3's gathers.
+
+    These can be fixed. Other messages cannot.
+    """
+    if not programs.fix_gathers() or not have_same_messages(plans(), programs, key):
         what = "the batches of replicas have different lengths, and under this strategy (stages, "
         what += "divided weights, shared experts) messages or their order depend on lengths"
         raise InputError.of("batch", what, SAME_SHAPES)
+
+
+def have_same_messages(plans: Sequence[Plan], programs: Programs, key: Hashable) -> bool:
+    """Replicas run different programs: what they send each other must be the same in all."""
+    if key in programs.alike:
+        return True
+    outlines = [outline(one, programs.job.feeds) for one in plans]
+    fits = outlines[0] is not None and all(one == outlines[0] for one in outlines)
+    if not all(everyone(fits, "the comparison of programs")):
+        return False
     programs.alike.add(key)
+    return True
 
 
 def outline(plan: Plan, feeds: Replicas) -> list[object] | None:
