@@ -109,6 +109,13 @@ def same_step(once: Once, again: Once, made: Mapping[int, Place]) -> bool:
     )
 
 
+def same_results(once: Once, again: Once) -> bool:
+    """The same for traces from one state, which leave no tensors for each other."""
+    numbering = Numbering()
+    first, second = numbering.of(once.root), numbering.of(again.root)
+    return [first[node] for node in once.results] == [second[node] for node in again.results]
+
+
 def written_in_place(once: Once) -> list[Change]:
     """Tensors outside of the graph that were written to."""
     return [

@@ -13,6 +13,7 @@ from piper.capture import refusals, tensor_refusals, torch_private, tracing_priv
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
+from piper.capture.python_state.clocks import clock_in, read_clock
 from piper.capture.python_state.graph_equality import Numbering
 from piper.capture.python_state.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.python_state.snapshot import Snapshot
@@ -227,6 +228,11 @@ class Attempt:
                     self.judge(once)
             finally:
                 once.before.restore()
+            if clock := clock_in(self.reach):
+                again = self.once()
+                again.before.restore()
+                if not carried.same_results(once, again):
+                    raise read_clock(clock, self.reach)
         return once
 
     def judge(self, once: Once) -> None:

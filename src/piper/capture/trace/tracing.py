@@ -13,6 +13,7 @@ from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.trace import functions, side_effects
 from piper.capture.trace.conversions import converting
+from piper.capture.trace.decisions.seeds import refusing_seeds
 from piper.capture.trace.replaced_calls import ReplacedCalls
 
 
@@ -26,6 +27,7 @@ def tracing(
         stack.enter_context(forgetting())
         stack.enter_context(side_effects.unchanged(model))
         stack.enter_context(side_effects.no_python_randomness())
+        stack.enter_context(refusing_seeds())
         stack.enter_context(side_effects.no_inference_mode())
         stack.enter_context(torch_private.unchecked_distributions())
         stack.enter_context(recording())
