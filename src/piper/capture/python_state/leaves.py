@@ -12,6 +12,7 @@ from enum import Enum
 from fractions import Fraction
 from hashlib import sha256
 from itertools import chain, count
+from logging import Logger
 from marshal import dumps as marshalled
 from pathlib import PurePath
 from pickle import dumps as pickled
@@ -57,6 +58,8 @@ def token(value: Any) -> Token:
         return (kind.__qualname__, str(getattr(value, "__module__", "")), value.__qualname__)
     if isinstance(value, ModuleType):
         return ("module", value.__name__)
+    if isinstance(value, Logger):
+        return (kind.__name__, value.name, value.getEffectiveLevel(), value.disabled)
     if isinstance(value, ContextVar):
         return (kind.__name__, value.name, *token(value.get(None)))
     return _of_numpy(value) or _of_python(value) or (kind.__qualname__,)

@@ -19,6 +19,7 @@ from piper.capture.python_state.loss_state import reach_of_both
 from piper.capture.python_state.outside import Outside
 from piper.capture.python_state.places import Place, below, children, get, is_leaf
 from piper.capture.python_state.reach import Reach
+from piper.capture.python_state.settings import settings
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.torch_private import own_modules
 from piper.errors import InputError
@@ -43,6 +44,7 @@ class Watch:
         self.state: State = 0
         self.known: set[State] = {0}
         self.library = replaceable(model, self.reach)
+        self.settings = settings(self.reach)
         self.opaque: list[Any] = []  # objects of which only the identity is known
         self.outside = outside or Outside()
         self.look(self.first)
@@ -84,7 +86,9 @@ class Watch:
     def elsewhere(self) -> list[tuple[str, str]]:
         """What differs from the first capture in libraries, and outside of the program."""
         replaced = (one for one in self.library if not one.is_as_before())
-        return [*(each for one in replaced for each in one.changes()), *self.outside.changes()]
+        found = [each for one in replaced for each in one.changes()]
+        found += [each for one in self.settings for each in one.changes()]
+        return [*found, *self.outside.changes()]
 
     def number(self, current: Snapshot) -> State:
         """The same number for the same state, in every process."""

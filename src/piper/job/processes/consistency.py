@@ -65,12 +65,15 @@ def structure(model: torch.nn.Module) -> str:
     return "\n".join([*modules, *(f"{n} {tuple(t.shape)} {t.dtype}" for n, t in named)])
 
 
+DEFAULT_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
 def flags(model: torch.nn.Module) -> tuple[bool, ...]:
     """Flags that a user may change between steps, and that a captured step depends on."""
     return (
         *(module.training for module in model.modules()),
         *(parameter.requires_grad for parameter in model.parameters()),
-        *(torch.get_default_dtype() is one for one in (torch.float32, torch.float64)),
+        *(torch.get_default_dtype() is one for one in DEFAULT_TYPES),
     )
 
 
