@@ -13,7 +13,7 @@ from draws import every
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from piper import Place, Split, rehearse, where
+from piper import Place, Split, Trainer, rehearse, where
 from piper.errors import InputError
 
 ROWS, TOKENS, WIDTH = 4, 3, 5
@@ -205,6 +205,10 @@ def test_what_a_trial_shows_is_said_once_for_all_lengths(warned: pytest.LogCaptu
     batches = [tuple(torch.randn(2, ROWS, tokens, WIDTH)) for tokens in (3, 4, 5)]
     strategy = [Place(where(), [0]), Split("MB", 2)]
 
-    rehearse(Net(GUARDS["largest"]), F.mse_loss, strategy, batches, optimizer=SGD, whole=[])
+    given = Net(GUARDS["largest"]), F.mse_loss, strategy
+    trainer = Trainer(*given, example=batches[0], optimizer=SGD, whole=[])
+    for batch in batches:
+        trainer.step(*batch)
+    trainer.close()
 
     assert len(warned.records) == 1
