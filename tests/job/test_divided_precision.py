@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 import torch
-from job.test_division import Net, batches, loss_fn
-from mixed_precision import ADAMW, BF16, TIGHT, ByHand, by_hand
+from dense_net import Net, batches, loss_fn
+from mixed_precision import ADAMW, TIGHT, ByHand, by_hand
 from torch import nn
 
 from piper import Place, Precision, Strategy, strategies, where
@@ -109,11 +109,11 @@ def test_a_loss_scale_cancels_out() -> None:
 
 
 def test_activations_travel_in_the_compute_type_and_gradients_in_theirs() -> None:
-    _, compiled = job(BF16).under(STRATEGIES["alone"]).compile(Batch.of(batches()[0]))
+    _, compiled = job(TIGHT).under(STRATEGIES["alone"]).compile(Batch.of(batches()[0]))
 
     plan = compiled.plan(0).instructions
 
     moved = [one.shape for one in plan if isinstance(one, Redistribute)]
     reduced = [one.messages for one in plan if isinstance(one, Reduce)]
-    assert {dtype for size, dtype in moved if len(size) > 1} == {"bfloat16"}
-    assert {dtype for messages in reduced for dtype, *_ in messages} == {"float32"}
+    assert {dtype for size, dtype in moved if len(size) > 1} == {"float32"}
+    assert {dtype for messages in reduced for dtype, *_ in messages} == {"float64"}

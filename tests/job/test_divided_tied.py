@@ -7,7 +7,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from job.test_division import PARTS, SGD, Net, batches, loss_fn
+from dense_net import PARTS, SGD, Net, batches, loss_fn
 from plain_loop import plain_losses
 
 from piper import Strategy, rehearse, strategies

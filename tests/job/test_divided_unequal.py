@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dense_net as dense
 import pytest
 from draws import every
-from job import test_division as dense
 
 from piper import Place, Replicate, Shard, Split, Strategy, strategies, where
 from piper.ir.placement.replicas import replicas

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
+import dense_net as dense
 import experts
 import pytest
 from job import test_divided_experts as mixtures
-from job import test_division as dense
 
 from piper import Place, Remat, Replicate, Shard, Split, Strategy, strategies, where
 from piper.directives import Directive

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from job.test_division import STRATEGIES, agree, run
+from dense_net import STRATEGIES, agree, run
 
 from piper import Shard, strategies, where
 from piper.errors import CaptureError, Refused, StrategyError
