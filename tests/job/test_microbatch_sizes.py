@@ -12,11 +12,12 @@ import pytest
 import torch
 from draws import drawn, draws, every, levels_of
 from odd_batches import train
+from odd_sizes import CAPTURES, EXACTLY, must_train_as_plain
 from plain_loop import plain_losses
 from pool import run_on
 from replicas import ADAMW, batches, build, part_of, plain
 from replicas import compare as must_agree
-from runtime.test_replicate import legal, stages_of
+from runtime.test_replicate import legal
 from shared_capture import one_model
 from synthetic import chain
 from torch import nn
@@ -33,24 +34,6 @@ from piper.job.model_flops import step_flops
 from piper.plan.check.check import check
 from piper.plan.instructions import Load, Plan
 from piper.strategies import BUILDERS, one_f_one_b
-
-CAPTURES: dict[tuple[str, int], Any] = {}  # by model and stages: a context that captures once
-EXACTLY = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-13)
-
-
-def must_train_as_plain(name: str, strategy: Strategy, rows: int, **options: Any) -> None:
-    """`rows` of all replicas together. The reference runs them as one batch."""
-    stages = stages_of(strategy)
-    model, loss_fn = build(name, stages)
-
-    with CAPTURES.setdefault((name, stages), one_model())():
-        found = rehearse(model, loss_fn, strategy, batches(name, rows), optimizer=ADAMW, **options)
-
-    reference = plain(name, stages, rows, 1, options.get("max_norm"))
-    EXACTLY(torch.tensor(found.losses), torch.tensor(reference.loss))
-    EXACTLY(torch.tensor(found.grad_norms), torch.tensor(reference.norms))
-    parameters = [part_of(key, tensor) for key, tensor in found.parameters.items()]
-    must_agree([parameters], reference.parameters, "parameters")
 
 
 @pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, range(4), 2))

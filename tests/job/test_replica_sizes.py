@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 import torch
 from draws import drawn, draws, every, levels_of
-from job.test_microbatch_sizes import (
-    CAPTURES,
-    EXACTLY,
-    ignoring,
-    must_train_as_plain,
-    noisy,
-    noisy_batches,
-)
+from job.test_microbatch_sizes import ignoring, noisy, noisy_batches
+from odd_sizes import CAPTURES, EXACTLY, must_train_as_plain
 from plain_loop import plain_losses
 from pool import run_on
 from replicas import ADAMW, batches, build, part_of, plain

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from draws import every
-from runtime.test_graphs import ADAMW, ROWS, OperatorTape, llama
 from shared_capture import using
 from synthetic import chain
+from taped import ADAMW, ROWS, OperatorTape, llama
 
 from piper.errors import InputError
 from piper.job.compile.assignment import Assignment

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils._pytree as pytree
 from experts import Mixed
 from shared_capture import using
-from torch.utils._python_dispatch import TorchDispatchMode
+from taped import ADAMW, ROWS, OperatorTape, llama
 
 from piper.capture import capture
 from piper.errors import RunError
@@ -20,58 +19,16 @@ from piper.job.compile.assignment import Assignment
 from piper.job.job import Job
 from piper.job.programs import rehearsal
 from piper.job.programs.rehearsal import Rehearsal, rehearse
-from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
 from piper.plan.instructions import Recv, Run
 from piper.runtime.gpu import cuda_graphs
 from piper.runtime.gpu.cuda_graphs import Graphs, put, record_graphs
 from piper.strategies import BUILDERS
 
-LLAMA = partial(LlamaConfig, vocab=32, dim=16, heads=2, tied=True)
-ROWS = 2
-ADAMW = partial(torch.optim.AdamW, lr=1e-3)
-
-
-class OperatorTape:
-    """Replays operators on the very tensors that were there when they were recorded."""
-
-    def record(self, do: Any) -> Any:
-        calls: list[Any] = []
-
-        class Log(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-                found = func(*args, **(kwargs or {}))
-                calls.append((func, args, kwargs or {}, found))
-                return found
-
-        with Log():
-            do()
-
-        def replay() -> None:
-            for func, args, kwargs, found in calls:
-                again = pytree.tree_leaves(func(*args, **kwargs))
-                for old, new in zip(pytree.tree_leaves(found), again, strict=True):
-                    if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-                        old.copy_(new)
-
-        return replay
-
-    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
 
 def mixed_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
     rows, side = output
     return ((rows - target) ** 2).mean() + side.mean()
-
-
-@cache
-def llama(stages: int) -> tuple[Any, ...]:
-    torch.manual_seed(1)
-    config = LLAMA(layers=stages)
-    model, tokens = Llama(config, stages=stages).double(), torch.randint(32, (3, 16, 6))
-    example = (tokens[0, :ROWS], tokens[0, :ROWS])
-    return model, cross_entropy, tokens, capture(model, cross_entropy, example)
 
 
 @cache
