@@ -49,7 +49,7 @@ def test_tokens_that_do_not_divide_are_refused() -> None:
         'attention="zigzag" is not possible for any attention of the model: its 4 tokens cannot be '
         "cut in 8 equal parts"
     )
-    assert problem.fix.startswith("leave out attention=, and Piper finds another way")
+    assert problem.fix.startswith("leave out attention= (cp_attention= of a schedule), and")
 
 
 @pytest.mark.parametrize(

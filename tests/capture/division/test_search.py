@@ -13,8 +13,8 @@ from torch.nn import functional
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division import equivalents
 from piper.capture.graphs.division.calls import operands
-from piper.capture.graphs.division.search import hubs
-from piper.capture.graphs.division.search.chain import cheapest
+from piper.capture.graphs.division.search import hubs, joined
+from piper.capture.graphs.division.search.chain import cheapest, near
 from piper.capture.graphs.division.search.conversions import Conversions
 from piper.capture.graphs.division.search.frontier import Frontier
 from piper.capture.graphs.division.search.moves import Moves
@@ -32,7 +32,7 @@ from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Traced, trace
 from piper.capture.trace.grad_modes import modes_of
 from piper.ir.placement.division import DivisionRequest, What
-from piper.ir.placement.placements import Conversion, Invariant, Partial, Step, sent
+from piper.ir.placement.placements import Conversion, Invariant, Partial, Replicated, Step, sent
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 
 
@@ -304,3 +304,53 @@ def test_an_equal_segment_may_lack_a_way_in() -> None:
     segments = [segment, replace(segment, key="other")]
     cost, _ = cheapest(segments, lambda one: matrices[segments.index(one)])[Invariant()]
     assert cost == 2.0
+
+
+class Joined(nn.Module):
+    """The tokens of a sequence one by one, and all of them together again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [token.sigmoid() for token in self.up(x).unbind(1)]
+        return x + self.down(torch.stack(found, 1))
+
+
+def joined_space() -> tuple[Space, torch.fx.Node]:
+    x = torch.zeros(2, 4, 8)
+    traced = trace(Joined(), lambda y, _: y.sum(), (x, x), "cpu")
+    clean(traced)
+    return divided_space(traced, 2), traced.results[0]
+
+
+def test_values_that_are_joined_get_one_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cheap as by a search through all of their placements."""
+    space, result = joined_space()
+    found = search(space, result)
+    tokens = {*space.joined, *space.joined.values()}
+    assert len(tokens) == 4
+    assert len({found.options[node].output for node in tokens}) == 1
+
+    monkeypatch.setattr(joined, "FEW", 4)
+    every, result = joined_space()
+    assert not every.joined
+    assert found.cost == pytest.approx(search(every, result).cost)
+
+
+def test_only_ways_that_are_nearly_the_cheapest_are_looked_at_closely() -> None:
+    entry, *_ = nodes = space_of(1)[0].order[:3]
+    segments = [Segment(None, (entry,), "a"), Segment(entry, (nodes[1],), "b")]
+    costs = {Invariant(): 100.0, Partial(): 100.4, Replicated(): 101.0}
+    matrices: dict[object, Matrix] = {
+        "a": {None: {place: Solution(segments[0], 1.0, ()) for place in costs}},
+        "b": {
+            place: {Invariant(): Solution(segments[1], cost, (), place)}
+            for place, cost in costs.items()
+        },
+    }
+
+    found = near(segments, lambda segment: matrices[segment.key], 0.005)
+
+    assert found == {"a": {None}, "b": {Invariant(), Partial()}}

@@ -45,7 +45,7 @@ def no_ring(where: str, attention: str, reason: str) -> CaptureError:
     return refusal(
         where,
         f'attention="{attention}" is not possible for any attention of the model: {reason}',
-        "leave out attention=, and Piper finds another way; or call "
+        "leave out attention= (cp_attention= of a schedule), and Piper finds another way; or call "
         "torch.nn.functional.scaled_dot_product_attention on tokens that divide evenly",
     )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper.capture.graphs.division.search.segments import Matrix, Segment, Solution
 from piper.ir.placement.placements import Placement
 
+Near = dict[Hashable, set[Placement | None]]
+Costs = dict[Placement | None, float]
 Ends = dict[Placement | None, tuple[float, tuple[Solution, ...]]]  # by the placement at the end
 
 
@@ -31,6 +34,52 @@ def cheapest(segments: Sequence[Segment], matrix: Callable[[Segment], Matrix]) -
         group = [matrix(segment) for segment in segments[repeat.start : repeat.end]]
         ends = _through(ends, group) if repeat.count == 1 else _repeated(ends, group, repeat)
     return ends
+
+
+def near(segments: Sequence[Segment], matrix: Callable[[Segment], Matrix], close: float) -> Near:
+    """By segments' keys, where they begin on one of the cheapest ways through all of them.
+
+    `close`: how much more such a way may cost, as a part of what the segment costs. Equal segments
+    share what is found.
+    """
+    found: Near = {}
+    matrices = [matrix(segment) for segment in segments]
+    ahead = _ahead(matrices)
+    behind: Costs = {None: 0.0}
+    best = min(ahead[0].values())
+    for segment, one, rest in zip(segments, matrices, ahead, strict=True):
+        most = best + close * min(_least(row, None) for row in one.values())
+        cheap = [entry for entry in behind if behind[entry] + rest.get(entry, math.inf) <= most]
+        found.setdefault(segment.key, set()).update(cheap)
+        behind = _behind(one, behind)
+    return found
+
+
+def _behind(matrix: Matrix, before: Costs) -> Costs:
+    """The least cost of each placement at the end of a segment."""
+    found: Costs = {}
+    for entry, cost in before.items():
+        for end, solution in matrix.get(entry, {}).items():
+            found[end] = min(cost + solution.cost, found.get(end, math.inf))
+    return found
+
+
+def _ahead(matrices: Sequence[Matrix]) -> list[Costs]:
+    """For each segment, what it and all that follow cost at least, by its entry."""
+    found: list[Costs] = []
+    rest: Costs | None = None
+    for matrix in reversed(matrices):
+        rest = {entry: _least(row, rest) for entry, row in matrix.items()}
+        found.append(rest)
+    return found[::-1]
+
+
+def _least(row: Mapping[Placement, Solution], rest: Costs | None) -> float:
+    """`rest`: what follows costs, by its entry. None: nothing follows."""
+    every = (
+        one.cost + (0.0 if rest is None else rest.get(end, math.inf)) for end, one in row.items()
+    )
+    return min(every, default=math.inf)
 
 
 def _through(ends: Ends, matrices: Sequence[Matrix]) -> Ends:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from piper.capture.graphs.division.search.moves import Moves
-from piper.capture.graphs.division.search.steps import Choice, State, Step, Transition
+from piper.capture.graphs.division.search.steps import Alive, Choice, State, Step, Transition
 from piper.ir.placement.placements import Placement
 
 WIDTHS = (50, 200, 2000)  # states that are kept: in a first run, and in those after it
@@ -59,9 +59,9 @@ class Frontier:
     last: dict[fx.Node, fx.Node]
 
     def __post_init__(self) -> None:
-        self.firsts: dict[Placement | None, tuple[Best, bool]] = {}
+        self.firsts: dict[tuple[Placement | None, int], tuple[Best, bool]] = {}
         self.steps: list[Step] = []
-        alive = [] if self.entry is None else [self.entry]
+        alive: Alive = {} if self.entry is None else {self.entry: 1}
         for node in self.nodes if all(map(self.moves.of, self.nodes)) else ():
             self.steps.append(Step(self.moves, node, alive, self.last))
             alive = self.steps[-1].alive
@@ -84,9 +84,9 @@ class Frontier:
 
     def _first(self, entry: Placement | None, width: int) -> tuple[Best, bool]:
         """A rough search has often made it already."""
-        if entry not in self.firsts:
-            self.firsts[entry] = self._run(entry, math.inf, width)
-        return self.firsts[entry]
+        if (entry, width) not in self.firsts:
+            self.firsts[entry, width] = self._run(entry, math.inf, width)
+        return self.firsts[entry, width]
 
     def _run(self, entry: Placement | None, limit: float, width: int) -> tuple[Best, bool]:
         """The states after the last node, and whether none were left out to keep to `width`."""
@@ -118,9 +118,9 @@ class Frontier:
 
     def _reaches(self, step: Step, live: State, state: State, limit: float) -> bool:
         bridge = self.moves.conversions.bridge
-        for node, given, wanted in zip(step.alive, live, state, strict=True):
+        for (node, count), given, wanted in zip(step.alive.items(), live, state, strict=True):
             if wanted & ~given:
-                limit -= bridge(node, given, wanted)
+                limit -= count * bridge(node, given, wanted)
                 if limit < 0:
                     return False
         return True

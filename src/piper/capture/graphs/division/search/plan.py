@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -11,7 +12,7 @@ from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Option, operands
-from piper.capture.graphs.division.search.chain import cheapest
+from piper.capture.graphs.division.search.chain import Near, cheapest, near
 from piper.capture.graphs.division.search.conversions import Conversions, Read
 from piper.capture.graphs.division.search.frontier import WIDTHS, Frontier
 from piper.capture.graphs.division.search.moves import Moves
@@ -19,6 +20,8 @@ from piper.capture.graphs.division.search.prices import conversion_price
 from piper.capture.graphs.division.search.segments import (
     Matrix,
     Segment,
+    Solution,
+    entries,
     last_uses,
     placements_of,
     segments_of,
@@ -27,6 +30,9 @@ from piper.capture.graphs.division.search.segments import (
 from piper.capture.graphs.division.search.space import Space, held_for
 from piper.ir.placement.placements import Invariant, Partial, Placement, Replicated
 
+ROUGH = WIDTHS[:1]
+ROUGHEST = (20,)  # for hubs, of which many placements are tried
+CLOSE = 0.005  # what costs so much more than the best, roughly, is looked at closely, too
 COMBINATIONS = 64  # of placements of shared parameters that are tried
 
 Fixed = dict[fx.Node, Placement]  # of shared parameters and of hubs
@@ -41,6 +47,7 @@ class Plan:
     held: dict[fx.Node, Placement] = field(default_factory=dict)  # parameters
     reads: list[Read] = field(default_factory=list)  # conversions, in the order of the graph
     fixed: Fixed = field(default_factory=dict)
+    entries: tuple[Placement | None, ...] = ()  # where each segment begins
 
 
 @dataclass
@@ -55,27 +62,49 @@ class _Search:
         self.segments = segments_of(self.space, self.last)
         self.conversions = Conversions(self.space)
         self.frontiers: dict[tuple, tuple[Segment, Frontier]] = {}
-        self.solved: dict[tuple, Matrix] = {}
+        self.solved: dict[tuple, dict[Placement, Solution]] = {}
         self.fixed: dict[fx.Node, list[fx.Node]] = {}
 
-    def cheapest(self, every: Iterable[Fixed], widths: tuple[int, ...] = WIDTHS) -> Plan:
-        found = (self.plan(fixed, widths) for fixed in every)
+    def cheapest(self, every: Iterable[Fixed], close: Near | None = None) -> Plan:
+        """Roughly. `close`: where segments may begin, if not everywhere."""
+        found = (self.plan(fixed, ROUGHEST, close) for fixed in every)
         return min((plan for plan in found if plan is not None), key=lambda plan: plan.cost)
 
-    def plan(self, fixed: Fixed, widths: tuple[int, ...]) -> Plan | None:
+    def refined(self, rough: Plan) -> Plan:
+        """The same placements of shared parameters and hubs, and all others looked at closely."""
+        matrix = partial(self._matrix, Moves(self.conversions, rough.fixed), ROUGH, None)
+        close = near(self.segments, matrix, CLOSE)
+        for key, begun in self.begun(rough).items():
+            close[key] |= begun
+        found = self.plan(rough.fixed, WIDTHS, close)
+        return found if found is not None and found.cost < rough.cost else rough
+
+    def begun(self, plan: Plan) -> Near:
+        """Where the segments of a plan begin."""
+        found: Near = {segment.key: set() for segment in self.segments}
+        for segment, entry in zip(self.segments, plan.entries, strict=True):
+            found[segment.key].add(entry)
+        return found
+
+    def _matrix(
+        self, moves: Moves, widths: tuple[int, ...], close: Near | None, segment: Segment
+    ) -> Matrix:
+        key = segment.key, tuple(moves.held[node] for node in self._fixed(segment))
+        if key not in self.frontiers:
+            made = Frontier(moves, segment.entry, segment.nodes, self.last)
+            self.frontiers[key] = segment, made
+        known, frontier = self.frontiers[key]
+        found: Matrix = {}
+        for entry in entries(frontier, known):
+            if close is None or entry in close[segment.key]:
+                if (key, entry, widths) not in self.solved:
+                    self.solved[key, entry, widths] = solve(frontier, known, entry, widths)
+                found[entry] = self.solved[key, entry, widths]
+        return found
+
+    def plan(self, fixed: Fixed, widths: tuple[int, ...], close: Near | None = None) -> Plan | None:
         """The cheapest plan with shared parameters and hubs placed so, if there is one."""
-        moves = Moves(self.conversions, fixed)
-
-        def matrix(segment: Segment) -> Matrix:
-            key = segment.key, tuple(fixed[node] for node in self._fixed(segment))
-            if key not in self.frontiers:
-                made = Frontier(moves, segment.entry, segment.nodes, self.last)
-                self.frontiers[key] = segment, made
-            if (key, widths) not in self.solved:
-                known, frontier = self.frontiers[key]
-                self.solved[key, widths] = solve(frontier, known, widths)
-            return self.solved[key, widths]
-
+        matrix = partial(self._matrix, Moves(self.conversions, fixed), widths, close)
         ends = cheapest(self.segments, matrix)
         found = [
             (cost + more, end, path)
@@ -87,7 +116,8 @@ class _Search:
         cost, end, path = min(found, key=lambda one: one[0])
         held = {node: fixed[node] for node in self.space.shared}
         kept = sum(self._kept(*one) for one in held.items())
-        made = Plan(cost + kept, held=held, fixed=fixed)
+        begun = tuple(solution.entry for solution in path)
+        made = Plan(cost + kept, held=held, fixed=fixed, entries=begun)
         for segment, solution in zip(self.segments, path, strict=True):
             for node, choice in solution.of(segment):
                 made.options[node] = choice.option
@@ -170,24 +200,24 @@ def needed(plan: Plan) -> Iterator[Read]:
 def search(space: Space, result: fx.Node) -> Plan:
     """The cheapest plan. Without seeds there always is one: whole tensors."""
     found = _Search(space, result)
-    if not space.hubs:
-        return found.cheapest(found.combinations())
-    return found.cheapest([_with_hubs(found).fixed])
+    if space.hubs:
+        return found.refined(_with_hubs(found))
+    rough = [plan for fixed in found.combinations() if (plan := found.plan(fixed, ROUGH))]
+    most = min(plan.cost for plan in rough) * (1 + CLOSE)
+    cheap = (found.refined(plan) for plan in rough if plan.cost <= most)
+    return min(cheap, key=lambda plan: plan.cost)
 
 
 def _with_hubs(search: _Search) -> Plan:
-    """Each hub in turn gets the placement in which the rest is cheapest, roughly."""
-    hubs, rough = search.space.hubs, WIDTHS[:1]
+    """Each group of hubs in turn gets the placement in which the rest is cheapest, roughly."""
     best = search.cheapest(
-        (
-            {**held, **dict.fromkeys(hubs, whole)}
-            for whole in (Replicated(), Invariant())
-            for held in search.combinations()
-        ),
-        rough,
+        {**held, **dict.fromkeys(search.space.hubs, whole)}
+        for whole in (Replicated(), Invariant())
+        for held in search.combinations()
     )
-    for hub in hubs:
+    for group in search.space.groups:
         # Parts of a sum are added up once, not by each reader.
-        every = [p for p in placements_of(search.space, hub) if not isinstance(p, Partial)]
-        best = search.cheapest(({**best.fixed, hub: one} for one in every), rough)
+        every = [p for p in placements_of(search.space, group[0]) if not isinstance(p, Partial)]
+        trials = ({**best.fixed, **dict.fromkeys(group, p)} for p in every)
+        best = search.cheapest(trials, search.begun(best))
     return best

@@ -42,6 +42,7 @@ class Solution:
     segment: Segment  # the one that was solved
     cost: float
     choices: tuple[Choice, ...]
+    entry: Placement | None = None  # of the value it begins with, if any
     end: Read | None = None  # the conversion of the exit, if any
 
     def of(self, other: Segment) -> Iterator[tuple[fx.Node, Choice]]:
@@ -92,7 +93,7 @@ def _key(space: Space, entry: fx.Node | None, nodes: tuple[fx.Node, ...]) -> Has
     parameters: dict[fx.Node, int] = {}
 
     def name(node: fx.Node) -> str:
-        if node in space.hubs:
+        if node in space.hubs and numbers.get(node, -1) < 0:  # made elsewhere
             return f"hub{node.name}{_types(node)}"
         if node in numbers:
             return f"%{numbers[node]}"
@@ -106,8 +107,9 @@ def _key(space: Space, entry: fx.Node | None, nodes: tuple[fx.Node, ...]) -> Has
     for number, node in enumerate(nodes):
         arguments = fx.map_arg((node.args, node.kwargs), lambda n: _Name(name(n)))
         options = tuple(space.options[node])
-        hub = node.name if node in space.hubs else ""
-        rows.append((str(node.target), repr(arguments), _types(node), options, hub))
+        rows.append(
+            (str(node.target), repr(arguments), _types(node), options, space.hubs.get(node))
+        )
         numbers[node] = number
     first = "" if entry is None else name(entry) + _types(entry)
     return first, tuple(rows)
@@ -128,19 +130,22 @@ def _types(node: fx.Node) -> str:
     return str([(tuple(tensor.shape), tensor.dtype) for tensor in tensors(node)])
 
 
-def solve(frontier: Frontier, segment: Segment, widths: tuple[int, ...]) -> Matrix:
-    """The cheapest way from each placement of the entry to each of the exit."""
-    matrix: Matrix = {}
-    held = frontier.moves.held
-    for entry in [None] if segment.entry is None else _ends(frontier, segment.entry):
-        found: dict[Placement, Solution] = {}
-        for cost, trail in frontier.run(entry, widths).values():
-            assert trail is not None
-            choices = trail.choices()
-            end = held.get(segment.exit, choices[-1].option.output)
-            found[end] = Solution(segment, cost, tuple(choices))
-        matrix[entry] = _with_conversions(frontier, segment, found)
-    return matrix
+def solve(
+    frontier: Frontier, segment: Segment, entry: Placement | None, widths: tuple[int, ...]
+) -> dict[Placement, Solution]:
+    """The cheapest way from a placement of the entry to each of the exit."""
+    found: dict[Placement, Solution] = {}
+    for cost, trail in frontier.run(entry, widths).values():
+        assert trail is not None
+        choices = trail.choices()
+        end = frontier.moves.held.get(segment.exit, choices[-1].option.output)
+        found[end] = Solution(segment, cost, tuple(choices), entry)
+    return _with_conversions(frontier, segment, found)
+
+
+def entries(frontier: Frontier, segment: Segment) -> list[Placement | None]:
+    """Placements in which a segment may begin."""
+    return [None] if segment.entry is None else [*_ends(frontier, segment.entry)]
 
 
 def _ends(frontier: Frontier, node: fx.Node) -> list[Placement]:

@@ -14,6 +14,7 @@ from piper.capture.graphs.division.blocks import block_counts
 from piper.capture.graphs.division.calls import Call, Option, operands, shape, tensors
 from piper.capture.graphs.division.rules import options_of
 from piper.capture.graphs.division.search.hubs import hubs_of
+from piper.capture.graphs.division.search.joined import joined
 from piper.capture.graphs.division.search.order import depth_first
 from piper.capture.graphs.division.search.prices import Prices
 from piper.capture.trace.arguments.inputs import spec_of
@@ -48,8 +49,10 @@ class Space:
         self.free = independent(self.graph, self.parameters)
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         chosen = [node for node in calls if node not in self.free]
-        self.hubs = tuple(node for node in hubs_of(chosen) if self._is_divided(node))
+        self.groups = [group for group in hubs_of(chosen) if all(map(self._is_divided, group))]
+        self.hubs = {hub: k for k, group in enumerate(self.groups) for hub in group}
         self.order = depth_first(chosen, self.hubs)
+        self.joined = joined([n for n in self.order if n not in self.hubs], self.requests)
         dense = [node for node in self.order if not self.is_expert(node)]
         self.blocks = block_counts(dense)
         self.start = self.prices.message * _typical(dense)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import fx
@@ -12,6 +12,7 @@ from piper.capture.graphs.division.search.conversions import Available, Read
 from piper.capture.graphs.division.search.moves import Move, Moves
 
 State = tuple[Available, ...]  # of each value that is alive, in an order that all states share
+Alive = dict[fx.Node, int]  # values, and for how many joined ones each stands
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +43,34 @@ class Transition:
 class Step:
     """A node among values that are alive: those it does not read keep where they are available.
 
-    Many states differ in these only, so transitions are found once for what the node reads.
+    Many states differ in these only, so transitions are found once for what the node reads. Of
+    values that are joined, the first stands for all.
     """
 
     def __init__(
-        self, moves: Moves, node: fx.Node, alive: Sequence[fx.Node], last: dict[fx.Node, fx.Node]
+        self, moves: Moves, node: fx.Node, alive: Alive, last: dict[fx.Node, fx.Node]
     ) -> None:
         self.moves, self.node = moves, node
+        self.joined = moves.space.joined
+        self.first = self.joined.get(node)
         self.least = moves.least(node)
-        wanted = {operand for move in moves.of(node) for operand, _ in move.reads}
-        places = range(len(alive))
-        self.read = [k for k in places if alive[k] in wanted]
-        self.rest = [k for k in places if alive[k] not in wanted and last[alive[k]] is not node]
-        self.operands = [alive[k] for k in self.read]
+        wanted = {self._first(operand) for move in moves.of(node) for operand, _ in move.reads}
+        wanted.update(() if self.first is None else [self.first])
+        values = list(alive)
+        places = range(len(values))
+        self.read = [k for k in places if values[k] in wanted]
+        self.rest = [k for k in places if values[k] not in wanted and last[values[k]] is not node]
+        self.operands = [values[k] for k in self.read]
         self.kept = [operand for operand in self.operands if last[operand] is not node]
-        self.alive = [*(alive[k] for k in self.rest), *self.kept, node]
+        self.alive = {
+            value: alive[value] for value in (*(values[k] for k in self.rest), *self.kept)
+        }
+        made = self._first(node)
+        self.alive[made] = self.alive.get(made, 0) + 1
         self.known: dict[State, list[Transition]] = {}
+
+    def _first(self, operand: fx.Node) -> fx.Node:
+        return self.joined.get(operand, operand)
 
     def after(self, state: State) -> Iterator[tuple[State, Transition]]:
         given = tuple([state[k] for k in self.read])
@@ -78,16 +91,22 @@ class Step:
 
     def _transition(self, move: Move, live: dict[fx.Node, Available]) -> Transition | None:
         """None: an argument cannot be converted."""
-        conversions, cost, reads = self.moves.conversions, 0.0, list[Read]()
-        for operand, target in move.reads:
+        conversions, made = self.moves.conversions, self.moves.output(self.node, move)
+        wanted = [(operand, live[self._first(operand)], target) for operand, target in move.reads]
+        if self.first is not None:
+            (target,) = conversions.placements(live[self.first])
+            wanted.append((self.node, conversions.bit(made), target))
+        cost, reads = move.work, list[Read]()
+        for operand, given, target in wanted:
             bit = conversions.bit(target)
-            if not live[operand] & bit:
-                source = conversions.cheapest(operand, live[operand], target)
+            if not given & bit:
+                source = conversions.cheapest(operand, given, target)
                 if source is None:
                     return None
                 cost += source[0]
                 reads.append(Read(operand, source[1], target))
-                live[operand] |= bit
-        made = conversions.bit(self.moves.output(self.node, move))
-        after = (*(live[operand] for operand in self.kept), made)
-        return Transition(move, cost + move.work, tuple(reads), after)
+                if operand in live:
+                    live[operand] |= bit
+        after = tuple(live[operand] for operand in self.kept)
+        after = after if self.first is not None else (*after, conversions.bit(made))
+        return Transition(move, cost, tuple(reads), after)
