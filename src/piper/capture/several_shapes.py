@@ -43,6 +43,7 @@ class Visit:
     remembers: bool  # whether the forward changes Python state that some code reads
     device: str
     precision: Precision | None
+    asked: str  # the line that asks for the layout of the batch
 
     @property
     def size(self) -> int:
@@ -52,7 +53,7 @@ class Visit:
 def visit_of(model: nn.Module, loss_fn: Any, traced: Traced, grad: bool) -> Visit:
     modes = tuple(module.training for module in model.modules())
     buffers = tuple(name for name in traced.buffers if name.startswith(OWNER))
-    rest = traced.remembers, traced.device, traced.precision
+    rest = traced.remembers, traced.device, traced.precision, traced.asked
     return Visit(loss_fn, traced.inputs, modes, grad, buffers, *rest)
 
 

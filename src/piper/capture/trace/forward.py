@@ -21,6 +21,7 @@ from piper.capture.source_lines import is_nested, is_transformed, line_of
 from piper.capture.trace import float8, side_effects
 from piper.capture.trace.arguments.call_arguments import own_loss, split
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
+from piper.capture.trace.arguments.layouts import listen
 from piper.capture.trace.arguments.loss_call import called
 from piper.capture.trace.arguments.outputs import Output, joined
 from piper.capture.trace.attribute_buffers import make_buffers, plain_attributes, unmake_buffers
@@ -65,6 +66,7 @@ class Traced:
     undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
     by_rows: tuple[str, ...] = ()  # attentions of which rows are divided, where tokens were asked
     check: Callable[[fx.GraphModule], None] = lambda _: None  # refuses some constants of a graph
+    asked: str = ""  # the first line that asks for the layout of the batch
     remembers: bool = False  # whether the forward changes Python state that some code reads
 
     @property
@@ -126,6 +128,7 @@ def trace(
         gradients=gradient_types(model, precision),
         check=check,
         remembers=attempt.remembers,
+        asked="".join(attempt.asked[:1]),
     )
     again = partial(_with_other_rows, attempt, given)
     cut = [node for k, node in enumerate(traced.batch) if k not in whole]
@@ -188,6 +191,7 @@ class Attempt:
         self.updated, self.seen = list[str](), list[Output]()
         self.carried: list[str] = []  # attributes that must be buffers, found by `judge`
         self.carried_by_loss: list[str] = []  # buffers of the loss that it updates
+        self.asked: list[str] = []  # lines that ask for the layout of the batch
         self.remembers = False  # whether the forward changes what some code reads
         self.decisions: Callable[[], RandomDecisions] = RandomDecisions
         self.numbering = Numbering()
@@ -282,6 +286,7 @@ class Attempt:
         before = dict(zip([*self.parameters, *self.buffers], [*weights, *states], strict=True))
         after = dict(before)  # torch puts new values here that the model assigns to attributes
         output = TYPES[self.precision.output] if self.precision else None
+        listen(batch, self.asked)
         arguments = self.inputs.join(batch)
         loss_fn = self.loss.bound(after)
         found = model_output(self.view, after, loss_fn, arguments, self.seen, output)

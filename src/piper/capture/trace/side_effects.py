@@ -27,6 +27,7 @@ from piper.capture.torch_private import (
     pytree,
     version_of,
 )
+from piper.capture.trace.arguments.layouts import hear
 
 
 def refuse_hooks(model: nn.Module) -> None:
@@ -178,6 +179,7 @@ class AsInEager(torch.overrides.TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        hear(func, args)
         property = getattr(func, "__self__", None)
         if property is torch.Tensor.data:  # it leaves no node; detach means the same here, and does
             return args[0].detach()

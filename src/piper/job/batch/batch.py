@@ -33,7 +33,7 @@ class Batch:
     @staticmethod
     def of(arguments: tuple[Any, ...]) -> Batch:
         leaves, spec = flatten(arguments)
-        return Batch(tuple(leaves), spec)
+        return Batch(tuple(resolved(x) if is_tensor(x) else x for x in leaves), spec)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -103,6 +103,12 @@ class Batch:
 
     def parts(self, parts: int, sizes: Sizes = ()) -> list[Batch]:
         return [self.part(k, parts, sizes) for k in range(parts)]
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Without a conjugate or a negative that is still to be computed: kernels want values."""
+    waits = tensor.is_conj() or tensor.is_neg()
+    return tensor.resolve_conj().resolve_neg() if waits else tensor
 
 
 def floating_in(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:

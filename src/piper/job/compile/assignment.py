@@ -47,6 +47,7 @@ class CommonPart:
     form: LossForm  # how losses of microbatches become one
     whole: frozenset[int]  # inputs that microbatches share
     statistics: Mapping[str, Device]  # buffers that replicas update: where the first of these is
+    asked: str  # the line that asks for the layout of the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ def common_part(captured: Captured, compiled: Compiled) -> CommonPart:
     model = compiled.dag.model
     loss = model.values[model.loss].specs[0].dtype
     met, whole = role_meetings(list(roles.values())), captured.inputs.whole
-    return CommonPart(groups, met, loss, captured.form, whole, statistics_of(compiled.dag))
+    rest = whole, statistics_of(compiled.dag), captured.visit.asked
+    return CommonPart(groups, met, loss, captured.form, *rest)
 
 
 def statistics_of(dag: Dag) -> dict[str, Device]:
@@ -210,6 +212,7 @@ def common_json(common: CommonPart) -> str:
             "form": form_to_json(common.form),
             "whole": sorted(common.whole),
             "statistics": common.statistics,
+            "asked": common.asked,
         }
     )
 
@@ -221,7 +224,8 @@ def common_from_json(text: str) -> CommonPart:
     groups = JobGroups(Roles(frozen(found["rows"])), frozen(found["groupings"]))
     met = RoleMeetings(links, dynamic, frozen(found["collectives"]), holders)
     form, whole = form_from_json(found["form"]), frozenset(found["whole"])
-    return CommonPart(groups, met, found["loss"], form, whole, found["statistics"])
+    rest = whole, found["statistics"], found["asked"]
+    return CommonPart(groups, met, found["loss"], form, *rest)
 
 
 def role_json(part: RolePart) -> str:

@@ -13,6 +13,7 @@ import torch
 from piper.capture import Captured, capture
 from piper.capture.kernels.callables import Kernels
 from piper.capture.loss import LossForm
+from piper.capture.trace.arguments.layouts import refuse_asked
 from piper.capture.trace.arguments.outputs import Output, joined
 from piper.directives import Directive, Offload, Place, Replicate, Shard, Split, Stage, Strategy
 from piper.errors import InputError
@@ -76,6 +77,7 @@ class ForwardPrograms:
     # On device 0: the nesting of outputs, by the rows of a microbatch.
     outputs: dict[BatchKind, dict[int, Output]] = field(default_factory=dict)
     forms: dict[BatchKind, LossForm] = field(default_factory=dict)  # of the loss
+    asked: dict[BatchKind, str] = field(default_factory=dict)  # lines about the batch's layout
     state: DeviceState | None = None  # in whose memory the programs of `ready` read
     fixed: bool = False  # how these gather parameters
 
@@ -124,9 +126,11 @@ class ForwardPrograms:
             self.ready, self.state, self.fixed = {}, self.programs.state, self.programs.fixed
         make, most = partial(self.build, job, batch, wanted), job.options.max_programs
         program, old = recent(self.ready, key, make, most)
+        refuse_asked(batch.tensors, self.asked.get(key[0], ""))
         for kind, _ in old:
             self.outputs.pop(kind, None)
             self.forms.pop(kind, None)
+            self.asked.pop(kind, None)
         if old:
             self.programs.shipping.forget()
         return program, job
@@ -148,6 +152,7 @@ class ForwardPrograms:
         kind = Program if wanted == "loss" else OutputProgram
         program = kind(mine.plan, kernel, state, comm, getattr(torch, mine.common.loss))
         self.forms[self.kind(batch)] = mine.common.form
+        self.asked[self.kind(batch)] = mine.common.asked
         self.programs.statistics.update(mine.common.statistics)
         job.whole_inputs.learn(batch, mine.common.whole)
         if job.device.type == "cuda":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 
+from piper.capture.trace.arguments.layouts import refuse_asked
 from piper.errors import InputError
 from piper.ir.placement.replicas import Replicas
 from piper.job.batch.batch import Batch
@@ -62,6 +63,7 @@ def prepared(
         return [programs.assigned[one].plan for one in kinds]
 
     made = plans()
+    refuse_asked(batch.tensors, programs.assigned[kind].common.asked)
     if len(kinds) > 1:
         refuse_unknown_weights([programs.reduction(one) for one in kinds])
         if not have_same_messages(made, programs, ("step", *kinds)):
