@@ -207,6 +207,18 @@ def test_a_backward_computes_with_what_the_loop_sets(function: Any) -> None:
         torch.testing.assert_close(found[name], one, rtol=0, atol=1e-12)
 
 
+def test_operators_that_torch_makes_later_change_nothing() -> None:
+    seen = Watch(Net(Alone), mse_loss)
+
+    def made(x: Tensor) -> Tensor:
+        return x.clone()
+
+    made.__module__ = "torch._prims"
+    late = torch.library.custom_op("tests_backward_state::late", made, mutates_args=())
+    late.register_autograd(lambda ctx, gradient: gradient * SCALES[0])
+    assert seen.now() == 0
+
+
 def test_functions_of_installed_libraries_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """As MoEAuxLossAutoScaler of Megatron."""
     library = types.ModuleType("a_library")

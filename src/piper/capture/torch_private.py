@@ -160,13 +160,11 @@ def result_names(operator: OpOverload) -> list[str]:
 
 def is_custom(operator: OpOverload) -> bool:
     """Whether the user's code made it with torch.library.custom_op."""
-    found = OPDEFS.get(operator._schema.name)
+    return is_users_operator(OPDEFS.get(operator._schema.name))
+
+
+def is_users_operator(found: Any) -> bool:
     return found is not None and not str(found._init_fn.__module__).startswith("torch.")
-
-
-def custom_operators() -> list[tuple[str, dict[str, Any]]]:
-    """The fields of all operators that torch.library.custom_op made."""
-    return [(name, vars(found)) for name, found in OPDEFS.items()]
 
 
 safe_softmax = torch.ops.aten._safe_softmax.default  # zeros for a row of -inf
@@ -273,6 +271,10 @@ def schema_text(node: fx.Node) -> str:
 def own_tensors(module: nn.Module) -> tuple[Tensor | None, ...]:
     """A module's parameters and buffers, without those of its children."""
     return (*module._parameters.values(), *module._buffers.values())
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    return module._parameters
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:

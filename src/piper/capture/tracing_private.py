@@ -9,6 +9,7 @@ import torch
 import torch._dynamo  # torch would load it at the first optimizer, or in the middle of a trace
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.backends import opt_einsum
 from torch.fx import _symbolic_trace, traceback
@@ -21,6 +22,7 @@ from piper.capture.torch_private import (
     VALUE_WANTED,
     OpOverload,
     is_mutable,
+    is_users_operator,
     is_view,
     mark_backward,
     named_arguments,
@@ -225,3 +227,8 @@ def written_by(operator: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
     given = named_arguments(operator, args, kwargs)
     changed = [given.get(one.name) for one in operator._schema.arguments if one.is_write]
     return [one for one in pytree.tree_leaves(changed) if isinstance(one, Tensor)]
+
+
+def custom_operators() -> list[tuple[str, dict[str, Any]]]:
+    """The fields of all that the user's code made: their backwards are traced."""
+    return [(name, vars(found)) for name, found in OPDEFS.items() if is_users_operator(found)]

@@ -20,7 +20,7 @@ from piper.capture.python_state.ownership import (
     is_users_function,
 )
 from piper.capture.python_state.places import Place, Root, Walk, get
-from piper.capture.torch_private import custom_operators
+from piper.capture.tracing_private import custom_operators
 
 _READ_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "__getattribute__", "attrgetter",
                  "setattr", "delattr", "globals", "__getattr__"}  # fmt: skip
