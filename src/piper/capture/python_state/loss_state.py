@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from piper.capture.python_state.places import Root
-from piper.capture.python_state.reach import Reach, reach_of
+from piper.capture.python_state.reach import Reach, places, reach_of
 from piper.capture.python_state.snapshot import Change
-from piper.capture.torch_private import GLOBAL_HOOKS, own_buffers
+from piper.capture.torch_private import GLOBAL_HOOKS, own_buffers, own_parameters
 
 Loss = Callable[[Any, Any], Tensor]
 OWNER = "(loss)"  # no module of a model can have this name
@@ -30,6 +30,23 @@ def reach_of_both(model: nn.Module, loss_fn: Any) -> Reach:
         held = own_buffers(module)
         reach.roots += [Root(held, name, f"loss_fn.{path}.{name}", (name,)) for name in held]
     reach.names.update(name for root in reach.roots for name in root.names)
+    return reach
+
+
+def reach_with_others(model: nn.Module, loss_fn: Any) -> Reach:
+    """The same, with the tensors of modules that are not the model's: teachers, discriminators.
+
+    They are constants of a graph, and a loop may load others into them.
+    """
+    reach = reach_of_both(model, loss_fn)
+    known = {id(one) for one in (*model.parameters(), *model.buffers())}
+    held = [one for one in places(reach) if isinstance(one.value, nn.Module)]
+    for place in held:
+        for fields in (own_parameters(place.value), own_buffers(place.value)):
+            for name, tensor in fields.items():
+                if tensor is not None and id(tensor) not in known:
+                    known.add(id(tensor))
+                    reach.roots.append(Root(fields, name, f"{place.path}.{name}", ()))
     return reach
 
 

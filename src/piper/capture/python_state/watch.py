@@ -15,7 +15,7 @@ from torch import nn
 from piper.capture.python_state.description import text_of
 from piper.capture.python_state.leaves import SIMPLE, is_opaque, token
 from piper.capture.python_state.library import replaceable
-from piper.capture.python_state.loss_state import reach_of_both
+from piper.capture.python_state.loss_state import reach_with_others
 from piper.capture.python_state.outside import Outside
 from piper.capture.python_state.places import Place, below, children, get, is_leaf
 from piper.capture.python_state.reach import Reach
@@ -39,7 +39,7 @@ class Watch:
 
     def __init__(self, model: nn.Module, loss_fn: Any, outside: Outside | None = None) -> None:
         self.given = model, loss_fn
-        self.reach = reach_of_both(*self.given)
+        self.reach = reach_with_others(*self.given)
         self.first = Snapshot(self.reach)
         self.state: State = 0
         self.known: set[State] = {0}
@@ -69,7 +69,7 @@ class Watch:
     def now(self) -> State:
         """A number for the present state."""
         if not self.is_as_before():
-            self.reach = reach_of_both(*self.given)  # a new function may read other globals
+            self.reach = reach_with_others(*self.given)  # a new function may read other globals
             current = Snapshot(self.reach)
             self.look(current)
             self.state = self.number(current)
