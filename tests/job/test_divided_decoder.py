@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import every
 from plain_loop import plain_losses
 from shared_capture import one_model
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class Translator(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("how", [{"tp": 2}, {"cp": 2}], ids=str)
+@pytest.mark.parametrize("how", every(2, [{"tp": 2}, {"cp": 2}], ["tp", "cp"]))
 def test_a_divided_decoder_is_equal(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hubs, "APART", 10)  # these layers are short
     found: list[int] = []

@@ -117,7 +117,7 @@ def test_code_that_branches_on_the_number_of_rows_gets_a_warning(
     caplog.set_level(logging.WARNING, "piper")
     monkeypatch.setattr(trial_size, "LIMIT", 0 if is_large else trial_size.LIMIT)
     draw = random.Random(5)
-    for _ in range(draws(8, 100)):
+    for _ in range(draws(5, 100)):
         name, size, least = draw.choice(list(FORMS)), draw.choice(SIZES), draw.randint(2, 9)
         caplog.clear()
         trained(Net(FORMS[name], least), F.mse_loss, size)

@@ -104,11 +104,11 @@ def stages_with_experts(n: int) -> object:
     [
         (microbatches, 60),
         (slots, 50),
-        (stages_on_one_device, 60),
+        pytest.param(stages_on_one_device, 60, marks=pytest.mark.soak),
         (stages_on_eight_devices, 60),
         (stages_placed_after_the_split, 60),
         (uses_of_one_value, 60),
-        (microbatches_with_sharded_gradients, 40),
+        pytest.param(microbatches_with_sharded_gradients, 40, marks=pytest.mark.soak),
         (microbatches_with_gathered_parameters, 40),
         (stages_with_gathered_parameters, 40),
         (microbatches_with_experts, 8),

@@ -110,7 +110,7 @@ def plain(model: Net, width: int) -> list[float]:
 SIZES = [(4, 6), (6, 6), (4, 8), (8, 6)]
 
 
-@pytest.mark.parametrize(("inside", "sizes"), every(13, product(INSIDE, SIZES)))
+@pytest.mark.parametrize(("inside", "sizes"), every(20, product(INSIDE, SIZES)))
 def test_experts_that_count_themselves_train_as_on_one_device(
     inside: Inside, sizes: tuple[int, int]
 ) -> None:

@@ -25,8 +25,8 @@ def cases() -> list[object]:
     for k, schedule in enumerate(SCHEDULES):
         hf = [("hf", ranks, schedule) for name, ranks in HF if name == schedule]
         found += [(*case, () if case[1] == 2 else soak) for case in hf]
-        ways = [("llama", 2), ("skips", 4), ("llama", 4), ("skips", 2)]
-        found += [(*way, schedule, () if j == k % 4 else soak) for j, way in enumerate(ways)]
+        ways = [("llama", 2), ("skips", 4), ("skips", 2), ("llama", 4)]
+        found += [(*way, schedule, () if j == k % 3 else soak) for j, way in enumerate(ways)]
     return [pytest.param(*case, marks=marks) for *case, marks in found]
 
 

@@ -39,7 +39,7 @@ class RecordedCall:
     sizes: tuple[Any, ...]  # of the results, with their types
     gradients: bool
     in_loss: bool
-    line: str = ""
+    line: str
 
     @property
     def name(self) -> str:
@@ -47,11 +47,11 @@ class RecordedCall:
 
 
 class RecordedCalls(torch.overrides.TorchFunctionMode):
-    """Records calls, with `lines` if a user will see them. `outputs` grows before the loss."""
+    """Records calls, with their lines. `outputs` grows before the loss."""
 
-    def __init__(self, outputs: Sequence[Any], lines: bool = False) -> None:
+    def __init__(self, outputs: Sequence[Any]) -> None:
         super().__init__()
-        self.outputs, self.before, self.lines = outputs, len(outputs), lines
+        self.outputs, self.before = outputs, len(outputs)
         self.calls = list[RecordedCall]()
         self.places = dict[int, Any]()  # of tensors, by id: the call that gave it, or its number
         self.alive = list[Tensor]()  # ids are used again for others
@@ -77,8 +77,7 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         others = tuple(self.source(one) for one in given if not is_number(one))
         sizes = tuple(described(one) for one in results)
         how = torch.is_grad_enabled(), len(self.outputs) > self.before
-        line = current_line() if self.lines else ""
-        self.calls.append(RecordedCall(func, others, numbers, sizes, *how, line))
+        self.calls.append(RecordedCall(func, others, numbers, sizes, *how, current_line()))
         for k, one in enumerate(results):
             if isinstance(one, Tensor):
                 self.places[id(one)] = (place, k)

@@ -1,5 +1,6 @@
 """Run a model and its loss once on tensors without values, to see whether they run, and how."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -23,25 +24,40 @@ def run_once(
     inputs: Inputs,
     device: str,
     precision: Precision | None,
-    lines: bool = False,
     others: Inputs | None = None,
-) -> list[RecordedCall]:
-    """Raises what the model and its loss raise. Returns what they called, with `lines` if asked.
+) -> None:
+    """Raises what the model and its loss raise.
 
     `others` are inputs with other labels, of which the loss is computed, too, for the same output.
     """
+    _run(Attempt(model, loss_fn, inputs, device, precision), nullcontext(), others)
+
+
+def calls_of(
+    model: nn.Module,
+    loss_fn: Loss | None,
+    inputs: Inputs,
+    device: str,
+    precision: Precision | None,
+) -> list[RecordedCall]:
+    """What the model and its loss call."""
     attempt = Attempt(model, loss_fn, inputs, device, precision)
-    calls = RecordedCalls(attempt.seen, lines)
-    with tracing(model, attempt.view, attempt.mode, precision), RandomDecisions(), calls:
-        before = Snapshot(attempt.reach)
-        try:
-            _run(attempt, others)
-        finally:
-            before.restore()
+    calls = RecordedCalls(attempt.seen)
+    _run(attempt, calls, None)
     return calls.calls
 
 
-def _run(attempt: Attempt, others: Inputs | None) -> None:
+def _run(attempt: Attempt, beside: AbstractContextManager[Any], others: Inputs | None) -> None:
+    opened = tracing(attempt.model, attempt.view, attempt.mode, attempt.precision)
+    with opened, RandomDecisions(), beside:
+        before = Snapshot(attempt.reach)
+        try:
+            _forward(attempt, others)
+        finally:
+            before.restore()
+
+
+def _forward(attempt: Attempt, others: Inputs | None) -> None:
     weights, buffers, batch = attempt.fakes()
     named = zip([*attempt.parameters, *attempt.buffers], [*weights, *buffers], strict=True)
     state, arguments = dict(named), attempt.inputs.join(batch)

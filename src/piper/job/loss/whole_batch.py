@@ -14,7 +14,7 @@ from piper.capture import Captured, Precision
 from piper.capture.torch_private import VALUE_WANTED, fake_errors_unlogged
 from piper.capture.trace.recorded_calls import RecordedCall, RowCounts
 from piper.capture.trace.trial_run import TrialRuns
-from piper.capture.trace.unvalued_run import run_once
+from piper.capture.trace.unvalued_run import calls_of
 from piper.errors import CaptureError
 from piper.job.batch.batch import Sizes
 
@@ -61,7 +61,7 @@ class WholeBatch:
         given = captured.inputs.with_rows(rows), captured.device, self.precision
         with fake_errors_unlogged(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the trace gave them
-            return run_once(self.runs.model, self.runs.loss_fn, *given, lines=True)
+            return calls_of(self.runs.model, self.runs.loss_fn, *given)
 
 
 def other_code(rows: RowCounts, where: str) -> str:
