@@ -13,9 +13,8 @@ def tokens(batch: int = 2, time: int = 8, vocab: int = 128) -> torch.Tensor:
     return torch.randint(vocab, (batch, time))
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.soak), {"tied": True, "kv_heads": 2}]
-)
+@pytest.mark.soak  # by default, test_huggingface.py has a Llama in stages
+@pytest.mark.parametrize("options", [{}, {"tied": True, "kv_heads": 2}])
 def test_llama_in_four_stages(options: dict) -> None:
     model = Llama(LlamaConfig(**options), stages=4)
     batch = (tokens(), tokens())

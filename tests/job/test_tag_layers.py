@@ -128,6 +128,7 @@ def tags_of(job: Job) -> list[int]:
     return [dict(region.tags)["L"] for region in captured.model.regions]
 
 
+@pytest.mark.soak
 def test_an_unedited_encoder_and_decoder_train_as_plain_pytorch() -> None:
     torch.manual_seed(0)
     config = {**T5, "num_layers": 1, "num_decoder_layers": 1}

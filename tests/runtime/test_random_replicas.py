@@ -91,7 +91,7 @@ def kept(draw: st.DrawFn, stage: int, home: list[int]) -> Replicate:
 
 
 @drawn
-@settings(max_examples=draws(4, 100), deadline=None)
+@settings(max_examples=draws(3, 100), deadline=None)
 @given(replicated())
 def test_any_replicated_strategy_trains_as_plain_pytorch(strategy: Strategy) -> None:
     losses, norms, parameters = reference()
