@@ -121,12 +121,12 @@ class Trainer:
             compiled=compiled, graphs=graphs, seed=seed, init=init, costs=costs,
             memory_gib=memory_gib, device=device, max_programs=max_programs, whole=whole,
         )  # fmt: skip
+        StaleModel.end_marks()
         job = Job(model, loss_fn, as_strategy(strategy, processes()), options)
         first, logs = job.example(example), log_makers(log)
         if is_inspecting():
             raise inspected(job, first)
-        self.rank = join(timeout, job.device.type == "cuda")
-        self._example = as_in_first(first)  # its form is all that counts
+        self.rank, self._example = join(timeout, job.device.type == "cuda"), as_in_first(first)
         self._programs = Programs(job, self.rank, len(first.arguments))
         self._forwards = ForwardPrograms(self._programs)
         self._in_flight, self._recording = steps_on(job.device), from_environment()
@@ -135,7 +135,7 @@ class Trainer:
         self._best: dict[BatchKind, float | None] = {}  # seconds of a step at the peak
         self._programs.get(first, job.kind(self._example, 0), self.steps)
         taken = consistency.digests(model)  # of the values that were copied
-        self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken)
+        self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken, loss_fn)
         self._slow, self._log = Stragglers(self.rank, job.device), metric_log(logs, self.rank)
 
     @property
@@ -358,7 +358,7 @@ class Trainer:
     def _refuse_closed(self, call: str) -> None:
         self._averaging.refuse(call)
         consistency.refuse_over(self._programs.comm is None, self._broken)
-        self._stale.tensors.clear()
+        StaleModel.end_marks()
 
     def _batch_of(self, batch: tuple[Any, ...], named: dict[str, Any]) -> tuple[Batch, BatchKind]:
         """The batch as a typed value, and its kind."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from piper.job.loop.stale_tensors import StaleTensors
+from piper.job.loop.callers import callers_level, module_of
+from piper.job.loop.several_trainers import begin
+from piper.job.loop.stale_tensors import StaleTensors, clear_all
 from piper.job.loop.waiting_model import WaitingModel
 from piper.job.processes.consistency import Digests, digests
 
@@ -18,7 +20,7 @@ MESSAGE = (
     "this model still has the weights that it had when the Trainer was made: the Trainer trains "
     "its own copy. Use trainer.evaluate(batches), trainer.predict(x) or trainer.state_dict(). All "
     "processes call these, and the first one gets the weights: `weights = trainer.state_dict()`, "
-    "`if weights is not None: model.load_state_dict(weights)`"
+    "`if weights is not None: model.load_state_dict(weights)`, before trainer.close()"
 )
 TENSORS = (
     "the parameters and buffers of this model are older than those that are trained: the Trainer "
@@ -36,18 +38,25 @@ class StaleModel:
     the model are not watched: Piper traces a copy, and users may keep some.
     """
 
-    def __init__(self, model: torch.nn.Module, taken: Digests) -> None:
+    def __init__(self, model: torch.nn.Module, taken: Digests, loss_fn: Any = None) -> None:
         self.taken = dict(taken)
+        self.training = begin(model, loss_fn, taken, self.settle)
         self.waiting = WaitingModel(model)
         self.tensors = StaleTensors(model, self.tell)
         self.handles = [
             model.register_forward_pre_hook(self), model.register_state_dict_pre_hook(self),
             model.register_load_state_dict_pre_hook(Loading(self.tensors)),
         ]  # fmt: skip
-        self.stepped = self.told = False
+        self.stepped = self.told = self.closed = False
+
+    @staticmethod
+    def end_marks() -> None:
+        """In every call of a Trainer. They begin again after its step."""
+        clear_all()
 
     def after_step(self) -> None:
         self.stepped = True
+        self.training.after_step()
         if not self.told:
             self.tensors.mark()
 
@@ -59,7 +68,7 @@ class StaleModel:
             warnings.warn(TENSORS, stacklevel=callers_level())
 
     def __call__(self, model: torch.nn.Module, *_: Any) -> None:
-        if self.stepped and self.taken and not is_pipers():
+        if self.stepped and self.taken and not is_pipers() and not is_inside():
             taken, self.taken = self.taken, {}
             if digests(model) == taken:
                 self.told = True
@@ -72,11 +81,24 @@ class StaleModel:
     def __reduce__(self) -> tuple[type[Unwatched], tuple[()]]:
         return Unwatched, ()
 
-    def close(self) -> None:
+    def settle(self) -> None:
+        """Another Trainer of these tensors begins, which watches them from now on."""
+        self.told = True
+        self.tensors.clear()
+        if self.closed:
+            self.remove()
+
+    def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
-        self.tensors.clear()
+
+    def close(self) -> None:
+        """The weights of a model that was trained stay old: who was not told yet will be."""
+        self.closed = True
         self.waiting.close()
+        if self.told or not self.stepped:
+            self.tensors.clear()
+            self.remove()
 
 
 @dataclass(frozen=True)
@@ -112,24 +134,12 @@ def is_call(frame: FrameType) -> bool:
     return moves or f"{module}.".startswith(INSIDE)
 
 
-def callers_level() -> int:
-    """How many frames above the hook the user's call is: torch has several in between."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and module_of(frame).startswith(("torch.", "piper.", "copy")):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
 def is_pipers() -> bool:
     """Whether Piper itself reads the model, say for the names of its state."""
     frame: FrameType | None = sys._getframe(2)
     while frame and module_of(frame).startswith(("torch.",)):
         frame = frame.f_back
     return frame is not None and module_of(frame).startswith(("piper.",))
-
-
-def module_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
 
 
 class Unwatched:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -29,6 +30,15 @@ HARMLESS = frozenset((
 ))  # fmt: skip
 
 
+_MARKED: WeakSet[StaleTensors] = WeakSet()
+
+
+def clear_all() -> None:
+    """Before Piper uses a model: its loss may read one that another Trainer trains."""
+    for one in list(_MARKED):
+        one.clear()
+
+
 class StaleTensors:
     """While they are marked, `tell` is called whenever something uses their values."""
 
@@ -40,12 +50,14 @@ class StaleTensors:
     def mark(self) -> None:
         if not self.marked:
             self.marked = True
+            _MARKED.add(self)
             for tensor, kind in self.tensors:
                 tensor.__class__ = self.kinds[kind]
 
     def clear(self) -> None:
         if self.marked:
             self.marked = False
+            _MARKED.discard(self)
             for tensor, kind in self.tensors:
                 tensor.__class__ = kind
 
