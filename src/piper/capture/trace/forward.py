@@ -1,6 +1,7 @@
 """Trace the whole forward pass, up to the loss, into one graph. Weights need no memory."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -30,7 +31,13 @@ from piper.capture.trace.decisions.both_ways import with_both_ways
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.decisions.shared_draws import mark_shared
 from piper.capture.trace.decisions.ways import Way
-from piper.capture.trace.model_copy import acting_as, throw_away
+from piper.capture.trace.model_copy import (
+    acting_as,
+    aliases_in,
+    knows_modules,
+    throw_away,
+    with_own_children,
+)  # fmt: skip
 from piper.capture.trace.tracing import tracing
 from piper.errors import CaptureError
 from piper.ir.placement.placements import Placement
@@ -120,7 +127,7 @@ def trace(
         parameters={name: tensor.requires_grad for name, tensor in attempt.parameters.items()},
         buffers=tuple(attempt.buffers),
         updated=tuple(attempt.updated),
-        aliases=_aliases(model, {**attempt.parameters, **attempt.buffers}),
+        aliases=aliases_in(model, {**attempt.parameters, **attempt.buffers}),
         inputs=attempt.inputs,
         device=device,
         output=attempt.seen[-1],
@@ -186,6 +193,8 @@ class Attempt:
         self.types = parameter_types(model, precision)
         self.parameters, self.buffers = dict(model.named_parameters()), dict(model.named_buffers())
         self.view = throw_away(model, loss_fn)
+        self.runs = self.view  # or the model, if its code may ask which module it is
+        self.modules = list(model.modules())  # while another one acts as the model, these are gone
         self.buffers |= self.loss.buffers
         self.reach = reach_of_both(self.view, self.loss.call)
         self.updated, self.seen = list[str](), list[Output]()
@@ -257,6 +266,14 @@ class Attempt:
                 raise carried.refusal((wrong or once.changes)[0], self.reach)
 
     def once(self) -> Once:
+        found = self.traced()
+        if self.runs is self.view and knows_modules(self.modules, found.before):
+            found.before.restore()
+            self.runs = self.model
+            return self.traced()
+        return found
+
+    def traced(self) -> Once:
         left: list[Snapshot] = []
         decisions = self.decisions()
 
@@ -265,7 +282,10 @@ class Attempt:
             left.append(Snapshot(self.reach))
             return [*found, *(place.value for place in left[-1].traced()), *decisions.marks]
 
-        with tracing(self.model, self.view, self.mode, self.precision), decisions:
+        own: AbstractContextManager[None] = nullcontext()
+        if self.runs is self.model:
+            own = with_own_children(self.modules, self.view)
+        with own, tracing(self.model, self.runs, self.mode, self.precision), decisions:
             before = Snapshot(self.reach)
             root = _trace(forward, *self.fakes())
         kept, count = left[-1].traced(), len(decisions.marks)
@@ -289,7 +309,7 @@ class Attempt:
         listen(batch, self.asked)
         arguments = self.inputs.join(batch)
         loss_fn = self.loss.bound(after)
-        found = model_output(self.view, after, loss_fn, arguments, self.seen, output)
+        found = model_output(self.runs, after, loss_fn, arguments, self.seen, output)
         loss = scalar_loss(found, loss_fn, arguments)
         self.updated[:] = [
             name
@@ -373,15 +393,6 @@ def fake(tensor: Tensor, device: str, dtype: torch.dtype | None = None) -> Tenso
 
 def fake_input(spec: TensorSpec, device: str) -> Tensor:
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
-
-
-def _aliases(model: nn.Module, first: dict[str, Tensor]) -> dict[str, str]:
-    names = {id(tensor): name for name, tensor in first.items()}
-    every = [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]
-    return {name: names[id(tensor)] for name, tensor in every if name not in first}
 
 
 def _refuse_updated_parameters(names: list[str]) -> None:

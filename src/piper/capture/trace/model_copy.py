@@ -1,14 +1,17 @@
 """A copy of a model that a trace may change."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import ReferenceType
 
 from torch import Tensor, nn
 
 from piper.capture import refusals, torch_private
 from piper.capture.python_state.places import Place, Walk, children, is_leaf
+from piper.capture.python_state.snapshot import Snapshot
+from piper.capture.torch_private import own_modules
 from piper.capture.trace import side_effects
 
 COPIED = 2**24  # elements of an attribute; larger ones are shared with the trace
@@ -57,6 +60,38 @@ def acting_as(model: nn.Module, view: nn.Module) -> Iterator[None]:
             object.__setattr__(module, "__dict__", attributes)
 
 
+def knows_modules(modules: Sequence[nn.Module], state: Snapshot) -> bool:
+    """Whether something outside of the copy knows modules of the model: by itself, by its id, or
+    weakly. Code may then ask which module it is, and a copy is another one.
+    """
+    known = {id(one) for one in modules}
+
+    def is_one(value: Any) -> bool:
+        if isinstance(value, ReferenceType):
+            value = value()
+        if isinstance(value, set | frozenset):
+            return any(map(is_one, value))
+        return id(value) in known or (type(value) is int and value in known)
+
+    keys = (key for order in state.orders.values() for key in order)
+    return any(is_one(place.value) for place in state.places.values()) or any(map(is_one, keys))
+
+
+@contextmanager
+def with_own_children(modules: Sequence[nn.Module], view: nn.Module) -> Iterator[None]:
+    """While this is open, inside `acting_as`, the modules of a model can run in place of copies."""
+    others = list(view.modules())
+    of = {id(other): module for module, other in zip(modules, others, strict=True)}
+    before = [own_modules(other) for other in others]
+    for other, held in zip(others, before, strict=True):
+        vars(other)["_modules"] = {name: one and of[id(one)] for name, one in held.items()}
+    try:
+        yield
+    finally:
+        for other, held in zip(others, before, strict=True):
+            vars(other)["_modules"] = held
+
+
 def held_deeper(model: nn.Module) -> Iterator[Any]:
     """What lists, dicts and other objects that modules hold have in them, and they themselves."""
     walk = Walk()
@@ -89,3 +124,13 @@ def can_be_copied(tensor: Tensor, memories: set[int]) -> bool:
     small = tensor.is_leaf and tensor.numel() <= COPIED
     real = side_effects.has_memory(tensor) and torch_private.is_real(tensor)
     return small and real and side_effects.span(tensor)[0] not in memories
+
+
+def aliases_in(model: nn.Module, first: dict[str, Tensor]) -> dict[str, str]:
+    """Other names of tied parameters and buffers, with the first one."""
+    names = {id(tensor): name for name, tensor in first.items()}
+    every = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    return {name: names[id(tensor)] for name, tensor in every if name not in first}
