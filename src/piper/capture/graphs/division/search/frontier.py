@@ -117,10 +117,12 @@ class Frontier:
         return kept
 
     def _reaches(self, step: Step, live: State, state: State, limit: float) -> bool:
-        bridge = self.moves.conversions.bridge
-        for (node, count), given, wanted in zip(step.alive.items(), live, state, strict=True):
+        """Called most of all: prices are mostly known, and looked up here."""
+        known, bridge = self.moves.conversions.bridges, self.moves.conversions.bridge
+        for (node, count), given, wanted in zip(step.places, live, state, strict=True):
             if wanted & ~given:
-                limit -= count * bridge(node, given, wanted)
+                price = known.get((node, given, wanted))
+                limit -= count * (bridge(node, given, wanted) if price is None else price)
                 if limit < 0:
                     return False
         return True

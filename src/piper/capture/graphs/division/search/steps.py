@@ -67,6 +67,7 @@ class Step:
         }
         made = self._first(node)
         self.alive[made] = self.alive.get(made, 0) + 1
+        self.places = list(self.alive.items())
         self.known: dict[State, list[Transition]] = {}
 
     def _first(self, operand: fx.Node) -> fx.Node:
