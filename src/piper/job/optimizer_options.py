@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from piper.ir.model import Model
 from piper.job.options import Options
 from piper.runtime.state.joint_optimizers import refuse_common
+from piper.runtime.state.lost_state import lost_state
 from piper.runtime.state.own_parameters import with_attributes
 from piper.runtime.state.whole_options import named_like, refuse_options_by_position
+
+LOG = logging.getLogger("piper")
+LOST = (
+    "the optimizer's step reads %s, which it changes and keeps outside of optimizer.state: "
+    "`resume` and `retarget` would begin it anew, and train otherwise. Keep it in self.state[p] of "
+    "each parameter, as numbers and tensors"
+)
 
 
 def refuse_optimizer(options: Options, model: torch.nn.Module, captured: Model) -> None:
@@ -20,4 +30,8 @@ def refuse_optimizer(options: Options, model: torch.nn.Module, captured: Model) 
     found = [names for names in buckets if not parameters.keys().isdisjoint(names)]
     refuse_options_by_position(options.optimizer, options.lr_scheduler, parameters, found)
     make = with_attributes(options.optimizer, parameters)
-    refuse_common(make, [named_like(parameters, names) for names in found])
+    named = [named_like(parameters, names) for names in found]
+    refuse_common(make, named)
+    kinds = {one.dim(): (name, one.dim()) for bucket in named for name, one in bucket}
+    if lost := lost_state(make, list(kinds.values())):
+        LOG.warning(LOST, lost)

@@ -1,0 +1,76 @@
+"""What an optimizer keeps outside of `state` is in no checkpoint, and does not move to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+
+import torch
+
+from piper.runtime.state.joint_optimizers import is_known
+
+Parameters = list[torch.nn.Parameter]
+Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+Kind = tuple[str, int]  # of a parameter: its name, and how many dimensions it has
+BEFORE, AFTER = 3, 12  # steps before and after another optimizer goes on
+OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
+
+
+def lost_state(make: Make, kinds: Sequence[Kind]) -> str | None:
+    """What would be lost in an optimizer that goes on with `state` alone; None: nothing matters.
+
+    If it cannot be tried on small parameters, assume that nothing does.
+    """
+    try:
+        first, parameters = made(make, kinds)
+        if is_known(first):
+            return None
+        train(first, parameters, range(BEFORE))
+        other, others = made(make, kinds)
+        resume(other, others, first, parameters)
+        names = changed(first, other)
+        for one, its in ((first, parameters), (other, others)):
+            train(one, its, range(BEFORE, BEFORE + AFTER))
+    except Exception:  # whatever a user's optimizer raises
+        return None
+    pairs = zip(parameters, others, strict=True)
+    same = all(torch.allclose(a, b, rtol=1e-5, atol=1e-7, equal_nan=True) for a, b in pairs)
+    return None if same else names
+
+
+def made(make: Make, kinds: Sequence[Kind]) -> tuple[torch.optim.Optimizer, Parameters]:
+    draw = torch.Generator().manual_seed(0)
+    values = [torch.randn([2] * dims, generator=draw) for _, dims in kinds]
+    with torch.enable_grad():
+        parameters = [torch.nn.Parameter(one) for one in values]
+        names = [name for name, _ in kinds]
+        return make(list(zip(names, parameters, strict=True))), parameters
+
+
+def train(optimizer: torch.optim.Optimizer, parameters: Parameters, steps: range) -> None:
+    for step in steps:
+        draw = torch.Generator().manual_seed(step)
+        for one in parameters:
+            one.grad = torch.randn(one.shape, generator=draw)
+        optimizer.step()
+
+
+def resume(
+    new: torch.optim.Optimizer, own: Parameters, old: torch.optim.Optimizer, others: Parameters
+) -> None:
+    """As after `resume`: parameters, their state, and the options that the function gives."""
+    for mine, other in zip(own, others, strict=True):
+        mine.data.copy_(other.data)
+        if other in old.state:
+            new.state[mine] = deepcopy(old.state[other])
+
+
+def changed(first: torch.optim.Optimizer, other: torch.optim.Optimizer) -> str:
+    """The names of attributes that differ, as far as they are known."""
+    before = vars(other)
+    names = [
+        name
+        for name, value in vars(first).items()
+        if not (name in OF_TORCH or callable(value)) and repr(value) != repr(before.get(name))
+    ]
+    return ", ".join(f"self.{name}" for name in names) or "variables of its own"
