@@ -123,6 +123,10 @@ def by_number(optimizer: torch.optim.Optimizer) -> LRScheduler:
     return CosineAnnealingLR(optimizer, T_max=10 * many)
 
 
+def by_state(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return LambdaLR(optimizer, lambda step: 1 / (1 + len(optimizer.state)))
+
+
 def rates(optimizer: torch.optim.Optimizer) -> LRScheduler:
     """Needs two groups."""
     return OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=100)
@@ -142,7 +146,7 @@ def test_a_rate_that_all_calls_share_is_left_alone() -> None:
     assert rate.item() == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("schedule", [halves_and_doubles, by_number, rates])
+@pytest.mark.parametrize("schedule", [halves_and_doubles, by_number, by_state, rates])
 def test_schedules_by_position_are_refused(
     schedule: Callable[[torch.optim.Optimizer], LRScheduler],
 ) -> None:

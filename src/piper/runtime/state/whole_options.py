@@ -102,6 +102,8 @@ def options_over_time(
     found = [options_by_name(optimizer, named)]
     if schedule is not None:
         scheduler = schedule(optimizer)
+        for _, parameter in named:
+            optimizer.state[parameter].update()  # there is one after a step, and it may be counted
         for _ in range(STEPS):
             found.append(options_by_name(optimizer, named))
             forward(scheduler, 1)
