@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from piper import Place, Trainer, where
+from piper import Place, Split, Trainer, where
 from piper.errors import InputError
 
 X, Y = torch.linspace(-1, 1, 24).view(2, 3, 4), torch.ones(2, 3, 4)
@@ -95,12 +95,14 @@ class Parts(nn.Module):
         return self.a(torch.view_as_real(z).sum(-1)) + x
 
 
-def test_conjugates_and_negatives_are_computed_before_the_step() -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_conjugates_and_negatives_are_computed_before_the_step(parts: int) -> None:
     model, z = Parts(), torch.complex(X, Y)
     example = z.conj(), z.conj().imag, Y
     assert example[0].is_conj()
     assert example[1].is_neg()
-    trainer = Trainer(model, F.mse_loss, [Place(where(), [0])], example=example, device="cpu")
+    strategy = [Place(where(), [0]), Split("MB", parts)]
+    trainer = Trainer(model, F.mse_loss, strategy, example=example, device="cpu")
 
     plain = F.mse_loss(model(z.conj().resolve_conj(), -Y), Y).item()
     assert trainer.step(*example).loss == pytest.approx(plain)

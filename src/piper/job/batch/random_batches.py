@@ -24,6 +24,8 @@ def drawn(seen: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator
     vocabulary. Negative integers (ignored labels) and other types are drawn from the example."""
     if not seen.numel():
         return seen.new_zeros(shape)
+    if seen.is_complex():
+        return torch.complex(*(drawn(one, shape, generator) for one in (seen.real, seen.imag)))
     low, high = seen.min(), seen.max()
     if seen.is_floating_point() and low == high:
         return torch.randn(shape, generator=generator).to(seen.dtype)
@@ -37,7 +39,7 @@ def constant_inputs(example: Batch) -> list[str]:
     flat = [
         str(k)
         for k, leaf in enumerate(example.tensors)
-        if leaf.dim() and leaf.numel() and not leaf.is_floating_point() and leaf.min() == leaf.max()
+        if leaf.dim() and leaf.numel() and not leaf.is_floating_point() and is_constant(leaf)
     ]
     if not flat:
         return []
@@ -46,6 +48,10 @@ def constant_inputs(example: Batch) -> list[str]:
         f"input {which} of the example is constant, and so is the data drawn like it: microbatches "
         "and replicas then differ less; give an example with real data"
     ]
+
+
+def is_constant(leaf: torch.Tensor) -> bool:
+    return bool((leaf == leaf.flatten()[0]).all())
 
 
 def doubled(batch: Batch) -> Batch:
