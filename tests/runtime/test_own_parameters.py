@@ -28,6 +28,7 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.body, self.head = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))
         self.gain = Special(torch.ones(4, dtype=torch.float64))
+        self.head.weight = nn.Parameter(self.head.weight.detach().t())  # not contiguous
         self.head.weight._no_weight_decay = True  # type: ignore[attr-defined]
         self.body.bias._optim = {"lr": 0.5, "weight_decay": 0.0}  # type: ignore[attr-defined]
 
@@ -76,6 +77,8 @@ BY_IDENTITY: dict[str, Callable[[Net], Any]] = {
     "is": lambda net: lambda named: chosen(named, lambda n, p: p is net.head.weight),
     "class": lambda net: lambda named: chosen(named, lambda n, p: isinstance(p, Special)),
     "type": lambda net: lambda named: chosen(named, lambda n, p: type(p) is not nn.Parameter),
+    "contiguous": lambda net: lambda named: chosen(named, lambda n, p: p.is_contiguous()),
+    "strides": lambda net: lambda named: chosen(named, lambda n, p: p.stride()[-1] > 1),
     "decay": lambda net: (
         lambda named: chosen(named, lambda n, p: p is net.head.bias, weight_decay=0.0)
     ),

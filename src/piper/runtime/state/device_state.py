@@ -229,7 +229,8 @@ class DeviceState:
             raise InputError.of(
                 "batch",
                 f"batches of this shape use {', '.join(other)[:80]} in another way than the "
-                "batches before, or its module was set to train() or eval(), as batch norm is",
+                "batches before, or it was frozen (requires_grad), or its module was set to "
+                "train() or eval(), as batch norm is",
                 "use a Trainer for one way of using parameters; give numbers that choose "
                 "between them the same value in every batch",
             )

@@ -33,8 +33,12 @@ def with_attributes(make: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
 
 
 def stand_in(own: torch.Tensor) -> torch.nn.Parameter:
-    """Another parameter of the same values, or of none, that needs no memory."""
-    value = torch.zeros((), dtype=own.dtype).expand(own.shape) if own.is_meta else own.detach()
+    """Another parameter of the same values, or of none, as Piper's are: contiguous.
+
+    It needs no memory, if the parameter is contiguous as well.
+    """
+    empty = torch.zeros((), dtype=own.dtype).expand(own.shape)
+    value = empty if own.is_meta else own.detach().contiguous()
     return torch.nn.Parameter(value, own.requires_grad)
 
 
