@@ -11,7 +11,11 @@ from piper.capture import refusals, torch_private
 from piper.capture.fx_nodes import line, storages, value
 from piper.capture.graphs.backward_state import settled
 from piper.capture.regions.cut import Chunk
-from piper.capture.tracing_private import trace_functional_joint, trace_joint
+from piper.capture.tracing_private import (
+    enable_python_dispatcher,
+    trace_functional_joint,
+    trace_joint,
+)
 
 aten = torch.ops.aten
 _CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -31,7 +35,8 @@ class Joint:
 
 def differentiable(chunk: Chunk, mode: Any, wants: Sequence[bool]) -> tuple[bool, ...]:
     """Which results depend on arguments that require a gradient. The trace does not show it."""
-    with torch_private.fresh_symbols_ignored(mode), torch.enable_grad():
+    # torch 2.11 has no other matmul for sizes that are not known.
+    with torch_private.fresh_symbols_ignored(mode), enable_python_dispatcher(), torch.enable_grad():
         results = chunk.graph(*_arguments(chunk, wants))
     return tuple(result.requires_grad for result in results)
 
