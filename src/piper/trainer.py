@@ -242,9 +242,9 @@ class Trainer:
         return predicted(self._forwards, self._job.inputs_only(batch, named), self._in_flight.moved)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """A `with` in which `evaluate`, `predict`, `state_dict` and `export` use the averages.
+        """A `with` in which `evaluate`, `predict`, `state_dict`, `export` use the averages.
 
-        They are those of `Trainer(ema=...)`. Every process enters it.
+        So does `save_pretrained`. They are those of `Trainer(ema=...)`. Every process enters it.
         """
         self._enter("averaged")
         self._in_flight.finish()

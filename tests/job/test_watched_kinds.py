@@ -6,6 +6,7 @@ import copy
 import ctypes
 import datetime
 import decimal
+import importlib.util
 import multiprocessing
 import os
 import sys
@@ -351,6 +352,8 @@ class Reader(nn.Module):
         scale *= float((self.folder / "b.txt").read_text())
         if os.path.exists(self.folder / "flag"):
             scale *= 3
+        if importlib.util.find_spec("a_module_that_nobody_has"):  # looks through folders
+            scale *= 5
         return self.a(x) * scale * float(np.load(self.folder / "t.npy").sum())
 
 

@@ -40,6 +40,24 @@ def test_a_model_is_read_trained_and_written_back(tmp_path: Path) -> None:
     assert {"tokenizer.json", "generation_config.json", "config.json"} <= written
 
 
+def test_averages_are_written_back_too(tmp_path: Path) -> None:
+    write_model(tmp_path / "a")
+    given = {"example": batches()[0], "optimizer": SGD, "ema": 0.5}
+    trainer = piper.from_pretrained(tmp_path / "a", **given)
+    for batch in batches():
+        trainer.step(batch)
+    with trainer.averaged():
+        averages = trainer.state_dict()
+        trainer.save_pretrained(tmp_path / "b")
+    exact = trainer.state_dict()
+    trainer.close()
+
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b")
+    for name, found in again.named_parameters():
+        torch.testing.assert_close(found, averages[name], rtol=1e-6, atol=1e-8)
+    assert any(not torch.equal(averages[name], exact[name]) for name in exact)
+
+
 def test_a_configuration_starts_like_a_model_of_transformers() -> None:
     small = config(hidden_size=64, intermediate_size=128, initializer_range=0.5)
     model = build_on_meta(model_class(small), small)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.optim import lr_scheduler
 
 from piper import Place, Replicate, Split, Trainer, annotate, rehearse, where
 from piper.errors import StrategyError
+from piper.runtime.state.device_state import DeviceState
 from piper.strategies import one_f_one_b
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -201,3 +203,14 @@ def test_what_does_not_go_by_steps_is_refused(make: Any, message: str) -> None:
         trained(STRATEGIES["zero=3"], data(), lr_scheduler=make)
 
     assert str(refused.value) == message
+
+
+@pytest.mark.filterwarnings("error:Detected call of .lr_scheduler.step")
+def test_no_scheduler_is_called_early() -> None:
+    """Those of parameters that a step does not update are stepped, too."""
+    optimizer = SGD([nn.Parameter(torch.zeros(1))])
+    unused = SimpleNamespace(optimizer=optimizer, scheduler=MAKERS["cosine"](optimizer))
+
+    DeviceState(torch.device("cpu"), {"unused": unused}).advance()  # type: ignore[dict-item]
+
+    assert optimizer.param_groups[0]["lr"] < 0.1

@@ -1,6 +1,7 @@
 """Every private API of Inductor that capture uses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,6 +9,10 @@ from torch import Tensor, fx
 
 from piper.capture.fx_nodes import Strides, strides_of
 from piper.capture.torch_private import OpOverload
+from piper.capture.tracing_private import own_derivatives_kept
+
+# Decompositions of torch that give other numbers than the operator (at torch 2.13).
+_WRONG = (torch.ops.aten.multilabel_margin_loss_forward.default,)
 
 
 def compile_graph(
@@ -19,16 +24,32 @@ def compile_graph(
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx  # takes seconds to import
-    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.decomposition import decompositions, select_decomp_table
 
     example = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     strides = [strides_of(node) for node in module.graph.output_node().args[0]]
     known = [one for one in strides if one is not None]
     padding = config.shape_padding and len(known) == len(strides)
-    with torch.no_grad(), config.patch(shape_padding=padding):
-        found = compile_fx(module, example, decompositions={**select_decomp_table(), **inside})
+    with (
+        torch.no_grad(),
+        config.patch(shape_padding=padding),
+        own_derivatives_kept(),
+        _right_only(decompositions),
+        _right_only(select_decomp_table()) as table,  # may be a copy
+    ):
+        found = compile_fx(module, example, decompositions={**table, **inside})
     kernel = _taking_a_list(_without_guard(found), module)
     return _with_layouts(kernel, known) if padding else kernel
+
+
+@contextmanager
+def _right_only(table: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+    """Torch's own table of decompositions, inside without those that are wrong."""
+    wrong = {op: table.pop(op) for op in _WRONG if op in table}
+    try:
+        yield table
+    finally:
+        table.update(wrong)
 
 
 def _with_layouts(

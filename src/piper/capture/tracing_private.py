@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch._dynamo  # torch would load it at the first optimizer, or in the middle of a trace
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
+from torch._C import DispatchKey
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.backends import opt_einsum
@@ -29,6 +30,14 @@ from piper.capture.torch_private import (
     pytree,
 )
 
+# torch has derivatives for these, and in traces takes a decomposition instead, which is slower and,
+# of margins with several labels, wrong (at torch 2.13).
+_OWN_DERIVATIVES = (
+    torch.ops.aten.hardshrink.default,
+    torch.ops.aten.softshrink.default,
+    torch.ops.aten.multi_margin_loss.default,
+    torch.ops.aten.multilabel_margin_loss_forward.default,
+)
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
 _KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
 
@@ -216,10 +225,31 @@ def _kept_whole() -> Iterator[None]:
     for op in _KEPT_WHOLE:
         op.decompose = lambda *args, **kwargs: NotImplemented
     try:
-        yield
+        with own_derivatives_kept():
+            yield
     finally:
         for op in _KEPT_WHOLE:
             del op.decompose
+
+
+@contextmanager
+def own_derivatives_kept() -> Iterator[None]:
+    """Trace these operators as they are."""
+    decompositions = [_swapped_kernel(op, None) for op in _OWN_DERIVATIVES]
+    try:
+        yield
+    finally:
+        for op, kernel in zip(_OWN_DERIVATIVES, decompositions, strict=True):
+            _swapped_kernel(op, kernel)
+
+
+def _swapped_kernel(op: OpOverload, kernel: Callable | None) -> Callable | None:
+    """Give it another Python kernel for autograd, or none. Returns the one that it had."""
+    found: Callable | None = op.py_kernels.pop(DispatchKey.Autograd, None)
+    if kernel is not None:
+        op.py_kernels[DispatchKey.Autograd] = kernel
+    op._dispatch_cache.clear()
+    return found
 
 
 def written_by(operator: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:

@@ -96,9 +96,15 @@ _STAT = os.stat
 
 
 def _is_users() -> bool:
-    """Whether the user's code reads: torch reads settings of its own, and capture its cache."""
+    """Whether the user's code reads: torch reads settings of its own, and capture its cache.
+
+    Python looks through folders for a module that is imported, or asked for. That is no file of
+    the model.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_filename == __file__ or is_pythons(frame)):
+        if "importlib" in frame.f_code.co_filename:
+            return False
         frame = frame.f_back
     return frame is not None and not _is_own(frame.f_code.co_filename) and bool(current_line())
 

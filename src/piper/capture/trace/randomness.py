@@ -14,6 +14,7 @@ from piper.capture.kernels.dropout import DROPOUT
 from piper.capture.torch_private import argument_names
 from piper.capture.trace.decisions.shared_draws import ONCE
 from piper.capture.trace.forward import Traced
+from piper.names import amount
 
 LOG = logging.getLogger("piper")
 aten = torch.ops.aten
@@ -35,9 +36,9 @@ def make_reproducible(traced: Traced) -> None:
             raise refusals.random_operation(node)
     if apart:
         LOG.info(
-            "%d attentions have dropout, so their weights are computed as tensors: they need "
-            "memory for every pair of tokens; set the dropout of attention to 0 to avoid it",
-            apart,
+            "dropout in %s: its weights are computed as tensors, which need memory for every pair "
+            "of tokens; set the dropout of attention to 0 to avoid it",
+            amount(apart, "attention"),
         )
 
 

@@ -15,7 +15,8 @@ from piper.runtime.processes.world import world
 from piper.runtime.state.averages import swap
 from piper.runtime.state.device_state import DeviceState
 
-INSIDE = ("evaluate", "predict", "state_dict", "export")  # what uses weights, and changes nothing
+# What uses weights, and changes nothing.
+INSIDE = ("evaluate", "predict", "state_dict", "export", "save_pretrained")
 
 
 @dataclass

@@ -28,7 +28,7 @@ from piper.runtime.state.optimizers import (
     settings,
     sharded_optimizer,
 )
-from piper.runtime.torch_private import foreach_copy_
+from piper.runtime.torch_private import foreach_copy_, note_step
 
 Named = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter
 NamedParameter = tuple[str, torch.nn.Parameter]
@@ -207,9 +207,9 @@ class DeviceState:
 
     def advance(self) -> None:
         """Step all schedulers after a step, also those of unused parameters."""
-        for bucket in self.buckets.values():
-            if bucket.scheduler is not None:
-                bucket.scheduler.step()
+        for scheduler in filter(None, (one.scheduler for one in self.buckets.values())):
+            note_step(scheduler.optimizer)  # torch warns of one that was not called
+            scheduler.step()
 
     def refuse_other_bucket(self, state: State, names: tuple[str, ...], trained: bool) -> None:
         """Programs may share buckets, but must not put a parameter into different buckets."""
@@ -261,8 +261,8 @@ class DeviceState:
     @property
     def learning_rate(self) -> float | None:
         """Of the first parameter group on this device; None if nothing is trained here."""
-        groups = (group for one in self.optimizers().values() for group in one.param_groups)
-        found = next((group["lr"] for group in groups if "lr" in group), None)
+        every = self.optimizers().values()
+        found = next((g["lr"] for one in every for g in one.param_groups if "lr" in g), None)
         waits = isinstance(found, torch.Tensor) and found.is_cuda
         return None if found is None or waits else float(found)
 
