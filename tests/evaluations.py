@@ -19,7 +19,7 @@ from piper.job.batch.batch import Batch
 from piper.job.compile.assignment import assignments
 from piper.job.job import Job
 from piper.job.programs.evaluation import in_eval_mode, rows_of
-from piper.job.programs.forward_programs import ForwardPrograms, Wanted
+from piper.job.programs.forward_programs import ForwardPrograms, Wanted, dimensions_of
 from piper.job.programs.programs import Programs, load
 from piper.job.programs.rehearsal import remember, step_inputs
 from piper.names import Phase
@@ -103,7 +103,8 @@ class Threads:
             return totals
         rows = rows_of(replica) // job.microbatches
         found = [outputs[k] for k in sorted(outputs)]
-        return separated({rows: captured.output}, found, [rows] * len(found))
+        where = dimensions_of(job, replica, captured)
+        return separated({rows: captured.output}, found, [rows] * len(found), where)
 
 
 def cached(model: Any, loss_fn: Any, example: Any, *rest: Any) -> Captured:

@@ -74,3 +74,30 @@ def test_losses_are_those_of_plain_pytorch(name: str, seed: int) -> None:
 
 def test_compiled_ones_are_too() -> None:
     check(LOSSES["several labels"], 0, compiled=True)
+
+
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="since torch 2.13")
+def test_a_loss_in_chunks_is_that_of_plain_pytorch() -> None:
+    chunks = nn.LinearCrossEntropyOptions  # type: ignore[attr-defined,unused-ignore]
+
+    class Chunked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.head = nn.Linear(CLASSES, CLASSES), nn.Linear(CLASSES, CLASSES)
+            self.double()
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            given = torch.tanh(self.first(x)), self.head.weight, y[:, 0]
+            return F.linear_cross_entropy(*given, linear_bias=self.head.bias, options=chunks())
+
+    plain, (x, y) = Chunked(), labelled(0)
+    loss = plain(x, y)
+    loss.backward()
+    SGD(plain.parameters()).step()
+
+    found = rehearse(Chunked(), None, None, [(x, y)], optimizer=SGD)
+
+    assert found.losses == pytest.approx([loss.item()], rel=1e-12)
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(found.parameters[name], wanted, rtol=1e-10, atol=1e-12)

@@ -120,10 +120,6 @@ def tensor_of_a_clock(x: Tensor) -> Tensor:
     return x * torch.tensor(time.time() % 1)
 
 
-def branch_on_a_draw(x: Tensor) -> Tensor:
-    return x * 2 if secrets.randbelow(2**40) % 2**39 > 2**38 else x * secrets.randbelow(2**40)
-
-
 CLOCKS: dict[str, Mix] = {
     "time": lambda x: x * time.time(),
     "perf_counter": lambda x: x + perf_counter(),
@@ -133,7 +129,7 @@ CLOCKS: dict[str, Mix] = {
     "datetime": lambda x: x * datetime.datetime.now().timestamp(),
     "urandom": lambda x: x * int.from_bytes(os.urandom(6), "big"),
     "uuid": lambda x: x * (uuid.uuid4().int % 2**40),
-    "secrets": branch_on_a_draw,
+    "secrets": lambda x: x * secrets.randbelow(2**40),
     "SystemRandom": lambda x: x * SystemRandom().random(),
     "numpy without a seed": lambda x: x * float(np.random.default_rng().random()),
 }

@@ -347,3 +347,43 @@ def test_a_forward_that_asks_for_gradients_gets_the_answer_of_its_mode() -> None
     with torch.no_grad():
         torch.testing.assert_close(output, plain(x), rtol=1e-12, atol=1e-14)
         assert found == pytest.approx(asking_loss(plain(x), y).item(), rel=1e-12)
+
+
+class Shaped(nn.Module):
+    """Outputs that have their rows in different places, or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.a(x)
+        return {
+            "first": y, "second": torch.stack([y, 2 * y]), "last": y.sum(-1)[None, None],
+            "time first": y[:, None].expand(-1, 2, -1).transpose(0, 1), "none": self.a.weight[:2],
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_outputs_are_joined_where_they_have_rows(microbatches: int) -> None:
+    """Two rows in a microbatch, two outputs in a stack: only what grows is rows."""
+    torch.manual_seed(0)
+    model, x = Shaped().double(), torch.randn(2 * microbatches, 3).double()
+    strategy = one_f_one_b(pp=1, microbatches=microbatches)
+    given = {"example": (x, x), "optimizer": SGD, "device": "cpu"}
+
+    def loss(output: dict[str, Tensor], y: Tensor) -> Tensor:
+        return functional.mse_loss(output["first"], y)
+
+    with closing(piper.Trainer(model, loss, strategy, **given)) as trainer:
+        found = trainer.predict(x)
+
+    wanted = Shaped().double()
+    wanted.load_state_dict(model.state_dict())
+    expected = wanted(x)
+    for name in ("first", "second", "last", "time first"):
+        torch.testing.assert_close(found[name], expected[name])
+    constant = [expected["none"]] * microbatches
+    torch.testing.assert_close(
+        found["none"], constant[0] if microbatches == 1 else torch.stack(constant)
+    )

@@ -59,8 +59,8 @@ def current_line() -> str:
 
 
 def _is_passed_through(frame: FrameType) -> bool:
-    """A torch function mode runs between the model and torch."""
-    return frame.f_code.co_name == "__torch_function__"
+    """A mode runs between the model and torch."""
+    return frame.f_code.co_name in ("__torch_function__", "__torch_dispatch__")
 
 
 def line_of(trace: TracebackType | None) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref as Ref
 
 import torch
 import torch._dynamo  # torch would load it at the first optimizer, or in the middle of a trace
@@ -11,23 +12,31 @@ from torch import Tensor, fx
 from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._library.custom_ops import OPDEFS
-from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch._subclasses.functional_tensor import (
+    FunctionalTensor,
+    FunctionalTensorMode,
+    dispatch_functionalize,
+)
 from torch.backends import opt_einsum
 from torch.fx import _symbolic_trace, traceback
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, get_proxy_mode, make_fx
 
+from piper.capture import refusals
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
     LINE,
     VALUE_WANTED,
     OpOverload,
+    inside_trace,
     is_mutable,
     is_users_operator,
     is_view,
     mark_backward,
     named_arguments,
     pytree,
+    storage_id,
+    writes,
 )
 
 # torch has derivatives for these, and in traces takes a decomposition instead, which is slower and,
@@ -54,8 +63,70 @@ def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
         functional, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
     )
     grad = torch.is_grad_enabled()
-    with _tracing(grad), _as_if_exporting(), _lines_recorded(), _products_in_any_order():
+    with (
+        _tracing(grad),
+        _as_if_exporting(),
+        _lines_recorded(),
+        _products_in_any_order(),
+        _hidden_writes_refused(),
+    ):
         return traced(*args)
+
+
+@contextmanager
+def _hidden_writes_refused() -> Iterator[None]:
+    """In-place operations become functions, with the gradients that these have.
+
+    A write to a tensor with a history that autograd does not see, under `no_grad` or by `.data`,
+    leaves this history as it was: gradients pass by. Those of a function cannot.
+    """
+    original, views = FunctionalTensorMode.__torch_dispatch__, _ViewsWithHistory()
+
+    def __torch_dispatch__(
+        self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if isinstance(func, OpOverload) and writes(func):
+            for one in written_by(func, args, kwargs or {}):
+                if views.is_hidden(one):
+                    raise refusals.hidden_write(current_line())
+            return original(self, func, types, args, kwargs)
+        found = original(self, func, types, args, kwargs)
+        if isinstance(found, FunctionalTensor):
+            views.add(args, memory_of(found))
+        return found
+
+    FunctionalTensorMode.__torch_dispatch__ = __torch_dispatch__
+    try:
+        yield
+    finally:
+        FunctionalTensorMode.__torch_dispatch__ = original
+
+
+class _ViewsWithHistory(dict[int, list[Ref]]):
+    """By memory: tensors with a history of which there are views."""
+
+    def add(self, args: Any, memory: int) -> None:
+        for one in args:
+            if has_history(one) and memory_of(one) == memory:
+                self.setdefault(memory, []).append(Ref(one))
+
+    def is_hidden(self, written: Tensor) -> bool:
+        """Whether a write leaves the history of a tensor as it is, or that of one that it views."""
+        if has_history(written):
+            return not torch.is_grad_enabled()
+        known = self.get(memory_of(written), ()) if isinstance(written, FunctionalTensor) else ()
+        return any(one() is not None for one in known)
+
+
+def has_history(one: Any) -> bool:
+    """Whether a gradient flows through a tensor of a trace to others."""
+    inside = inside_trace(one) if isinstance(one, FunctionalTensor) else None
+    return inside is not None and inside.requires_grad and not inside.is_leaf
+
+
+def memory_of(one: FunctionalTensor) -> int:
+    """The same for all views."""
+    return storage_id(one.elem)
 
 
 @contextmanager

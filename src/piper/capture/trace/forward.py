@@ -1,7 +1,7 @@
 """Trace the whole forward pass, up to the loss, into one graph. Weights need no memory."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -35,6 +35,7 @@ from piper.capture.trace.model_copy import (
     acting_as,
     aliases_in,
     knows_modules,
+    run_with,
     throw_away,
     with_own_children,
 )  # fmt: skip
@@ -282,9 +283,8 @@ class Attempt:
             left.append(Snapshot(self.reach))
             return [*found, *(place.value for place in left[-1].traced()), *decisions.marks]
 
-        own: AbstractContextManager[None] = nullcontext()
-        if self.runs is self.model:
-            own = with_own_children(self.modules, self.view)
+        itself = self.runs is self.model
+        own = with_own_children(self.modules, self.view) if itself else nullcontext()
         with own, tracing(self.model, self.runs, self.mode, self.precision), decisions:
             before = Snapshot(self.reach)
             root = _trace(forward, *self.fakes())
@@ -362,7 +362,7 @@ def model_output(
     """`dtype`: the type of the output that loss_fn reads; None: as the model returns it."""
     given = arguments if loss_fn is None else arguments[:-1]
     own = {name: one for name, one in state.items() if not name.startswith(OWNER)}
-    output = torch.func.functional_call(view, own, *split(given))
+    output = run_with(view, own, *split(given))
     state.update(own)  # with what the model has assigned
     output = output if dtype is None or loss_fn is None else in_type(output, dtype)
     leaves, spec = torch_private.pytree.tree_flatten(output)

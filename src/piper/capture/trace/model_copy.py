@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import ReferenceType
 
+import torch
 from torch import Tensor, nn
 
 from piper.capture import refusals, torch_private
@@ -58,6 +59,18 @@ def acting_as(model: nn.Module, view: nn.Module) -> Iterator[None]:
     finally:
         for (module, _), attributes in zip(pairs, own, strict=True):
             object.__setattr__(module, "__dict__", attributes)
+
+
+def run_with(view: nn.Module, state: dict[str, Tensor], *given: Any) -> Any:
+    """As torch's `functional_call`, which leaves a module that has two names with the tensors of
+    the call."""
+    own = (vars(one)[name] for one in view.modules() for name in ("_parameters", "_buffers"))
+    kept = [(one, dict(one)) for one in own]
+    try:
+        return torch.func.functional_call(view, state, *given)
+    finally:
+        for one, before in kept:
+            one.update(before)
 
 
 def knows_modules(modules: Sequence[nn.Module], state: Snapshot) -> bool:

@@ -147,12 +147,18 @@ def as_python(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         raise refusals.value_wanted(current_line()) from error
 
 
+def without_chunks(func: Any, *args: Any, options: Any = None, **kwargs: Any) -> Any:
+    """In chunks, torch computes the gradient in the forward, where a trace does not see it."""
+    return NotImplemented if options is None else func(*args, **kwargs)
+
+
 REPLACED: dict[str, Callable[..., Any]] = {
     "lstm": lstm,
     "gru": other,
     "rnn_tanh": other,
     "rnn_relu": other,
     "ctc_loss": ctc,
+    "linear_cross_entropy": without_chunks,
     "_pack_padded_sequence": packed,
     "tolist": as_python,
     "numpy": as_python,

@@ -24,6 +24,7 @@ from piper.capture.torch_private import (
     writes,
 )
 from piper.capture.trace.arguments.call_arguments import flatten, own_loss, split
+from piper.capture.trace.model_copy import run_with
 from piper.capture.trace.trial_copy import TrialCopy
 
 ONES = frozenset({"bernoulli", "bernoulli_"})
@@ -153,7 +154,7 @@ def _called(
     seen: "Calls",
 ) -> Trial:
     given = arguments if loss_fn is None else arguments[:-1]
-    output = torch.func.functional_call(view, dict(state), *split(given))
+    output = run_with(view, dict(state), *split(given))
     before_loss = len(types.sizes)
     found = own_loss(output) if loss_fn is None else loss_fn(output, arguments[-1])
     seen.kept = False

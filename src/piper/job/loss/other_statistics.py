@@ -63,6 +63,8 @@ class OtherStatistics:
 
     @cached_property
     def row_outputs(self) -> list[int]:
+        if len(self.whole.output) != len(self.part.output):  # one for each row
+            return []
         pairs = enumerate(zip(self.whole.output, self.part.output, strict=True))
         return [k for k, (a, b) in pairs if growing(a, b, self.times) is not None]
 

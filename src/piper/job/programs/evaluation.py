@@ -133,7 +133,8 @@ def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
         return None
     found = {part: one for parts in everywhere for part, one in parts.items()}
     parts = [found[part] for part in sorted(found)]
-    return separated(forwards.outputs[kind], parts, job.rows.of_all_microbatches(batch, feed))
+    rows = job.rows.of_all_microbatches(batch, feed)
+    return separated(forwards.outputs[kind], parts, rows, forwards.row_dimensions[kind])
 
 
 def run(

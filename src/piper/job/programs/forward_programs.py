@@ -13,6 +13,7 @@ import torch
 from piper.capture import Captured, capture
 from piper.capture.kernels.callables import Kernels
 from piper.capture.loss import LossForm
+from piper.capture.output_rows import row_dimensions
 from piper.capture.trace.arguments.layouts import refuse_asked
 from piper.capture.trace.arguments.outputs import Output, joined
 from piper.directives import Directive, Offload, Place, Replicate, Shard, Split, Stage, Strategy
@@ -76,6 +77,9 @@ class ForwardPrograms:
     ready: dict[tuple[BatchKind, Wanted], Program] = field(default_factory=dict)
     # On device 0: the nesting of outputs, by the rows of a microbatch.
     outputs: dict[BatchKind, dict[int, Output]] = field(default_factory=dict)
+    row_dimensions: dict[BatchKind, tuple[int | None, ...]] = field(
+        default_factory=dict
+    )  # of these
     forms: dict[BatchKind, LossForm] = field(default_factory=dict)  # of the loss
     asked: dict[BatchKind, str] = field(default_factory=dict)  # lines about the batch's layout
     state: DeviceState | None = None  # in whose memory the programs of `ready` read
@@ -129,6 +133,7 @@ class ForwardPrograms:
         refuse_asked(batch.tensors, self.asked.get(key[0], ""))
         for kind, _ in old:
             self.outputs.pop(kind, None)
+            self.row_dimensions.pop(kind, None)
             self.forms.pop(kind, None)
             self.asked.pop(kind, None)
         if old:
@@ -175,6 +180,8 @@ class ForwardPrograms:
         captured = captured_forward(job, batch, wanted, frozenset(self.job.trained))
         others = {rows: one.output for rows, one in captured.others.items()}
         self.outputs[kind] = {(batch.rows or 1) // job.microbatches: captured.output, **others}
+        if wanted == "outputs":
+            self.row_dimensions[kind] = dimensions_of(job, batch, captured)
         if wanted == "loss":
             captured = replace(captured, form=job.form(captured, batch, always=True))
         program = job.rows.written(job.strategy.directives, batch)
@@ -182,6 +189,14 @@ class ForwardPrograms:
         costs = job.machine.costs(model)
         compiled = compile_strategy(model, program, costs=costs, by_role=True)
         return captured, compiled
+
+
+def dimensions_of(job: Job, batch: Batch, captured: Captured) -> tuple[int | None, ...]:
+    """Where the outputs of the model have rows."""
+    one = job.first_microbatch(batch)
+    example = (*job.converted(one).arguments, None)
+    given = example, one.whole, job.device.type, job.precision
+    return row_dimensions(job.model, captured.output, *given)
 
 
 def captured_forward(job: Job, batch: Batch, wanted: Wanted, trained: frozenset[str]) -> Captured:

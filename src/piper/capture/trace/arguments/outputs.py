@@ -21,6 +21,9 @@ def joined(output: Any, _: Any) -> Tensor:
     if not tensors:
         what = f"the model returns a {type(output).__name__} without tensors"
         raise CaptureError.of("predict", what, "return a tensor, or a structure of tensors")
+    if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
+        what = "the model returns a tensor whose size depends on data, as `x[mask]` does"
+        raise CaptureError.of("predict", what, "return `x` and the mask")
     dtype = common_type([tensor.dtype for tensor in tensors])
     return torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in tensors])
 
@@ -32,16 +35,21 @@ def common_type(types: Sequence[torch.dtype]) -> torch.dtype:
     return torch.complex128 if any(one.is_complex for one in types) else torch.float64
 
 
-def separated(described: Mapping[int, Output], parts: Sequence[Tensor], rows: Sequence[int]) -> Any:
+def separated(
+    described: Mapping[int, Output],
+    parts: Sequence[Tensor],
+    rows: Sequence[int],
+    dimensions: Sequence[int | None],
+) -> Any:
     """The output for all microbatches together, from what each of them gave.
 
-    `rows` are those of each microbatch; `described` says what is given for so many rows. What has
-    no rows has one entry per microbatch.
+    `rows` are those of each microbatch; `described` says what is given for so many rows, and
+    `dimensions` where each tensor has them. What has no rows has one entry per microbatch.
     """
     leaves, spec = described[rows[0]]
     pairs = zip(parts, rows, strict=True)
     columns = zip(*(tensors(described[count], part) for part, count in pairs), strict=True)
-    made = iter([whole(one, rows) for one in columns])
+    made = iter([whole(one, where) for one, where in zip(columns, dimensions, strict=True)])
     found = [next(made) if is_tensor(leaf) else constant(leaf) for leaf in leaves]
     return torch_private.pytree.tree_unflatten(found, spec)
 
@@ -53,11 +61,10 @@ def tensors(described: Output, part: Tensor) -> list[Tensor]:
     return [one.to(dtype).reshape(shape) for one, (shape, dtype) in zip(flat, known, strict=True)]
 
 
-def whole(parts: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
+def whole(parts: Sequence[Tensor], dimension: int | None) -> Tensor:
     if len(parts) == 1:
         return parts[0]
-    own = [tuple(part.shape[:1]) == (count,) for part, count in zip(parts, rows, strict=True)]
-    return torch.cat(list(parts)) if all(own) else torch.stack(list(parts))
+    return torch.stack(list(parts)) if dimension is None else torch.cat(list(parts), dimension)
 
 
 def constant(leaf: Any) -> Any:

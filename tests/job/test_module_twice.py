@@ -1,0 +1,76 @@
+"""One module under several names, as ALBERT and universal transformers have."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from draws import every
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from piper import rehearse
+from piper.strategies import one_f_one_b
+
+WIDTH = 6
+ADAM = partial(torch.optim.AdamW, lr=0.05)
+X, Y = torch.randn(2, 8, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.a = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.a(self.norm(x)))
+
+
+class Twice(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+        match how:
+            case "all":
+                self.layers = nn.ModuleList([Block()] * 4)
+            case "replaced":
+                self.layers[2] = self.layers[0]
+            case "another name":
+                self.other = self.layers[1]
+            case "a part":
+                self.layers[3].a = self.layers[0].a
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.other(x) if hasattr(self, "other") else x
+
+
+FORMS = ("all", "replaced", "another name", "a part")
+STRATEGIES = {
+    "plain": None,
+    "stages": one_f_one_b(pp=2, microbatches=4),
+    "zero": one_f_one_b(pp=1, dp=2, zero=3, microbatches=2),
+}
+CASES = [(form, name) for form in FORMS for name in STRATEGIES]
+
+
+@pytest.mark.parametrize(("form", "name"), every(2, CASES, [" ".join(one) for one in CASES]))
+def test_a_module_with_two_names_is_trained_as_one(form: str, name: str) -> None:
+    model = Twice(form)
+    optimizer, losses = ADAM(model.parameters()), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(X), Y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    found = rehearse(Twice(form), F.mse_loss, STRATEGIES[name], [(X, Y)] * 3, optimizer=ADAM)
+
+    assert found.losses == pytest.approx(losses, rel=1e-10)
+    for key, wanted in model.named_parameters():
+        torch.testing.assert_close(found.parameters[key], wanted.detach(), rtol=1e-9, atol=1e-11)
