@@ -387,3 +387,15 @@ def test_outputs_are_joined_where_they_have_rows(microbatches: int) -> None:
     torch.testing.assert_close(
         found["none"], constant[0] if microbatches == 1 else torch.stack(constant)
     )
+
+
+def test_predictions_need_no_labels() -> None:
+    x = torch.randn(4, 3)
+    given = {"example": (x, x), "optimizer": SGD, "device": "cpu"}
+    with (
+        closing(piper.Trainer(nn.Linear(3, 3), functional.mse_loss, None, **given)) as trainer,
+        pytest.raises(InputError, match="takes 1 input, and got 2") as refused,
+    ):
+        trainer.predict(x, x)
+
+    assert "leave out the labels" in str(refused.value)

@@ -21,13 +21,17 @@ KINDS: dict[str, Callable[[], Exception]] = {
 }
 
 
-def failing(after: int, make: Callable[[], Exception]) -> Callable[[Any], torch.optim.Optimizer]:
+def failing(
+    after: int, make: Callable[[], Exception], model: nn.Module
+) -> Callable[[Any], torch.optim.Optimizer]:
     """An optimizer for so many buckets. There is no memory for the next."""
     made: list[torch.optim.Optimizer] = []
+    own = {parameter.data_ptr() for parameter in model.parameters()}
 
     def optimizer(named: Any) -> torch.optim.Optimizer:
         named = list(named)
-        if any(0 in one.stride() for _, one in named):  # its options are tried, without memory
+        size = sum(one.numel() for _, one in named)
+        if size < WIDTH**2 or any(one.data_ptr() in own for _, one in named):  # it is only tried
             return SGD(named)
         if len(made) == after:
             raise make()
@@ -37,19 +41,16 @@ def failing(after: int, make: Callable[[], Exception]) -> Callable[[Any], torch.
     return optimizer
 
 
-def made_with(optimizer: Callable[[Any], torch.optim.Optimizer]) -> piper.Trainer:
-    example = data(1, 4, WIDTH)[0]
-    return piper.Trainer(
-        Net(width=WIDTH), nn.functional.mse_loss, example=example, optimizer=optimizer
-    )
+def made_with(after: int, make: Callable[[], Exception]) -> piper.Trainer:
+    example, model = data(1, 4, WIDTH)[0], Net(width=WIDTH)
+    given = {"example": example, "optimizer": failing(after, make, model)}
+    return piper.Trainer(model, nn.functional.mse_loss, **given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_out_of_memory_says_what_the_plan_keeps(kind: str) -> None:
-    optimizer = failing(1, KINDS[kind])
-
     with pytest.raises(RunError) as found:
-        made_with(optimizer)
+        made_with(1, KINDS[kind])
 
     first, second, third, fix = str(found.value).splitlines()
     assert first == "device 0 stopped at the making of the Trainer, before the first step"
@@ -63,7 +64,5 @@ def test_out_of_memory_says_what_the_plan_keeps(kind: str) -> None:
 
 
 def test_other_errors_stay_as_they_are() -> None:
-    optimizer = failing(0, lambda: ValueError("not enough memory"))
-
     with pytest.raises(ValueError, match="^not enough memory$"):
-        made_with(optimizer)
+        made_with(0, lambda: ValueError("not enough memory"))

@@ -19,12 +19,12 @@ def stages_of(schedule: str, ranks: int) -> int:
 
 
 def cases() -> list[object]:
-    """Other schedules make nothing else of the same regions of an `hf` model. By default, a
-    schedule runs one other model, on two processes or on four."""
+    """Other schedules make nothing else of the same regions of an `hf` model, which also trains on
+    processes in tests/models. By default, a schedule runs one other model, on two or on four."""
     found = []
     for k, schedule in enumerate(SCHEDULES):
         hf = [("hf", ranks, schedule) for name, ranks in HF if name == schedule]
-        found += [(*case, () if case[1] == 2 else soak) for case in hf]
+        found += [(*case, soak) for case in hf]
         ways = [("llama", 2), ("skips", 4), ("skips", 2), ("llama", 4)]
         found += [(*way, schedule, () if j == k % 3 else soak) for j, way in enumerate(ways)]
     return [pytest.param(*case, marks=marks) for *case, marks in found]

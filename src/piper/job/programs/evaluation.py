@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from piper.capture.trace.arguments.call_arguments import split
 from piper.capture.trace.arguments.outputs import separated
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
+from piper.job.batch.batch_arguments import takes
 from piper.job.job import Job
 from piper.job.loss.loss_reduction import LossReduction, refuse_weightless
 from piper.job.processes import consistency
@@ -25,6 +27,7 @@ from piper.job.programs.step_programs import (
     evaluated_reduction,
     evaluation_prepared,
 )
+from piper.names import amount
 from piper.runtime.comm.stream_shares import on_compute_stream
 from piper.runtime.execute import Program
 from piper.runtime.metrics import rate_text
@@ -120,6 +123,7 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
 
 def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
     """The outputs for the batches of all replicas, on device 0. The others get None."""
+    refuse_labels(forwards.job.model, batch)
     with in_eval_mode(forwards.job.model):
         feed = forwards.job.feeds.feed(forwards.rank)
         agreed_weight(forwards, forwards.job_for(batch), batch, 1.0, lengths=False)
@@ -135,6 +139,14 @@ def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
     parts = [found[part] for part in sorted(found)]
     rows = job.rows.of_all_microbatches(batch, feed)
     return separated(forwards.outputs[kind], parts, rows, forwards.row_dimensions[kind])
+
+
+def refuse_labels(model: torch.nn.Module, batch: Batch) -> None:
+    """A batch as `step` takes it has one argument too many."""
+    given, named = split(batch.arguments)
+    if not takes(model, given, named) and takes(model, given[:-1], named):
+        what = f"the model takes {amount(len(given) - 1, 'input')}, and got {len(given)}"
+        raise InputError.of("predict", what, "leave out the labels: trainer.predict(*inputs)")
 
 
 def run(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from piper.errors import StrategyError
+from piper.errors import StrategyError, is_out_of_memory
 from piper.runtime.state.joint_optimizers import is_torchs
 from piper.runtime.state.optimizers import (
     MakeOptimizer,
@@ -46,6 +46,8 @@ def refuse_options_by_position(
         return
     for names in buckets:
         found = options_of_bucket(make, schedule, named_like(parameters, names))
+        if found is None:
+            continue
         for step, (now, wanted) in enumerate(zip(found, whole, strict=True)):
             for name in names:
                 if not same(now.get(name), wanted.get(name)):
@@ -82,10 +84,13 @@ def named_like(parameters: Mapping[str, torch.Tensor], names: Iterable[str]) -> 
 
 def options_of_bucket(
     make: MakeOptimizer, schedule: MakeScheduler | None, named: Named
-) -> list[dict[str, Options]]:
+) -> list[dict[str, Options]] | None:
+    """None if there is no memory for it: the call that counts says so, with what is kept."""
     try:
         return options_over_time(make, schedule, named)
     except Exception as error:
+        if is_out_of_memory(error):
+            return None
         raise chose_none(error, named) or refused(
             f"it works with all parameters at once, but not with {named[0][0]} and others of its "
             f"bucket: {error}"
