@@ -44,6 +44,7 @@ class Net(nn.Module):
 
 def by_id() -> Net:
     net = Net(lambda layer: id(layer) in SCALES)
+    SCALES.clear()  # a model that is gone may have had the same ids
     SCALES[id(net.layers[1])] = 2.0
     return net
 
