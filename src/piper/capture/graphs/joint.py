@@ -129,8 +129,9 @@ def _base(node: Any) -> Any:
 
 
 def _result(result: Tensor, given: bool, shared: bool) -> Tensor:
-    # Autograd treats a view as its base plus a recipe. Callers do not need that.
-    if torch_private.is_view_tensor(result) and (given or shared):
+    # Autograd treats a view as its base plus a recipe. Callers do not need that. What is detached
+    # twice is no view for autograd, and yet shares memory.
+    if (torch_private.is_view_tensor(result) and given) or shared:
         result = aten._unsafe_view.default(result, result.shape)
     return result if given else result.detach()
 
