@@ -29,6 +29,7 @@ style: $(READY)
 # Three groups at once, with one cache of captured regions, which is empty at first.
 # Tests with several processes mostly wait for each other. The other two groups and the type checker
 # run at a lower priority, so that they do not delay the first, and print their output at the end.
+# `CI` is set everywhere, since torch and hypothesis look at it: what passes here passes there.
 # Bytecode is written, whatever the environment says: many processes import the same files.
 BESIDE = nice -n 10 $(BIN)
 ALONE = $(BESIDE)/pytest -m 'not processes and not soak'
@@ -36,6 +37,7 @@ SECOND = tests/runtime tests/job tests/cli
 WORKERS = $(shell grep -lrE --include='test_*.py' 'run_on|processes' tests)
 
 test: export PYTHONDONTWRITEBYTECODE =
+test: export CI = true
 test: style
 	@export PIPER_CACHE=$$(mktemp -d); $(BESIDE)/mypy > .types.log 2>&1 & types=$$!; \
 	$(ALONE) $(SECOND) > .row2.log 2>&1 & two=$$!; \
